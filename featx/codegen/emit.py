@@ -1,0 +1,224 @@
+"""Turn a graph into the source of its forward function."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from featx.codegen.literals import function_name, literal
+from featx.codegen.paths import ModulePaths
+from featx.errors import GraphError
+from featx.ir.graph import Graph
+from featx.ir.names import Namespace
+from featx.ir.node import Node
+
+_INFIX = {
+    operator.eq: "==", operator.ne: "!=", operator.lt: "<", operator.gt: ">", operator.le: "<=", operator.ge: ">=",
+    operator.add: "+", operator.sub: "-", operator.mul: "*", operator.floordiv: "//", operator.truediv: "/",
+    operator.mod: "%", operator.pow: "**", operator.lshift: "<<", operator.rshift: ">>", operator.and_: "&",
+    operator.or_: "|", operator.xor: "^", operator.matmul: "@",
+}  # fmt: skip
+_PREFIX = {operator.pos: "+", operator.neg: "-", operator.invert: "~"}
+_ALWAYS_KNOWN: dict[str, Any] = {
+    "torch": torch,
+    "device": torch.device,
+    "inf": float("inf"),
+    "nan": float("nan"),
+    "NoneType": type(None),
+}
+
+
+@dataclasses.dataclass
+class PythonCode:
+    """The source of a forward function and what it refers to.
+
+    `globals` maps global names to objects. `tensors` maps attribute names of the module to tensors that stood
+    literally in the graph. `lines` maps line numbers of `src`, from 1, to the names of the nodes they compute.
+    """
+
+    src: str
+    globals: dict[str, Any]
+    tensors: dict[str, torch.Tensor]
+    lines: dict[int, str]
+
+
+def emit(
+    graph: Graph,
+    root_module: str = "self",
+    *,
+    verbose: bool = False,
+    name_tensor: Callable[[torch.Tensor], str] | None = None,
+) -> PythonCode:
+    """Write the forward function that `graph` describes: one statement a node, values freed after their last use.
+
+    `name_tensor` says under which attribute of the module a tensor in the arguments is kept (by default
+    `_tensor_constant0`, `_tensor_constant1`...). The graph is not changed. O(nodes + edges).
+
+    Raises:
+        ArgumentTypeError: an argument cannot be written as code; the message names the node.
+    """
+    return _Emitter(graph, root_module, verbose, name_tensor).emit()
+
+
+class _Emitter:
+    def __init__(
+        self, graph: Graph, root: str, verbose: bool, name_tensor: Callable[[torch.Tensor], str] | None
+    ) -> None:
+        self._graph = graph
+        self._root = root
+        self._verbose = verbose
+        self._name_tensor = name_tensor or self._number_tensor
+        self._names = Namespace()
+        self._names.reserve(root)
+        self._variables = {node: self._names.create_name(node.name) for node in graph.nodes}
+        self._globals: dict[str, Any] = {}
+        self._global_names: dict[int, str] = {}
+        self._tensors: dict[str, torch.Tensor] = {}
+        self._functions: dict[Callable[..., Any], str] = {}
+        paths = [node.target for node in graph.nodes if node.op in ("call_module", "get_attr")]
+        self._paths = ModulePaths(root, paths, self._names.create_name)
+        self._parameters: list[str] = []
+        self._return_annotation = ""
+        self._body: list[str] = []
+        self._lines: dict[int, str] = {}
+
+    def emit(self) -> PythonCode:
+        freed = _freed_after(self._graph)
+        node = None
+        try:
+            for node in self._graph.nodes:
+                self._emit_node(node, freed.get(node, ()))
+        except GraphError:
+            raise
+        except Exception as error:
+            name = node.name if node is not None else ""
+            error.add_note(f"while writing the code of node '{name}'") if hasattr(error, "add_note") else None
+            raise
+        body = self._body or ["pass\n"]
+        if self._graph.code_transformer is not None:
+            body = self._graph.code_transformer(body)
+            self._lines = {}
+        signature = ", ".join([self._root, *self._parameters])
+        header = f"\n\n\ndef forward({signature}){self._return_annotation}:"
+        indented = "\n".join(["    " + line for line in "".join(body).split("\n")])
+        return PythonCode(f"{header}\n{indented}", {**_ALWAYS_KNOWN, **self._globals}, self._tensors, self._lines)
+
+    # -- what literals ask -------------------------------------------------------------------------------------------
+
+    def name_of_node(self, node: Node) -> str:
+        return self._variables[node]
+
+    def name_of_global(self, hint: str, value: object) -> str:
+        name = self._global_names.get(id(value))
+        if name is None:
+            name = self._global_names[id(value)] = self._names.create_name(hint)
+            self._globals[name] = value
+        return name
+
+    def name_of_tensor(self, tensor: torch.Tensor) -> str:
+        name = self._name_tensor(tensor)
+        self._tensors[name] = tensor
+        return f"{self._root}.{name}"
+
+    def _number_tensor(self, tensor: torch.Tensor) -> str:
+        for name, known in self._tensors.items():
+            if known is tensor:
+                return name
+        return f"_tensor_constant{len(self._tensors)}"
+
+    # -- statements --------------------------------------------------------------------------------------------------
+
+    def _emit_node(self, node: Node, freed: list[Node] | tuple[()]) -> None:
+        if self._verbose and node.stack_trace:
+            self._body.append(f"# {node.stack_trace.splitlines()[0].strip()}\n")
+        if node.op == "placeholder":
+            self._emit_placeholder(node)
+            return
+        if node.op == "output":
+            if node.type is not None:
+                self._return_annotation = f" -> {self._annotation(node.type)}"
+            self._body.append(f"return {literal(node.args[0], self)}\n")
+            return
+        statement = self._statement(node)
+        if not node.users:
+            freed = [*freed, node]
+        if freed:
+            statement += f";  {' = '.join([self._variables[value] for value in freed])} = None"
+        self._body.append(statement + "\n")
+        # The header takes four lines: three are blank.
+        self._lines[len(self._body) + 4] = node.name
+
+    def _emit_placeholder(self, node: Node) -> None:
+        annotation = "" if node.type is None else f" : {self._annotation(node.type)}"
+        default = f" = {literal(node.args[0], self)}" if node.args else ""
+        self._parameters.append(f"{node.target}{annotation}{default}")
+        name = node.target.lstrip("*")
+        if name != self._variables[node]:
+            self._body.append(f"{self._variables[node]} = {name}\n")
+
+    def _statement(self, node: Node) -> str:
+        variable = self._variables[node]
+        if node.type is not None:
+            variable += f" : {self._annotation(node.type)}"
+        if node.op == "call_function":
+            if node.target is operator.setitem and not node.users and not node.kwargs and len(node.args) == 3:
+                owner, key, value = [literal(argument, self) for argument in node.args]
+                return f"{owner}[{key}] = {value};  {self._variables[node]} = None"
+            return f"{variable} = {self._call_of_function(node)}"
+        if node.op == "call_method":
+            owner = literal(node.args[0], self)
+            owner = owner if isinstance(node.args[0], Node) else f"({owner})"
+            return f"{variable} = {owner}.{node.target}({self._arguments(node.args[1:], node.kwargs)})"
+        expression = self._paths.expression(node.target, self._body)
+        if node.op == "get_attr":
+            return f"{variable} = {expression}"
+        return f"{variable} = {expression}({self._arguments(node.args, node.kwargs)})"
+
+    def _call_of_function(self, node: Node) -> str:
+        function, args = node.target, node.args
+        if not node.kwargs:
+            if len(args) == 2 and function in _INFIX:
+                left = literal(args[0], self)
+                if left.startswith("-"):
+                    left = f"({left})"
+                return f"{left} {_INFIX[function]} {literal(args[1], self)}"
+            if len(args) == 2 and function is operator.getitem:
+                return f"{literal(args[0], self)}[{literal(args[1], self)}]"
+            if len(args) == 2 and function is getattr and isinstance(args[1], str) and args[1].isidentifier():
+                return f"{literal(args[0], self)}.{args[1]}"
+            if len(args) == 1 and function in _PREFIX:
+                return f"{_PREFIX[function]}{literal(args[0], self)}"
+        name = self._functions.get(function)
+        if name is None:
+            name = self._functions[function] = function_name(function, self)
+        return f"{name}({self._arguments(args, node.kwargs)})"
+
+    def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        variables = self._variables
+        parts = [variables[value] if type(value) is Node else literal(value, self) for value in args]
+        if kwargs:
+            parts += [f"{key} = {literal(value, self)}" for key, value in kwargs.items()]
+        return ", ".join(parts)
+
+    def _annotation(self, annotation: Any) -> str:
+        if isinstance(annotation, type) and not hasattr(annotation, "__origin__"):
+            return function_name(annotation, self)
+        text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+        return repr(text)
+
+
+def _freed_after(graph: Graph) -> dict[Node, list[Node]]:
+    """Map each node to the values that nobody reads after it; inputs of the output are not freed."""
+    seen: set[Node] = set()
+    freed: dict[Node, list[Node]] = {}
+    for user in reversed(graph.nodes):
+        for source in user.all_input_nodes:
+            if source not in seen:
+                seen.add(source)
+                freed.setdefault(user, []).append(source)
+    return freed

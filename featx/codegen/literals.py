@@ -1,0 +1,175 @@
+"""Turn the values in a node's arguments into Python source."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Callable
+from typing import Any, Protocol, cast
+
+import torch
+
+from featx.errors import ArgumentTypeError
+from featx.ir.names import qualified_name
+from featx.ir.node import Node
+
+_TORCH_CONSTANTS = (torch.dtype, torch.layout, torch.memory_format)
+
+
+class Scope(Protocol):
+    """What writing a value needs of the code around it."""
+
+    def name_of_node(self, node: Node) -> str:
+        """Return the variable that holds the value of `node`."""
+        ...
+
+    def name_of_global(self, hint: str, value: object) -> str:
+        """Return the global name under which the code finds `value`."""
+        ...
+
+    def name_of_tensor(self, tensor: torch.Tensor) -> str:
+        """Return the expression that reads `tensor`, which the module keeps as an attribute."""
+        ...
+
+
+def literal(value: Any, scope: Scope) -> str:  # Any: whatever a model passes as an argument
+    """Write `value` as an expression that evaluates to an equal value.
+
+    Raises:
+        ArgumentTypeError: no code can express it and it cannot be kept as a global object either.
+    """
+    kind = type(value)
+    if kind is Node:
+        return scope.name_of_node(value)
+    write = _WRITERS.get(kind)
+    if write is not None:
+        return write(value, scope)
+    for base, write in _WRITERS_BY_BASE:
+        if isinstance(value, base):
+            return write(value, scope)
+    if callable(value):
+        return function_name(value, scope)
+    return scope.name_of_global(f"_{kind.__name__.lower()}", value)
+
+
+def function_name(function: Callable[..., Any], scope: Scope) -> str:
+    """Write a function or class by its qualified name where torch has it, else as a global of the code."""
+    name = qualified_name(function)
+    if "." not in name:
+        return name
+    if name.startswith("torch.") and _resolve(name) is function:
+        return name
+    return scope.name_of_global(name, function)
+
+
+def _resolve(name: str) -> object:
+    value: object = torch
+    for part in name.split(".")[1:]:
+        value = getattr(value, part, None)
+    return value
+
+
+def _float(value: float, scope: Scope) -> str:
+    if math.isnan(value):
+        return "nan"
+    if math.isinf(value):
+        return "inf" if value > 0 else "-inf"
+    return repr(value)
+
+
+def _complex(value: complex, scope: Scope) -> str:
+    # repr() of a complex loses the sign of zeros and writes nan and inf as names that do not exist.
+    return f"complex({_float(value.real, scope)}, {_float(value.imag, scope)})"
+
+
+def _items(values: Any, scope: Scope) -> str:
+    return ", ".join([literal(item, scope) for item in values])
+
+
+def _tuple(value: tuple[Any, ...], scope: Scope) -> str:
+    return f"({literal(value[0], scope)},)" if len(value) == 1 else f"({_items(value, scope)})"
+
+
+def _named_tuple(value: tuple[Any, ...], scope: Scope) -> str:
+    kind = type(value)
+    if hasattr(value, "_fields"):
+        return f"{function_name(kind, scope)}({_items(value, scope)})"
+    return _tuple(value, scope) if kind is tuple else f"{function_name(kind, scope)}({_tuple(tuple(value), scope)})"
+
+
+def _list(value: list[Any], scope: Scope) -> str:
+    return f"[{_items(value, scope)}]"
+
+
+def _dict(value: dict[Any, Any], scope: Scope) -> str:
+    return "{" + ", ".join([f"{literal(key, scope)}: {literal(item, scope)}" for key, item in value.items()]) + "}"
+
+
+def _set(value: Any, scope: Scope) -> str:
+    items = f"{{{_items(value, scope)}}}" if value else "set()"
+    return f"frozenset({items})" if isinstance(value, frozenset) else items
+
+
+def _slice(value: slice, scope: Scope) -> str:
+    return f"slice({_items((value.start, value.stop, value.step), scope)})"
+
+
+def _range(value: range, scope: Scope) -> str:
+    return f"range({_items((value.start, value.stop, value.step), scope)})"
+
+
+def _enum(value: enum.Enum, scope: Scope) -> str:
+    return f"{function_name(type(value), scope)}.{value.name}"
+
+
+def _device(value: torch.device, scope: Scope) -> str:
+    return f"torch.device({str(value)!r})"
+
+
+def _tensor(value: torch.Tensor, scope: Scope) -> str:
+    return scope.name_of_tensor(value)
+
+
+def _module(value: torch.nn.Module, scope: Scope) -> str:
+    raise ArgumentTypeError(
+        f"a {type(value).__name__} module is an argument of a node, which code cannot hold; "
+        "register it in the root module and read it with graph.get_attr(path)"
+    )
+
+
+def _plain(value: object, scope: Scope) -> str:
+    return repr(value)
+
+
+_WRITERS: dict[type, Callable[[Any, Scope], str]] = {
+    int: _plain,
+    bool: _plain,
+    str: _plain,
+    bytes: _plain,
+    type(None): _plain,
+    type(Ellipsis): lambda value, scope: "...",
+    float: _float,
+    complex: _complex,
+    tuple: _tuple,
+    list: _list,
+    dict: _dict,
+    slice: _slice,
+    range: _range,
+    set: _set,
+    frozenset: _set,
+    torch.device: _device,
+    **dict.fromkeys(cast(tuple[type, ...], _TORCH_CONSTANTS), _plain),
+}
+_WRITERS_BY_BASE: tuple[tuple[type, Callable[[Any, Scope], str]], ...] = (
+    (Node, lambda value, scope: scope.name_of_node(value)),
+    (enum.Enum, _enum),
+    (torch.Tensor, _tensor),
+    (torch.nn.Module, _module),
+    (tuple, _named_tuple),
+    (list, _list),
+    (dict, _dict),
+    (bool, _plain),
+    (int, lambda value, scope: repr(int(value))),
+    (float, lambda value, scope: _float(float(value), scope)),
+    (str, lambda value, scope: repr(str(value))),
+)

@@ -1,0 +1,65 @@
+"""Every error that featx raises, as one tree.
+
+FeatxError
+├── GraphError              RuntimeError    a graph is malformed, or an edit would make it so
+│   ├── NodeInUseError                      erasing a node that others still read
+│   ├── ForeignNodeError                    a node of another graph, or one that was erased
+│   └── TargetError         AttributeError  a call_module or get_attr target that does not exist
+├── ArgumentTypeError       TypeError       an argument of the wrong kind, or a value that no code can express
+├── TraceError              ValueError      symbolic tracing cannot go on
+│   ├── ControlFlowError    TypeError       Python asked a traced value for its bool, length, int or type
+│   └── ModulePathError     NameError       a module or parameter that the root does not own
+└── RequestError            ValueError      a feature request that is empty or contradicts itself
+    └── NodeNameError       KeyError        a name that the model does not have in this mode
+
+Each class also derives from the built-in that callers of torch.fx and torchvision catch today.
+A message names the object, what was expected, and the next step.
+"""
+
+
+class FeatxError(Exception):
+    """What every error of featx derives from."""
+
+    def __str__(self) -> str:
+        # KeyError would print the repr of the message.
+        return Exception.__str__(self)
+
+
+class GraphError(FeatxError, RuntimeError):
+    """A graph is malformed, or an edit would make it so."""
+
+
+class NodeInUseError(GraphError):
+    """A node cannot be erased because other nodes read it."""
+
+
+class ForeignNodeError(GraphError):
+    """A node belongs to another graph, or was erased from this one."""
+
+
+class TargetError(GraphError, AttributeError):
+    """A `call_module` or `get_attr` target does not exist in the module."""
+
+
+class ArgumentTypeError(FeatxError, TypeError):
+    """An argument has the wrong type, or cannot be written as code."""
+
+
+class TraceError(FeatxError, ValueError):
+    """Symbolic tracing cannot go on."""
+
+
+class ControlFlowError(TraceError, TypeError):
+    """Python needs the value of something that is only a symbol during the trace."""
+
+
+class ModulePathError(TraceError, NameError):
+    """A module or parameter that runs in the model is not registered in it."""
+
+
+class RequestError(FeatxError, ValueError):
+    """A request for features is empty or contradicts itself."""
+
+
+class NodeNameError(RequestError, KeyError):
+    """No node has the requested name in this mode."""

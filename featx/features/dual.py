@@ -1,0 +1,83 @@
+"""DualGraphModule: one graph for train mode and one for eval mode, switched by `train()` and `eval()`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from featx.ir.graph import Graph
+from featx.ir.node import Node, map_arg
+from featx.module import GraphModule
+
+_COMPILED_STATE = ("_graph", "_code", "_bound", "_compiled_edits")
+
+
+class DualGraphModule(GraphModule):
+    """Runs `train_graph` in train mode and `eval_graph` in eval mode; it starts in the mode that `root` is in.
+
+    Where the two are the same there is one. Switching back and forth compiles each graph once. Submodules are shared
+    with `root`, and building this module does not touch their modes.
+
+    Raises:
+        TargetError: `root` lacks a target of one of the graphs.
+    """
+
+    train_graph: Graph
+    eval_graph: Graph
+
+    def __init__(self, root: nn.Module, train_graph: Graph, eval_graph: Graph, class_name: str = "GraphModule") -> None:
+        if is_same_graph(train_graph, eval_graph):
+            eval_graph = train_graph
+        state = {"train_graph": train_graph, "eval_graph": eval_graph, "_resting": None}
+        first = train_graph if root.training else eval_graph
+        super().__init__(root, first, class_name)
+        self.__dict__.update(state)
+        second = self.eval_graph if first is train_graph else self.train_graph
+        self._copy_targets(root, [second])
+        second.owning_module = self
+
+    def train(self, mode: bool = True) -> DualGraphModule:
+        """Switch to the train graph or the eval graph, and the submodules to that mode."""
+        graph = self.train_graph if mode else self.eval_graph
+        if graph is not self._graph:
+            state = self.__dict__
+            resting: dict[str, Any] | None = state["_resting"]
+            state["_resting"] = {name: state[name] for name in _COMPILED_STATE}
+            if resting is None:
+                self.graph = graph
+            else:
+                state.update(resting)
+        super().train(mode)
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_resting": None}
+
+
+def is_same_graph(one: Graph, other: Graph) -> bool:
+    """Say whether two graphs have the same nodes, by opcode, target, name and arguments. O(nodes + edges)."""
+    if len(one.nodes) != len(other.nodes):
+        return False
+    twins: dict[Node, Node] = {}
+    for node, twin in zip(one.nodes, other.nodes, strict=True):
+        if node.op != twin.op or node.name != twin.name or not _is_same(node.target, twin.target):
+            return False
+        arguments = map_arg((node.args, node.kwargs), twins.__getitem__)
+        if not _is_same(arguments, (twin.args, twin.kwargs)):
+            return False
+        twins[node] = twin
+    return True
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    if type(one) is not type(other) or isinstance(one, (Node, torch.Tensor)):
+        return False
+    if isinstance(one, (tuple, list)):
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(_is_same(one[key], other[key]) for key in one)
+    return bool(one == other)

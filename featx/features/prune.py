@@ -1,0 +1,146 @@
+"""Cut a graph down to what chosen values depend on, and return those values as they were when they were computed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import nn
+
+from featx.errors import ForeignNodeError
+from featx.ir.effects import Effects
+from featx.ir.graph import Graph
+from featx.ir.memory import MemoryGroups
+from featx.ir.node import Node
+from featx.tree import clone_tensors
+
+# What asks for the form of a value and computes nothing from it; a check of these alone costs nothing to keep.
+_FORM_METHODS = frozenset(
+    {"size", "dim", "numel", "nelement", "stride", "ndimension", "is_floating_point", "is_complex"}
+)
+_FORM_ATTRIBUTES = frozenset({"shape", "ndim", "dtype", "device", "layout", "is_cuda"})
+
+
+def prune(graph: Graph, wanted: Mapping[str, Node], root: nn.Module) -> Graph:
+    """Copy the part of `graph` that `wanted` depends on, with an output that returns them as a dict by key.
+
+    What comes after the last wanted node is gone. Calls that write into a value which is read later stay even when
+    nobody reads their result; so do writes into the state of the model that the kept part reads, random draws ahead
+    of a kept one (they move the generator), and checks of the form of kept values. A wanted value that a kept call
+    overwrites later is cloned where it is right. All inputs stay. `graph` is not changed. O(nodes + edges).
+
+    Args:
+        graph: a traced graph of `root`.
+        wanted: what to return, by key.
+        root: the model, in the mode in which it was traced.
+
+    Raises:
+        ForeignNodeError: a wanted node belongs to another graph.
+    """
+    for node in wanted.values():
+        if node.graph is not graph or node.is_erased:
+            raise ForeignNodeError(f"wanted node '{node.name}' is not in the graph that is pruned")
+    liveness = _Liveness(graph, set(wanted.values()), root)
+    overwritten = {node for node in wanted.values() if liveness.is_overwritten(node)}
+    small = Graph(tracer_cls=graph.tracer_cls)
+    copies: dict[Node, Node] = {}
+    returned: dict[Node, Node] = {}
+    for node in graph.nodes:
+        if node in liveness.kept:
+            copy = copies[node] = returned[node] = small.node_copy(node, copies.__getitem__)
+            if node in overwritten:
+                returned[node] = small.call_function(clone_tensors, (copy,), name=f"{copy.name}_clone")
+    small.output({key: returned[node] for key, node in wanted.items()})
+    return small
+
+
+class _Liveness:
+    """Which nodes of a graph must run so that the wanted ones have the values that the model computes."""
+
+    def __init__(self, graph: Graph, wanted: set[Node], root: nn.Module) -> None:
+        self.kept: set[Node] = set()
+        self._graph = graph
+        self._wanted = wanted
+        self._effects = Effects(graph, root)
+        self._memory = MemoryGroups(graph, self._effects)
+        self._required = set(wanted)
+        self._sweep()
+        while self._require_state_writers():
+            self._sweep()
+        self._keep_checks()
+
+    def is_overwritten(self, node: Node) -> bool:
+        """Say whether a kept call behind `node` may write into its memory."""
+        group = self._memory.of(node)
+        return any(
+            writer > node and any(self._memory.of(target) == group for target in self._effects.of(writer).writes)
+            for writer in self.kept
+            if self._effects.of(writer).writes
+        )
+
+    def _sweep(self) -> None:
+        # Backwards, so that everything that reads a value, or memory, is known when its writers are looked at.
+        required = set(self._required)
+        end = max(required)
+        read_later: set[int] = set()
+        draws_later = False
+        for node in reversed(self._graph.nodes):
+            if node.op == "output" or (node > end and node.op != "placeholder"):
+                continue
+            effects = self._effects.of(node)
+            if (
+                node in required
+                or node.op == "placeholder"
+                or effects.changes_global_state
+                or (effects.is_random and draws_later and not effects.is_opaque)
+                or any(self._memory.of(target) in read_later for target in effects.writes)
+            ):
+                self.kept.add(node)
+                inputs = node.all_input_nodes
+                required.update(inputs)
+                read_later.update(self._memory.of(source) for source in inputs)
+                draws_later = draws_later or (effects.is_random and not effects.is_opaque)
+
+    def _require_state_writers(self) -> bool:
+        """Require what writes the model's tensors that the kept part reads: the next call will see it."""
+        state = {self._memory.of(node) for node in self.kept if node.op == "get_attr"}
+        writers = {
+            node
+            for node in self._graph.nodes
+            if node not in self.kept
+            and not self._effects.of(node).is_opaque
+            and any(self._memory.of(target) in state for target in self._effects.of(node).writes)
+        }
+        self._required |= writers
+        return bool(writers)
+
+    def _keep_checks(self) -> None:
+        end = max(self._required)
+        for node in self._graph.nodes:
+            if node < end and self._effects.of(node).is_check:
+                path = self._form_of_kept(node)
+                if path is not None:
+                    self.kept |= path
+
+    def _form_of_kept(self, check: Node) -> set[Node] | None:
+        """Return what `check` needs besides kept nodes, or None where that is more than the form of values."""
+        needed = {check}
+        pending = check.all_input_nodes
+        while pending:
+            node = pending.pop()
+            if node in self.kept or node in needed:
+                continue
+            if not _asks_for_form(node):
+                return None
+            needed.add(node)
+            pending += node.all_input_nodes
+        return needed
+
+
+def _asks_for_form(node: Node) -> bool:
+    if node.op == "call_method":
+        return node.target in _FORM_METHODS
+    if node.op != "call_function":
+        return False
+    if node.target is getattr:
+        return node.args[1] in _FORM_ATTRIBUTES
+    return node.target is len or node.target.__module__ == "_operator"

@@ -1,0 +1,99 @@
+"""Trace a model for feature extraction: torchvision's leaf policy, in train or eval mode, the model as before after."""
+
+from __future__ import annotations
+
+import math
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from featx.errors import ArgumentTypeError
+from featx.ir.graph import Graph
+from featx.tracing.symbolic import Tracer
+
+
+class FeatureTracer(Tracer):
+    """A symbolic tracer whose leaf modules can be listed.
+
+    Args:
+        leaf_modules: classes of modules that are one node each, besides those of torch.nn and torchvision.ops.
+        autowrap_modules: as for `Tracer`; math and torchvision.ops are added.
+        autowrap_functions: as for `Tracer`.
+        param_shapes_constant: as for `Tracer`.
+    """
+
+    specialize_none = True
+
+    def __init__(
+        self,
+        autowrap_modules: tuple[ModuleType, ...] = (),
+        autowrap_functions: tuple[Callable[..., Any], ...] = (),
+        param_shapes_constant: bool = False,
+        leaf_modules: list[type[nn.Module]] | tuple[type[nn.Module], ...] = (),
+    ) -> None:
+        # A model that uses torchvision.ops has imported it; others need not have torchvision at all.
+        operators = sys.modules.get("torchvision.ops")
+        modules = (*autowrap_modules, math, *((operators,) if operators else ()))
+        super().__init__(tuple(dict.fromkeys(modules)), tuple(autowrap_functions), param_shapes_constant)
+        members = vars(operators).values() if operators else ()
+        own = [member for member in members if isinstance(member, type) and issubclass(member, nn.Module)]
+        self._leaf_types = (*leaf_modules, *own)
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """Say whether a call of `m` is one node."""
+        return isinstance(m, self._leaf_types) or super().is_leaf_module(m, module_qualified_name)
+
+
+def trace_in_mode(
+    model: nn.Module, training: bool, tracer_kwargs: Mapping[str, Any] | None, concrete_args: dict[str, Any] | None
+) -> Graph:
+    """Trace `model`, which must be in the mode `training` already, with a `FeatureTracer`.
+
+    Raises:
+        ArgumentTypeError: `tracer_kwargs` has a key that the tracer does not know.
+        TraceError: the model cannot be traced symbolically.
+    """
+    try:
+        tracer = FeatureTracer(**(tracer_kwargs or {}))
+    except TypeError as error:
+        raise ArgumentTypeError(
+            f"tracer_kwargs may have autowrap_modules, autowrap_functions, param_shapes_constant and leaf_modules: {error}"
+        ) from error
+    return tracer.trace(model, concrete_args)
+
+
+@contextmanager
+def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
+    """Put `model` into train or eval mode; afterwards each submodule has its own mode again, and RNGs their state."""
+    modes = [(module, module.training) for module in model.modules()]
+    was_training = model.training
+    python_state = random.getstate()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            model.train(training)
+            yield
+    finally:
+        random.setstate(python_state)
+        if model.training != was_training:
+            model.train(was_training)  # a model may do more than set flags here
+        for module, mode in modes:
+            module.__dict__["training"] = mode
+
+
+def check_model(model: object) -> nn.Module:
+    """Return `model` if it is a module.
+
+    Raises:
+        ArgumentTypeError: it is not.
+    """
+    if not isinstance(model, nn.Module):
+        raise ArgumentTypeError(
+            f"model must be an nn.Module, got {model!r:.80}; pass an instance, such as torchvision.models.resnet50()"
+        )
+    return model

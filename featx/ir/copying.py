@@ -1,0 +1,113 @@
+"""Copy and pickle graphs node by node, so that a long graph does not recurse."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, cast
+
+from featx.ir.node import Node, map_arg
+
+if TYPE_CHECKING:
+    from featx.ir.graph import Graph
+
+
+class _Position:
+    """Stands for a node in pickled arguments: the node at this index of the graph."""
+
+    __slots__ = ("index",)
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Position, (self.index,)
+
+
+def deepcopy_graph(graph: Graph, memo: dict[int, Any]) -> Graph:
+    """Return an independent copy. Literals in arguments are copied with `memo`, targets and `meta` values are not."""
+    duplicate = type(graph)(tracer_cls=graph.tracer_cls, tracer_extras=graph.tracer_extras)
+    memo[id(graph)] = duplicate
+    copies: dict[Node, Node] = {}
+
+    def in_copy(node: Node) -> Node:
+        return copies[node]
+
+    for node in graph.nodes:
+        args, kwargs = node.args, node.kwargs
+        if node.all_input_nodes or args or kwargs:
+            args, kwargs = _copy_literals(map_arg(args, in_copy), memo), _copy_literals(map_arg(kwargs, in_copy), memo)
+        twin = duplicate.create_node(node.op, node.target, args, kwargs, node.name, node.type)
+        twin.name = node.name
+        twin.meta = node.meta.copy()
+        copies[node] = memo[id(node)] = twin
+    duplicate.code_transformer = graph.code_transformer
+    return duplicate
+
+
+def reduce_graph(graph: Graph) -> tuple[Any, ...]:
+    """Return what `rebuild_graph` needs: plain rows, in which positions stand for nodes."""
+    positions = {node: _Position(index) for index, node in enumerate(graph.nodes)}
+
+    def to_position(node: Node) -> _Position:
+        return positions[node]
+
+    rows = [
+        (
+            node.op,
+            node.target,
+            map_arg(node.args, to_position),
+            map_arg(node.kwargs, to_position),
+            node.name,
+            node.type,
+            map_arg(node.meta, to_position),
+        )
+        for node in graph.nodes
+    ]
+    return type(graph), graph.tracer_cls, graph.tracer_extras, graph.code_transformer, rows
+
+
+def rebuild_graph(
+    kind: type[Graph],
+    tracer_cls: type[Any] | None,
+    tracer_extras: dict[str, Any] | None,
+    code_transformer: Any,
+    rows: Iterable[tuple[Any, ...]],
+) -> Graph:
+    """Build the graph that `reduce_graph` took apart."""
+    graph = kind(tracer_cls=tracer_cls, tracer_extras=tracer_extras)
+    graph.code_transformer = code_transformer
+    nodes: list[Node] = []
+    for op, target, args, kwargs, name, annotation, meta in rows:
+        node = graph.create_node(
+            op, target, _from_positions(args, nodes), _from_positions(kwargs, nodes), name, annotation
+        )
+        node.name = name
+        nodes.append(node)
+        node.meta = {key: _from_positions(value, nodes) for key, value in meta.items()}
+    return graph
+
+
+def _from_positions(value: Any, nodes: list[Node]) -> Any:
+    if isinstance(value, _Position):
+        return nodes[value.index]
+    if isinstance(value, tuple):
+        items = [_from_positions(item, nodes) for item in cast(tuple[Any, ...], value)]
+        kind = type(cast(tuple[Any, ...], value))
+        if kind is tuple:
+            return tuple(items)
+        return kind(*items) if hasattr(value, "_fields") else kind(items)
+    if isinstance(value, list):
+        return [_from_positions(item, nodes) for item in cast(list[Any], value)]
+    if isinstance(value, dict):
+        return {key: _from_positions(item, nodes) for key, item in cast(dict[Any, Any], value).items()}
+    if isinstance(value, slice):
+        return slice(*(_from_positions(item, nodes) for item in (value.start, value.stop, value.step)))
+    return value
+
+
+def _copy_literals(value: Any, memo: dict[int, Any]) -> Any:
+    # Nodes in `value` are the copies already; a deepcopy leaves them as they are because they are not in `memo`.
+    if type(value) is tuple and all(type(item) is Node for item in value):
+        return value
+    return copy.deepcopy(value, memo) if value else value

@@ -1,0 +1,370 @@
+"""What a call writes, what memory its result may share, and whether it draws random numbers.
+
+This is the one place that knows. Operators are asked for their schema, in which torch states what is written and what
+is a view; the tables below hold only what schemas do not say. What is not known is assumed to write its arguments and
+to return a view of them, so the answers err on the side of keeping code.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from featx.ir.names import qualified_name
+from featx.ir.node import Node
+
+if TYPE_CHECKING:
+    from featx.ir.graph import Graph
+
+# Operators that may return an input itself, or a view of it, although their schema does not say so.
+_MAY_RETURN_INPUT = frozenset(
+    [
+        "dropout",
+        "alpha_dropout",
+        "feature_dropout",
+        "feature_alpha_dropout",
+        "einsum",
+        "broadcast_tensors",
+        "meshgrid",
+        "atleast_1d",
+        "atleast_2d",
+        "atleast_3d",
+        "type_as",
+        "pad",
+        "interpolate",
+        "upsample",
+        "cartesian_prod",
+        "chain_matmul",
+        "multi_dot",
+    ]
+)
+# Operators that draw random numbers; their schemas carry no mark that can be asked for by name.
+_RANDOM = frozenset(
+    [
+        "rand",
+        "randn",
+        "randint",
+        "randperm",
+        "rand_like",
+        "randn_like",
+        "randint_like",
+        "bernoulli",
+        "bernoulli_",
+        "multinomial",
+        "normal",
+        "normal_",
+        "uniform_",
+        "random_",
+        "cauchy_",
+        "exponential_",
+        "geometric_",
+        "log_normal_",
+        "poisson",
+        "binomial",
+        "gumbel_softmax",
+    ]
+)
+# Operators that draw random numbers unless an argument says that this is not training.
+_RANDOM_IN_TRAINING = {
+    "dropout": (1, 2), "dropout1d": (1, 2), "dropout2d": (1, 2), "dropout3d": (1, 2), "alpha_dropout": (1, 2),
+    "feature_alpha_dropout": (1, 2), "rrelu": (None, 3),
+}  # fmt: skip
+# Functions and operators of torch that write running statistics, which their schema does not mark.
+_WRITES_STATISTICS = frozenset({"batch_norm", "instance_norm"})
+_INPLACE_OPERATORS = frozenset(
+    f"__i{name}__"
+    for name in [
+        "add",
+        "sub",
+        "mul",
+        "truediv",
+        "floordiv",
+        "mod",
+        "pow",
+        "lshift",
+        "rshift",
+        "and",
+        "or",
+        "xor",
+        "matmul",
+        "div",
+    ]
+)
+_CHECKS = frozenset({"torch._assert", "torch._assert_async", "torch._check"})
+# Functions that change how later code runs.
+_GLOBAL_STATE = frozenset({"_set_grad_enabled", "_enter_autocast", "_exit_autocast", "set_grad_enabled", "manual_seed"})
+# Modules of Python whose functions never write their arguments.
+_PURE_MODULES = frozenset({"math", "builtins", "collections", "functools", "itertools", "typing", "dataclasses"})
+# Leaf modules of torch.nn whose result may be their input or a view of it.
+_VIEW_MODULES = (nn.Identity, nn.Flatten, nn.Unflatten, nn.Upsample, nn.ParameterList, nn.ParameterDict)
+_DROPOUT_MODULES = (
+    nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU
+)  # fmt: skip
+# Leaf modules of torchvision that are known not to write their input, by class path so that torchvision is not needed.
+_READ_ONLY_MODULES = frozenset({"torchvision.ops.misc.SqueezeExcitation", "torchvision.ops.misc.FrozenBatchNorm2d"})
+
+
+@dataclasses.dataclass(frozen=True)
+class CallEffects:
+    """The effects of one node: the inputs that it may write, those that its result may share memory with, and more.
+
+    `is_opaque` says that the writes are only feared. `is_check` marks an assertion, `is_random` a draw of random numbers, `changes_global_state` a switch such as
+    autocast, `writes_state` a write to buffers of the called module itself.
+    """
+
+    writes: tuple[Node, ...] = ()
+    shares: tuple[Node, ...] = ()
+    is_opaque: bool = False
+    is_check: bool = False
+    is_random: bool = False
+    changes_global_state: bool = False
+    writes_state: bool = False
+
+
+_NOTHING = CallEffects()
+
+
+class Effects:
+    """The effects of the calls of one graph.
+
+    `root` is the module that has the graph's targets (by default the graph's owner); without it a `call_module` may
+    do anything. Answers are remembered for each node; make a new object after editing the graph.
+    """
+
+    def __init__(self, graph: Graph, root: object | None = None) -> None:
+        self._root = graph.owning_module if root is None else root
+        self._calls: dict[Node, CallEffects] = {}
+        self._schemas: dict[str, list[Any]] = {}
+
+    def of(self, node: Node) -> CallEffects:
+        """Return what `node` does besides computing its value."""
+        known = self._calls.get(node)
+        if known is None:
+            known = self._calls[node] = self._find(node)
+        return known
+
+    def is_impure(self, node: Node, *, impure_random: bool = True) -> bool:
+        """Say whether `node` must run although nobody reads it, whatever stands around it."""
+        if node.op in ("placeholder", "output"):
+            return True
+        effects = self.of(node)
+        return bool(
+            effects.writes
+            or effects.is_check
+            or effects.changes_global_state
+            or effects.writes_state
+            or (impure_random and effects.is_random)
+        )
+
+    def _find(self, node: Node) -> CallEffects:
+        if node.op == "call_method":
+            if _is_magic(node.target):
+                return _of_python_operator(node, node.target[2:-2])
+            return self._of_operator(node, node.target)
+        if node.op == "call_function":
+            return self._of_function(node, node.target)
+        if node.op == "call_module":
+            return self._of_module(node)
+        return _NOTHING
+
+    # -- functions and methods ---------------------------------------------------------------------------------------
+
+    def _of_function(self, node: Node, function: Callable[..., Any]) -> CallEffects:
+        name = qualified_name(function)
+        module, _, short = name.rpartition(".")
+        if name in _CHECKS or short in ("check_is_none", "check_is_same"):
+            return CallEffects(is_check=True)
+        if short in _GLOBAL_STATE:
+            return CallEffects(changes_global_state=True)
+        if module == "operator":
+            return _of_python_operator(node, short)
+        if isinstance(function, type) or name == "getattr":
+            return CallEffects(shares=_nodes(node))
+        if isinstance(function, torch._ops.OpOverload):  # pyright: ignore[reportPrivateUsage]
+            return self._from_schemas(node, [function._schema], short)  # pyright: ignore[reportPrivateUsage]
+        if not module or module.split(".")[0] in _PURE_MODULES:
+            return CallEffects(shares=_nodes(node))
+        if module == "torch" or module.startswith(("torch.nn.functional", "torch._C", "torch.Tensor", "torch.ops")):
+            return self._of_operator(node, short)
+        if module.startswith("torch."):
+            # fft, linalg, special and the like: no function of torch writes an argument without saying so in its name.
+            return CallEffects(writes=_out_argument(node), shares=_nodes(node))
+        return CallEffects(writes=_nodes(node), shares=_nodes(node), is_opaque=True, is_random=True)
+
+    def _of_operator(self, node: Node, name: str) -> CallEffects:
+        if name in ("setitem", "set_"):
+            return CallEffects(writes=_first_node(node), shares=_nodes(node))
+        if _flag(node, "inplace", _inplace_position(node)):
+            return CallEffects(writes=_first_node(node), shares=_first_node(node), is_random=_is_random(node, name))
+        if name in _WRITES_STATISTICS:
+            return CallEffects(writes=_nodes(node)[1:3])
+        schemas = self._schemas.get(name)
+        if schemas is None:
+            schemas = self._schemas[name] = torch._C._jit_get_schemas_for_operator(f"aten::{name}")  # pyright: ignore[reportPrivateUsage]
+        if not schemas:
+            writes = _first_node(node) if name.endswith("_") else ()
+            return CallEffects(
+                writes=writes + _out_argument(node), shares=_nodes(node), is_random=_is_random(node, name)
+            )
+        return self._from_schemas(node, schemas, name)
+
+    def _from_schemas(self, node: Node, schemas: list[Any], name: str) -> CallEffects:
+        writes: dict[Node, None] = {}
+        is_view = name in _MAY_RETURN_INPUT
+        for schema in schemas:
+            for position, argument in enumerate(schema.arguments):
+                if argument.alias_info is not None and argument.alias_info.is_write:
+                    value = node.kwargs.get(argument.name)
+                    if value is None and not argument.kwarg_only and position < len(node.args):
+                        value = node.args[position]
+                    writes.update(dict.fromkeys(_nodes_in(value)))
+            is_view = is_view or any(result.alias_info is not None for result in schema.returns)
+        shares = tuple(writes) if writes else (_nodes(node) if is_view else ())
+        return CallEffects(writes=tuple(writes), shares=shares, is_random=_is_random(node, name))
+
+    # -- modules -----------------------------------------------------------------------------------------------------
+
+    def _of_module(self, node: Node) -> CallEffects:
+        module = self._root
+        for part in node.target.split("."):
+            module = getattr(module, part, None)
+        inputs = _nodes(node)
+        if not isinstance(module, nn.Module) or _has_hooks(module):
+            return CallEffects(writes=inputs, shares=inputs, is_opaque=True, is_random=True)
+        writes, shares = module_effects(module)
+        return CallEffects(
+            writes=inputs if writes else (),
+            is_opaque=not getattr(module, "inplace", False),
+            shares=inputs if shares or writes else (),
+            is_random=_module_is_random(module),
+            writes_state=_module_writes_state(module),
+        )
+
+
+def module_effects(module: nn.Module) -> tuple[bool, bool]:
+    """Say whether a module called whole may write its inputs, and whether its result may share their memory."""
+    if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
+        for child in module:
+            writes, shares = module_effects(child)
+            if writes or not shares:
+                return writes, shares
+        return False, True
+    if f"{type(module).__module__}.{type(module).__qualname__}" in _READ_ONLY_MODULES:
+        return False, False
+    if not type(module).__module__.startswith("torch.nn.modules."):
+        return True, True
+    if getattr(module, "inplace", False):
+        return True, True
+    return False, isinstance(module, (*_VIEW_MODULES, *_DROPOUT_MODULES))
+
+
+def _module_is_random(module: nn.Module) -> bool:
+    for part in module.modules():
+        known = type(part).__module__.startswith("torch.nn.modules.")
+        if part.training and (isinstance(part, _DROPOUT_MODULES) or getattr(part, "dropout", 0) or not known):
+            return True
+        if isinstance(part, nn.FractionalMaxPool2d | nn.FractionalMaxPool3d):
+            return True
+    return False
+
+
+def _module_writes_state(module: nn.Module) -> bool:
+    return any(part.training and getattr(part, "track_running_stats", False) for part in module.modules())
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return any(
+        part._forward_hooks or part._forward_pre_hooks  # pyright: ignore[reportPrivateUsage]
+        for part in module.modules()
+    )
+
+
+def _of_python_operator(node: Node, name: str) -> CallEffects:
+    if name in ("setitem", "delitem"):
+        return CallEffects(writes=_first_node(node), shares=())
+    if operator_writes(name):
+        return CallEffects(writes=_first_node(node), shares=_first_node(node))
+    if name in ("getitem", "pos"):
+        return CallEffects(shares=_first_node(node))
+    return _NOTHING
+
+
+def operator_writes(name: str) -> bool:
+    """Say whether a torch function or method of this name writes its first argument: `add_`, `__setitem__`, `iadd`."""
+    if _is_magic(name):
+        name = name[2:-2]
+    if name in ("setitem", "delitem"):
+        return True
+    if name.startswith("i") and f"__{name}__" in _INPLACE_OPERATORS:
+        return True
+    return name.endswith("_") and hasattr(torch.Tensor, name)
+
+
+def operator_draws(name: str) -> bool:
+    """Say whether a torch function or method of this name always draws random numbers."""
+    return name in _RANDOM
+
+
+# -- arguments ---------------------------------------------------------------------------------------------------------
+
+
+def _is_magic(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__")
+
+
+def _nodes(node: Node) -> tuple[Node, ...]:
+    return tuple(node.all_input_nodes)
+
+
+def _first_node(node: Node) -> tuple[Node, ...]:
+    value = node.args[0] if node.args else next(iter(node.kwargs.values()), None)
+    return tuple(_nodes_in(value))
+
+
+def _nodes_in(value: Any) -> Iterable[Node]:
+    from featx.ir.node import collect_nodes
+
+    found: dict[Node, None] = {}
+    collect_nodes(value, found)
+    return found
+
+
+def _out_argument(node: Node) -> tuple[Node, ...]:
+    return tuple(_nodes_in(node.kwargs.get("out")))
+
+
+def _flag(node: Node, name: str, position: int | None) -> bool:
+    # A flag that is itself computed may be set.
+    value = node.kwargs.get(name)
+    if value is None and position is not None and position < len(node.args):
+        value = node.args[position]
+    return bool(value) if not isinstance(value, Node) else True
+
+
+def _inplace_position(node: Node) -> int | None:
+    if node.op != "call_function" or not inspect.isfunction(node.target) or "inplace" not in _parameters(node.target):
+        return None
+    return _parameters(node.target).index("inplace")
+
+
+def _parameters(function: Callable[..., Any]) -> list[str]:
+    return list(inspect.signature(function).parameters)
+
+
+def _is_random(node: Node, name: str) -> bool:
+    if name in _RANDOM:
+        return True
+    if name in _RANDOM_IN_TRAINING:
+        position = _RANDOM_IN_TRAINING[name][1]
+        if "training" in node.kwargs or "train" in node.kwargs or position < len(node.args):
+            return _flag(node, "training", position) or _flag(node, "train", position)
+        return name != "rrelu"
+    if name in ("scaled_dot_product_attention", "multi_head_attention_forward"):
+        probability = node.kwargs.get("dropout_p", node.args[4] if len(node.args) > 4 else 0.0)
+        return bool(probability) or isinstance(probability, Node)
+    return False

@@ -1,0 +1,111 @@
+"""Turn targets into the unique names of nodes, and functions into the names that code refers to them by."""
+
+import builtins
+import keyword
+import re
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+# What every generated function may refer to without an import; a node never takes one of these names.
+CODE_GLOBALS = frozenset({"inf", "nan", "NoneType", "torch", "device", "fx_pytree", "pytree"})
+_RESERVED = frozenset(keyword.kwlist) | frozenset(dir(builtins)) | CODE_GLOBALS
+_CAMEL_BOUNDARY = re.compile(r"(?<=[a-z])([A-Z])")
+_NOT_IN_IDENTIFIER = re.compile(r"[^0-9a-zA-Z_]+")
+_NUMBERED = re.compile(r"(.+?)_(\d+)", re.DOTALL)
+
+
+class Namespace:
+    """Hands out identifiers, each once, numbered as torch.fx numbers them.
+
+    `relu` is followed by `relu_1`; a name that is a keyword or a builtin starts at `_1`. One call costs O(1) unless
+    the caller asks for numbered names out of order.
+    """
+
+    __slots__ = ("_counts", "_parsed", "_used")
+
+    def __init__(self) -> None:
+        self._used: set[str] = set()
+        self._counts: dict[str, int] = {}
+        # candidate -> (identifier, its part before the number, the number); the parsing is most of the cost
+        self._parsed: dict[str, tuple[str, str, int | None]] = {}
+
+    def create_name(self, candidate: str) -> str:
+        """Return `candidate` as an identifier that this namespace has not given out before."""
+        parsed = self._parsed.get(candidate)
+        if parsed is None:
+            parsed = self._parsed[candidate] = _parse(candidate)
+        name, base, number = parsed
+        used = self._used
+        if number is None or name in used:
+            number = self._counts.get(base, 0)
+            if name in _RESERVED:
+                number += 1
+                name = f"{base}_{number}"
+        while name in used:
+            number += 1
+            name = f"{base}_{number}"
+        used.add(name)
+        self._counts[base] = number
+        return name
+
+    def reserve(self, name: str) -> None:
+        """Never give out `name`."""
+        self._used.add(name)
+
+
+def identifier_of(candidate: str) -> str:
+    """Return `candidate` with what cannot stand in an identifier replaced: `layer1.0` gives `layer1_0`."""
+    identifier = _NOT_IN_IDENTIFIER.sub("_", candidate) or "_unnamed"
+    return "_" + identifier if identifier[0].isdigit() else identifier
+
+
+def _parse(candidate: str) -> tuple[str, str, int | None]:
+    identifier = identifier_of(candidate)
+    numbered = _NUMBERED.fullmatch(identifier)
+    if numbered is None:
+        return identifier, identifier, None
+    return identifier, numbered[1], int(numbered[2])
+
+
+def name_of_target(target: str | Callable[..., Any]) -> str:
+    """Return the name that a node calling `target` starts from: `torch.Tensor.relu` and `"relu"` give `relu`."""
+    name = target if isinstance(target, str) else _function_name(target)
+    if name.startswith("__") and name.endswith("__") and len(name) > 4:
+        name = name[2:-2]
+    return _CAMEL_BOUNDARY.sub(r"_\1", name).lower()
+
+
+def _function_name(function: Callable[..., Any]) -> str:
+    name = getattr(function, "__name__", None)
+    return name if isinstance(name, str) else type(function).__name__
+
+
+def qualified_name(function: Callable[..., Any]) -> str:
+    """Return the dotted name by which people write `function`: `torch.relu`, `operator.add`, `getattr`."""
+    name = _function_name(function)
+    if getattr(builtins, name, None) is function:
+        return name
+    if getattr(torch.Tensor, name, None) is function:
+        return f"torch.Tensor.{name}"
+    module = _module_of(function, name)
+    if module == "_operator":
+        return f"operator.{name}"
+    if module.startswith("torch._ops"):
+        return str(function) if str(function).startswith("torch.ops") else f"torch.ops.{function}"
+    if not isinstance(function, (types.BuiltinFunctionType, types.FunctionType, type)):
+        return f"{module}.{name}"
+    return f"{module}.{getattr(function, '__qualname__', name) if isinstance(function, type) else name}"
+
+
+def _module_of(function: Callable[..., Any], name: str) -> str:
+    module = getattr(function, "__module__", None)
+    if isinstance(module, str) and module:
+        return module
+    # Functions written in C do not always say where they live.
+    for guess in (torch, torch.nn.functional, torch._C._nn):  # pyright: ignore[reportPrivateUsage]
+        if getattr(guess, name, None) is function:
+            return guess.__name__
+    return type(function).__module__

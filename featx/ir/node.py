@@ -1,0 +1,514 @@
+"""Node: one operation of a graph, linked to what it reads and to who reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, cast
+
+from featx.errors import ArgumentTypeError, ForeignNodeError, GraphError
+
+if TYPE_CHECKING:
+    from featx.ir.graph import Graph
+
+Opcode: TypeAlias = Literal["placeholder", "get_attr", "call_function", "call_method", "call_module", "output"]
+Target: TypeAlias = str | Callable[..., Any]
+# Any: an argument is a Node, a literal of any type, or a tuple, list, dict, slice or range of arguments.
+Argument: TypeAlias = Any
+
+LEGAL_OPS = frozenset({"placeholder", "get_attr", "call_function", "call_method", "call_module", "output"})
+# Distance between neighbours when nodes are appended; room for about 20 insertions before labels are spread anew.
+_LABEL_STEP = 1 << 20
+
+
+class ImmutableList(list[Any]):
+    """A list inside the arguments of a node. Assign new `args` to change it: an edit in place would go unseen."""
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise ArgumentTypeError("a list in node.args cannot be changed in place; assign a new tuple to node.args")
+
+    append = extend = insert = remove = clear = sort = reverse = _refuse
+    pop = __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse  # pyright: ignore[reportAssignmentType]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ImmutableList, (list(self),)
+
+    def __hash__(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return hash(tuple(self))
+
+
+class ImmutableDict(dict[Any, Any]):
+    """A dict inside the arguments of a node. Assign new `kwargs` to change it: an edit in place would go unseen."""
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise ArgumentTypeError("a dict in node.kwargs cannot be changed in place; assign a new dict to node.kwargs")
+
+    __setitem__ = __delitem__ = __ior__ = _refuse  # pyright: ignore[reportAssignmentType]
+    clear = pop = popitem = setdefault = update = _refuse  # pyright: ignore[reportAssignmentType]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ImmutableDict, (dict(self),)
+
+    def __hash__(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return hash(frozenset(self.items()))
+
+
+NO_KWARGS = ImmutableDict()
+
+
+class Node:
+    """One operation of a `Graph`, as torch.fx defines it.
+
+    `op` says what happens, `target` to whom, `args` and `kwargs` with what:
+
+    - `placeholder`: an input named `target`; `args` is empty or holds its default value.
+    - `get_attr`: the parameter, buffer or attribute at the dotted path `target`.
+    - `call_function`: `target(*args, **kwargs)`.
+    - `call_method`: the method named `target` of `args[0]`.
+    - `call_module`: the submodule at the dotted path `target`.
+    - `output`: returns `args[0]`.
+
+    Nodes are made by the methods of `Graph`, compare by their place in it (`first < second`, O(1)) and are equal
+    only to themselves. `users` maps each reader to None, in the order in which they came. `meta` is free for passes.
+    Attributes of your own may be set on a node.
+    """
+
+    __slots__ = (
+        "__dict__",
+        "__weakref__",
+        "_args",
+        "_erased",
+        "_kwargs",
+        "_label",
+        "_next",
+        "_op",
+        "_prev",
+        "_target",
+        "graph",
+        "meta",
+        "name",
+        "type",
+        "users",
+    )
+
+    # The linked list is circular through the graph's root node, so these are never None once a node is in it.
+    _next: Node
+    _prev: Node
+
+    def __init__(
+        self,
+        graph: Graph,
+        name: str,
+        op: str,
+        target: Target,
+        args: tuple[Argument, ...],
+        kwargs: dict[str, Argument],
+        return_type: Any = None,
+    ) -> None:
+        self.graph = graph
+        self.name = name
+        self._op = op
+        self._target = target
+        self.type = return_type
+        self.users: dict[Node, None] = {}
+        self.meta: dict[str, Any] = {}
+        self._erased = False
+        self._label = 0
+        self._args, self._kwargs = self._adopt(args, kwargs)
+
+    # -- what the node does ------------------------------------------------------------------------------------------
+
+    @property
+    def op(self) -> str:
+        """The opcode; assigning one counts as an edit of the graph."""
+        return self._op
+
+    @op.setter
+    def op(self, op: str) -> None:
+        if op not in LEGAL_OPS:
+            raise GraphError(
+                f"node '{self.name}': unknown opcode {op!r}; expected one of {', '.join(sorted(LEGAL_OPS))}"
+            )
+        self.graph.reindex(self, op, self._target)
+        self._op = op
+
+    @property
+    def target(self) -> Any:  # Any: torch.fx's readers use it as str or as callable without asking which
+        """What is called, fetched or named; assigning one counts as an edit of the graph."""
+        return self._target
+
+    @target.setter
+    def target(self, target: Target) -> None:
+        self.graph.reindex(self, self._op, target)
+        self._target = target
+
+    @property
+    def args(self) -> tuple[Argument, ...]:
+        """The positional arguments; assigning new ones updates `users` of the nodes that are in them."""
+        return self._args
+
+    @args.setter
+    def args(self, args: tuple[Argument, ...]) -> None:
+        self._assign(args, self._kwargs)
+
+    @property
+    def kwargs(self) -> dict[str, Argument]:
+        """The keyword arguments; assigning new ones updates `users` of the nodes that are in them."""
+        return self._kwargs
+
+    @kwargs.setter
+    def kwargs(self, kwargs: dict[str, Argument]) -> None:
+        self._assign(self._args, kwargs)
+
+    @property
+    def all_input_nodes(self) -> list[Node]:
+        """The nodes in `args` and `kwargs`, each once, in the order of their first use."""
+        inputs: dict[Node, None] = {}
+        collect_nodes(self._args, inputs)
+        if self._kwargs:
+            collect_nodes(self._kwargs, inputs)
+        return list(inputs)
+
+    def update_arg(self, idx: int, arg: Argument) -> None:
+        """Replace `args[idx]` by `arg`."""
+        args = list(self._args)
+        args[idx] = arg
+        self.args = tuple(args)
+
+    def insert_arg(self, idx: int, arg: Argument) -> None:
+        """Insert `arg` before `args[idx]`.
+
+        Raises:
+            GraphError: `idx` is not between 0 and the number of arguments.
+        """
+        if not 0 <= idx <= len(self._args):
+            raise GraphError(f"node '{self.name}' has {len(self._args)} arguments; cannot insert one at {idx}")
+        self.args = (*self._args[:idx], arg, *self._args[idx:])
+
+    def update_kwarg(self, key: str, arg: Argument) -> None:
+        """Set `kwargs[key]` to `arg`."""
+        self.kwargs = {**self._kwargs, key: arg}
+
+    @property
+    def stack_trace(self) -> str | None:
+        """Where the model made this node, if the tracer recorded it."""
+        return self.meta.get("stack_trace")
+
+    @stack_trace.setter
+    def stack_trace(self, trace: str | None) -> None:
+        self.meta["stack_trace"] = trace
+
+    # -- its place in the graph --------------------------------------------------------------------------------------
+
+    @property
+    def next(self) -> Node:
+        """The node after this one."""
+        return self._next
+
+    @property
+    def prev(self) -> Node:
+        """The node before this one."""
+        return self._prev
+
+    def prepend(self, x: Node) -> None:
+        """Move `x`, a node of the same graph, to just before this node. O(1), amortised."""
+        self._check_movable(x)
+        if x is not self:
+            x._unlink()
+            x.link_between(self._prev, self)
+
+    def append(self, x: Node) -> None:
+        """Move `x`, a node of the same graph, to just after this node. O(1), amortised."""
+        self._check_movable(x)
+        if x is not self:
+            x._unlink()
+            x.link_between(self, self._next)
+
+    def __lt__(self, other: Node) -> bool:
+        return self._label < other._label
+
+    def __gt__(self, other: Node) -> bool:
+        return self._label > other._label
+
+    def __le__(self, other: Node) -> bool:
+        return self._label <= other._label
+
+    def __ge__(self, other: Node) -> bool:
+        return self._label >= other._label
+
+    # -- edits -------------------------------------------------------------------------------------------------------
+
+    def replace_all_uses_with(
+        self,
+        replace_with: Node,
+        delete_user_cb: Callable[[Node], bool] | None = None,
+        *,
+        propagate_meta: bool = False,
+    ) -> list[Node]:
+        """Let every user of this node read `replace_with` instead, and return those users. O(uses).
+
+        `replace_with` itself is left alone: where it reads this node (it was built to wrap it), reading itself
+        instead would be a cycle. `delete_user_cb` picks the users to change; `propagate_meta` copies `meta` to a
+        replacement that has none.
+
+        Raises:
+            ForeignNodeError: `replace_with` belongs to another graph.
+            GraphError: `propagate_meta` is asked for and the replacement has `meta` of its own.
+        """
+        self._check_same_graph(replace_with)
+        if propagate_meta:
+            if replace_with.meta:
+                raise GraphError(f"node '{replace_with.name}' has meta of its own; pass propagate_meta=False")
+            replace_with.meta.update(self.meta)
+        changed: list[Node] = []
+        for user in list(self.users):
+            if user is not replace_with and (delete_user_cb is None or delete_user_cb(user)):
+                user.replace_input_with(self, replace_with)
+                changed.append(user)
+        return changed
+
+    def replace_input_with(self, old_input: Node, new_input: Node) -> None:
+        """Let this node read `new_input` wherever it reads `old_input`.
+
+        Raises:
+            ForeignNodeError: `new_input` belongs to another graph.
+        """
+        self._check_same_graph(new_input)
+
+        def swap(node: Node) -> Node:
+            return new_input if node is old_input else node
+
+        self._assign(map_arg(self._args, swap), map_arg(self._kwargs, swap))
+
+    def is_impure(self, impure_random: bool = True) -> bool:
+        """Say whether dead-code removal must keep this node although nobody reads it (see `ir/effects.py`)."""
+        from featx.ir.effects import Effects
+
+        return Effects(self.graph).is_impure(self, impure_random=impure_random)
+
+    # -- as text -----------------------------------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def format_node(
+        self,
+        placeholder_names: list[str] | None = None,
+        maybe_return_typename: list[str] | None = None,
+    ) -> str | None:
+        """Describe this node in one line, as `str(graph)` does."""
+        from featx.ir.text import format_node
+
+        return format_node(self, placeholder_names, maybe_return_typename)
+
+    # -- copies ------------------------------------------------------------------------------------------------------
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Node:
+        # A node is a place in a graph. Copied together with its graph it is the place in the copy, otherwise itself.
+        return memo.get(id(self), self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _node_at, (self.graph, [*self.graph.nodes].index(self))
+
+    # -- for the graph -----------------------------------------------------------------------------------------------
+
+    def link_between(self, before: Node, after: Node) -> None:
+        """Put this node, which is in no list, between two neighbours. For `Graph` only."""
+        self._prev = before
+        self._next = after
+        before._next = self
+        after._prev = self
+        graph = self.graph
+        graph.edits += 1
+        root = graph.root
+        if after is root:
+            self._label = before._label + _LABEL_STEP
+        elif before is root:
+            self._label = after._label - _LABEL_STEP
+        else:
+            self._label = (before._label + after._label) >> 1
+            if self._label == before._label:
+                _spread_labels(self, root)
+
+    def retire(self) -> None:
+        """Leave the list and forget all inputs. For `Graph` only; iterators that stand here can still go on."""
+        self._unlink()
+        self._erased = True
+        self._assign((), NO_KWARGS)
+
+    @property
+    def is_erased(self) -> bool:
+        """Whether the node was erased from its graph."""
+        return self._erased
+
+    def _unlink(self) -> None:
+        self._prev._next = self._next
+        self._next._prev = self._prev
+
+    def _assign(self, args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> None:
+        old_inputs = self.all_input_nodes
+        frozen, frozen_kwargs = self._adopt(args, kwargs)
+        self._args, self._kwargs = frozen, frozen_kwargs
+        new_inputs = self.all_input_nodes
+        for node in old_inputs:
+            if node not in new_inputs:
+                node.users.pop(self, None)
+        self.graph.edits += 1
+
+    def _adopt(
+        self, args: tuple[Argument, ...], kwargs: dict[str, Argument]
+    ) -> tuple[tuple[Argument, ...], dict[str, Argument]]:
+        # Freezes the arguments and makes this node a user of each node in them.
+        if type(args) is not tuple and not isinstance(cast(object, args), tuple):
+            raise ArgumentTypeError(f"args of node '{self.name}' must be a tuple, got {type(args).__name__}")
+        for argument in args:
+            if type(argument) is Node:
+                argument.users[self] = None
+            elif type(argument) not in _ATOMS:
+                args = tuple([_freeze(item, self) for item in args])
+                break
+        if not kwargs:
+            return args, NO_KWARGS
+        if not isinstance(cast(object, kwargs), dict):
+            raise ArgumentTypeError(f"kwargs of node '{self.name}' must be a dict, got {type(kwargs).__name__}")
+        return args, _freeze(kwargs, self)
+
+    def _check_same_graph(self, other: Node) -> None:
+        if other.graph is not self.graph or other._erased:
+            raise ForeignNodeError(
+                f"node '{other.name}' is not in the graph of node '{self.name}'; copy it there with graph.node_copy"
+            )
+
+    def _check_movable(self, x: Node) -> None:
+        self._check_same_graph(x)
+        if self._erased:
+            raise ForeignNodeError(f"node '{self.name}' was erased; choose a neighbour that is in the graph")
+
+
+def _node_at(graph: Graph, index: int) -> Node:
+    return list(graph.nodes)[index]
+
+
+def _spread_labels(node: Node, root: Node) -> None:
+    """Make room around `node`, whose neighbours' labels leave none.
+
+    The smallest range of labels around it that is sparse enough is labelled anew, evenly; the wider the range, the
+    sparser it must be. An insertion then costs O(log n) amortised wherever it is, and labels stay small integers
+    (Bender et al., "Two Simplified Algorithms for Maintaining Order in a List", ESA 2002).
+    """
+    first = last = node
+    count = 1
+    width = 1
+    capacity = 1.0
+    base = node._prev._label  # pyright: ignore[reportPrivateUsage]
+    while True:
+        width *= 2
+        capacity *= 1.4
+        low = base & -width
+        high = low + width
+        while first._prev is not root and first._prev._label >= low:  # pyright: ignore[reportPrivateUsage]
+            first = first._prev  # pyright: ignore[reportPrivateUsage]
+            count += 1
+        while last._next is not root and last._next._label < high:  # pyright: ignore[reportPrivateUsage]
+            last = last._next  # pyright: ignore[reportPrivateUsage]
+            count += 1
+        if count <= capacity and width >= 2 * count:
+            break
+    for index in range(count):
+        first._label = low + index * width // count  # pyright: ignore[reportPrivateUsage]
+        first = first._next  # pyright: ignore[reportPrivateUsage]
+
+
+# Types of arguments that hold no node and are stored as they are, found by one lookup.
+_ATOMS = frozenset({int, float, bool, str, complex, type(None), type(Ellipsis), bytes})
+
+
+def _freeze(argument: Argument, user: Node) -> Argument:
+    kind = type(argument)
+    if kind is Node:
+        argument.users[user] = None
+        return argument
+    if kind in _ATOMS:
+        return argument
+    if isinstance(argument, tuple):
+        items = [_freeze(item, user) for item in cast(tuple[Any, ...], argument)]
+        if hasattr(argument, "_fields"):
+            return kind(*items)
+        return tuple(items) if kind is tuple else kind(items)
+    if isinstance(argument, list):
+        return ImmutableList([_freeze(item, user) for item in cast(list[Any], argument)])
+    if isinstance(argument, dict):
+        return ImmutableDict({key: _freeze(item, user) for key, item in cast(dict[Any, Any], argument).items()})
+    if kind is slice:
+        return slice(_freeze(argument.start, user), _freeze(argument.stop, user), _freeze(argument.step, user))
+    if isinstance(argument, Node):
+        argument.users[user] = None
+    return argument
+
+
+def collect_nodes(argument: Argument, found: dict[Node, None]) -> None:
+    """Add each node in `argument` to `found`, in the order in which a reader meets them."""
+    kind = type(argument)
+    if kind is Node:
+        found[argument] = None
+    elif kind in _ATOMS:
+        return
+    elif isinstance(argument, (tuple, list)):
+        for item in cast(tuple[Any, ...], argument):
+            collect_nodes(item, found)
+    elif isinstance(argument, dict):
+        for item in cast(dict[Any, Any], argument).values():
+            collect_nodes(item, found)
+    elif kind is slice:
+        for item in (argument.start, argument.stop, argument.step):
+            collect_nodes(item, found)
+    elif isinstance(argument, Node):
+        found[argument] = None
+
+
+def map_arg(a: Argument, fn: Callable[[Node], Argument]) -> Argument:
+    """Return `a` with `fn` applied to each Node in it. Tuples, lists, dicts and slices keep their type."""
+    kind = type(a)
+    if kind is Node:
+        return fn(a)
+    if kind in _ATOMS:
+        return a
+    return _map_structure(a, lambda item: map_arg(item, fn), lambda leaf: fn(leaf) if isinstance(leaf, Node) else leaf)
+
+
+def map_aggregate(a: Argument, fn: Callable[[Argument], Argument]) -> Argument:
+    """Return `a` with `fn` applied to each leaf in it, Node or not. Tuples, lists, dicts and slices keep their type."""
+    return _map_structure(a, lambda item: map_aggregate(item, fn), fn)
+
+
+def _map_structure(
+    a: Argument, recurse: Callable[[Argument], Argument], on_leaf: Callable[[Argument], Argument]
+) -> Argument:
+    if isinstance(a, tuple):
+        items = [recurse(item) for item in cast(tuple[Any, ...], a)]
+        kind = type(cast(tuple[Any, ...], a))
+        if hasattr(a, "_fields"):
+            return kind(*items)
+        return tuple(items) if kind is tuple else kind(items)
+    if isinstance(a, list):
+        return ImmutableList([recurse(item) for item in cast(list[Any], a)])
+    if isinstance(a, dict):
+        return ImmutableDict({key: recurse(item) for key, item in cast(dict[Any, Any], a).items()})
+    if isinstance(a, slice):
+        return slice(recurse(a.start), recurse(a.stop), recurse(a.step))
+    return on_leaf(a)
+
+
+def iterate(root: Node, *, backwards: bool = False) -> Iterator[Node]:
+    """Yield the nodes of the list that `root` closes. See `NodeList` for what edits do meanwhile."""
+    if backwards:
+        node = root._prev  # pyright: ignore[reportPrivateUsage]
+        while node is not root:
+            if not node._erased:  # pyright: ignore[reportPrivateUsage]
+                yield node
+            node = node._prev  # pyright: ignore[reportPrivateUsage]
+        return
+    node = root._next  # pyright: ignore[reportPrivateUsage]
+    while node is not root:
+        if not node._erased:  # pyright: ignore[reportPrivateUsage]
+            yield node
+        node = node._next  # pyright: ignore[reportPrivateUsage]

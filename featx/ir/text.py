@@ -1,0 +1,95 @@
+"""Turn nodes and graphs into the lines and tables that people read, in torch.fx's forms."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any, cast
+
+from featx.ir.names import qualified_name
+
+if TYPE_CHECKING:
+    from featx.ir.graph import Graph
+    from featx.ir.node import Argument, Node, Target
+
+
+def format_graph(graph: Graph) -> str:
+    """Describe a graph, a node a line. O(nodes + edges)."""
+    inputs: list[str] = []
+    return_type = [""]
+    lines = [format_node(node, inputs, return_type) for node in graph.nodes]
+    header = f"graph({', '.join(inputs)}){return_type[0]}:"
+    return "\n    ".join([header, *(line for line in lines if line)])
+
+
+def format_node(
+    node: Node, placeholder_names: list[str] | None = None, maybe_return_typename: list[str] | None = None
+) -> str | None:
+    """Describe a node in one line.
+
+    `placeholder_names`, where it holds a first name already, collects placeholders (None is returned for them), and
+    `maybe_return_typename[0]` gets the return annotation, for a caller that prints a signature.
+    """
+    op = node.op
+    if op == "output":
+        if node.type is not None and maybe_return_typename:
+            maybe_return_typename[0] = f" -> {format_type(node.type)}"
+        return f"return {node.args[0]}"
+    annotation = "" if node.type is None else f"{format_type(node.type)} "
+    head = f"%{node.name} : {annotation}[num_users={len(node.users)}] = {op}[target={format_target(node.target)}]"
+    if op == "placeholder":
+        if placeholder_names:
+            placeholder_names.append(node.target if node.type is None else f"{node.target}: {format_type(node.type)}")
+            return None
+        return f"{head}(default={node.args[0]})" if node.args else head
+    if op == "get_attr":
+        return head
+    return f"{head}(args = {_format_argument(node.args)}, kwargs = {_format_argument(node.kwargs)})"
+
+
+def format_table(graph: Graph) -> str:
+    """Lay out a graph as a table with one row for each node, like the package tabulate in its plain style."""
+    rows = [["opcode", "name", "target", "args", "kwargs"]]
+    for node in graph.nodes:
+        rows.append([str(cell) for cell in (node.op, node.name, node.target, node.args, node.kwargs)])
+    cells = [[cell.split("\n") for cell in row] for row in rows]
+    widths = [max(len(line) for row in cells for line in row[column]) for column in range(len(rows[0]))]
+    lines: list[str] = []
+    for row in cells:
+        for index in range(max(len(cell) for cell in row)):
+            parts = [
+                (cell[index] if index < len(cell) else "").ljust(width) for cell, width in zip(row, widths, strict=True)
+            ]
+            lines.append("  ".join(parts).rstrip())
+        if row is cells[0]:
+            lines.append("  ".join("-" * width for width in widths))
+    return "\n".join(lines)
+
+
+def format_target(target: Target) -> str:
+    """Name a target as code would: the path itself, `operator.add`, `torch.relu`, `builtins.getattr`."""
+    if isinstance(target, str):
+        return target
+    name = qualified_name(target)
+    return f"builtins.{name}" if "." not in name else name
+
+
+def format_type(annotation: Any) -> str:  # Any: an annotation is a type, a string, a typing construct...
+    """Write a type annotation as short as it is unambiguous."""
+    if isinstance(annotation, str):
+        return annotation
+    return inspect.formatannotation(annotation)
+
+
+def _format_argument(argument: Argument) -> str:
+    kind = type(argument).__name__
+    if kind == "Node":
+        return f"%{argument.name}"
+    if isinstance(argument, list):
+        return f"[{', '.join([_format_argument(item) for item in cast(list[Any], argument)])}]"
+    if isinstance(argument, tuple):
+        items = [_format_argument(item) for item in cast(tuple[Any, ...], argument)]
+        return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
+    if isinstance(argument, dict):
+        items = [f"{key}: {_format_argument(value)}" for key, value in cast(dict[Any, Any], argument).items()]
+        return f"{{{', '.join(items)}}}"
+    return str(argument)

@@ -1,0 +1,298 @@
+"""GraphModule: a graph and the modules it calls, as an ordinary `nn.Module`."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import MethodType
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from featx.codegen.emit import PythonCode, emit
+from featx.codegen.load import load_function
+from featx.errors import ArgumentTypeError, GraphError, TargetError
+from featx.ir.graph import Graph
+from featx.ir.verify import find_attribute, verify_targets
+from featx.tracing.symbolic import Tracer
+
+
+class GraphModule(nn.Module):
+    """Runs a graph on the modules and parameters of `root`, which are shared and not copied.
+
+    The forward function is generated from the graph and is state of the instance. When the graph was edited since,
+    it is generated anew before it runs, so edits never need `recompile()`; calling it moves that cost.
+
+    Args:
+        root: the module that has the graph's targets, or a dict from target paths to modules, parameters and tensors.
+        graph: what to run; it is owned, not copied.
+        class_name: the name that `repr` prints.
+
+    Raises:
+        TargetError: `root` lacks a target of the graph.
+        ArgumentTypeError: `root` or `graph` has the wrong type.
+    """
+
+    _graph: Graph
+
+    def __init__(self, root: nn.Module | dict[str, Any], graph: Graph, class_name: str = "GraphModule") -> None:
+        super().__init__()
+        if not isinstance(cast(object, graph), Graph):
+            raise ArgumentTypeError(f"graph must be a featx Graph, got {type(graph).__name__}")
+        state = self.__dict__
+        state["_class_name"] = class_name
+        state["_literals"] = {}
+        state["meta"] = {}
+        self._copy_targets(root, [graph])
+        state["_graph"] = graph
+        graph.owning_module = self
+        self.recompile()
+
+    def _copy_targets(self, root: nn.Module | dict[str, Any], graphs: Iterable[Graph]) -> None:
+        if isinstance(root, nn.Module):
+            self.training = root.training
+        elif not isinstance(cast(object, root), dict):
+            raise ArgumentTypeError(
+                f"root must be an nn.Module or a dict from target paths to modules and tensors, "
+                f"got {type(root).__name__}"
+            )
+        for graph in graphs:
+            for node in graph.nodes:
+                if node.op in ("call_module", "get_attr"):
+                    if isinstance(root, nn.Module):
+                        find_attribute(root, node.target, node)
+                        _share(root, self, node.target)
+                    elif node.target in root:
+                        _install(self, node.target, root[node.target])
+                    else:
+                        raise TargetError(
+                            f"node '{node.name}' refers to '{node.target}', which is not a key of the root dict"
+                        )
+            verify_targets(graph, self)
+
+    # -- running -----------------------------------------------------------------------------------------------------
+
+    @property
+    def forward(self) -> MethodType:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The generated function, bound to this module."""
+        if self._graph.edits != self._compiled_edits:
+            try:
+                self.recompile()
+            except AttributeError as error:
+                # From a property it would read as "GraphModule has no attribute 'forward'".
+                raise GraphError(str(error)) from error
+        return self._bound
+
+    @forward.setter
+    def forward(self, function: Any) -> None:
+        # For those who put their own function over an instance's, as nn.Module allows; the next edit undoes it.
+        self.__dict__["_bound"] = function
+
+    def recompile(self) -> PythonCode:
+        """Generate the forward function from the graph as it is now, and return its source. O(nodes + edges).
+
+        Raises:
+            TargetError: the graph refers to a module or attribute that this module lacks.
+            ArgumentTypeError: an argument in the graph cannot be written as code.
+        """
+        graph = self._graph
+        code = emit(graph, "self", name_tensor=self._name_literal)
+        for name, tensor in code.tensors.items():
+            self._keep_literal(name, tensor)
+        verify_targets(graph, self)
+        state = self.__dict__
+        state["_code"] = code
+        state["_bound"] = MethodType(load_function(code.src, code.globals), self)
+        state["_compiled_edits"] = graph.edits
+        return code
+
+    def _name_literal(self, tensor: torch.Tensor) -> str:
+        literals = cast(dict[str, torch.Tensor], self._literals)
+        for name, known in literals.items():
+            if known is tensor:
+                return name
+        for number in itertools.count():
+            name = f"_tensor_constant{number}"
+            if name not in literals and not hasattr(self, name):
+                literals[name] = tensor
+                return name
+        raise AssertionError("unreachable")
+
+    def _keep_literal(self, name: str, tensor: torch.Tensor) -> None:
+        # A buffer follows .to(device); it is not a weight, so it stays out of the state dict.
+        if name not in self._buffers and name not in self._parameters:
+            if isinstance(tensor, nn.Parameter):
+                self.register_parameter(name, tensor)
+            else:
+                self.register_buffer(name, tensor, persistent=False)
+
+    # -- graph and code ----------------------------------------------------------------------------------------------
+
+    @property
+    def graph(self) -> Graph:
+        """The graph that runs; assign another one to run that instead."""
+        return self._graph
+
+    @graph.setter
+    def graph(self, graph: Graph) -> None:
+        if not isinstance(cast(object, graph), Graph):
+            raise ArgumentTypeError(f"graph must be a featx Graph, got {type(graph).__name__}")
+        self.__dict__["_graph"] = graph
+        graph.owning_module = self
+        self.recompile()
+
+    @property
+    def code(self) -> str:
+        """The source of the forward function, for the graph as it is now."""
+        if self._graph.edits != self._compiled_edits:
+            self.recompile()
+        return cast(PythonCode, self._code).src
+
+    def print_readable(self, print_output: bool = True) -> str:
+        """Return, and unless told otherwise print, the code of this module and of the graph modules inside it."""
+        parts = [f"class {self._get_name()}(torch.nn.Module):{_indent(self.code)}"]
+        for child in self.children():
+            if isinstance(child, GraphModule):
+                parts.append(_indent("\n" + child.print_readable(print_output=False)))
+        text = "\n".join(parts)
+        if print_output:
+            print(text)  # noqa: T201 - printing is what it is for
+        return text
+
+    def to_folder(self, folder: str | Path, module_name: str = "FxModule") -> None:
+        """Write this module to `folder` as a package: `from folder import <module_name>` gives it back.
+
+        The code becomes a Python file, submodules and tensors a file beside it that is loaded with pickle.
+
+        Raises:
+            ArgumentTypeError: the code refers to an object that Python cannot import by name.
+        """
+        from featx.codegen.package import write_package
+
+        write_package(self, cast(PythonCode, self.recompile()), Path(folder), module_name)
+
+    # -- submodules --------------------------------------------------------------------------------------------------
+
+    def add_submodule(self, target: str, m: nn.Module) -> bool:
+        """Install `m` at a dotted path, with empty modules on the way; False where the path is taken by a tensor."""
+        *parents, name = target.split(".")
+        owner: nn.Module = self
+        for part in parents:
+            child = getattr(owner, part, None)
+            if child is None:
+                child = nn.Module()
+                owner.add_module(part, child)
+            if not isinstance(child, nn.Module):
+                return False
+            owner = child
+        owner.add_module(name, m)
+        return True
+
+    def delete_submodule(self, target: str) -> bool:
+        """Remove the submodule at a dotted path; False where there is none."""
+        parent, _, name = target.rpartition(".")
+        try:
+            owner = self.get_submodule(parent)
+            self.get_submodule(target)
+        except AttributeError:
+            return False
+        delattr(owner, name)
+        return True
+
+    def delete_all_unused_submodules(self) -> None:
+        """Remove every submodule that the graph neither calls nor reads from, nor needs on the way to one it does."""
+        called = {node.target for node in self._graph.nodes if node.op == "call_module"}
+        on_the_way: set[str] = set()
+        for node in self._graph.nodes:
+            if node.op in ("call_module", "get_attr"):
+                on_the_way.update(itertools.accumulate(node.target.split("."), lambda path, part: f"{path}.{part}"))
+        for name, _ in list(self.named_modules()):
+            inside_called = any(name.startswith(f"{path}.") for path in called)
+            if name and name not in on_the_way and not inside_called:
+                self.delete_submodule(name)
+
+    # -- copies and text ---------------------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The function is generated again; everything else is plain state.
+        state = self.__dict__.copy()
+        for name in ("_bound", "_code", "_compiled_edits", "_compiled_call_impl"):
+            state.pop(name, None)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._graph.owning_module = self
+        self.recompile()
+
+    def __copy__(self) -> GraphModule:
+        duplicate = type(self).__new__(type(self))
+        state = self.__getstate__()
+        for name in ("_parameters", "_buffers", "_modules", "_literals"):
+            state[name] = state[name].copy()
+        state["_graph"] = copy.deepcopy(self._graph)
+        duplicate.__setstate__(state)
+        return duplicate
+
+    def _get_name(self) -> str:
+        return self._class_name
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}\n{self.code}"
+
+
+def symbolic_trace(
+    root: nn.Module | Callable[..., Any], concrete_args: dict[str, Any] | tuple[Any, ...] | None = None
+) -> GraphModule:
+    """Trace a module or function symbolically and return its graph as a module; see `Tracer.trace`."""
+    tracer = Tracer()
+    graph = tracer.trace(root, concrete_args)
+    name = type(root).__name__ if isinstance(root, nn.Module) else getattr(root, "__name__", "GraphModule")
+    return GraphModule(tracer.root, graph, name)
+
+
+def _share(source: nn.Module, destination: nn.Module, path: str) -> None:
+    """Give `destination` the attribute of `source` at `path`: the same object, registered in the same way."""
+    *parents, name = path.split(".")
+    for part in parents:
+        child = source._modules.get(part)
+        if child is None:
+            # The path runs through a plain attribute; that object is shared as a whole.
+            setattr(destination, part, getattr(source, part))
+            return
+        twin = destination._modules.get(part)
+        if twin is child:
+            return
+        if twin is None:
+            twin = nn.Module()
+            twin.training = child.training
+            destination.add_module(part, twin)
+        source, destination = child, twin
+    if name in source._modules:
+        destination._modules[name] = source._modules[name]
+    elif name in source._parameters:
+        destination.register_parameter(name, source._parameters[name])
+    elif name in source._buffers:
+        persistent = name not in source._non_persistent_buffers_set
+        destination.register_buffer(name, source._buffers[name], persistent=persistent)
+    else:
+        setattr(destination, name, getattr(source, name))
+
+
+def _install(destination: nn.Module, path: str, value: Any) -> None:
+    *parents, name = path.split(".")
+    for part in parents:
+        if not hasattr(destination, part):
+            destination.add_module(part, nn.Module())
+        destination = getattr(destination, part)
+    if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter):
+        destination.register_buffer(name, value)
+    else:
+        setattr(destination, name, value)
+
+
+def _indent(text: str) -> str:
+    return "\n".join("    " + line if line.strip() else line for line in text.split("\n"))

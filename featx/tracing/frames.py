@@ -1,0 +1,103 @@
+"""Read, from Python's own frames, where the model is and what it is doing with a traced value."""
+
+from __future__ import annotations
+
+import dis
+import linecache
+import os
+import sys
+from itertools import islice
+from types import CodeType, FrameType
+
+import torch
+
+_OWN_FOLDERS = (os.path.dirname(os.path.abspath(__file__)) + os.sep, os.path.dirname(torch.__file__) + os.sep)
+_UNPACK_SEQUENCE = dis.opmap["UNPACK_SEQUENCE"]
+_EXTENDED_ARG = dis.opmap["EXTENDED_ARG"]
+_ASSERTION_LOADS = ("LOAD_ASSERTION_ERROR", "LOAD_COMMON_CONSTANT")
+
+
+def unpacked_count(frame: FrameType) -> int | None:
+    """Return n where `frame` is at the unpacking of a value into n names, `a, b = value`, and None elsewhere."""
+    code, position = frame.f_code.co_code, frame.f_lasti
+    if position < 0 or code[position] != _UNPACK_SEQUENCE:
+        return None
+    count = code[position + 1]
+    shift = 8
+    while position >= 2 and code[position - 2] == _EXTENDED_ARG:
+        position -= 2
+        count |= code[position + 1] << shift
+        shift += 8
+    return count
+
+
+def is_assertion(frame: FrameType) -> bool:
+    """Say whether `frame` asks for a truth value because of `assert value`."""
+    following = (
+        instruction.opname
+        for instruction in dis.get_instructions(frame.f_code)
+        if instruction.offset >= frame.f_lasti and instruction.opname not in ("CACHE", "EXTENDED_ARG", "NOT_TAKEN")
+    )
+    names = list(islice(following, 3))
+    if names[0] == "TO_BOOL":  # Python 3.13 asks in an instruction of its own
+        names = names[1:]
+    jumps = "IF_TRUE" in names[0]
+    return jumps and len(names) > 1 and names[1] in _ASSERTION_LOADS
+
+
+def is_isinstance_call(frame: FrameType) -> bool:
+    """Say whether the call that `frame` is at calls the builtin `isinstance`.
+
+    By the position of the call in the source, so that a call of something else in the same function is told apart.
+    """
+    code = frame.f_code
+    if "isinstance" not in code.co_names:
+        return False
+    loads = [item for item in dis.get_instructions(code) if item.argval == "isinstance" and item.offset < frame.f_lasti]
+    if not loads:
+        return False
+    if sys.version_info < (3, 11):
+        return _line_of(code, loads[-1].offset) == frame.f_lineno
+    start = _position_of(code, frame.f_lasti)[::2]
+    return any(_position_of(code, load.offset)[::2] == start for load in loads)
+
+
+def is_library_code(code: CodeType) -> bool:
+    """Say whether `code` belongs to featx's tracing or to torch, rather than to a model."""
+    return code.co_filename.startswith(_OWN_FOLDERS)
+
+
+def user_frame() -> FrameType | None:
+    """Return the innermost frame outside featx's tracing and torch: the line of the model that runs."""
+    frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while frame is not None and is_library_code(frame.f_code):
+        frame = frame.f_back
+    return frame
+
+
+def describe(frame: FrameType | None) -> str:
+    """Say where `frame` is and quote the expression there."""
+    if frame is None:
+        return "at an unknown line"
+    place = f"{frame.f_code.co_filename}:{frame.f_lineno}, in {frame.f_code.co_name}"
+    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno, frame.f_globals)
+    expression = line.strip()
+    if sys.version_info >= (3, 11):
+        first, start, last, end = _position_of(frame.f_code, frame.f_lasti)
+        if first == last == frame.f_lineno and start is not None and end is not None:
+            expression = f"{line[start:end]}` in `{line.strip()}" if line[start:end] != line.strip() else line.strip()
+    return f"at {place}: `{expression}`" if expression else f"at {place}"
+
+
+def _position_of(code: CodeType, offset: int) -> tuple[int | None, int | None, int | None, int | None]:
+    first, last, start, end = next(islice(code.co_positions(), offset // 2, None))
+    return first, start, last, end
+
+
+def _line_of(code: CodeType, offset: int) -> int | None:
+    line = None
+    for start, number in dis.findlinestarts(code):
+        if start > offset:
+            break
+        line = number
+    return line

@@ -1,0 +1,144 @@
+"""Say of which Python type the value of a node is, where that is certain."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+import torch
+from torch import nn
+
+from featx.ir.names import qualified_name
+from featx.ir.node import Node
+
+_ARITHMETIC = frozenset(
+    [
+        "add",
+        "sub",
+        "mul",
+        "truediv",
+        "floordiv",
+        "mod",
+        "pow",
+        "neg",
+        "pos",
+        "matmul",
+        "eq",
+        "ne",
+        "lt",
+        "gt",
+        "le",
+        "ge",
+        "and_",
+        "or_",
+        "xor",
+        "invert",
+        "lshift",
+        "rshift",
+        "iadd",
+        "isub",
+        "imul",
+        "itruediv",
+        "ifloordiv",
+        "imod",
+        "ipow",
+        "abs",
+    ]
+)
+# Modules of torch.nn that return one tensor for one tensor.
+_TENSOR_MODULES = (
+    "activation", "batchnorm", "channelshuffle", "container", "conv", "dropout", "flatten", "fold", "instancenorm",
+    "linear", "normalization", "padding", "pixelshuffle", "pooling", "sparse", "upsampling",
+)  # fmt: skip
+_NOT_ONE_TENSOR = (nn.MultiheadAttention, nn.Sequential, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.ModuleList)
+
+
+def kind_of(node: Node, root: nn.Module | None) -> type | None:
+    """Return torch.Tensor, int, float, bool, torch.Size or tuple where the value is one for sure, else None."""
+    if node.op == "placeholder":
+        return torch.Tensor if node.type in (torch.Tensor, "Tensor", "torch.Tensor") else None
+    if node.op == "get_attr":
+        return torch.Tensor if isinstance(_find(root, node.target), torch.Tensor) else None
+    if node.op == "call_module":
+        return _kind_of_module(_find(root, node.target))
+    if node.op == "call_method":
+        return _kind_of_method(node, root)
+    if node.op == "call_function":
+        return _kind_of_function(node, root)
+    return None
+
+
+def _find(root: Any, path: str) -> Any:
+    for part in path.split("."):
+        root = getattr(root, part, None)
+    return root
+
+
+def _kind_of_module(module: Any) -> type | None:
+    package, _, name = type(module).__module__.rpartition(".")
+    if package != "torch.nn.modules" or name not in _TENSOR_MODULES or isinstance(module, _NOT_ONE_TENSOR):
+        return None
+    return None if getattr(module, "return_indices", False) else torch.Tensor
+
+
+def _kind_of_method(node: Node, root: nn.Module | None) -> type | None:
+    owner = node.args[0] if node.args else None
+    if not isinstance(owner, Node) or kind_of(owner, root) is not torch.Tensor:
+        return None
+    name = node.target
+    if name == "size":
+        return int if len(node.args) > 1 or node.kwargs else torch.Size
+    if name in ("dim", "numel", "nelement", "element_size", "get_device"):
+        return int
+    return _kind_of_operator(name)
+
+
+def _kind_of_function(node: Node, root: nn.Module | None) -> type | None:
+    function = node.target
+    module, _, name = qualified_name(function).rpartition(".")
+    if module == "operator" or not module:
+        return _kind_of_python_operator(node, name, root)
+    if isinstance(function, type):
+        return function
+    if getattr(math, name, None) is function:
+        return int if name in ("ceil", "floor", "trunc", "gcd", "lcm", "comb", "perm", "factorial") else float
+    if module == "torch.nn.functional":
+        takes_out_tuple = node.kwargs.get("return_indices") or name.endswith("with_indices")
+        return None if takes_out_tuple or name == "multi_head_attention_forward" else torch.Tensor
+    if module in ("torch", "torch._C._nn", "torch.Tensor"):
+        return _kind_of_operator(name)
+    return None
+
+
+def _kind_of_operator(name: str) -> type | None:
+    """Return torch.Tensor where every overload of the operator returns exactly one tensor."""
+    schemas = torch._C._jit_get_schemas_for_operator(f"aten::{name}")  # pyright: ignore[reportPrivateUsage]
+    results = [[str(result.type) for result in schema.returns] for schema in schemas]
+    return torch.Tensor if results and all(result == ["Tensor"] for result in results) else None
+
+
+def _kind_of_python_operator(node: Node, name: str, root: nn.Module | None) -> type | None:
+    kinds = [kind_of(value, root) if isinstance(value, Node) else type(value) for value in node.args]
+    if name == "getattr" and kinds[0] is torch.Tensor:
+        attribute = node.args[1]
+        if attribute == "shape":
+            return torch.Size
+        if attribute == "ndim":
+            return int
+        return torch.Tensor if attribute in ("T", "H", "mT", "mH", "data", "real", "imag") else None
+    if name == "getitem":
+        if kinds[0] is torch.Tensor:
+            return torch.Tensor
+        if kinds[0] is torch.Size:
+            return torch.Size if isinstance(node.args[1], slice) else int
+        return None
+    if name not in _ARITHMETIC:
+        return None
+    if torch.Tensor in kinds:
+        return torch.Tensor
+    if name in ("eq", "ne", "lt", "gt", "le", "ge") and all(kind in (int, float) for kind in kinds):
+        return bool
+    if all(kind is int for kind in kinds):
+        return float if node.target is operator.truediv else int
+    return float if all(kind in (int, float) for kind in kinds) else None

@@ -1,0 +1,50 @@
+"""Give nodes qualified names: the path of the module that made them, and what they do there."""
+
+from __future__ import annotations
+
+from featx.ir.names import identifier_of, name_of_target
+from featx.ir.node import Node
+
+
+class QualifiedNames:
+    """Collects the named nodes of a trace and, when it is done, writes `meta["qualified_name"]`.
+
+    The names are torchvision's: `layer1.0.conv1` for a leaf module, `layer1.0.add` for a function in `layer1.0`, and
+    `_1`, `_2`... behind the second and later ones. A module that ran always keeps its own path at its first call; a
+    number that would collide with one is passed over. O(nodes).
+    """
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[Node, str, str | None]] = []
+
+    def add(self, node: Node, module_path: str, stem: str | None = None) -> None:
+        """Note that `node` was made while the module at `module_path` ran; `stem` is what it does, if not its target."""
+        self._entries.append((node, module_path, stem))
+
+    def assign(self) -> None:
+        """Name all nodes that were added, in their order."""
+        reserved = {path for _, path, _ in self._entries}
+        taken: set[str] = set()
+        numbers: dict[str, int] = {}
+        for node, path, given in self._entries:
+            if node.op == "call_module":
+                name, is_free = path, path not in taken
+            else:
+                stem = _stem(node, given)
+                name = f"{path}.{stem}" if path else stem
+                is_free = name not in taken and name not in reserved
+            if not is_free:
+                stem, number = name, numbers.get(name, 0)
+                while name in taken or name in reserved:
+                    number += 1
+                    name = f"{stem}_{number}"
+                numbers[stem] = number
+            taken.add(name)
+            node.meta["qualified_name"] = name
+        self._entries = []
+
+
+def _stem(node: Node, given: str | None) -> str:
+    if node.op in ("placeholder", "get_attr"):
+        given = node.target.lstrip("*")
+    return identifier_of(name_of_target(node.target if given is None else given))

@@ -1,0 +1,130 @@
+"""Borrow a model for the time of a trace: intercept its calls and parameter reads in one thread, put all back after.
+
+Nothing is patched that another model uses. A pass-through is laid into the `__dict__` of each module instance (for
+calls) and over its dict of parameters (for reads). It acts in the threads that trace and passes every other thread
+through, and it goes when the last trace is done, also after an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Lock, get_ident
+from types import MethodType
+from typing import Any
+
+from torch import nn
+
+CallHandler = Callable[[nn.Module, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+ReadHandler = Callable[[nn.Module, str, Any], Any]
+
+
+class _Switch:
+    """Stands in for `module._call_impl`, through which every call of a module goes, hooks included."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.original = MethodType(type(module)._call_impl, module)
+        self.compiled: Any = None
+        self.calls: dict[int, CallHandler] = {}
+        self.reads: dict[int, ReadHandler] = {}
+        self.is_laid = False
+        self.is_removed = False
+        self.lock = Lock()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        handler = self.calls.get(get_ident())
+        if handler is None:
+            return self.original(*args, **kwargs)
+        return handler(self.module, self.original, args, kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        # A copy of the model that somebody makes during the trace is an ordinary model.
+        return MethodType(type(self.module)._call_impl, memo[id(self.module)])
+
+
+class _WatchedDict(dict[str, Any]):
+    """A module's dict of parameters or buffers that tells the tracing thread's handler of each read."""
+
+    __slots__ = ("_switch", "original")
+
+    def __init__(self, original: dict[str, Any], switch: _Switch) -> None:
+        super().__init__(original)
+        self.original = original
+        self._switch = switch
+
+    def __getitem__(self, name: str) -> Any:
+        value = super().__getitem__(name)
+        handler = self._switch.reads.get(get_ident())
+        return value if handler is None else handler(self._switch.module, name, value)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self.items()),)
+
+    def restored(self) -> dict[str, Any]:
+        """Return the dict that this one covered, with the changes that were made meanwhile."""
+        original = self.original
+        if self.keys() != original.keys() or any(value is not original.get(name) for name, value in self.items()):
+            original.clear()
+            original.update(self.items())
+        return original
+
+
+@contextmanager
+def borrowed(
+    root: nn.Module, on_call: CallHandler, on_read: ReadHandler, *, watch_buffers: bool = False
+) -> Iterator[None]:
+    """Send this thread's calls of modules in `root`, and reads of their parameters, to handlers. O(modules)."""
+    thread = get_ident()
+    switches: list[_Switch] = []
+    try:
+        for module in root.modules():
+            switches.append(_enter(module, thread, on_call, on_read, watch_buffers))
+        yield
+    finally:
+        for switch in switches:
+            _leave(switch, thread)
+
+
+def _enter(module: nn.Module, thread: int, on_call: CallHandler, on_read: ReadHandler, watch_buffers: bool) -> _Switch:
+    state = module.__dict__
+    while True:
+        # Atomic, so that of two threads that start at once one finds the other's switch.
+        switch = state.setdefault("_call_impl", _Switch(module))
+        with switch.lock:
+            if switch.is_removed:
+                continue
+            switch.calls[thread] = on_call
+            switch.reads[thread] = on_read
+            if not switch.is_laid:
+                switch.is_laid = True
+                _cover(state, "_parameters", switch)
+                if state.get("_compiled_call_impl") is not None:
+                    # A compiled module would run its compiled code; during the trace it runs as written.
+                    switch.compiled = state["_compiled_call_impl"]
+                    state["_compiled_call_impl"] = switch
+            if watch_buffers:
+                _cover(state, "_buffers", switch)
+            return switch
+
+
+def _cover(state: dict[str, Any], name: str, switch: _Switch) -> None:
+    if state.get(name) and not isinstance(state[name], _WatchedDict):
+        state[name] = _WatchedDict(state[name], switch)
+
+
+def _leave(switch: _Switch, thread: int) -> None:
+    with switch.lock:
+        switch.calls.pop(thread, None)
+        switch.reads.pop(thread, None)
+        if switch.calls:
+            return
+        switch.is_removed = True
+        state = switch.module.__dict__
+        for name in ("_parameters", "_buffers"):
+            covered = state.get(name)
+            if isinstance(covered, _WatchedDict):
+                state[name] = covered.restored()
+        if switch.compiled is not None:
+            state["_compiled_call_impl"] = switch.compiled
+        state.pop("_call_impl", None)

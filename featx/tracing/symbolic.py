@@ -1,0 +1,257 @@
+"""Tracer: run `forward` on proxies, without an example, and record the graph of what it does."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from featx.errors import ModulePathError, TraceError
+from featx.ir.graph import Graph
+from featx.ir.node import Argument, Node, Target
+from featx.tracing.constants import ModelTensors
+from featx.tracing.frames import describe, user_frame
+from featx.tracing.inputs import bind_inputs
+from featx.tracing.naming import QualifiedNames
+from featx.tracing.proxy import ParameterProxy, Proxy, find_proxy
+from featx.tracing.scope import borrowed
+from featx.tracing.tracer import TracerBase
+from featx.tracing.wrapping import wrapped_functions
+
+
+class Scope:
+    """One call of a module that runs during the trace: its path, its type, and the calls around it."""
+
+    __slots__ = ("module_path", "module_type", "stack")
+
+    def __init__(self, module_path: str, module_type: type | None, outer: dict[str, tuple[str, type]]) -> None:
+        self.module_path = module_path
+        self.module_type = module_type
+        self.stack = {**outer, module_path: (module_path, module_type)} if module_type else outer
+
+
+class Tracer(TracerBase):
+    """Traces modules and functions symbolically.
+
+    Modules of torch.nn (except Sequential) are leaves: one `call_module` node each; every other module is traced
+    through. Subclass it and override `is_leaf_module`, `call_module`, `create_arg`, `create_proxy`, `to_bool`,
+    `iter`, `keys`, `path_of_module` or `getattr` to change that. A tracer serves one trace at a time.
+
+    Args:
+        autowrap_modules: Python modules whose functions are recorded as one node each.
+        autowrap_functions: functions that are recorded as one node each.
+        param_shapes_constant: whether the shape of a parameter is a plain value in the model's code.
+    """
+
+    # Trace an input whose default is None as None, and check at run time that it is. torch.fx makes a proxy of it,
+    # with which `if mask is None` goes the wrong way; extractors must not.
+    specialize_none: bool = False
+
+    def __init__(
+        self,
+        autowrap_modules: tuple[ModuleType, ...] = (math,),
+        autowrap_functions: tuple[Callable[..., Any], ...] = (),
+        param_shapes_constant: bool = False,
+    ) -> None:
+        self._autowrap_modules = tuple(autowrap_modules)
+        self._autowrap_functions = tuple(autowrap_functions)
+        self.param_shapes_constant = param_shapes_constant
+        self.root: nn.Module = nn.Module()
+        self.root_module_name = ""
+        self.submodule_paths: dict[nn.Module, str] = {}
+        self.scope = Scope("", None, {})
+        self._tensors = ModelTensors(self, self.root)
+        self._parameter_proxies: dict[str, Any] = {}
+        self._names = QualifiedNames()
+
+    def trace(
+        self, root: nn.Module | Callable[..., Any], concrete_args: dict[str, Any] | tuple[Any, ...] | None = None
+    ) -> Graph:
+        """Return the graph of `root`, a module or a function.
+
+        Each node's meta has `nn_module_stack` and, where the model asked for the value, `qualified_name` (see
+        `QualifiedNames`). The model is as before afterwards, also after an error; other threads may use it meanwhile.
+        O(nodes + modules + parameters).
+
+        Args:
+            root: what to trace.
+            concrete_args: values of inputs that are fixed, by name.
+
+        Raises:
+            TraceError: the code asks a traced value for something that only a real one has; the message says where.
+        """
+        is_module = isinstance(root, nn.Module)
+        if not is_module and not callable(root):
+            raise TraceError(f"cannot trace a {type(root).__name__}; give an nn.Module or a function")
+        self.root = root if is_module else nn.Module()
+        self.root_module_name = type(root).__name__ if is_module else getattr(root, "__name__", "function")
+        function = getattr(root, self.traced_func_name) if is_module else root
+        self.submodule_paths = {module: path for path, module in self.root.named_modules()}
+        self.graph = Graph(tracer_cls=type(self))
+        self.scope = Scope("", None, {})
+        self._parameter_proxies = {}
+        self._tensors = ModelTensors(self, self.root)
+        self._names = QualifiedNames()
+        with (
+            borrowed(self.root, self._on_call, self._on_read, watch_buffers=self.proxy_buffer_attributes),
+            wrapped_functions(self._globals_of(function), self._autowrap_modules, self._autowrap_functions),
+            _Mode(self),
+        ):
+            self._run(function, concrete_args)
+        self._tensors.finish(self.graph)
+        self._names.assign()
+        self.submodule_paths = {}
+        return self.graph
+
+    def _run(self, function: Callable[..., Any], concrete_args: Any) -> None:
+        target, args, kwargs = bind_inputs(self, function, concrete_args)
+        annotation = inspect.signature(function).return_annotation
+        result = self.create_arg(target(*args, **kwargs))
+        returns = None if annotation is inspect.Signature.empty else annotation
+        self.create_node("output", "output", (result,), {}, type_expr=returns)
+
+    def _globals_of(self, function: Callable[..., Any]) -> list[dict[str, Any]]:
+        found: dict[int, dict[str, Any]] = {}
+        functions = [inspect.unwrap(function), *(type(module).forward for module in self.submodule_paths)]
+        for candidate in functions:
+            namespace = getattr(candidate, "__globals__", None)
+            if namespace is not None:
+                found[id(namespace)] = namespace
+        return list(found.values())
+
+    # -- what subclasses override ------------------------------------------------------------------------------------
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """Say whether a call of `m` is one node. By default modules of torch.nn are, except Sequential."""
+        return type(m).__module__.startswith(("torch.nn", "torch.ao.nn")) and not isinstance(m, nn.Sequential)
+
+    def path_of_module(self, mod: nn.Module) -> str:
+        """Return the dotted path of `mod` in the root, the first one for a module that has several. O(1).
+
+        Raises:
+            ModulePathError: the root does not contain it.
+        """
+        try:
+            return self.submodule_paths[mod]
+        except KeyError:
+            raise ModulePathError(
+                f"a {type(mod).__name__} runs in {self.where()} and is not registered as a submodule; "
+                "assign it as an attribute of the model, or keep it in an nn.ModuleList"
+            ) from None
+
+    def call_module(
+        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Answer a call of module `m`: one node if it is a leaf, else what `forward(*args, **kwargs)` records."""
+        path = self.path_of_module(m)
+        outer = self.scope
+        self.scope = Scope(path, type(m), outer.stack)
+        try:
+            if self.is_leaf_module(m, path):
+                return self.create_proxy("call_module", path, args, kwargs)
+            return forward(*args, **kwargs)
+        finally:
+            self.scope = outer
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        """Answer the read of a parameter (or buffer, with `proxy_buffer_attributes`) by the model: a proxy of it.
+
+        `parameter_proxy_cache` maps paths to the proxies made so far: one `get_attr` node serves all reads.
+        """
+        path = self._tensors.path_of(attr_val)
+        if path is None:
+            return attr_val
+        proxy = parameter_proxy_cache.get(path)
+        if proxy is None:
+            factory = None
+            if self.param_shapes_constant and isinstance(attr_val, nn.Parameter):
+
+                def factory(node: Node) -> Proxy:
+                    return ParameterProxy(self, node, path, attr_val)
+
+            proxy = self.create_proxy("get_attr", path, (), {}, proxy_factory_fn=factory)
+            parameter_proxy_cache[path] = proxy
+        return proxy
+
+    def create_node(
+        self,
+        kind: str,
+        target: Target,
+        args: tuple[Argument, ...],
+        kwargs: dict[str, Argument],
+        name: str | None = None,
+        type_expr: Any = None,
+    ) -> Node:
+        """Add a node to the graph and note in its meta which module made it."""
+        node = self.graph.create_node(kind, target, args, kwargs, name, type_expr)
+        node.meta["nn_module_stack"] = self.scope.stack
+        if self.record_stack_traces:
+            node.stack_trace = describe(user_frame())
+        return node
+
+    def create_proxy(
+        self,
+        kind: str,
+        target: Target,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        name: str | None = None,
+        type_expr: Any = None,
+        proxy_factory_fn: Callable[[Node], Proxy] | None = None,
+    ) -> Any:
+        """Record a call; see `TracerBase`. The node gets a qualified name when the trace is done."""
+        proxy = super().create_proxy(kind, target, args, kwargs, name, type_expr, proxy_factory_fn)
+        self._names.add(proxy.node, self.scope.module_path, name)
+        return proxy
+
+    def create_other_arg(self, a: Any) -> Argument:
+        """Turn the model's own tensors and modules into `get_attr` nodes; everything else as every tracer does."""
+        if isinstance(a, torch.Tensor):
+            return self._tensors.argument(a)
+        if isinstance(a, nn.Module):
+            return self.create_node("get_attr", self.path_of_module(a), (), {})
+        return super().create_other_arg(a)
+
+    def where(self) -> str:
+        """Say which module runs, for messages."""
+        path, name = self.scope.module_path, self.root_module_name
+        return f"module '{path}' of {name}" if path else name
+
+    # -- what the borrowed model tells -------------------------------------------------------------------------------
+
+    def _on_call(
+        self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        return self.call_module(module, forward, args, kwargs)
+
+    def _on_read(self, module: nn.Module, name: str, value: Any) -> Any:
+        return value if value is None else self.getattr(name, value, self._parameter_proxies)
+
+    def on_constant_call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Answer a torch call that has no traced value among its arguments."""
+        return self._tensors.call(function, args, kwargs)
+
+
+class _Mode(TorchFunctionMode):
+    """Sees every torch call of this thread, those without a traced argument too."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        super().__init__()
+        self._tracer = tracer
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        keywords = kwargs or {}
+        proxy = find_proxy(args)
+        if proxy is None and keywords:
+            proxy = find_proxy(keywords)
+        if proxy is not None:
+            return type(proxy).__torch_function__(func, types, args, keywords)
+        return self._tracer.on_constant_call(func, args, keywords)

@@ -1,0 +1,151 @@
+"""What all tracers share: turning calls and their arguments into nodes, and nodes into proxies."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import torch
+
+from featx.errors import ArgumentTypeError, ControlFlowError
+from featx.ir.graph import Graph
+from featx.ir.node import Argument, Node, Target, collect_nodes
+from featx.tracing.proxy import Proxy, refusal
+
+# Types that stand in a graph as they are, found by one lookup.
+_LITERALS = frozenset(
+    {
+        int, float, bool, str, complex, bytes, type(None), type(Ellipsis), range,
+        torch.dtype, torch.device, torch.layout, torch.memory_format, Node,
+    }
+)  # fmt: skip
+
+
+class TracerBase:
+    """Makes nodes of `graph` and proxies for them. Subclass `Tracer` to trace modules."""
+
+    graph: Graph
+    # Record `assert value` as a check in the graph instead of refusing it.
+    trace_asserts: bool = True
+    # Make proxies of buffers, as of parameters, when the model reads them.
+    proxy_buffer_attributes: bool = False
+    # Store the line of the model that made each node in its meta.
+    record_stack_traces: bool = False
+    # The method of the root module that is traced.
+    traced_func_name: str = "forward"
+
+    def create_node(
+        self,
+        kind: str,
+        target: Target,
+        args: tuple[Argument, ...],
+        kwargs: dict[str, Argument],
+        name: str | None = None,
+        type_expr: Any = None,
+    ) -> Node:
+        """Add a node to the graph; override to check or change what is recorded."""
+        return self.graph.create_node(kind, target, args, kwargs, name, type_expr)
+
+    def proxy(self, node: Node) -> Proxy:
+        """Return a proxy for `node`; override to use a proxy class of your own."""
+        return Proxy(node, self)
+
+    def create_proxy(
+        self,
+        kind: str,
+        target: Target,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        name: str | None = None,
+        type_expr: Any = None,
+        proxy_factory_fn: Callable[[Node], Proxy] | None = None,
+    ) -> Any:  # Any: a Proxy, which code that is traced takes for a tensor
+        """Record a call with arguments as the model passes them, proxies among them; return a proxy of its result."""
+        arguments = self.create_arg(args) if args else ()
+        keywords = self.create_arg(kwargs) if kwargs else {}
+        node = self.create_node(kind, target, arguments, keywords, name, type_expr)
+        return self.proxy(node) if proxy_factory_fn is None else proxy_factory_fn(node)
+
+    def create_arg(self, a: Any) -> Argument:
+        """Turn a value that the model passes into an argument of a node: proxies become nodes, at any depth.
+
+        Raises:
+            ArgumentTypeError: the value has a type that no graph can hold.
+        """
+        kind = type(a)
+        if kind in _LITERALS:
+            return a
+        if issubclass(kind, Proxy):
+            return a.node
+        if kind is tuple:
+            return tuple([self.create_arg(item) for item in a])
+        if kind is list:
+            return [self.create_arg(item) for item in a]
+        if kind is dict:
+            return {self._key(key): self.create_arg(item) for key, item in a.items()}
+        if kind is slice:
+            return slice(self.create_arg(a.start), self.create_arg(a.stop), self.create_arg(a.step))
+        return self.create_other_arg(a)
+
+    def create_other_arg(self, a: Any) -> Argument:
+        """Turn a value that is neither a proxy nor a plain literal or container into an argument."""
+        if hasattr(type(a), "__fx_create_arg__"):
+            return a.__fx_create_arg__(self)
+        if isinstance(a, tuple):
+            items = [self.create_arg(item) for item in cast(tuple[Any, ...], a)]
+            kind = type(cast(tuple[Any, ...], a))
+            return kind(*items) if hasattr(a, "_fields") else kind(items)
+        if isinstance(a, list):
+            return [self.create_arg(item) for item in cast(list[Any], a)]
+        if isinstance(a, dict):
+            return self._rebuild_in_graph(type(cast(object, a)), cast(dict[Any, Any], a))
+        if dataclasses.is_dataclass(a) and not isinstance(a, type):
+            fields = {field.name: self.create_arg(getattr(a, field.name)) for field in dataclasses.fields(a)}
+            return self.create_node("call_function", type(a), (), fields)
+        if isinstance(a, (enum.Enum, int, float, str, torch.Tensor)) or callable(a):
+            return a
+        raise ArgumentTypeError(
+            f"a value of type {type(a).__name__} is passed to a traced call, and a graph cannot hold it; "
+            "make the called module a leaf, wrap the function that uses it, or give the type an __fx_create_arg__"
+        )
+
+    def _rebuild_in_graph(self, kind: type, items: dict[Any, Any]) -> Argument:
+        # A dict of a class of its own (OrderedDict, ModelOutput) is built by its class when the code runs.
+        arguments = {self._key(key): self.create_arg(item) for key, item in items.items()}
+        if kind.__name__ in ("ImmutableDict", "defaultdict"):
+            return arguments
+        found: dict[Node, None] = {}
+        collect_nodes(arguments, found)
+        return self.create_node("call_function", kind, (arguments,), {})
+
+    def _key(self, key: Any) -> Any:
+        if type(key) is str:
+            return key
+        if issubclass(type(key), Proxy):
+            raise refusal(self, ControlFlowError, f"a traced value ({key!r}) is the key of a dictionary")
+        return key
+
+    def where(self) -> str:
+        """Say which module runs, for messages."""
+        return "the graph"
+
+    def to_bool(self, obj: Proxy) -> bool:
+        """Answer `if value:`; by default refuse. Override where the answer is known."""
+        raise refusal(self, ControlFlowError, f"the truth of a traced value decides what runs ({obj!r})")
+
+    def iter(self, obj: Proxy) -> Iterator[Any]:
+        """Answer a loop over a value of unknown length; by default refuse. `a, b = value` does not come here."""
+        raise refusal(self, ControlFlowError, f"a loop or a `*` runs over a traced value of unknown length ({obj!r})")
+
+    def keys(self, obj: Proxy) -> Any:
+        """Answer `value.keys()`, which `**value` calls too; by default record it as a method call."""
+        return self.create_proxy("call_method", "keys", (obj,), {})
+
+
+class GraphAppendingTracer(TracerBase):
+    """Appends to a graph what is done with proxies of its nodes."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph

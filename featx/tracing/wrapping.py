@@ -1,0 +1,154 @@
+"""Record calls of chosen Python functions as one node each, instead of tracing through them.
+
+Which functions: those marked with `wrap`, and those that a tracer is told of. For the time of a trace a pass-through
+is laid over them in the globals of the modules of Python that call them; it records a call that has a traced value
+among its arguments and passes every other one on, so other threads do not notice.
+"""
+
+from __future__ import annotations
+
+import builtins
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from threading import Lock
+from types import ModuleType
+from typing import Any, TypeVar, cast
+
+from featx.errors import ArgumentTypeError, TraceError
+from featx.tracing.proxy import find_proxy
+
+_F = TypeVar("_F", bound=Callable[..., Any] | str)
+# Where a Python module keeps the names of its own functions that `wrap` marked.
+_MARK = "__featx_wrapped__"
+
+
+def wrap(fn_or_name: _F) -> _F:
+    """Mark a global function so that a symbolic trace records a call of it as one node.
+
+    Use it as a decorator, or call it at the top level of a Python module with the function or its name (builtins
+    such as "len" too). Only calls through the global name of that module are seen. Returns its argument.
+
+    Raises:
+        ArgumentTypeError: the argument is neither a function nor a string.
+        TraceError: it is a name, and this is not the top level of a module.
+    """
+    if isinstance(fn_or_name, str):
+        frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+        if frame.f_code.co_name != "<module>":
+            raise TraceError(f"wrap({fn_or_name!r}) must be called at the top level of a Python module")
+        frame.f_globals.setdefault(_MARK, set()).add(fn_or_name)
+    elif callable(fn_or_name) and hasattr(fn_or_name, "__globals__"):
+        function = cast(Any, fn_or_name)
+        function.__globals__.setdefault(_MARK, set()).add(function.__name__)
+    elif callable(fn_or_name):
+        frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+        frame.f_globals.setdefault(_MARK, set()).add(cast(Any, fn_or_name).__name__)
+    else:
+        raise ArgumentTypeError(f"wrap takes a function or the name of one, got {fn_or_name!r}")
+    return fn_or_name
+
+
+class _PassThrough:
+    """Stands in for `function` under a global name; as a callable it looks like it."""
+
+    def __init__(self, function: Callable[..., Any], was_global: bool) -> None:
+        self.function = function
+        self.was_global = was_global
+        self.traces = 0
+        self.is_removed = False
+        self.lock = Lock()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        proxy = find_proxy((args, kwargs))
+        if proxy is None:
+            return self.function(*args, **kwargs)
+        result = proxy.tracer.create_proxy("call_function", self.function, args, kwargs)
+        result.node.meta["is_wrapped"] = True
+        return result
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.function, name)
+
+
+@contextmanager
+def wrapped_functions(
+    seen_globals: Iterable[dict[str, Any]], modules: Iterable[ModuleType], functions: Iterable[Callable[..., Any]]
+) -> Iterator[None]:
+    """Record calls of wrapped functions, of `functions`, and of the public functions of `modules`.
+
+    They are found where their Python module marked them, in `modules` themselves, and in `seen_globals`: the globals
+    of the code that will be traced. O(size of those).
+    """
+    modules = list(modules)
+    wanted = {id(function) for function in functions}
+    for module in modules:
+        wanted.update(id(value) for name, value in module.__dict__.items() if _is_public_function(name, value))
+    places: dict[tuple[int, str], dict[str, Any]] = {}
+    for namespace, names in _marked(seen_globals):
+        for name in names:
+            places[id(namespace), name] = namespace
+            if name in namespace:
+                wanted.add(id(namespace[name]))
+    for namespace in (*seen_globals, *(module.__dict__ for module in modules)):
+        for name, value in namespace.items():
+            if id(value) in wanted and not name.startswith("__"):
+                places[id(namespace), name] = namespace
+    laid: list[tuple[dict[str, Any], str, _PassThrough]] = []
+    try:
+        for (_, name), namespace in places.items():
+            entry = _lay(namespace, name)
+            if entry is not None:
+                laid.append((namespace, name, entry))
+        yield
+    finally:
+        for namespace, name, entry in laid:
+            _lift(namespace, name, entry)
+
+
+def _is_public_function(name: str, value: object) -> bool:
+    return not name.startswith("_") and callable(value) and not isinstance(value, type)
+
+
+def _marked(seen_globals: Iterable[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], set[str]]]:
+    for module in list(sys.modules.values()):
+        names = getattr(module, "__dict__", {}).get(_MARK)
+        if names:
+            yield module.__dict__, names
+    for namespace in seen_globals:
+        if _MARK in namespace:
+            yield namespace, namespace[_MARK]
+    # Libraries mark their functions for torch.fx (torchvision's swin does), and are taken at their word. torch.fx is
+    # looked up where it is loaded anyway; it is not imported.
+    tracing = sys.modules.get("torch.fx._symbolic_trace")
+    registry: dict[tuple[int, str], dict[str, Any]] = getattr(tracing, "_wrapped_fns_to_patch", {})
+    for (_, name), namespace in list(registry.items()):
+        yield namespace, {name}
+
+
+def _lay(namespace: dict[str, Any], name: str) -> _PassThrough | None:
+    while True:
+        function = namespace.get(name, getattr(builtins, name, None))
+        if function is None:
+            return None
+        fresh = _PassThrough(function, name in namespace)
+        entry = function if isinstance(function, _PassThrough) else fresh
+        if entry is fresh:
+            namespace[name] = fresh
+        with entry.lock:
+            if not entry.is_removed and namespace.get(name) is entry:
+                entry.traces += 1
+                return entry
+
+
+def _lift(namespace: dict[str, Any], name: str, entry: _PassThrough) -> None:
+    with entry.lock:
+        entry.traces -= 1
+        if entry.traces:
+            return
+        entry.is_removed = True
+        if namespace.get(name) is entry:
+            if entry.was_global:
+                namespace[name] = entry.function
+            else:
+                del namespace[name]

@@ -1,0 +1,60 @@
+"""Map over the nested values that models take and return."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, cast
+
+import torch
+
+
+def tree_map(function: Callable[[Any], Any], value: Any) -> Any:  # Any: inputs and outputs of a model are of any type
+    """Apply `function` to each leaf of `value`, keeping its structure.
+
+    Tuples, named tuples, lists, dicts and other mappings (transformers' ModelOutput is one) and dataclass instances
+    are structure; everything else is a leaf. A new structure is returned and `value` is not changed. O(leaves).
+    """
+    if isinstance(value, tuple):
+        items = [tree_map(function, item) for item in cast(tuple[Any, ...], value)]
+        return type(value)(*items) if hasattr(value, "_fields") else _rebuild_sequence(value, items)
+    if isinstance(value, list):
+        return _rebuild_sequence(value, [tree_map(function, item) for item in cast(list[Any], value)])
+    if isinstance(value, Mapping):
+        items = {key: tree_map(function, item) for key, item in cast(Mapping[Any, Any], value).items()}
+        return items if type(value) is dict else _rebuild_mapping(value, items)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        changes = {field.name: tree_map(function, getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return dataclasses.replace(value, **changes)
+    return function(value)
+
+
+def clone_tensors(value: Any) -> Any:
+    """Return `value` with each tensor in it cloned; gradients flow through, memory format is kept."""
+    return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, value)
+
+
+def tree_leaves(value: Any) -> Iterator[Any]:  # Any: as above
+    """Yield the leaves of `value` in the order in which `tree_map` visits them."""
+    if isinstance(value, (tuple, list)):
+        for item in cast(tuple[Any, ...], value):
+            yield from tree_leaves(item)
+    elif isinstance(value, Mapping):
+        for item in cast(Mapping[Any, Any], value).values():
+            yield from tree_leaves(item)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from tree_leaves(getattr(value, field.name))
+    else:
+        yield value
+
+
+def _rebuild_sequence(value: Any, items: list[Any]) -> Any:
+    # torch.return_types (what `x.max(dim)` gives) and torch.Size are tuples that build from one iterable.
+    return type(value)(items)
+
+
+def _rebuild_mapping(value: Any, items: dict[Any, Any]) -> Any:
+    # A mapping with a constructor of its own (defaultdict, ModelOutput) is copied and refilled.
+    copy = value.copy() if hasattr(value, "copy") else type(value)(items)
+    for key, item in items.items():
+        copy[key] = item
+    return copy
