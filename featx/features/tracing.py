@@ -44,10 +44,16 @@ class FeatureTracer(Tracer):
         members = vars(operators).values() if operators else ()
         own = [member for member in members if isinstance(member, type) and issubclass(member, nn.Module)]
         self._leaf_types = (*leaf_modules, *own)
+        self._is_leaf: dict[type[nn.Module], bool] = {}
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Say whether a call of `m` is one node."""
-        return isinstance(m, self._leaf_types) or super().is_leaf_module(m, module_qualified_name)
+        kind = type(m)
+        known = self._is_leaf.get(kind)
+        if known is None:
+            known = isinstance(m, self._leaf_types) or super().is_leaf_module(m, module_qualified_name)
+            self._is_leaf[kind] = known
+        return known
 
 
 def trace_in_mode(

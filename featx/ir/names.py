@@ -58,6 +58,8 @@ class Namespace:
 
 def identifier_of(candidate: str) -> str:
     """Return `candidate` with what cannot stand in an identifier replaced: `layer1.0` gives `layer1_0`."""
+    if candidate.isidentifier() and candidate.isascii():
+        return candidate
     identifier = _NOT_IN_IDENTIFIER.sub("_", candidate) or "_unnamed"
     return "_" + identifier if identifier[0].isdigit() else identifier
 
@@ -75,7 +77,7 @@ def name_of_target(target: str | Callable[..., Any]) -> str:
     name = target if isinstance(target, str) else _function_name(target)
     if name.startswith("__") and name.endswith("__") and len(name) > 4:
         name = name[2:-2]
-    return _CAMEL_BOUNDARY.sub(r"_\1", name).lower()
+    return name if name.islower() else _CAMEL_BOUNDARY.sub(r"_\1", name).lower()
 
 
 def _function_name(function: Callable[..., Any]) -> str:

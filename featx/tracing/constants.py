@@ -20,6 +20,7 @@ from featx.ir.effects import operator_draws, operator_writes
 from featx.ir.graph import Graph
 from featx.ir.node import Argument, Node, map_aggregate
 from featx.tracing.proxy import refusal
+from featx.tracing.scope import walk_modules
 from featx.tree import tree_leaves
 
 if TYPE_CHECKING:
@@ -60,18 +61,27 @@ class ModelTensors:
 
     def __init__(self, tracer: Tracer, root: nn.Module) -> None:
         self._tracer = tracer
-        self._paths: dict[int, str] = {}
+        self._root = root
+        # Made at the first question: a model of leaf modules alone never asks.
+        self._known_paths: dict[int, str] | None = None
         self._calls: list[_Call] = []
         # Results of calls, by identity; the calls keep them alive, so that ids are not reused.
         self._derived: dict[int, tuple[_Call, int]] = {}
         self._has_literals = False
-        for prefix, module in root.named_modules():
-            for name, tensor in _tensors_of(module):
-                self._paths.setdefault(id(tensor), f"{prefix}.{name}" if prefix else name)
 
     def path_of(self, tensor: object) -> str | None:
         """Return the dotted path of a tensor that the model owns, else None."""
         return self._paths.get(id(tensor))
+
+    @property
+    def _paths(self) -> dict[int, str]:
+        paths = self._known_paths
+        if paths is None:
+            paths = self._known_paths = {}
+            for prefix, module in walk_modules(self._root):
+                for name, tensor in _tensors_of(module):
+                    paths.setdefault(id(tensor), f"{prefix}.{name}" if prefix else name)
+        return paths
 
     def argument(self, tensor: torch.Tensor) -> Argument:
         """Return what stands for `tensor` in the graph: a read of the model, nodes that compute it, or itself."""
@@ -160,10 +170,12 @@ class ModelTensors:
 
 
 def _tensors_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    for named in (module._parameters, module._buffers, module.__dict__):
-        for name, value in named.items():
-            if isinstance(value, torch.Tensor):
-                yield name, value
+    for name, value in (*module._parameters.items(), *module._buffers.items()):
+        if value is not None:
+            yield name, value
+    for name, value in module.__dict__.items():
+        if type(value) is torch.Tensor:
+            yield name, value
 
 
 def _writes_first_argument(node: Node) -> bool:

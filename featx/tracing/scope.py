@@ -7,7 +7,7 @@ through, and it goes when the last trace is done, also after an error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from threading import Lock, get_ident
 from types import MethodType
@@ -22,21 +22,22 @@ ReadHandler = Callable[[nn.Module, str, Any], Any]
 class _Switch:
     """Stands in for `module._call_impl`, through which every call of a module goes, hooks included."""
 
+    __slots__ = ("compiled", "handlers", "is_laid", "is_removed", "lock", "module", "original")
+
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self.original = MethodType(type(module)._call_impl, module)
         self.compiled: Any = None
-        self.calls: dict[int, CallHandler] = {}
-        self.reads: dict[int, ReadHandler] = {}
+        self.handlers: dict[int, tuple[CallHandler, ReadHandler]] = {}
         self.is_laid = False
         self.is_removed = False
         self.lock = Lock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        handler = self.calls.get(get_ident())
-        if handler is None:
+        handlers = self.handlers.get(get_ident())
+        if handlers is None:
             return self.original(*args, **kwargs)
-        return handler(self.module, self.original, args, kwargs)
+        return handlers[0](self.module, self.original, args, kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         # A copy of the model that somebody makes during the trace is an ordinary model.
@@ -55,8 +56,8 @@ class _WatchedDict(dict[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         value = super().__getitem__(name)
-        handler = self._switch.reads.get(get_ident())
-        return value if handler is None else handler(self._switch.module, name, value)
+        handlers = self._switch.handlers.get(get_ident())
+        return value if handlers is None else handlers[1](self._switch.module, name, value)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return dict, (dict(self.items()),)
@@ -72,21 +73,39 @@ class _WatchedDict(dict[str, Any]):
 
 @contextmanager
 def borrowed(
-    root: nn.Module, on_call: CallHandler, on_read: ReadHandler, *, watch_buffers: bool = False
+    modules: Iterable[nn.Module], on_call: CallHandler, on_read: ReadHandler, *, watch_buffers: bool = False
 ) -> Iterator[None]:
-    """Send this thread's calls of modules in `root`, and reads of their parameters, to handlers. O(modules)."""
+    """Send this thread's calls of `modules`, and reads of their parameters, to handlers. O(modules)."""
     thread = get_ident()
+    handlers = (on_call, on_read)
     switches: list[_Switch] = []
     try:
-        for module in root.modules():
-            switches.append(_enter(module, thread, on_call, on_read, watch_buffers))
+        for module in modules:
+            switches.append(_enter(module, thread, handlers, watch_buffers))
         yield
     finally:
         for switch in switches:
             _leave(switch, thread)
 
 
-def _enter(module: nn.Module, thread: int, on_call: CallHandler, on_read: ReadHandler, watch_buffers: bool) -> _Switch:
+def walk_modules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield path and module of `root` and everything in it, each once, in the order of `named_modules`."""
+    seen: set[nn.Module] = set()
+    pending = [("", root)]
+    while pending:
+        path, module = pending.pop()
+        if module in seen:
+            continue
+        seen.add(module)
+        yield path, module
+        if module._modules:
+            prefix = f"{path}." if path else ""
+            pending += [
+                (prefix + name, child) for name, child in reversed(module._modules.items()) if child is not None
+            ]
+
+
+def _enter(module: nn.Module, thread: int, handlers: tuple[CallHandler, ReadHandler], watch_buffers: bool) -> _Switch:
     state = module.__dict__
     while True:
         # Atomic, so that of two threads that start at once one finds the other's switch.
@@ -94,8 +113,7 @@ def _enter(module: nn.Module, thread: int, on_call: CallHandler, on_read: ReadHa
         with switch.lock:
             if switch.is_removed:
                 continue
-            switch.calls[thread] = on_call
-            switch.reads[thread] = on_read
+            switch.handlers[thread] = handlers
             if not switch.is_laid:
                 switch.is_laid = True
                 _cover(state, "_parameters", switch)
@@ -109,21 +127,20 @@ def _enter(module: nn.Module, thread: int, on_call: CallHandler, on_read: ReadHa
 
 
 def _cover(state: dict[str, Any], name: str, switch: _Switch) -> None:
-    if state.get(name) and not isinstance(state[name], _WatchedDict):
+    if state.get(name) and type(state[name]) is not _WatchedDict:
         state[name] = _WatchedDict(state[name], switch)
 
 
 def _leave(switch: _Switch, thread: int) -> None:
     with switch.lock:
-        switch.calls.pop(thread, None)
-        switch.reads.pop(thread, None)
-        if switch.calls:
+        switch.handlers.pop(thread, None)
+        if switch.handlers:
             return
         switch.is_removed = True
         state = switch.module.__dict__
         for name in ("_parameters", "_buffers"):
             covered = state.get(name)
-            if isinstance(covered, _WatchedDict):
+            if type(covered) is _WatchedDict:
                 state[name] = covered.restored()
         if switch.compiled is not None:
             state["_compiled_call_impl"] = switch.compiled

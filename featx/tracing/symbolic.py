@@ -20,7 +20,7 @@ from featx.tracing.frames import describe, user_frame
 from featx.tracing.inputs import bind_inputs
 from featx.tracing.naming import QualifiedNames
 from featx.tracing.proxy import ParameterProxy, Proxy, find_proxy
-from featx.tracing.scope import borrowed
+from featx.tracing.scope import borrowed, walk_modules
 from featx.tracing.tracer import TracerBase
 from featx.tracing.wrapping import wrapped_functions
 
@@ -92,14 +92,16 @@ class Tracer(TracerBase):
         self.root = root if is_module else nn.Module()
         self.root_module_name = type(root).__name__ if is_module else getattr(root, "__name__", "function")
         function = getattr(root, self.traced_func_name) if is_module else root
-        self.submodule_paths = {module: path for path, module in self.root.named_modules()}
+        self.submodule_paths = {module: path for path, module in walk_modules(self.root)}
         self.graph = Graph(tracer_cls=type(self))
         self.scope = Scope("", None, {})
         self._parameter_proxies = {}
         self._tensors = ModelTensors(self, self.root)
         self._names = QualifiedNames()
         with (
-            borrowed(self.root, self._on_call, self._on_read, watch_buffers=self.proxy_buffer_attributes),
+            borrowed(
+                list(self.submodule_paths), self._on_call, self._on_read, watch_buffers=self.proxy_buffer_attributes
+            ),
             wrapped_functions(self._globals_of(function), self._autowrap_modules, self._autowrap_functions),
             _Mode(self),
         ):
@@ -118,7 +120,9 @@ class Tracer(TracerBase):
 
     def _globals_of(self, function: Callable[..., Any]) -> list[dict[str, Any]]:
         found: dict[int, dict[str, Any]] = {}
-        functions = [inspect.unwrap(function), *(type(module).forward for module in self.submodule_paths)]
+        kinds = {type(module) for module in self.submodule_paths}
+        # torch's own modules are leaves, and hold no function that anybody wraps.
+        functions = [inspect.unwrap(function), *(kind.forward for kind in kinds if kind.__module__[:6] != "torch.")]
         for candidate in functions:
             namespace = getattr(candidate, "__globals__", None)
             if namespace is not None:

@@ -63,8 +63,9 @@ class TracerBase:
         proxy_factory_fn: Callable[[Node], Proxy] | None = None,
     ) -> Any:  # Any: a Proxy, which code that is traced takes for a tensor
         """Record a call with arguments as the model passes them, proxies among them; return a proxy of its result."""
-        arguments = self.create_arg(args) if args else ()
-        keywords = self.create_arg(kwargs) if kwargs else {}
+        create_arg = self.create_arg
+        arguments = tuple([create_arg(value) for value in args])
+        keywords = create_arg(kwargs) if kwargs else {}
         node = self.create_node(kind, target, arguments, keywords, name, type_expr)
         return self.proxy(node) if proxy_factory_fn is None else proxy_factory_fn(node)
 
@@ -75,6 +76,8 @@ class TracerBase:
             ArgumentTypeError: the value has a type that no graph can hold.
         """
         kind = type(a)
+        if kind is Proxy:
+            return a.node
         if kind in _LITERALS:
             return a
         if issubclass(kind, Proxy):

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from threading import Lock
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, TypeVar, cast
 
 from featx.errors import ArgumentTypeError, TraceError
@@ -27,7 +27,8 @@ def wrap(fn_or_name: _F) -> _F:
     """Mark a global function so that a symbolic trace records a call of it as one node.
 
     Use it as a decorator, or call it at the top level of a Python module with the function or its name (builtins
-    such as "len" too). Only calls through the global name of that module are seen. Returns its argument.
+    such as "len" too). Calls through the global name of that module are seen if the traced code, or a module or
+    function that it names, is in that module. Returns its argument.
 
     Raises:
         ArgumentTypeError: the argument is neither a function nor a string.
@@ -51,6 +52,8 @@ def wrap(fn_or_name: _F) -> _F:
 
 class _PassThrough:
     """Stands in for `function` under a global name; as a callable it looks like it."""
+
+    __slots__ = ("function", "is_removed", "lock", "traces", "was_global")
 
     def __init__(self, function: Callable[..., Any], was_global: bool) -> None:
         self.function = function
@@ -111,11 +114,7 @@ def _is_public_function(name: str, value: object) -> bool:
 
 
 def _marked(seen_globals: Iterable[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], set[str]]]:
-    for module in list(sys.modules.values()):
-        names = getattr(module, "__dict__", {}).get(_MARK)
-        if names:
-            yield module.__dict__, names
-    for namespace in seen_globals:
+    for namespace in _with_referenced(seen_globals):
         if _MARK in namespace:
             yield namespace, namespace[_MARK]
     # Libraries mark their functions for torch.fx (torchvision's swin does), and are taken at their word. torch.fx is
@@ -124,6 +123,19 @@ def _marked(seen_globals: Iterable[dict[str, Any]]) -> Iterator[tuple[dict[str, 
     registry: dict[tuple[int, str], dict[str, Any]] = getattr(tracing, "_wrapped_fns_to_patch", {})
     for (_, name), namespace in list(registry.items()):
         yield namespace, {name}
+
+
+def _with_referenced(seen_globals: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
+    """Return the given globals and those of the functions and modules that they name."""
+    found = {id(namespace): namespace for namespace in seen_globals}
+    for namespace in list(found.values()):
+        for value in namespace.values():
+            kind = type(value)
+            if kind is FunctionType:
+                found[id(value.__globals__)] = value.__globals__
+            elif kind is ModuleType:
+                found[id(value.__dict__)] = value.__dict__
+    return found.values()
 
 
 def _lay(namespace: dict[str, Any], name: str) -> _PassThrough | None:
