@@ -185,8 +185,8 @@ class Effects:
             return _of_python_operator(node, short)
         if isinstance(function, type) or name == "getattr":
             return CallEffects(shares=_nodes(node))
-        if isinstance(function, torch._ops.OpOverload):  # pyright: ignore[reportPrivateUsage]
-            return self._from_schemas(node, [function._schema], short)  # pyright: ignore[reportPrivateUsage]
+        if isinstance(function, torch._ops.OpOverload):
+            return self._from_schemas(node, [function._schema], short)
         if not module or module.split(".")[0] in _PURE_MODULES:
             return CallEffects(shares=_nodes(node))
         if module == "torch" or module.startswith(("torch.nn.functional", "torch._C", "torch.Tensor", "torch.ops")):
@@ -205,7 +205,7 @@ class Effects:
             return CallEffects(writes=_nodes(node)[1:3])
         schemas = self._schemas.get(name)
         if schemas is None:
-            schemas = self._schemas[name] = torch._C._jit_get_schemas_for_operator(f"aten::{name}")  # pyright: ignore[reportPrivateUsage]
+            schemas = self._schemas[name] = torch._C._jit_get_schemas_for_operator(f"aten::{name}")
         if not schemas:
             writes = _first_node(node) if name.endswith("_") else ()
             return CallEffects(
@@ -279,7 +279,7 @@ def _module_writes_state(module: nn.Module) -> bool:
 
 def _has_hooks(module: nn.Module) -> bool:
     return any(
-        part._forward_hooks or part._forward_pre_hooks  # pyright: ignore[reportPrivateUsage]
+        part._forward_hooks or part._forward_pre_hooks
         for part in module.modules()
     )
 

@@ -79,7 +79,7 @@ class Graph:
         self.edits = 0
         self.node_count = 0
         self.root = Node(self, "", "root", "", (), {})
-        self.root._next = self.root._prev = self.root  # pyright: ignore[reportPrivateUsage]
+        self.root._next = self.root._prev = self.root
         self.insert_point: tuple[Node, bool] = (self.root, True)
         self.tracer_cls = tracer_cls
         self.tracer_extras = tracer_extras

@@ -14,7 +14,6 @@ CODE_GLOBALS = frozenset({"inf", "nan", "NoneType", "torch", "device", "fx_pytre
 _RESERVED = frozenset(keyword.kwlist) | frozenset(dir(builtins)) | CODE_GLOBALS
 _CAMEL_BOUNDARY = re.compile(r"(?<=[a-z])([A-Z])")
 _NOT_IN_IDENTIFIER = re.compile(r"[^0-9a-zA-Z_]+")
-_NUMBERED = re.compile(r"(.+?)_(\d+)", re.DOTALL)
 
 
 class Namespace:
@@ -24,20 +23,20 @@ class Namespace:
     the caller asks for numbered names out of order.
     """
 
-    __slots__ = ("_counts", "_parsed", "_used")
+    __slots__ = ("_counts", "_used")
 
     def __init__(self) -> None:
         self._used: set[str] = set()
         self._counts: dict[str, int] = {}
-        # candidate -> (identifier, its part before the number, the number); the parsing is most of the cost
-        self._parsed: dict[str, tuple[str, str, int | None]] = {}
 
     def create_name(self, candidate: str) -> str:
         """Return `candidate` as an identifier that this namespace has not given out before."""
-        parsed = self._parsed.get(candidate)
-        if parsed is None:
-            parsed = self._parsed[candidate] = _parse(candidate)
-        name, base, number = parsed
+        name = base = identifier_of(candidate)
+        number = None
+        if name[-1].isdigit():
+            stem, _, digits = name.rpartition("_")
+            if stem and digits.isdigit():
+                base, number = stem, int(digits)
         used = self._used
         if number is None or name in used:
             number = self._counts.get(base, 0)
@@ -58,18 +57,11 @@ class Namespace:
 
 def identifier_of(candidate: str) -> str:
     """Return `candidate` with what cannot stand in an identifier replaced: `layer1.0` gives `layer1_0`."""
-    if candidate.isidentifier() and candidate.isascii():
-        return candidate
+    dotless = candidate.replace(".", "_")
+    if dotless.isidentifier() and dotless.isascii() and ".." not in candidate:
+        return dotless
     identifier = _NOT_IN_IDENTIFIER.sub("_", candidate) or "_unnamed"
     return "_" + identifier if identifier[0].isdigit() else identifier
-
-
-def _parse(candidate: str) -> tuple[str, str, int | None]:
-    identifier = identifier_of(candidate)
-    numbered = _NUMBERED.fullmatch(identifier)
-    if numbered is None:
-        return identifier, identifier, None
-    return identifier, numbered[1], int(numbered[2])
 
 
 def name_of_target(target: str | Callable[..., Any]) -> str:
@@ -107,7 +99,7 @@ def _module_of(function: Callable[..., Any], name: str) -> str:
     if isinstance(module, str) and module:
         return module
     # Functions written in C do not always say where they live.
-    for guess in (torch, torch.nn.functional, torch._C._nn):  # pyright: ignore[reportPrivateUsage]
+    for guess in (torch, torch.nn.functional, torch._C._nn):
         if getattr(guess, name, None) is function:
             return guess.__name__
     return type(function).__module__

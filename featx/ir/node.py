@@ -399,23 +399,23 @@ def _spread_labels(node: Node, root: Node) -> None:
     count = 1
     width = 1
     capacity = 1.0
-    base = node._prev._label  # pyright: ignore[reportPrivateUsage]
+    base = node._prev._label
     while True:
         width *= 2
         capacity *= 1.4
         low = base & -width
         high = low + width
-        while first._prev is not root and first._prev._label >= low:  # pyright: ignore[reportPrivateUsage]
-            first = first._prev  # pyright: ignore[reportPrivateUsage]
+        while first._prev is not root and first._prev._label >= low:
+            first = first._prev
             count += 1
-        while last._next is not root and last._next._label < high:  # pyright: ignore[reportPrivateUsage]
-            last = last._next  # pyright: ignore[reportPrivateUsage]
+        while last._next is not root and last._next._label < high:
+            last = last._next
             count += 1
         if count <= capacity and width >= 2 * count:
             break
     for index in range(count):
-        first._label = low + index * width // count  # pyright: ignore[reportPrivateUsage]
-        first = first._next  # pyright: ignore[reportPrivateUsage]
+        first._label = low + index * width // count
+        first = first._next
 
 
 # Types of arguments that hold no node and are stored as they are, found by one lookup.
@@ -501,14 +501,14 @@ def _map_structure(
 def iterate(root: Node, *, backwards: bool = False) -> Iterator[Node]:
     """Yield the nodes of the list that `root` closes. See `NodeList` for what edits do meanwhile."""
     if backwards:
-        node = root._prev  # pyright: ignore[reportPrivateUsage]
+        node = root._prev
         while node is not root:
-            if not node._erased:  # pyright: ignore[reportPrivateUsage]
+            if not node._erased:
                 yield node
-            node = node._prev  # pyright: ignore[reportPrivateUsage]
+            node = node._prev
         return
-    node = root._next  # pyright: ignore[reportPrivateUsage]
+    node = root._next
     while node is not root:
-        if not node._erased:  # pyright: ignore[reportPrivateUsage]
+        if not node._erased:
             yield node
-        node = node._next  # pyright: ignore[reportPrivateUsage]
+        node = node._next

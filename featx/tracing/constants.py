@@ -164,7 +164,7 @@ class ModelTensors:
         if name == "__get__":
             owner: Any = function
             return self._tracer.create_node("call_function", getattr, (arguments[0], owner.__self__.__name__), {})
-        if torch.overrides.is_tensor_method_or_property(function):
+        if getattr(torch.Tensor, name, None) is function:
             return self._tracer.create_node("call_method", name, arguments, keywords)
         return self._tracer.create_node("call_function", function, arguments, keywords)
 

@@ -69,7 +69,7 @@ def is_library_code(code: CodeType) -> bool:
 
 def user_frame() -> FrameType | None:
     """Return the innermost frame outside featx's tracing and torch: the line of the model that runs."""
-    frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None and is_library_code(frame.f_code):
         frame = frame.f_back
     return frame

@@ -148,7 +148,7 @@ class _Input:
             raise ArgumentTypeError(f"concrete_args fixes {where} to a tensor; pass it as an input or a buffer instead")
         if isinstance(value, (bool, int, float, str)):
             message = f"{where} has been specialized to have value {value} but got another value"
-            self._tracer.create_proxy("call_function", torch._assert, (proxy == value, message), {})  # pyright: ignore[reportPrivateUsage]
+            self._tracer.create_proxy("call_function", torch._assert, (proxy == value, message), {})
         elif value is None:
             self._tracer.create_node("call_function", check_is_none, (proxy.node, where), NO_KWARGS)
         else:
@@ -158,7 +158,7 @@ class _Input:
     def _check_length(self, proxy: Proxy, value: Any, where: str) -> None:
         length = self._tracer.create_proxy("call_function", len, (proxy,), {})
         message = f"{where} was traced with {len(value)} items and has another number of them now"
-        self._tracer.create_proxy("call_function", torch._assert, (operator.eq(length, len(value)), message), {})  # pyright: ignore[reportPrivateUsage]
+        self._tracer.create_proxy("call_function", torch._assert, (operator.eq(length, len(value)), message), {})
 
 
 def _with_plain_rest(function: Callable[..., Any]) -> Callable[..., Any]:

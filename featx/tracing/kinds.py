@@ -113,7 +113,7 @@ def _kind_of_function(node: Node, root: nn.Module | None) -> type | None:
 
 def _kind_of_operator(name: str) -> type | None:
     """Return torch.Tensor where every overload of the operator returns exactly one tensor."""
-    schemas = torch._C._jit_get_schemas_for_operator(f"aten::{name}")  # pyright: ignore[reportPrivateUsage]
+    schemas = torch._C._jit_get_schemas_for_operator(f"aten::{name}")
     results = [[str(result.type) for result in schema.returns] for schema in schemas]
     return torch.Tensor if results and all(result == ["Tensor"] for result in results) else None
 

@@ -68,7 +68,7 @@ class Proxy:
         self.tracer.create_proxy("call_function", operator.setitem, (self, key, value), {})
 
     def __iter__(self) -> Iterator[Any]:
-        count = unpacked_count(sys._getframe(1))  # pyright: ignore[reportPrivateUsage]
+        count = unpacked_count(sys._getframe(1))
         if count is not None:
             return iter([self[index] for index in range(count)])
         return self.tracer.iter(self)
@@ -78,9 +78,9 @@ class Proxy:
         return self.tracer.keys(self)
 
     def __bool__(self) -> bool:
-        frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+        frame = sys._getframe(1)
         if self.tracer.trace_asserts and is_assertion(frame):
-            self.tracer.create_proxy("call_function", torch._assert, (self, "assertion failed in the traced model"), {})  # pyright: ignore[reportPrivateUsage]
+            self.tracer.create_proxy("call_function", torch._assert, (self, "assertion failed in the traced model"), {})
             return True
         return self.tracer.to_bool(self)
 
@@ -124,7 +124,7 @@ class Proxy:
     def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
         # isinstance(proxy, torch.Tensor) lands here, and so does much else that must not be answered (torch's argument
         # parser would take a proxy for a tensor and read memory that is not one), so the calling code is looked at.
-        frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+        frame = sys._getframe(1)
         if is_library_code(frame.f_code) or not is_isinstance_call(frame):
             return type(self)
         kind = kind_of(self.node, getattr(self.tracer, "root", None))
@@ -144,7 +144,9 @@ class Proxy:
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         args, kwargs = args or (), kwargs or {}
-        proxy = find_proxy((args, kwargs))
+        proxy = find_proxy(args)
+        if proxy is None:
+            proxy = find_proxy(kwargs)
         if proxy is None:
             return NotImplemented
         return record_torch_call(proxy.tracer, orig_method, args, kwargs)
@@ -215,20 +217,27 @@ def record_torch_call(
     tracer: TracerBase, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Record a call that reached `__torch_function__`: methods by name, functions by object."""
-    if isinstance(function, torch._C.ScriptMethod):  # pyright: ignore[reportPrivateUsage]
+    if type(function) is torch._C.ScriptMethod:
         return tracer.create_proxy("call_method", function.name, (cast(Any, function).owner, *args), kwargs)
     name = function.__name__
     if name == "__get__":
         return tracer.create_proxy("call_function", getattr, (args[0], cast(Any, function).__self__.__name__), {})
-    if torch.overrides.is_tensor_method_or_property(function):
+    if getattr(torch.Tensor, name, None) is function:
         return tracer.create_proxy("call_method", name, args, kwargs)
     return tracer.create_proxy("call_function", function, args, kwargs, name=name_of_target(name))
 
 
 def find_proxy(value: Any) -> Proxy | None:
     """Return the first proxy inside nested tuples, lists, dicts and slices, or None."""
-    # By type(): isinstance() on a proxy of a known kind would ask for its __class__.
-    if issubclass(type(value), Proxy):
+    kind = type(value)
+    if kind is tuple or kind is list:
+        for item in value:
+            found = item if type(item) is Proxy else find_proxy(item)
+            if found is not None:
+                return found
+        return None
+    # By type: isinstance() on a proxy of a known kind would ask for its __class__.
+    if issubclass(kind, Proxy):
         return value
     if isinstance(value, (tuple, list)):
         for item in cast(tuple[Any, ...], value):

@@ -35,7 +35,7 @@ def wrap(fn_or_name: _F) -> _F:
         TraceError: it is a name, and this is not the top level of a module.
     """
     if isinstance(fn_or_name, str):
-        frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+        frame = sys._getframe(1)
         if frame.f_code.co_name != "<module>":
             raise TraceError(f"wrap({fn_or_name!r}) must be called at the top level of a Python module")
         frame.f_globals.setdefault(_MARK, set()).add(fn_or_name)
@@ -43,7 +43,7 @@ def wrap(fn_or_name: _F) -> _F:
         function = cast(Any, fn_or_name)
         function.__globals__.setdefault(_MARK, set()).add(function.__name__)
     elif callable(fn_or_name):
-        frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+        frame = sys._getframe(1)
         frame.f_globals.setdefault(_MARK, set()).add(cast(Any, fn_or_name).__name__)
     else:
         raise ArgumentTypeError(f"wrap takes a function or the name of one, got {fn_or_name!r}")
