@@ -16,6 +16,7 @@ from featx.codegen.emit import PythonCode, emit
 from featx.codegen.load import load_function
 from featx.errors import ArgumentTypeError, GraphError, TargetError
 from featx.ir.graph import Graph
+from featx.ir.node import Node
 from featx.ir.verify import find_attribute, verify_targets
 from featx.tracing.symbolic import Tracer
 
@@ -47,9 +48,7 @@ class GraphModule(nn.Module):
         state["_literals"] = {}
         state["meta"] = {}
         self._copy_targets(root, [graph])
-        state["_graph"] = graph
-        graph.owning_module = self
-        self.recompile()
+        self._compile(graph)
 
     def _copy_targets(self, root: nn.Module | dict[str, Any], graphs: Iterable[Graph]) -> None:
         if isinstance(root, nn.Module):
@@ -62,6 +61,7 @@ class GraphModule(nn.Module):
         for graph in graphs:
             for node in graph.nodes:
                 if node.op in ("call_module", "get_attr"):
+                    _check_name(node)
                     if isinstance(root, nn.Module):
                         find_attribute(root, node.target, node)
                         _share(root, self, node.target)
@@ -98,15 +98,20 @@ class GraphModule(nn.Module):
             TargetError: the graph refers to a module or attribute that this module lacks.
             ArgumentTypeError: an argument in the graph cannot be written as code.
         """
-        graph = self._graph
+        return self._compile(self._graph)
+
+    def _compile(self, graph: Graph) -> PythonCode:
+        verify_targets(graph, self)
         code = emit(graph, "self", name_tensor=self._name_literal)
+        function = load_function(code.src, code.globals)
         for name, tensor in code.tensors.items():
             self._keep_literal(name, tensor)
-        verify_targets(graph, self)
         state = self.__dict__
+        state["_graph"] = graph
         state["_code"] = code
-        state["_bound"] = MethodType(load_function(code.src, code.globals), self)
+        state["_bound"] = MethodType(function, self)
         state["_compiled_edits"] = graph.edits
+        graph.owning_module = self
         return code
 
     def _name_literal(self, tensor: torch.Tensor) -> str:
@@ -140,9 +145,7 @@ class GraphModule(nn.Module):
     def graph(self, graph: Graph) -> None:
         if not isinstance(cast(object, graph), Graph):
             raise ArgumentTypeError(f"graph must be a featx Graph, got {type(graph).__name__}")
-        self.__dict__["_graph"] = graph
-        graph.owning_module = self
-        self.recompile()
+        self._compile(graph)
 
     @property
     def code(self) -> str:
@@ -242,6 +245,15 @@ class GraphModule(nn.Module):
 
     def __str__(self) -> str:
         return f"{super().__str__()}\n{self.code}"
+
+
+def _check_name(node: Node) -> None:
+    first = node.target.partition(".")[0]
+    if (hasattr(GraphModule, first) and not hasattr(nn.Module, first)) or first == "meta":
+        raise TargetError(
+            f"node '{node.name}' refers to '{node.target}', but '{first}' of a GraphModule is something else; "
+            f"rename that attribute of the model"
+        )
 
 
 def symbolic_trace(

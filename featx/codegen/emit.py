@@ -6,13 +6,14 @@ import dataclasses
 import inspect
 import operator
 from collections.abc import Callable
+from keyword import iskeyword
 from typing import Any
 
 import torch
 
 from featx.codegen.literals import function_name, literal
-from featx.codegen.paths import ModulePaths
-from featx.errors import GraphError
+from featx.codegen.paths import ModulePaths, attribute
+from featx.errors import ForeignNodeError, GraphError
 from featx.ir.graph import Graph
 from featx.ir.names import Namespace
 from featx.ir.node import Node
@@ -75,7 +76,8 @@ class _Emitter:
         self._name_tensor = name_tensor or self._number_tensor
         self._names = Namespace()
         self._names.reserve(root)
-        self._variables = {node: self._names.create_name(node.name) for node in graph.nodes}
+        self._reserve_parameters()
+        self._variables = {node: self._name_variable(node) for node in graph.nodes}
         self._globals: dict[str, Any] = {}
         self._global_names: dict[int, str] = {}
         self._tensors: dict[str, torch.Tensor] = {}
@@ -108,10 +110,28 @@ class _Emitter:
         indented = "\n".join(["    " + line for line in "".join(body).split("\n")])
         return PythonCode(f"{header}\n{indented}", {**_ALWAYS_KNOWN, **self._globals}, self._tensors, self._lines)
 
+    def _reserve_parameters(self) -> None:
+        for node in self._graph.nodes:
+            if node.op == "placeholder":
+                name = node.target.lstrip("*")
+                if name == self._root or name in ("torch", "inf", "nan"):
+                    raise GraphError(f"an input cannot be named '{name}', which the generated code uses; rename it")
+                self._names.reserve(name)
+
+    def _name_variable(self, node: Node) -> str:
+        if node.op == "placeholder" and node.target.lstrip("*") == node.name:
+            return node.name
+        return self._names.create_name(node.name)
+
     # -- what literals ask -------------------------------------------------------------------------------------------
 
     def name_of_node(self, node: Node) -> str:
-        return self._variables[node]
+        variable = self._variables.get(node)
+        if variable is None:
+            raise ForeignNodeError(
+                f"node '{node.name}' is an argument in a graph that it is not in, or was erased from"
+            )
+        return variable
 
     def name_of_global(self, hint: str, value: object) -> str:
         name = self._global_names.get(id(value))
@@ -156,6 +176,8 @@ class _Emitter:
     def _emit_placeholder(self, node: Node) -> None:
         annotation = "" if node.type is None else f" : {self._annotation(node.type)}"
         default = f" = {literal(node.args[0], self)}" if node.args else ""
+        if node.meta.get("keyword_only") and not any(parameter.startswith("*") for parameter in self._parameters):
+            self._parameters.append("*")
         self._parameters.append(f"{node.target}{annotation}{default}")
         name = node.target.lstrip("*")
         if name != self._variables[node]:
@@ -189,8 +211,8 @@ class _Emitter:
                 return f"{left} {_INFIX[function]} {literal(args[1], self)}"
             if len(args) == 2 and function is operator.getitem:
                 return f"{literal(args[0], self)}[{literal(args[1], self)}]"
-            if len(args) == 2 and function is getattr and isinstance(args[1], str) and args[1].isidentifier():
-                return f"{literal(args[0], self)}.{args[1]}"
+            if len(args) == 2 and function is getattr and isinstance(args[1], str):
+                return attribute(literal(args[0], self), args[1])
             if len(args) == 1 and function in _PREFIX:
                 return f"{_PREFIX[function]}{literal(args[0], self)}"
         name = self._functions.get(function)
@@ -200,9 +222,14 @@ class _Emitter:
 
     def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         variables = self._variables
-        parts = [variables[value] if type(value) is Node else literal(value, self) for value in args]
+        parts = [
+            variables[value] if type(value) is Node and value in variables else literal(value, self) for value in args
+        ]
         if kwargs:
-            parts += [f"{key} = {literal(value, self)}" for key, value in kwargs.items()]
+            parts += [
+                f"{key} = {literal(value, self)}" if not iskeyword(key) else f"**{{{key!r}: {literal(value, self)}}}"
+                for key, value in kwargs.items()
+            ]
         return ", ".join(parts)
 
     def _annotation(self, annotation: Any) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast
 import torch
 
 from featx.errors import ArgumentTypeError
-from featx.ir.names import qualified_name
+from featx.ir.names import qualified_name, resolve
 from featx.ir.node import Node
 
 _TORCH_CONSTANTS = (torch.dtype, torch.layout, torch.memory_format)
@@ -57,16 +57,9 @@ def function_name(function: Callable[..., Any], scope: Scope) -> str:
     name = qualified_name(function)
     if "." not in name:
         return name
-    if name.startswith("torch.") and _resolve(name) is function:
+    if name.startswith("torch.") and resolve(name) is function:
         return name
     return scope.name_of_global(name, function)
-
-
-def _resolve(name: str) -> object:
-    value: object = torch
-    for part in name.split(".")[1:]:
-        value = getattr(value, part, None)
-    return value
 
 
 def _float(value: float, scope: Scope) -> str:
@@ -119,7 +112,10 @@ def _range(value: range, scope: Scope) -> str:
 
 
 def _enum(value: enum.Enum, scope: Scope) -> str:
-    return f"{function_name(type(value), scope)}.{value.name}"
+    kind = function_name(type(value), scope)
+    # A combination of flags has no member of its own.
+    is_member = type(value).__members__.get(value.name) is value
+    return f"{kind}.{value.name}" if is_member else f"{kind}({literal(value.value, scope)})"
 
 
 def _device(value: torch.device, scope: Scope) -> str:

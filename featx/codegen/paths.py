@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from keyword import iskeyword
 
 
 class ModulePaths:
@@ -38,7 +39,7 @@ class ModulePaths:
         Assignments of prefixes that it needs and that the code has not made yet are appended to `statements`.
         """
         prefix, _, last = path.rpartition(".")
-        return _attribute(self._prefix(prefix, statements), last)
+        return attribute(self._prefix(prefix, statements), last)
 
     def _prefix(self, path: str, statements: list[str]) -> str:
         if not path:
@@ -53,5 +54,8 @@ class ModulePaths:
         return variable
 
 
-def _attribute(owner: str, name: str) -> str:
-    return f"{owner}.{name}" if name.isidentifier() else f'getattr({owner}, "{name}")'
+def attribute(owner: str, name: str) -> str:
+    """Return an expression for an attribute of `owner`, whatever its name."""
+    if name.isidentifier() and not iskeyword(name):
+        return f"{owner}.{name}"
+    return f'getattr({owner}, "{name}")' if '"' not in name and "\\" not in name else f"getattr({owner}, {name!r})"

@@ -46,7 +46,7 @@ class DualGraphModule(GraphModule):
             resting: dict[str, Any] | None = state["_resting"]
             state["_resting"] = {name: state[name] for name in _COMPILED_STATE}
             if resting is None:
-                self.graph = graph
+                self._compile(graph)
             else:
                 state.update(resting)
         super().train(mode)

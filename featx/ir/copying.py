@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, cast
 
-from featx.ir.node import Node, map_arg
+from featx.ir.names import qualified_name, resolve
+from featx.ir.node import Node, collect_nodes, map_arg
 
 if TYPE_CHECKING:
     from featx.ir.graph import Graph
@@ -24,6 +25,25 @@ class _Position:
         return _Position, (self.index,)
 
 
+class _ByName:
+    """Pickles a function of torch by its name; not all of them know their own (`F.max_pool2d`, `torch.ops`)."""
+
+    __slots__ = ("function", "name")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.function = resolve(name)
+
+    @classmethod
+    def of(cls, function: Callable[..., Any]) -> Any:
+        """Return a stand-in for `function` if its name leads back to it, else the function itself."""
+        name = qualified_name(function)
+        return cls(name) if name.startswith("torch.") and resolve(name) is function else function
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _ByName, (self.name,)
+
+
 def deepcopy_graph(graph: Graph, memo: dict[int, Any]) -> Graph:
     """Return an independent copy. Literals in arguments are copied with `memo`, targets and `meta` values are not."""
     duplicate = type(graph)(tracer_cls=graph.tracer_cls, tracer_extras=graph.tracer_extras)
@@ -39,8 +59,9 @@ def deepcopy_graph(graph: Graph, memo: dict[int, Any]) -> Graph:
             args, kwargs = _copy_literals(map_arg(args, in_copy), memo), _copy_literals(map_arg(kwargs, in_copy), memo)
         twin = duplicate.create_node(node.op, node.target, args, kwargs, node.name, node.type)
         twin.name = node.name
-        twin.meta = node.meta.copy()
         copies[node] = memo[id(node)] = twin
+    for node, twin in copies.items():
+        twin.meta = _map_nodes(node.meta, in_copy)
     duplicate.code_transformer = graph.code_transformer
     return duplicate
 
@@ -55,12 +76,12 @@ def reduce_graph(graph: Graph) -> tuple[Any, ...]:
     rows = [
         (
             node.op,
-            node.target,
+            node.target if isinstance(node.target, str) else _ByName.of(node.target),
             map_arg(node.args, to_position),
             map_arg(node.kwargs, to_position),
             node.name,
             node.type,
-            map_arg(node.meta, to_position),
+            _map_nodes(node.meta, to_position),
         )
         for node in graph.nodes
     ]
@@ -78,14 +99,27 @@ def rebuild_graph(
     graph = kind(tracer_cls=tracer_cls, tracer_extras=tracer_extras)
     graph.code_transformer = code_transformer
     nodes: list[Node] = []
+    metas: list[dict[str, Any]] = []
     for op, target, args, kwargs, name, annotation, meta in rows:
-        node = graph.create_node(
-            op, target, _from_positions(args, nodes), _from_positions(kwargs, nodes), name, annotation
-        )
+        function = target.function if isinstance(target, _ByName) else target
+        args, kwargs = _from_positions(args, nodes), _from_positions(kwargs, nodes)
+        node = graph.create_node(op, function, args, kwargs, name, annotation)
         node.name = name
         nodes.append(node)
+        metas.append(meta)
+    for node, meta in zip(nodes, metas, strict=True):
         node.meta = {key: _from_positions(value, nodes) for key, value in meta.items()}
     return graph
+
+
+def _map_nodes(meta: dict[str, Any], function: Callable[[Node], Any]) -> dict[str, Any]:
+    # A value without nodes stays the object that it is.
+    mapped: dict[str, Any] = {}
+    for key, value in meta.items():
+        found: dict[Node, None] = {}
+        collect_nodes(value, found)
+        mapped[key] = map_arg(value, function) if found else value
+    return mapped
 
 
 def _from_positions(value: Any, nodes: list[Node]) -> Any:

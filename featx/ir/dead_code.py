@@ -33,9 +33,9 @@ class _LastingEffects:
     def __init__(self, graph: Graph) -> None:
         self._effects = Effects(graph)
         self._last_reads: dict[int, Node] = {}
-        unread = (node for node in graph.nodes if not node.users)
         self._memory = None
-        if any(self._effects.of(node).writes for node in unread):
+        # Any writer may lose its readers while dead code goes.
+        if any(self._effects.of(node).writes for node in graph.nodes):
             self._memory = memory = MemoryGroups(graph, self._effects)
             for node in graph.nodes:
                 self._last_reads.update((memory.of(source), node) for source in node.all_input_nodes)

@@ -105,6 +105,7 @@ _VIEW_MODULES = (nn.Identity, nn.Flatten, nn.Unflatten, nn.Upsample, nn.Paramete
 _DROPOUT_MODULES = (
     nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU
 )  # fmt: skip
+_DRAWING_MODULES = (*_DROPOUT_MODULES, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 # Leaf modules of torchvision that are known not to write their input, by class path so that torchvision is not needed.
 _READ_ONLY_MODULES = frozenset({"torchvision.ops.misc.SqueezeExcitation", "torchvision.ops.misc.FrozenBatchNorm2d"})
 
@@ -186,14 +187,15 @@ class Effects:
         if isinstance(function, type) or name == "getattr":
             return CallEffects(shares=_nodes(node))
         if isinstance(function, torch._ops.OpOverload):
-            return self._from_schemas(node, [function._schema], short)
+            return self._from_schemas(node, [function._schema], function._schema.name.rpartition("::")[2])
         if not module or module.split(".")[0] in _PURE_MODULES:
             return CallEffects(shares=_nodes(node))
         if module == "torch" or module.startswith(("torch.nn.functional", "torch._C", "torch.Tensor", "torch.ops")):
             return self._of_operator(node, short)
-        if module.startswith("torch."):
-            # fft, linalg, special and the like: no function of torch writes an argument without saying so in its name.
-            return CallEffects(writes=_out_argument(node), shares=_nodes(node))
+        if module.startswith("torch.") and not module.startswith("torch.distributed"):
+            # fft, linalg, nn.init and the like: they write no argument without saying so in their name.
+            writes = _first_node(node) if short.endswith("_") else ()
+            return CallEffects(writes=writes + _out_argument(node), shares=_nodes(node))
         return CallEffects(writes=_nodes(node), shares=_nodes(node), is_opaque=True, is_random=True)
 
     def _of_operator(self, node: Node, name: str) -> CallEffects:
@@ -224,6 +226,7 @@ class Effects:
                         value = node.args[position]
                     writes.update(dict.fromkeys(_nodes_in(value)))
             is_view = is_view or any(result.alias_info is not None for result in schema.returns)
+        writes.update(dict.fromkeys(_out_argument(node)))
         shares = tuple(writes) if writes else (_nodes(node) if is_view else ())
         return CallEffects(writes=tuple(writes), shares=shares, is_random=_is_random(node, name))
 
@@ -232,17 +235,20 @@ class Effects:
     def _of_module(self, node: Node) -> CallEffects:
         module = self._root
         for part in node.target.split("."):
-            module = getattr(module, part, None)
+            module = module._modules.get(part) if isinstance(module, nn.Module) else None
         inputs = _nodes(node)
-        if not isinstance(module, nn.Module) or _has_hooks(module):
+        if not isinstance(module, nn.Module):
+            return CallEffects(writes=inputs, shares=inputs, is_opaque=True, is_random=True)
+        parts = list(module.modules()) if module._modules else [module]
+        if any(part._forward_hooks or part._forward_pre_hooks for part in parts):
             return CallEffects(writes=inputs, shares=inputs, is_opaque=True, is_random=True)
         writes, shares = module_effects(module)
         return CallEffects(
             writes=inputs if writes else (),
-            is_opaque=not getattr(module, "inplace", False),
             shares=inputs if shares or writes else (),
-            is_random=_module_is_random(module),
-            writes_state=_module_writes_state(module),
+            is_opaque=writes and not module.__dict__.get("inplace"),
+            is_random=any(part.training and _draws_in_training(part) for part in parts),
+            writes_state=any(part.training and part.__dict__.get("track_running_stats") for part in parts),
         )
 
 
@@ -256,32 +262,18 @@ def module_effects(module: nn.Module) -> tuple[bool, bool]:
         return False, True
     if f"{type(module).__module__}.{type(module).__qualname__}" in _READ_ONLY_MODULES:
         return False, False
-    if not type(module).__module__.startswith("torch.nn.modules."):
+    if not _is_torch_module(module) or module.__dict__.get("inplace"):
         return True, True
-    if getattr(module, "inplace", False):
-        return True, True
-    return False, isinstance(module, (*_VIEW_MODULES, *_DROPOUT_MODULES))
+    return False, isinstance(module, _VIEW_MODULES + _DROPOUT_MODULES)
 
 
-def _module_is_random(module: nn.Module) -> bool:
-    for part in module.modules():
-        known = type(part).__module__.startswith("torch.nn.modules.")
-        if part.training and (isinstance(part, _DROPOUT_MODULES) or getattr(part, "dropout", 0) or not known):
-            return True
-        if isinstance(part, nn.FractionalMaxPool2d | nn.FractionalMaxPool3d):
-            return True
-    return False
+def _draws_in_training(module: nn.Module) -> bool:
+    known = _is_torch_module(module)
+    return isinstance(module, _DRAWING_MODULES) or bool(module.__dict__.get("dropout")) or not known
 
 
-def _module_writes_state(module: nn.Module) -> bool:
-    return any(part.training and getattr(part, "track_running_stats", False) for part in module.modules())
-
-
-def _has_hooks(module: nn.Module) -> bool:
-    return any(
-        part._forward_hooks or part._forward_pre_hooks
-        for part in module.modules()
-    )
+def _is_torch_module(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("torch.nn.modules.")
 
 
 def _of_python_operator(node: Node, name: str) -> CallEffects:

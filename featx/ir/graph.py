@@ -180,6 +180,9 @@ class Graph:
             type_expr,
         )
         anchor, before = self.insert_point
+        while anchor.is_erased:
+            # Its neighbours are where it was.
+            anchor = anchor.next if before else anchor.prev
         if before:
             node.link_between(anchor.prev, anchor)
         else:
@@ -300,9 +303,6 @@ class Graph:
         self._check_owned(to_erase, "erase")
         if self._index is not None:
             _drop_from_index(self._index, to_erase)
-        anchor, before = self.insert_point
-        if anchor is to_erase:
-            self.insert_point = (to_erase.next, True) if before else (to_erase.prev, False)
         to_erase.retire()
         self.node_count -= 1
 
@@ -324,7 +324,7 @@ class Graph:
     def reindex(self, node: Node, op: str, target: Target) -> None:
         """Note that `node` is about to get this opcode and target. For `Node` only."""
         self.edits += 1
-        if self._index is not None:
+        if self._index is not None and not node.is_erased:
             _drop_from_index(self._index, node)
             _add_to_index(self._index, node, op, target)
 

@@ -65,10 +65,12 @@ def identifier_of(candidate: str) -> str:
 
 
 def name_of_target(target: str | Callable[..., Any]) -> str:
-    """Return the name that a node calling `target` starts from: `torch.Tensor.relu` and `"relu"` give `relu`."""
-    name = target if isinstance(target, str) else _function_name(target)
-    if name.startswith("__") and name.endswith("__") and len(name) > 4:
-        name = name[2:-2]
+    """Return the name that a node calling `target` starts from: `torch.relu` and `"relu"` give `relu`."""
+    if not isinstance(target, str):
+        name = _function_name(target)
+    else:
+        is_magic = target.startswith("__") and target.endswith("__") and len(target) > 4
+        name = target[2:-2] if is_magic else target
     return name if name.islower() else _CAMEL_BOUNDARY.sub(r"_\1", name).lower()
 
 
@@ -92,6 +94,14 @@ def qualified_name(function: Callable[..., Any]) -> str:
     if not isinstance(function, (types.BuiltinFunctionType, types.FunctionType, type)):
         return f"{module}.{name}"
     return f"{module}.{getattr(function, '__qualname__', name) if isinstance(function, type) else name}"
+
+
+def resolve(name: str) -> Any:  # Any: whatever torch has there
+    """Return the object of torch with this dotted name (`torch.nn.functional.relu`), or None."""
+    value: Any = torch
+    for part in name.split(".")[1:]:
+        value = getattr(value, part, None)
+    return value
 
 
 def _module_of(function: Callable[..., Any], name: str) -> str:

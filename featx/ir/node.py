@@ -360,17 +360,15 @@ class Node:
         # Freezes the arguments and makes this node a user of each node in them.
         if type(args) is not tuple and not isinstance(cast(object, args), tuple):
             raise ArgumentTypeError(f"args of node '{self.name}' must be a tuple, got {type(args).__name__}")
+        if kwargs and not isinstance(cast(object, kwargs), dict):
+            raise ArgumentTypeError(f"kwargs of node '{self.name}' must be a dict, got {type(kwargs).__name__}")
         for argument in args:
             if type(argument) is Node:
                 argument.users[self] = None
             elif type(argument) not in _ATOMS:
                 args = tuple([_freeze(item, self) for item in args])
                 break
-        if not kwargs:
-            return args, NO_KWARGS
-        if not isinstance(cast(object, kwargs), dict):
-            raise ArgumentTypeError(f"kwargs of node '{self.name}' must be a dict, got {type(kwargs).__name__}")
-        return args, _freeze(kwargs, self)
+        return args, _freeze(kwargs, self) if kwargs else NO_KWARGS
 
     def _check_same_graph(self, other: Node) -> None:
         if other.graph is not self.graph or other._erased:

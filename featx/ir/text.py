@@ -53,6 +53,8 @@ def format_table(graph: Graph) -> str:
         rows.append([str(cell) for cell in (node.op, node.name, node.target, node.args, node.kwargs)])
     cells = [[cell.split("\n") for cell in row] for row in rows]
     widths = [max(len(line) for row in cells for line in row[column]) for column in range(len(rows[0]))]
+    # tabulate leaves room for two more characters beside each heading.
+    widths = [max(width, len(heading) + 2) for width, heading in zip(widths, rows[0], strict=True)]
     lines: list[str] = []
     for row in cells:
         for index in range(max(len(cell) for cell in row)):
