@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-import torch
 from torch import nn
 
 from featx.errors import ArgumentTypeError
@@ -76,16 +74,13 @@ def trace_in_mode(
 
 @contextmanager
 def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
-    """Put `model` into train or eval mode; afterwards each submodule has its own mode again, and RNGs their state."""
+    """Put `model` into train or eval mode; afterwards each submodule has its own mode again."""
     modes = [(module, module.training) for module in model.modules()]
     was_training = model.training
-    python_state = random.getstate()
     try:
-        with torch.random.fork_rng(devices=[]):
-            model.train(training)
-            yield
+        model.train(training)
+        yield
     finally:
-        random.setstate(python_state)
         if model.training != was_training:
             model.train(was_training)  # a model may do more than set flags here
         for module, mode in modes:

@@ -1,13 +1,13 @@
-"""Follow tensors that are real during a symbolic trace: the model's own, what is computed from them, and literals.
+"""Follow the tensors that are real during a symbolic trace: the model's own, and those that it makes.
 
-A model may compute with its buffers alone, where no proxy is involved. Such a call runs, so that shapes and types are
-known, and is remembered; if its result meets a traced value, the call becomes part of the graph. So the graph reads
-the buffers when it runs, and not the values that they had during the trace.
+A model may compute with its buffers alone, or with tensors that it makes from constants. No proxy is involved, so the
+call runs, and shapes and types are known; it is recorded all the same. When the trace is done, calls that nobody uses
+are erased, and tensors made from constants alone that nobody writes are folded to literals. So the graph reads buffers
+when it runs, not the values that they had during the trace, and each run has its own copy of what it writes.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import operator
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from featx.errors import ControlFlowError
-from featx.ir.effects import operator_draws, operator_writes
+from featx.errors import ArgumentTypeError, ControlFlowError
+from featx.ir.effects import Effects, operator_draws, operator_writes
 from featx.ir.graph import Graph
-from featx.ir.node import Argument, Node, map_aggregate
+from featx.ir.memory import MemoryGroups
+from featx.ir.node import Argument, Node, map_arg
 from featx.tracing.proxy import refusal
 from featx.tracing.scope import walk_modules
 from featx.tree import tree_leaves
@@ -27,33 +28,8 @@ if TYPE_CHECKING:
     from featx.tracing.symbolic import Tracer
 
 _READS_VALUES = frozenset(
-    [
-        "item",
-        "tolist",
-        "numpy",
-        "__bool__",
-        "__int__",
-        "__float__",
-        "__complex__",
-        "__index__",
-        "__contains__",
-        "__array__",
-        "equal",
-        "is_nonzero",
-    ]
+    "item tolist numpy __bool__ __int__ __float__ __complex__ __index__ __contains__ __array__ equal is_nonzero".split()
 )
-
-
-@dataclasses.dataclass
-class _Call:
-    """A call that ran on the model's own tensors; `node` is set once the graph contains it."""
-
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    results: list[Any]
-    is_single: bool
-    node: Node | None = None
 
 
 class ModelTensors:
@@ -64,10 +40,12 @@ class ModelTensors:
         self._root = root
         # Made at the first question: a model of leaf modules alone never asks.
         self._known_paths: dict[int, str] | None = None
-        self._calls: list[_Call] = []
-        # Results of calls, by identity; the calls keep them alive, so that ids are not reused.
-        self._derived: dict[int, tuple[_Call, int]] = {}
-        self._has_literals = False
+        # Results of recorded calls by identity: the tensor (kept alive, or its id would be reused), its node, and
+        # whether it comes from the model's own tensors.
+        self._made: dict[int, tuple[torch.Tensor, Node, bool]] = {}
+        self._recorded: list[Node] = []
+        # Memory whose real values are not those that the graph will see.
+        self._stale: set[int] = set()
 
     def path_of(self, tensor: object) -> str | None:
         """Return the dotted path of a tensor that the model owns, else None."""
@@ -84,78 +62,98 @@ class ModelTensors:
         return paths
 
     def argument(self, tensor: torch.Tensor) -> Argument:
-        """Return what stands for `tensor` in the graph: a read of the model, nodes that compute it, or itself."""
+        """Return what stands for `tensor` in the graph: a read of the model, the node that made it, or itself.
+
+        Raises:
+            ControlFlowError: it is a parameter that is not registered in the model.
+        """
         path = self._paths.get(id(tensor))
         if path is not None:
             return self._tracer.create_node("get_attr", path, (), {})
-        if id(tensor) in self._derived:
-            return self._materialize(*self._derived[id(tensor)])
+        made = self._made.get(id(tensor))
+        if made is not None:
+            return made[1]
         if isinstance(tensor, nn.Parameter):
-            raise refusal(
-                self._tracer,
-                ControlFlowError,
-                f"a parameter of shape {tuple(tensor.shape)} that the model does not own is used",
-                "register it as an attribute of the model",
-            )
-        self._has_literals = True
+            what = f"a parameter of shape {tuple(tensor.shape)} that the model does not own is used"
+            raise refusal(self._tracer, ControlFlowError, what, "register it as an attribute of the model")
         return tensor
 
     def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Answer a torch call without traced arguments: run it, or record it where running it would be wrong.
+        """Answer a torch call without traced arguments: record it, and run it where that changes nothing outside.
 
-        Random draws are recorded, because the trace must not fix one draw, and so are writes into the model's
-        tensors, because the trace must not change the model.
+        Random draws do not run, so that no draw is fixed; neither do writes that involve the model's tensors.
 
         Raises:
             ControlFlowError: the model asks for the values of its own tensors, on which a graph cannot depend.
         """
         name = function.__name__
-        is_own = any(id(leaf) in self._paths or id(leaf) in self._derived for leaf in tree_leaves((args, kwargs)))
-        if not is_own:
-            if operator_draws(name) and not kwargs.get("generator"):
-                return self._tracer.create_proxy("call_function", function, args, kwargs)
-            return function(*args, **kwargs)
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        is_own = any(self._is_own(tensor) for tensor in tensors)
+        if operator_draws(name):
+            return self._tracer.create_proxy("call_function", function, args, kwargs, name.strip("_"))
         if name in _READS_VALUES:
-            what = f"the values of a parameter or buffer decide what runs ({name})"
-            raise refusal(self._tracer, ControlFlowError, what)
+            if is_own or any(_memory_of(tensor) in self._stale for tensor in tensors):
+                what = f"the values of a parameter or buffer decide what runs ({name})"
+                raise refusal(self._tracer, ControlFlowError, what)
+            return function(*args, **kwargs)
         if operator_writes(name) or kwargs.get("out") is not None:
-            for earlier in self._calls:
-                self._node_of(earlier)
-            return self._tracer.proxy(self._record(function, args, kwargs))
+            node = self._record(function, args, kwargs)
+            if is_own:
+                self.note_write(args, kwargs)
+                return self._tracer.proxy(node)
+            return function(*args, **kwargs)
         result = function(*args, **kwargs)
-        self._remember(function, args, kwargs, result)
+        self._remember(function, args, kwargs, result, is_own)
         return result
 
+    def note_write(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note that the graph writes into the first real tensor, or `out`, of a call that does not run."""
+        for leaf in tree_leaves((args[:1], kwargs.get("out"))):
+            if isinstance(leaf, torch.Tensor):
+                self._stale.add(_memory_of(leaf))
+
     def finish(self, graph: Graph) -> None:
-        """Give each run of the graph its own copy of the literal tensors that the graph writes into."""
-        if not self._has_literals:
+        """Erase recorded calls that nobody uses, and fold constants that nobody writes to literals."""
+        if not self._recorded:
             return
-        for node in list(graph.nodes):
-            target = node.args[0] if node.args else None
-            if isinstance(target, torch.Tensor) and _writes_first_argument(node):
-                _privatize(graph, target)
+        effects = Effects(graph, self._root)
+        memory = MemoryGroups(graph, effects)
+        written = {memory.of(target) for node in graph.nodes for target in effects.of(node).writes}
+        constants = {
+            node: tensor
+            for tensor, node, is_own in self._made.values()
+            if not is_own and memory.of(node) not in written
+        }
+        for node, tensor in constants.items():
+            for user in list(node.users):
+                _replace(user, node, tensor)
+        for node in reversed(self._recorded):
+            if not node.users and not effects.of(node).writes:
+                inputs = node.all_input_nodes
+                graph.erase_node(node)
+                for source in inputs:
+                    if source.op == "get_attr" and not source.users and "qualified_name" not in source.meta:
+                        graph.erase_node(source)
 
-    def _remember(self, function: Callable[..., Any], args: Any, kwargs: Any, result: Any) -> None:
-        is_single = isinstance(result, torch.Tensor)
-        results = [result] if is_single else (list(result) if isinstance(result, (tuple, list)) else [])
-        tensors = [(index, item) for index, item in enumerate(results) if isinstance(item, torch.Tensor)]
-        if tensors:
-            call = _Call(function, args, kwargs, results, is_single)
-            self._calls.append(call)
-            for index, item in tensors:
-                if id(item) not in self._paths:
-                    self._derived.setdefault(id(item), (call, index))
+    def _is_own(self, tensor: torch.Tensor) -> bool:
+        made = self._made.get(id(tensor))
+        return id(tensor) in self._paths if made is None else made[2]
 
-    def _materialize(self, call: _Call, index: int) -> Node:
-        node = self._node_of(call)
-        if call.is_single:
-            return node
-        return self._tracer.create_node("call_function", operator.getitem, (node, index), {})
-
-    def _node_of(self, call: _Call) -> Node:
-        if call.node is None:
-            call.node = self._record(call.function, call.args, call.kwargs)
-        return call.node
+    def _remember(self, function: Callable[..., Any], args: Any, kwargs: Any, result: Any, is_own: bool) -> None:
+        results = [result] if isinstance(result, torch.Tensor) else result
+        if not isinstance(results, (list, tuple)) or not any(isinstance(item, torch.Tensor) for item in results):
+            return
+        try:
+            node = self._record(function, args, kwargs)
+        except ArgumentTypeError:
+            return  # an argument that no graph can hold: the result stays a literal
+        for index, item in enumerate(results):
+            if isinstance(item, torch.Tensor) and id(item) not in self._paths and id(item) not in self._made:
+                part = node
+                if results is result:
+                    part = self._tracer.create_node("call_function", operator.getitem, (node, index), {})
+                    self._recorded.append(part)
+                self._made[id(item)] = (item, part, is_own)
 
     def _record(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
         # Not through create_proxy: torchvision's names know nothing of these nodes.
@@ -163,10 +161,14 @@ class ModelTensors:
         arguments, keywords = create_arg(args), create_arg(kwargs)
         if name == "__get__":
             owner: Any = function
-            return self._tracer.create_node("call_function", getattr, (arguments[0], owner.__self__.__name__), {})
-        if getattr(torch.Tensor, name, None) is function:
-            return self._tracer.create_node("call_method", name, arguments, keywords)
-        return self._tracer.create_node("call_function", function, arguments, keywords)
+            arguments, keywords = (arguments[0], owner.__self__.__name__), {}
+            node = self._tracer.create_node("call_function", getattr, arguments, keywords)
+        elif getattr(torch.Tensor, name, None) is function:
+            node = self._tracer.create_node("call_method", name, arguments, keywords)
+        else:
+            node = self._tracer.create_node("call_function", function, arguments, keywords)
+        self._recorded.append(node)
+        return node
 
 
 def _tensors_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -178,19 +180,12 @@ def _tensors_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
             yield name, value
 
 
-def _writes_first_argument(node: Node) -> bool:
-    if node.op == "call_method":
-        return operator_writes(node.target)
-    return node.op == "call_function" and operator_writes(node.target.__name__)
+def _memory_of(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
 
 
-def _privatize(graph: Graph, tensor: torch.Tensor) -> None:
-    def uses(node: Node) -> bool:
-        return any(leaf is tensor for leaf in tree_leaves((node.args, node.kwargs)))
+def _replace(user: Node, node: Node, tensor: torch.Tensor) -> None:
+    def swap(source: Node) -> Argument:
+        return tensor if source is node else source
 
-    users = [node for node in graph.nodes if uses(node)]
-    with graph.inserting_before(users[0]):
-        copy = graph.call_method("clone", (tensor,))
-    for user in users:
-        user.args = map_aggregate(user.args, lambda leaf: copy if leaf is tensor else leaf)
-        user.kwargs = map_aggregate(user.kwargs, lambda leaf: copy if leaf is tensor else leaf)
+    user.args, user.kwargs = map_arg(user.args, swap), map_arg(user.kwargs, swap)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import functools
 import linecache
 import os
 import sys
@@ -11,8 +12,11 @@ from types import CodeType, FrameType
 
 import torch
 
-_OWN_FOLDERS = (os.path.dirname(os.path.abspath(__file__)) + os.sep, os.path.dirname(torch.__file__) + os.sep)
+import featx
+
+_OWN_FOLDERS = tuple(os.path.dirname(package.__file__) + os.sep for package in (featx, torch))
 _UNPACK_SEQUENCE = dis.opmap["UNPACK_SEQUENCE"]
+_MATCH_CLASS = dis.opmap["MATCH_CLASS"]
 _EXTENDED_ARG = dis.opmap["EXTENDED_ARG"]
 _ASSERTION_LOADS = ("LOAD_ASSERTION_ERROR", "LOAD_COMMON_CONSTANT")
 
@@ -49,8 +53,13 @@ def is_isinstance_call(frame: FrameType) -> bool:
     """Say whether the call that `frame` is at calls the builtin `isinstance`.
 
     By the position of the call in the source, so that a call of something else in the same function is told apart.
+    `case torch.Tensor():` and functools.singledispatch ask the same question.
     """
     code = frame.f_code
+    if frame.f_lasti >= 0 and code.co_code[frame.f_lasti] == _MATCH_CLASS:
+        return True
+    if code.co_filename == functools.__file__ and "dispatch" in code.co_freevars:
+        return True
     if "isinstance" not in code.co_names:
         return False
     loads = [item for item in dis.get_instructions(code) if item.argval == "isinstance" and item.offset < frame.f_lasti]
@@ -58,8 +67,8 @@ def is_isinstance_call(frame: FrameType) -> bool:
         return False
     if sys.version_info < (3, 11):
         return _line_of(code, loads[-1].offset) == frame.f_lineno
-    start = _position_of(code, frame.f_lasti)[::2]
-    return any(_position_of(code, load.offset)[::2] == start for load in loads)
+    start = _position_of(code, frame.f_lasti)[:2]
+    return any(_position_of(code, load.offset)[:2] == start for load in loads)
 
 
 def is_library_code(code: CodeType) -> bool:

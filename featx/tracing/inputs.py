@@ -64,7 +64,12 @@ def bind_inputs(
     Raises:
         TraceError: `concrete_args` names a parameter that `function` does not have.
     """
-    signature = inspect.signature(function)
+    try:
+        signature = inspect.signature(function)
+    except ValueError as error:
+        raise TraceError(
+            f"{function!r} has no Python signature to make inputs of; wrap it: lambda x: {getattr(function, '__name__', 'f')}(x)"
+        ) from error
     parameters = list(signature.parameters.values())
     concrete = _by_name(concrete_args, parameters, function)
     args: list[Any] = []

@@ -55,7 +55,25 @@ _NOT_ONE_TENSOR = (nn.MultiheadAttention, nn.Sequential, nn.AdaptiveMaxPool1d, n
 
 
 def kind_of(node: Node, root: nn.Module | None) -> type | None:
-    """Return torch.Tensor, int, float, bool, torch.Size or tuple where the value is one for sure, else None."""
+    """Return torch.Tensor, int, float, bool, torch.Size or tuple where the value is one for sure, else None.
+
+    O(nodes that it is computed from); without recursion, for chains of any length.
+    """
+    known: dict[Node, type | None] = {}
+    pending = [node]
+    while pending:
+        current = pending[-1]
+        unknown = [source for source in current.all_input_nodes if source not in known]
+        if unknown and current.op in ("call_method", "call_function"):
+            pending += unknown
+            continue
+        pending.pop()
+        if current not in known:
+            known[current] = _kind_of(current, known, root)
+    return known[node]
+
+
+def _kind_of(node: Node, known: dict[Node, type | None], root: nn.Module | None) -> type | None:
     if node.op == "placeholder":
         return torch.Tensor if node.type in (torch.Tensor, "Tensor", "torch.Tensor") else None
     if node.op == "get_attr":
@@ -63,9 +81,9 @@ def kind_of(node: Node, root: nn.Module | None) -> type | None:
     if node.op == "call_module":
         return _kind_of_module(_find(root, node.target))
     if node.op == "call_method":
-        return _kind_of_method(node, root)
+        return _kind_of_method(node, known)
     if node.op == "call_function":
-        return _kind_of_function(node, root)
+        return _kind_of_function(node, known)
     return None
 
 
@@ -82,23 +100,23 @@ def _kind_of_module(module: Any) -> type | None:
     return None if getattr(module, "return_indices", False) else torch.Tensor
 
 
-def _kind_of_method(node: Node, root: nn.Module | None) -> type | None:
+def _kind_of_method(node: Node, known: dict[Node, type | None]) -> type | None:
     owner = node.args[0] if node.args else None
-    if not isinstance(owner, Node) or kind_of(owner, root) is not torch.Tensor:
+    if not isinstance(owner, Node) or known[owner] is not torch.Tensor:
         return None
     name = node.target
     if name == "size":
         return int if len(node.args) > 1 or node.kwargs else torch.Size
     if name in ("dim", "numel", "nelement", "element_size", "get_device"):
         return int
-    return _kind_of_operator(name)
+    return None if name == "nonzero" else _kind_of_operator(name)
 
 
-def _kind_of_function(node: Node, root: nn.Module | None) -> type | None:
+def _kind_of_function(node: Node, known: dict[Node, type | None]) -> type | None:
     function = node.target
     module, _, name = qualified_name(function).rpartition(".")
     if module == "operator" or not module:
-        return _kind_of_python_operator(node, name, root)
+        return _kind_of_python_operator(node, name, known)
     if isinstance(function, type):
         return function
     if getattr(math, name, None) is function:
@@ -106,9 +124,11 @@ def _kind_of_function(node: Node, root: nn.Module | None) -> type | None:
     if module == "torch.nn.functional":
         takes_out_tuple = node.kwargs.get("return_indices") or name.endswith("with_indices")
         return None if takes_out_tuple or name == "multi_head_attention_forward" else torch.Tensor
+    if name == "nonzero":
+        return None
     if module in ("torch", "torch._C._nn", "torch.Tensor"):
         return _kind_of_operator(name)
-    return None
+    return torch.Tensor if module == "torch.functional" and name in ("einsum", "norm", "cdist", "tensordot") else None
 
 
 def _kind_of_operator(name: str) -> type | None:
@@ -118,8 +138,8 @@ def _kind_of_operator(name: str) -> type | None:
     return torch.Tensor if results and all(result == ["Tensor"] for result in results) else None
 
 
-def _kind_of_python_operator(node: Node, name: str, root: nn.Module | None) -> type | None:
-    kinds = [kind_of(value, root) if isinstance(value, Node) else type(value) for value in node.args]
+def _kind_of_python_operator(node: Node, name: str, known: dict[Node, type | None]) -> type | None:
+    kinds = [known[value] if isinstance(value, Node) else type(value) for value in node.args]
     if name == "getattr" and kinds[0] is torch.Tensor:
         attribute = node.args[1]
         if attribute == "shape":

@@ -125,7 +125,8 @@ class Proxy:
         # isinstance(proxy, torch.Tensor) lands here, and so does much else that must not be answered (torch's argument
         # parser would take a proxy for a tensor and read memory that is not one), so the calling code is looked at.
         frame = sys._getframe(1)
-        if is_library_code(frame.f_code) or not is_isinstance_call(frame):
+        code = frame.f_code
+        if (is_library_code(code) and code is not torch.is_tensor.__code__) or not is_isinstance_call(frame):
             return type(self)
         kind = kind_of(self.node, getattr(self.tracer, "root", None))
         if kind is None:

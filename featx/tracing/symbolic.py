@@ -13,6 +13,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from featx.errors import ModulePathError, TraceError
+from featx.ir.effects import operator_writes
 from featx.ir.graph import Graph
 from featx.ir.node import Argument, Node, Target
 from featx.tracing.constants import ModelTensors
@@ -21,6 +22,7 @@ from featx.tracing.inputs import bind_inputs
 from featx.tracing.naming import QualifiedNames
 from featx.tracing.proxy import ParameterProxy, Proxy, find_proxy
 from featx.tracing.scope import borrowed, walk_modules
+from featx.tracing.state import ModuleState, python_random_position, random_state_kept
 from featx.tracing.tracer import TracerBase
 from featx.tracing.wrapping import wrapped_functions
 
@@ -69,6 +71,7 @@ class Tracer(TracerBase):
         self._tensors = ModelTensors(self, self.root)
         self._parameter_proxies: dict[str, Any] = {}
         self._names = QualifiedNames()
+        self._states: dict[nn.Module, ModuleState] = {}
 
     def trace(
         self, root: nn.Module | Callable[..., Any], concrete_args: dict[str, Any] | tuple[Any, ...] | None = None
@@ -98,25 +101,55 @@ class Tracer(TracerBase):
         self._parameter_proxies = {}
         self._tensors = ModelTensors(self, self.root)
         self._names = QualifiedNames()
+        self._states = {}
         with (
+            random_state_kept(),
             borrowed(
                 list(self.submodule_paths), self._on_call, self._on_read, watch_buffers=self.proxy_buffer_attributes
             ),
             wrapped_functions(self._globals_of(function), self._autowrap_modules, self._autowrap_functions),
             _Mode(self),
         ):
-            self._run(function, concrete_args)
+            try:
+                self._run(function, concrete_args)
+            finally:
+                for state in self._states.values():
+                    state.restore()
         self._tensors.finish(self.graph)
         self._names.assign()
         self.submodule_paths = {}
         return self.graph
 
     def _run(self, function: Callable[..., Any], concrete_args: Any) -> None:
+        self._keep_state(self.root)
         target, args, kwargs = bind_inputs(self, function, concrete_args)
+        drawn = python_random_position()
         annotation = inspect.signature(function).return_annotation
         result = self.create_arg(target(*args, **kwargs))
         returns = None if annotation is inspect.Signature.empty else annotation
         self.create_node("output", "output", (result,), {}, type_expr=returns)
+        if python_random_position() != drawn:
+            raise TraceError(
+                f"cannot trace {self.root_module_name}: its forward draws from Python's or numpy's random generator, so a "
+                "graph would repeat one draw. Draw with torch, or switch that off (eval mode, or a rate of 0)."
+            )
+        for path, module in ((self.submodule_paths[module], module) for module in self._states):
+            self._check_buffers(path, module)
+
+    def _check_buffers(self, path: str, module: nn.Module) -> None:
+        for name in self._states[module].rebound_buffers():
+            value = module._buffers[name]
+            if type(value) is Proxy and operator_writes(str(getattr(value.node.target, "__name__", value.node.target))):
+                continue  # `self.count += 1` writes in place and then assigns what it wrote
+            where = f"{path}.{name}" if path else name
+            raise TraceError(
+                f"cannot trace {self.root_module_name}: forward assigns a new tensor to the buffer '{where}', and a graph "
+                f"cannot. Write into it instead: self.{name}.copy_(value)."
+            )
+
+    def _keep_state(self, module: nn.Module) -> None:
+        if module not in self._states:
+            self._states[module] = ModuleState(module)
 
     def _globals_of(self, function: Callable[..., Any]) -> list[dict[str, Any]]:
         found: dict[int, dict[str, Any]] = {}
@@ -159,6 +192,7 @@ class Tracer(TracerBase):
         try:
             if self.is_leaf_module(m, path):
                 return self.create_proxy("call_module", path, args, kwargs)
+            self._keep_state(m)
             return forward(*args, **kwargs)
         finally:
             self.scope = outer
@@ -237,6 +271,11 @@ class Tracer(TracerBase):
     def _on_read(self, module: nn.Module, name: str, value: Any) -> Any:
         return value if value is None else self.getattr(name, value, self._parameter_proxies)
 
+    def on_traced_call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note what a torch call with traced arguments, which is recorded and does not run, does to real tensors."""
+        if "out" in kwargs or operator_writes(function.__name__):
+            self._tensors.note_write(args, kwargs)
+
     def on_constant_call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer a torch call that has no traced value among its arguments."""
         return self._tensors.call(function, args, kwargs)
@@ -257,5 +296,6 @@ class _Mode(TorchFunctionMode):
         if proxy is None and keywords:
             proxy = find_proxy(keywords)
         if proxy is not None:
+            self._tracer.on_traced_call(func, args, keywords)
             return type(proxy).__torch_function__(func, types, args, keywords)
         return self._tracer.on_constant_call(func, args, keywords)
