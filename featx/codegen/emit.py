@@ -194,7 +194,7 @@ class _Emitter:
             return f"{variable} = {self._call_of_function(node)}"
         if node.op == "call_method":
             owner = literal(node.args[0], self)
-            owner = owner if isinstance(node.args[0], Node) else f"({owner})"
+            owner = owner if isinstance(node.args[0], (Node, torch.Tensor)) else f"({owner})"
             return f"{variable} = {owner}.{node.target}({self._arguments(node.args[1:], node.kwargs)})"
         expression = self._paths.expression(node.target, self._body)
         if node.op == "get_attr":

@@ -26,7 +26,7 @@ class FeatureTracer(Tracer):
         param_shapes_constant: as for `Tracer`.
     """
 
-    specialize_none = True
+    specialize_options = True
 
     def __init__(
         self,

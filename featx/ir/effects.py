@@ -216,17 +216,17 @@ class Effects:
         return self._from_schemas(node, schemas, name)
 
     def _from_schemas(self, node: Node, schemas: list[Any], name: str) -> CallEffects:
-        writes: dict[Node, None] = {}
+        writes: dict[Node, None] = dict.fromkeys(_out_argument(node))
         is_view = name in _MAY_RETURN_INPUT
         for schema in schemas:
-            for position, argument in enumerate(schema.arguments):
-                if argument.alias_info is not None and argument.alias_info.is_write:
-                    value = node.kwargs.get(argument.name)
-                    if value is None and not argument.kwarg_only and position < len(node.args):
-                        value = node.args[position]
-                    writes.update(dict.fromkeys(_nodes_in(value)))
+            arguments = schema.arguments
+            if not writes and any(argument.kwarg_only and _is_written(argument) for argument in arguments):
+                continue  # the form with `out=`, which this is not
             is_view = is_view or any(result.alias_info is not None for result in schema.returns)
-        writes.update(dict.fromkeys(_out_argument(node)))
+            for position, argument in enumerate(arguments):
+                if _is_written(argument) and not argument.kwarg_only:
+                    value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+                    writes.update(dict.fromkeys(_nodes_in(value)))
         shares = tuple(writes) if writes else (_nodes(node) if is_view else ())
         return CallEffects(writes=tuple(writes), shares=shares, is_random=_is_random(node, name))
 
@@ -250,6 +250,10 @@ class Effects:
             is_random=any(part.training and _draws_in_training(part) for part in parts),
             writes_state=any(part.training and part.__dict__.get("track_running_stats") for part in parts),
         )
+
+
+def _is_written(argument: Any) -> bool:
+    return argument.alias_info is not None and argument.alias_info.is_write
 
 
 def module_effects(module: nn.Module) -> tuple[bool, bool]:

@@ -12,9 +12,11 @@ from types import CodeType, FrameType
 
 import torch
 
-import featx
-
-_OWN_FOLDERS = tuple(os.path.dirname(package.__file__) + os.sep for package in (featx, torch))
+_OWN_FOLDERS = (
+    os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
+    os.path.dirname(torch.__file__) + os.sep,
+)
+_PYTHON_FOLDER = os.path.dirname(os.__file__) + os.sep
 _UNPACK_SEQUENCE = dis.opmap["UNPACK_SEQUENCE"]
 _MATCH_CLASS = dis.opmap["MATCH_CLASS"]
 _EXTENDED_ARG = dis.opmap["EXTENDED_ARG"]
@@ -49,16 +51,18 @@ def is_assertion(frame: FrameType) -> bool:
     return jumps and len(names) > 1 and names[1] in _ASSERTION_LOADS
 
 
-def is_isinstance_call(frame: FrameType) -> bool:
-    """Say whether the call that `frame` is at calls the builtin `isinstance`.
+def is_type_question(frame: FrameType) -> bool:
+    """Say whether model code at `frame` asks for the type of a value, and branches on the answer.
 
-    By the position of the call in the source, so that a call of something else in the same function is told apart.
-    `case torch.Tensor():` and functools.singledispatch ask the same question.
+    That is a call of the builtin `isinstance`, told from other calls in the same function by its position in the
+    source; `torch.is_tensor`, `case torch.Tensor():` and functools.singledispatch ask the same.
     """
     code = frame.f_code
-    if frame.f_lasti >= 0 and code.co_code[frame.f_lasti] == _MATCH_CLASS:
+    if code is torch.is_tensor.__code__ or (code.co_filename == functools.__file__ and "dispatch" in code.co_freevars):
         return True
-    if code.co_filename == functools.__file__ and "dispatch" in code.co_freevars:
+    if is_library_code(code):
+        return False
+    if frame.f_lasti >= 0 and code.co_code[frame.f_lasti] == _MATCH_CLASS:
         return True
     if "isinstance" not in code.co_names:
         return False
@@ -72,8 +76,9 @@ def is_isinstance_call(frame: FrameType) -> bool:
 
 
 def is_library_code(code: CodeType) -> bool:
-    """Say whether `code` belongs to featx's tracing or to torch, rather than to a model."""
-    return code.co_filename.startswith(_OWN_FOLDERS)
+    """Say whether `code` belongs to featx, torch or Python itself, rather than to a model."""
+    name = code.co_filename
+    return name.startswith(_OWN_FOLDERS) or (name.startswith(_PYTHON_FOLDER) and "-packages" not in name)
 
 
 def user_frame() -> FrameType | None:

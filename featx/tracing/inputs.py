@@ -128,14 +128,19 @@ class _Input:
         annotation = None if parameter.annotation is _EMPTY else parameter.annotation
         default = () if parameter.default is _EMPTY else (parameter.default,)
         is_fixed = self._name in concrete
-        fix_none = not is_fixed and default == (None,) and self._tracer.specialize_none
+        is_option = not is_fixed and self._tracer.specialize_options and _is_option(parameter.default)
         # torch.fx numbers the placeholder of a fixed input; its name in the signature stays.
         name = f"{self._name}_1" if is_fixed else None
         proxy = self._tracer.create_proxy("placeholder", self._name, default, {}, name, annotation)
         if parameter.kind is parameter.KEYWORD_ONLY:
             proxy.node.meta["keyword_only"] = True
-        if fix_none:
-            return self._fix(proxy, None, self._name)
+        if is_option:
+            check: Any = check_is_none if parameter.default is None else check_is_same
+            arguments = (
+                (proxy.node, *default, self._name) if parameter.default is not None else (proxy.node, self._name)
+            )
+            self._tracer.create_node("call_function", check, arguments, NO_KWARGS)
+            return parameter.default
         return self._fix(proxy, concrete[self._name], self._name) if is_fixed else proxy
 
     def _fix(self, proxy: Proxy, value: Any, where: str) -> Any:
@@ -164,6 +169,10 @@ class _Input:
         length = self._tracer.create_proxy("call_function", len, (proxy,), {})
         message = f"{where} was traced with {len(value)} items and has another number of them now"
         self._tracer.create_proxy("call_function", torch._assert, (operator.eq(length, len(value)), message), {})
+
+
+def _is_option(default: object) -> bool:
+    return default is None or isinstance(default, (bool, str))
 
 
 def _with_plain_rest(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,8 +15,7 @@ from featx.ir.names import name_of_target
 from featx.tracing.frames import (
     describe,
     is_assertion,
-    is_isinstance_call,
-    is_library_code,
+    is_type_question,
     unpacked_count,
     user_frame,
 )
@@ -124,9 +123,7 @@ class Proxy:
     def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
         # isinstance(proxy, torch.Tensor) lands here, and so does much else that must not be answered (torch's argument
         # parser would take a proxy for a tensor and read memory that is not one), so the calling code is looked at.
-        frame = sys._getframe(1)
-        code = frame.f_code
-        if (is_library_code(code) and code is not torch.is_tensor.__code__) or not is_isinstance_call(frame):
+        if not is_type_question(sys._getframe(1)):
             return type(self)
         kind = kind_of(self.node, getattr(self.tracer, "root", None))
         if kind is None:

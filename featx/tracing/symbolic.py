@@ -51,9 +51,9 @@ class Tracer(TracerBase):
         param_shapes_constant: whether the shape of a parameter is a plain value in the model's code.
     """
 
-    # Trace an input whose default is None as None, and check at run time that it is. torch.fx makes a proxy of it,
-    # with which `if mask is None` goes the wrong way; extractors must not.
-    specialize_none: bool = False
+    # Trace an input whose default is None, a bool or a string with that default, and check at run time that it has it.
+    # torch.fx makes a proxy of it, with which `if mask is None` goes the wrong way; extractors must not.
+    specialize_options: bool = False
 
     def __init__(
         self,
