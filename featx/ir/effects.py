@@ -302,8 +302,8 @@ def operator_writes(name: str) -> bool:
 
 
 def operator_draws(name: str) -> bool:
-    """Say whether a torch function or method of this name always draws random numbers."""
-    return name in _RANDOM
+    """Say whether a torch function or method of this name draws random numbers, in training at least."""
+    return name in _RANDOM or name in _RANDOM_IN_TRAINING
 
 
 # -- arguments ---------------------------------------------------------------------------------------------------------

@@ -51,6 +51,10 @@ class ModelTensors:
         """Return the dotted path of a tensor that the model owns, else None."""
         return self._paths.get(id(tensor))
 
+    def was_made(self, value: object) -> bool:
+        """Say whether `value` is a tensor that a recorded call made."""
+        return id(value) in self._made
+
     @property
     def _paths(self) -> dict[int, str]:
         paths = self._known_paths

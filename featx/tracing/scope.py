@@ -39,9 +39,13 @@ class _Switch:
             return self.original(*args, **kwargs)
         return handlers[0](self.module, self.original, args, kwargs)
 
+    # A copy of the model that somebody makes during the trace is an ordinary model.
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        # A copy of the model that somebody makes during the trace is an ordinary model.
         return MethodType(type(self.module)._call_impl, memo[id(self.module)])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self.module, "_call_impl")
 
 
 class _WatchedDict(dict[str, Any]):

@@ -2,88 +2,67 @@
 
 from __future__ import annotations
 
-import random
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import nn
 
 _CONTAINERS = (list, dict, set)
+# Not put back: what other threads may change meanwhile, and what the trace itself lays over the module.
+_LEFT_ALONE = frozenset({"_parameters", "_buffers", "_modules", "training", "_call_impl", "_compiled_call_impl"})
 
 
 class ModuleState:
-    """The attributes of one module: which objects they are, and the items of plain lists, dicts and sets.
+    """The plain attributes of one module, the items of lists, dicts and sets among them, and its buffers.
 
-    Parameters and buffers are watched as dicts of objects; their values are not copied.
+    Built when the trace first enters the module. Values of tensors are not copied. O(attributes).
     """
 
-    __slots__ = ("_attributes", "_items", "_module")
+    __slots__ = ("_attributes", "_buffers", "_items", "_module")
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
-        self._attributes = module.__dict__.copy()
-        self._items = [
-            (value, value.copy()) for value in self._attributes.values() if isinstance(value, _CONTAINERS) and value
-        ]
+        self._attributes = {name: value for name, value in module.__dict__.items() if name not in _LEFT_ALONE}
+        self._buffers = dict(module._buffers)
+        containers = [value for value in self._attributes.values() if isinstance(value, _CONTAINERS)]
+        self._items = [(container, container.copy()) for container in containers]
 
-    def rebound_buffers(self) -> list[str]:
-        """Return the names of buffers that are another object now."""
-        buffers = self._attributes["_buffers"]
-        before = next((items for value, items in self._items if value is buffers), buffers)
-        return [name for name, value in buffers.items() if value is not before.get(name)]
+    def rebound_buffers(self, is_of_trace: Callable[[Any], bool]) -> dict[str, Any]:
+        """Return the buffers that are another object now, one for which `is_of_trace` holds."""
+        return {
+            name: value
+            for name, value in self._module._buffers.items()
+            if value is not self._buffers.get(name) and is_of_trace(value)
+        }
 
-    def restore(self) -> None:
-        """Put every attribute, and every item of a container, back."""
+    def restore(self, is_of_trace: Callable[[Any], bool]) -> None:
+        """Put plain attributes and their items back, and buffers that now hold something of the trace."""
         state = self._module.__dict__
-        for name in [name for name in state if name not in self._attributes]:
+        for name in [name for name in state if name not in self._attributes and name not in _LEFT_ALONE]:
             del state[name]
         for name, value in self._attributes.items():
             if state.get(name) is not value:
                 state[name] = value
         for container, items in self._items:
             _refill(container, items)
-        for value in self._attributes.values():
-            # What was empty before has no copy.
-            if isinstance(value, _CONTAINERS) and value and all(value is not known for known, _ in self._items):
-                value.clear()
+        for name in self.rebound_buffers(is_of_trace):
+            if name in self._buffers:
+                self._module._buffers[name] = self._buffers[name]
+            else:
+                del self._module._buffers[name]
 
 
 def _refill(container: Any, items: Any) -> None:
     if isinstance(container, list):
-        if len(container) != len(items) or any(one is not other for one, other in zip(container, items, strict=True)):
-            container[:] = items
+        same = len(container) == len(items) and all(map(_is, container, items))
     elif isinstance(container, dict):
         same = len(container) == len(items) and all(container.get(key) is value for key, value in items.items())
-        if not same:
-            container.clear()
-            container.update(items)
-    elif container != items:
+    else:
+        same = container == items
+    if not same:
         container.clear()
-        container.update(items)
+        (container.extend if isinstance(container, list) else container.update)(items)
 
 
-@contextmanager
-def random_state_kept() -> Iterator[None]:
-    """Put the random generators of Python, torch (CPU) and, where it is loaded, numpy back afterwards."""
-    numpy = sys.modules.get("numpy")
-    python_state, torch_state = random.getstate(), torch.get_rng_state()
-    numpy_state = numpy.random.get_state() if numpy else None
-    try:
-        yield
-    finally:
-        random.setstate(python_state)
-        torch.set_rng_state(torch_state)
-        if numpy:
-            numpy.random.set_state(numpy_state)
-
-
-def python_random_position() -> object:
-    """Return something that changes when Python's or numpy's global generator is drawn from."""
-    numpy = sys.modules.get("numpy")
-    if numpy is None:
-        return random.getstate()
-    kind, keys, position, *rest = numpy.random.get_state()
-    return random.getstate(), kind, position, tuple(rest), keys[:8].tolist()
+def _is(one: object, other: object) -> bool:
+    return one is other

@@ -20,9 +20,9 @@ from featx.tracing.constants import ModelTensors
 from featx.tracing.frames import describe, user_frame
 from featx.tracing.inputs import bind_inputs
 from featx.tracing.naming import QualifiedNames
-from featx.tracing.proxy import ParameterProxy, Proxy, find_proxy
+from featx.tracing.proxy import ParameterProxy, Proxy, find_proxy, refusal
 from featx.tracing.scope import borrowed, walk_modules
-from featx.tracing.state import ModuleState, python_random_position, random_state_kept
+from featx.tracing.state import ModuleState
 from featx.tracing.tracer import TracerBase
 from featx.tracing.wrapping import wrapped_functions
 
@@ -103,18 +103,19 @@ class Tracer(TracerBase):
         self._names = QualifiedNames()
         self._states = {}
         with (
-            random_state_kept(),
             borrowed(
                 list(self.submodule_paths), self._on_call, self._on_read, watch_buffers=self.proxy_buffer_attributes
             ),
-            wrapped_functions(self._globals_of(function), self._autowrap_modules, self._autowrap_functions),
+            wrapped_functions(
+                self._globals_of(function), self._autowrap_modules, self._autowrap_functions, self._refuse_draw
+            ),
             _Mode(self),
         ):
             try:
                 self._run(function, concrete_args)
             finally:
                 for state in self._states.values():
-                    state.restore()
+                    state.restore(self._is_of_trace)
         self._tensors.finish(self.graph)
         self._names.assign()
         self.submodule_paths = {}
@@ -123,22 +124,15 @@ class Tracer(TracerBase):
     def _run(self, function: Callable[..., Any], concrete_args: Any) -> None:
         self._keep_state(self.root)
         target, args, kwargs = bind_inputs(self, function, concrete_args)
-        drawn = python_random_position()
         annotation = inspect.signature(function).return_annotation
         result = self.create_arg(target(*args, **kwargs))
         returns = None if annotation is inspect.Signature.empty else annotation
         self.create_node("output", "output", (result,), {}, type_expr=returns)
-        if python_random_position() != drawn:
-            raise TraceError(
-                f"cannot trace {self.root_module_name}: its forward draws from Python's or numpy's random generator, so a "
-                "graph would repeat one draw. Draw with torch, or switch that off (eval mode, or a rate of 0)."
-            )
         for path, module in ((self.submodule_paths[module], module) for module in self._states):
             self._check_buffers(path, module)
 
     def _check_buffers(self, path: str, module: nn.Module) -> None:
-        for name in self._states[module].rebound_buffers():
-            value = module._buffers[name]
+        for name, value in self._states[module].rebound_buffers(self._is_of_trace).items():
             if type(value) is Proxy and operator_writes(str(getattr(value.node.target, "__name__", value.node.target))):
                 continue  # `self.count += 1` writes in place and then assigns what it wrote
             where = f"{path}.{name}" if path else name
@@ -146,6 +140,18 @@ class Tracer(TracerBase):
                 f"cannot trace {self.root_module_name}: forward assigns a new tensor to the buffer '{where}', and a graph "
                 f"cannot. Write into it instead: self.{name}.copy_(value)."
             )
+
+    def _refuse_draw(self, function: Callable[..., Any]) -> None:
+        name = f"{function.__module__ or 'random'}.{function.__name__}"
+        raise refusal(
+            self,
+            TraceError,
+            f"forward draws from Python's or numpy's random generator ({name}), and a graph would repeat that one draw,",
+            "draw with torch, or switch that off (eval mode, or a rate of 0)",
+        )
+
+    def _is_of_trace(self, value: Any) -> bool:
+        return issubclass(type(value), Proxy) or self._tensors.was_made(value)
 
     def _keep_state(self, module: nn.Module) -> None:
         if module not in self._states:

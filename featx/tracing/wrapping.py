@@ -8,11 +8,12 @@ among its arguments and passes every other one on, so other threads do not notic
 from __future__ import annotations
 
 import builtins
+import random
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from threading import Lock
-from types import FunctionType, ModuleType
+from threading import Lock, get_ident
+from types import BuiltinMethodType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar, cast
 
 from featx.errors import ArgumentTypeError, TraceError
@@ -50,19 +51,26 @@ def wrap(fn_or_name: _F) -> _F:
     return fn_or_name
 
 
+_METHOD_TYPES = (BuiltinMethodType, MethodType)
+_STATE_NAMES = frozenset({"getstate", "setstate", "get_state", "set_state", "seed"})
+
+
 class _PassThrough:
     """Stands in for `function` under a global name; as a callable it looks like it."""
 
-    __slots__ = ("function", "is_removed", "lock", "traces", "was_global")
+    __slots__ = ("function", "is_removed", "lock", "refusals", "traces", "was_global")
 
     def __init__(self, function: Callable[..., Any], was_global: bool) -> None:
         self.function = function
         self.was_global = was_global
         self.traces = 0
+        self.refusals: dict[int, Callable[[Callable[..., Any]], None]] = {}
         self.is_removed = False
         self.lock = Lock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.refusals and get_ident() in self.refusals:
+            self.refusals[get_ident()](self.function)
         proxy = find_proxy((args, kwargs))
         if proxy is None:
             return self.function(*args, **kwargs)
@@ -76,12 +84,16 @@ class _PassThrough:
 
 @contextmanager
 def wrapped_functions(
-    seen_globals: Iterable[dict[str, Any]], modules: Iterable[ModuleType], functions: Iterable[Callable[..., Any]]
+    seen_globals: Iterable[dict[str, Any]],
+    modules: Iterable[ModuleType],
+    functions: Iterable[Callable[..., Any]],
+    refuse_draw: Callable[[Callable[..., Any]], None],
 ) -> Iterator[None]:
     """Record calls of wrapped functions, of `functions`, and of the public functions of `modules`.
 
     They are found where their Python module marked them, in `modules` themselves, and in `seen_globals`: the globals
-    of the code that will be traced. O(size of those).
+    of the code that will be traced. A call of a random function of Python or numpy by this thread goes to `refuse_draw`
+    first. O(size of those).
     """
     modules = list(modules)
     wanted = {id(function) for function in functions}
@@ -97,11 +109,15 @@ def wrapped_functions(
         for name, value in namespace.items():
             if id(value) in wanted and not name.startswith("__"):
                 places[id(namespace), name] = namespace
+    for namespace, name in _random_functions(seen_globals):
+        places.setdefault((id(namespace), name), namespace)
     laid: list[tuple[dict[str, Any], str, _PassThrough]] = []
     try:
         for (_, name), namespace in places.items():
             entry = _lay(namespace, name)
             if entry is not None:
+                if _is_random(entry.function):
+                    entry.refusals[get_ident()] = refuse_draw
                 laid.append((namespace, name, entry))
         yield
     finally:
@@ -123,6 +139,26 @@ def _marked(seen_globals: Iterable[dict[str, Any]]) -> Iterator[tuple[dict[str, 
     registry: dict[tuple[int, str], dict[str, Any]] = getattr(tracing, "_wrapped_fns_to_patch", {})
     for (_, name), namespace in list(registry.items()):
         yield namespace, {name}
+
+
+def _random_functions(seen_globals: Iterable[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], str]]:
+    numpy = sys.modules.get("numpy")
+    numpy_random = numpy.random if numpy else None
+    for namespace in seen_globals:
+        for name, value in list(namespace.items()):
+            if _is_random(value):
+                yield namespace, name
+            elif value is random or (numpy is not None and (value is numpy or value is numpy_random)):
+                owner = (random if value is random else numpy_random).__dict__
+                yield from ((owner, function) for function in owner if _is_random(owner[function]))
+
+
+def _is_random(value: Any) -> bool:
+    # The functions of both modules are methods of one hidden generator each.
+    owner = getattr(value, "__self__", None) if type(value) in _METHOD_TYPES else None
+    return (
+        owner is not None and type(owner).__name__ in ("Random", "RandomState") and value.__name__ not in _STATE_NAMES
+    )
 
 
 def _with_referenced(seen_globals: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
@@ -155,6 +191,7 @@ def _lay(namespace: dict[str, Any], name: str) -> _PassThrough | None:
 
 def _lift(namespace: dict[str, Any], name: str, entry: _PassThrough) -> None:
     with entry.lock:
+        entry.refusals.pop(get_ident(), None)
         entry.traces -= 1
         if entry.traces:
             return
