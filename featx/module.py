@@ -236,7 +236,9 @@ class GraphModule(nn.Module):
         state = self.__getstate__()
         for name in ("_parameters", "_buffers", "_modules", "_literals"):
             state[name] = state[name].copy()
-        state["_graph"] = copy.deepcopy(self._graph)
+        # The copy shares weights, and so the tensors that stand literally in the graph.
+        shared: dict[int, Any] = {id(tensor): tensor for tensor in self._literals.values()}
+        state["_graph"] = copy.deepcopy(self._graph, shared)
         duplicate.__setstate__(state)
         return duplicate
 

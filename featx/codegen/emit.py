@@ -76,6 +76,7 @@ class _Emitter:
         self._name_tensor = name_tensor or self._number_tensor
         self._names = Namespace()
         self._names.reserve(root)
+        self._names.reserve("grad_enabled")
         self._reserve_parameters()
         self._variables = {node: self._name_variable(node) for node in graph.nodes}
         self._globals: dict[str, Any] = {}
@@ -102,6 +103,9 @@ class _Emitter:
             error.add_note(f"while writing the code of node '{name}'") if hasattr(error, "add_note") else None
             raise
         body = self._body or ["pass\n"]
+        if any(node.target is torch._C._set_grad_enabled for node in self._graph.nodes):
+            body = _with_grad_mode_restored(body)
+            self._lines = {line + 2: name for line, name in self._lines.items()}
         if self._graph.code_transformer is not None:
             body = self._graph.code_transformer(body)
             self._lines = {}
@@ -237,6 +241,13 @@ class _Emitter:
             return function_name(annotation, self)
         text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
         return repr(text)
+
+
+def _with_grad_mode_restored(body: list[str]) -> list[str]:
+    """Put `body`, which switches gradients off and on, into a block that restores them whatever happens."""
+    indented = ["    " + line for line in body]
+    start = ["grad_enabled = torch.is_grad_enabled()\n", "try:\n"]
+    return [*start, *indented, "finally:\n", "    torch._C._set_grad_enabled(grad_enabled)\n"]
 
 
 def _freed_after(graph: Graph) -> dict[Node, list[Node]]:

@@ -84,9 +84,9 @@ class _Liveness:
         read_later: set[int] = set()
         draws_later = False
         for node in reversed(self._graph.nodes):
-            if node.op == "output" or (node > end and node.op != "placeholder"):
-                continue
             effects = self._effects.of(node)
+            if node.op == "output" or (node > end and node.op != "placeholder" and not effects.changes_global_state):
+                continue
             if (
                 node in required
                 or node.op == "placeholder"

@@ -125,16 +125,17 @@ def _map_nodes(meta: dict[str, Any], function: Callable[[Node], Any]) -> dict[st
 def _from_positions(value: Any, nodes: list[Node]) -> Any:
     if isinstance(value, _Position):
         return nodes[value.index]
-    if isinstance(value, tuple):
-        items = [_from_positions(item, nodes) for item in cast(tuple[Any, ...], value)]
-        kind = type(cast(tuple[Any, ...], value))
-        if kind is tuple:
-            return tuple(items)
+    if isinstance(value, (tuple, list)):
+        sequence = cast(tuple[Any, ...], value)
+        items = [_from_positions(item, nodes) for item in sequence]
+        if all(one is other for one, other in zip(items, sequence, strict=True)):
+            return sequence
+        kind = type(sequence)
         return kind(*items) if hasattr(value, "_fields") else kind(items)
-    if isinstance(value, list):
-        return [_from_positions(item, nodes) for item in cast(list[Any], value)]
     if isinstance(value, dict):
-        return {key: _from_positions(item, nodes) for key, item in cast(dict[Any, Any], value).items()}
+        mapping = cast(dict[Any, Any], value)
+        changed = {key: _from_positions(item, nodes) for key, item in mapping.items()}
+        return mapping if all(changed[key] is mapping[key] for key in mapping) else changed
     if isinstance(value, slice):
         return slice(*(_from_positions(item, nodes) for item in (value.start, value.stop, value.step)))
     return value

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import operator
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -95,6 +96,7 @@ _INPLACE_OPERATORS = frozenset(
         "div",
     ]
 )
+_RETURNS_SEQUENCE = frozenset("chunk split split_with_sizes tensor_split unbind hsplit vsplit dsplit meshgrid".split())
 _CHECKS = frozenset({"torch._assert", "torch._assert_async", "torch._check"})
 # Functions that change how later code runs.
 _GLOBAL_STATE = frozenset({"_set_grad_enabled", "_enter_autocast", "_exit_autocast", "set_grad_enabled", "manual_seed"})
@@ -105,7 +107,7 @@ _VIEW_MODULES = (nn.Identity, nn.Flatten, nn.Unflatten, nn.Upsample, nn.Paramete
 _DROPOUT_MODULES = (
     nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU
 )  # fmt: skip
-_DRAWING_MODULES = (*_DROPOUT_MODULES, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
+_DRAWING_MODULES = (nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 # Leaf modules of torchvision that are known not to write their input, by class path so that torchvision is not needed.
 _READ_ONLY_MODULES = frozenset({"torchvision.ops.misc.SqueezeExcitation", "torchvision.ops.misc.FrozenBatchNorm2d"})
 
@@ -194,8 +196,9 @@ class Effects:
             return self._of_operator(node, short)
         if module.startswith("torch.") and not module.startswith("torch.distributed"):
             # fft, linalg, nn.init and the like: they write no argument without saying so in their name.
-            writes = _first_node(node) if short.endswith("_") else ()
-            return CallEffects(writes=writes + _out_argument(node), shares=_nodes(node))
+            is_init = module == "torch.nn.init"
+            writes = _first_node(node) if is_init or short.endswith("_") else ()
+            return CallEffects(writes=writes + _out_argument(node), shares=_nodes(node), is_random=is_init)
         return CallEffects(writes=_nodes(node), shares=_nodes(node), is_opaque=True, is_random=True)
 
     def _of_operator(self, node: Node, name: str) -> CallEffects:
@@ -208,6 +211,9 @@ class Effects:
         schemas = self._schemas.get(name)
         if schemas is None:
             schemas = self._schemas[name] = torch._C._jit_get_schemas_for_operator(f"aten::{name}")
+        if not schemas and node.op == "call_method" and not hasattr(torch.Tensor, name):
+            # A method of something else than a tensor: `features.append(x)`.
+            return CallEffects(writes=_first_node(node), shares=_nodes(node), is_opaque=True)
         if not schemas:
             writes = _first_node(node) if name.endswith("_") else ()
             return CallEffects(
@@ -247,7 +253,7 @@ class Effects:
             writes=inputs if writes else (),
             shares=inputs if shares or writes else (),
             is_opaque=writes and not module.__dict__.get("inplace"),
-            is_random=any(part.training and _draws_in_training(part) for part in parts),
+            is_random=any(_draws(part) for part in parts),
             writes_state=any(part.training and part.__dict__.get("track_running_stats") for part in parts),
         )
 
@@ -271,9 +277,11 @@ def module_effects(module: nn.Module) -> tuple[bool, bool]:
     return False, isinstance(module, _VIEW_MODULES + _DROPOUT_MODULES)
 
 
-def _draws_in_training(module: nn.Module) -> bool:
-    known = _is_torch_module(module)
-    return isinstance(module, _DRAWING_MODULES) or bool(module.__dict__.get("dropout")) or not known
+def _draws(module: nn.Module) -> bool:
+    if isinstance(module, _DRAWING_MODULES):
+        return True
+    may_draw = isinstance(module, _DROPOUT_MODULES) or module.__dict__.get("dropout") or not _is_torch_module(module)
+    return module.training and bool(may_draw)
 
 
 def _is_torch_module(module: nn.Module) -> bool:
@@ -282,7 +290,10 @@ def _is_torch_module(module: nn.Module) -> bool:
 
 def _of_python_operator(node: Node, name: str) -> CallEffects:
     if name in ("setitem", "delitem"):
-        return CallEffects(writes=_first_node(node), shares=())
+        # A dict or list that gets a value holds its memory from then on.
+        return CallEffects(writes=_first_node(node), shares=_nodes(node))
+    if name in ("add", "iadd", "concat") and any(_is_sequence(value) for value in node.args):
+        return CallEffects(writes=_first_node(node) if name == "iadd" else (), shares=_nodes(node))
     if operator_writes(name):
         return CallEffects(writes=_first_node(node), shares=_first_node(node))
     if name in ("getitem", "pos"):
@@ -304,6 +315,14 @@ def operator_writes(name: str) -> bool:
 def operator_draws(name: str) -> bool:
     """Say whether a torch function or method of this name draws random numbers, in training at least."""
     return name in _RANDOM or name in _RANDOM_IN_TRAINING
+
+
+def _is_sequence(value: Any) -> bool:
+    if not isinstance(value, Node):
+        return isinstance(value, (tuple, list))
+    if value.target is operator.add:
+        return any(_is_sequence(item) for item in value.args)
+    return str(getattr(value.target, "__name__", value.target)) in _RETURNS_SEQUENCE
 
 
 # -- arguments ---------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
+from types import GenericAlias
 from typing import TYPE_CHECKING, Any, cast
 
 from featx.ir.names import qualified_name
@@ -14,11 +14,8 @@ if TYPE_CHECKING:
 
 def format_graph(graph: Graph) -> str:
     """Describe a graph, a node a line. O(nodes + edges)."""
-    inputs: list[str] = []
-    return_type = [""]
-    lines = [format_node(node, inputs, return_type) for node in graph.nodes]
-    header = f"graph({', '.join(inputs)}){return_type[0]}:"
-    return "\n    ".join([header, *(line for line in lines if line)])
+    lines = [format_node(node) for node in graph.nodes]
+    return "\n    ".join(["graph():", *(line for line in lines if line)])
 
 
 def format_node(
@@ -76,10 +73,11 @@ def format_target(target: Target) -> str:
 
 
 def format_type(annotation: Any) -> str:  # Any: an annotation is a type, a string, a typing construct...
-    """Write a type annotation as short as it is unambiguous."""
-    if isinstance(annotation, str):
-        return annotation
-    return inspect.formatannotation(annotation)
+    """Write a type annotation: classes by their qualified name, everything else as Python prints it."""
+    if isinstance(annotation, type) and not isinstance(annotation, GenericAlias):
+        module = annotation.__module__
+        return annotation.__qualname__ if module == "builtins" else f"{module}.{annotation.__qualname__}"
+    return repr(annotation)
 
 
 def _format_argument(argument: Argument) -> str:

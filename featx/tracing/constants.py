@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from featx.errors import ArgumentTypeError, ControlFlowError
+from featx.errors import ArgumentTypeError, ControlFlowError, ModulePathError
 from featx.ir.effects import Effects, operator_draws, operator_writes
 from featx.ir.graph import Graph
 from featx.ir.memory import MemoryGroups
@@ -79,7 +79,7 @@ class ModelTensors:
             return made[1]
         if isinstance(tensor, nn.Parameter):
             what = f"a parameter of shape {tuple(tensor.shape)} that the model does not own is used"
-            raise refusal(self._tracer, ControlFlowError, what, "register it as an attribute of the model")
+            raise refusal(self._tracer, ModulePathError, what, "assign it, or the module that has it, to the model")
         return tensor
 
     def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -93,6 +93,10 @@ class ModelTensors:
         name = function.__name__
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         is_own = any(self._is_own(tensor) for tensor in tensors)
+        if function is torch._C._set_grad_enabled:
+            # Recorded and run: the graph switches gradients off where the model does.
+            self._tracer.create_node("call_function", function, args, {})
+            return function(*args)
         if operator_draws(name):
             return self._tracer.create_proxy("call_function", function, args, kwargs, name.strip("_"))
         if name in _READS_VALUES:

@@ -26,6 +26,8 @@ _ASSERTION_LOADS = ("LOAD_ASSERTION_ERROR", "LOAD_COMMON_CONSTANT")
 def unpacked_count(frame: FrameType) -> int | None:
     """Return n where `frame` is at the unpacking of a value into n names, `a, b = value`, and None elsewhere."""
     code, position = frame.f_code.co_code, frame.f_lasti
+    while 0 <= position < len(code) - 2 and code[position] == _EXTENDED_ARG:  # Python 3.10 stands at the prefix
+        position += 2
     if position < 0 or code[position] != _UNPACK_SEQUENCE:
         return None
     count = code[position + 1]

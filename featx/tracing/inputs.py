@@ -53,8 +53,26 @@ def check_is_same(value: object, expected: object, name: str) -> None:
         raise TraceError(f"this graph was traced with {name}={expected!r}, and {name}={value!r} is given now")
 
 
+def signature_of(function: Callable[..., Any]) -> inspect.Signature:
+    """Return the signature of `function`.
+
+    Raises:
+        TraceError: it has none that Python can see.
+    """
+    try:
+        return inspect.signature(function)
+    except ValueError as error:
+        name = getattr(function, "__name__", "f")
+        raise TraceError(
+            f"{function!r} has no Python signature to make inputs of; trace lambda x: {name}(x)"
+        ) from error
+
+
 def bind_inputs(
-    tracer: Tracer, function: Callable[..., Any], concrete_args: Mapping[str, Any] | tuple[Any, ...] | None
+    tracer: Tracer,
+    function: Callable[..., Any],
+    signature: inspect.Signature,
+    concrete_args: Mapping[str, Any] | tuple[Any, ...] | None,
 ) -> tuple[Callable[..., Any], list[Any], dict[str, Any]]:
     """Make a placeholder for each parameter of `function`; return what to call, and with what.
 
@@ -64,12 +82,6 @@ def bind_inputs(
     Raises:
         TraceError: `concrete_args` names a parameter that `function` does not have.
     """
-    try:
-        signature = inspect.signature(function)
-    except ValueError as error:
-        raise TraceError(
-            f"{function!r} has no Python signature to make inputs of; wrap it: lambda x: {getattr(function, '__name__', 'f')}(x)"
-        ) from error
     parameters = list(signature.parameters.values())
     concrete = _by_name(concrete_args, parameters, function)
     args: list[Any] = []

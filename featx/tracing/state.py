@@ -8,8 +8,8 @@ from typing import Any
 from torch import nn
 
 _CONTAINERS = (list, dict, set)
-# Not put back: what other threads may change meanwhile, and what the trace itself lays over the module.
-_LEFT_ALONE = frozenset({"_parameters", "_buffers", "_modules", "training", "_call_impl", "_compiled_call_impl"})
+# Not put back: what nn.Module itself keeps, which other threads may change meanwhile, and what the trace lays over it.
+_LEFT_ALONE = frozenset({*nn.Module().__dict__, "_call_impl", "_compiled_call_impl"})
 
 
 class ModuleState:
@@ -41,7 +41,7 @@ class ModuleState:
         for name in [name for name in state if name not in self._attributes and name not in _LEFT_ALONE]:
             del state[name]
         for name, value in self._attributes.items():
-            if state.get(name) is not value:
+            if name not in state or state[name] is not value:
                 state[name] = value
         for container, items in self._items:
             _refill(container, items)

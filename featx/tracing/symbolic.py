@@ -18,7 +18,7 @@ from featx.ir.graph import Graph
 from featx.ir.node import Argument, Node, Target
 from featx.tracing.constants import ModelTensors
 from featx.tracing.frames import describe, user_frame
-from featx.tracing.inputs import bind_inputs
+from featx.tracing.inputs import bind_inputs, signature_of
 from featx.tracing.naming import QualifiedNames
 from featx.tracing.proxy import ParameterProxy, Proxy, find_proxy, refusal
 from featx.tracing.scope import borrowed, walk_modules
@@ -102,9 +102,10 @@ class Tracer(TracerBase):
         self._tensors = ModelTensors(self, self.root)
         self._names = QualifiedNames()
         self._states = {}
+        modes = [(module, module.training) for module in self.submodule_paths]
         with (
             borrowed(
-                list(self.submodule_paths), self._on_call, self._on_read, watch_buffers=self.proxy_buffer_attributes
+                list(self.submodule_paths), self.call_module, self._on_read, watch_buffers=self.proxy_buffer_attributes
             ),
             wrapped_functions(
                 self._globals_of(function), self._autowrap_modules, self._autowrap_functions, self._refuse_draw
@@ -116,6 +117,8 @@ class Tracer(TracerBase):
             finally:
                 for state in self._states.values():
                     state.restore(self._is_of_trace)
+                for module, mode in modes:
+                    module.__dict__["training"] = mode
         self._tensors.finish(self.graph)
         self._names.assign()
         self.submodule_paths = {}
@@ -123,8 +126,9 @@ class Tracer(TracerBase):
 
     def _run(self, function: Callable[..., Any], concrete_args: Any) -> None:
         self._keep_state(self.root)
-        target, args, kwargs = bind_inputs(self, function, concrete_args)
-        annotation = inspect.signature(function).return_annotation
+        signature = signature_of(function)
+        target, args, kwargs = bind_inputs(self, function, signature, concrete_args)
+        annotation = signature.return_annotation
         result = self.create_arg(target(*args, **kwargs))
         returns = None if annotation is inspect.Signature.empty else annotation
         self.create_node("output", "output", (result,), {}, type_expr=returns)
@@ -268,11 +272,6 @@ class Tracer(TracerBase):
         return f"module '{path}' of {name}" if path else name
 
     # -- what the borrowed model tells -------------------------------------------------------------------------------
-
-    def _on_call(
-        self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        return self.call_module(module, forward, args, kwargs)
 
     def _on_read(self, module: nn.Module, name: str, value: Any) -> Any:
         return value if value is None else self.getattr(name, value, self._parameter_proxies)

@@ -12,9 +12,12 @@ import random
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from threading import Lock, get_ident
 from types import BuiltinMethodType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar, cast
+
+import torch
 
 from featx.errors import ArgumentTypeError, TraceError
 from featx.tracing.proxy import find_proxy
@@ -51,10 +54,6 @@ def wrap(fn_or_name: _F) -> _F:
     return fn_or_name
 
 
-_METHOD_TYPES = (BuiltinMethodType, MethodType)
-_STATE_NAMES = frozenset({"getstate", "setstate", "get_state", "set_state", "seed"})
-
-
 class _PassThrough:
     """Stands in for `function` under a global name; as a callable it looks like it."""
 
@@ -82,6 +81,30 @@ class _PassThrough:
         return getattr(self.function, name)
 
 
+class _Torch(_PassThrough):
+    """Stands in for the module torch in a model's globals, so that `torch.zeros(height, 3)` takes traced sizes.
+
+    torch's argument parser wants to see an integer first where sizes are not in a tuple, so they are put into one.
+    """
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(torch, name)
+        return partial(_with_sizes_in_a_tuple, value) if name in _FACTORIES else value
+
+
+def _with_sizes_in_a_tuple(factory: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if len(args) > 1 and find_proxy(args) is not None:
+        return factory(args, **kwargs)
+    return factory(*args, **kwargs)
+
+
+_FACTORIES = frozenset({"zeros", "ones", "rand", "randn", "empty"})
+_METHOD_TYPES = (BuiltinMethodType, MethodType)
+_STATE_NAMES = frozenset({"getstate", "setstate", "get_state", "set_state", "seed"})
+
+
 @contextmanager
 def wrapped_functions(
     seen_globals: Iterable[dict[str, Any]],
@@ -95,21 +118,24 @@ def wrapped_functions(
     of the code that will be traced. A call of a random function of Python or numpy by this thread goes to `refuse_draw`
     first. O(size of those).
     """
-    modules = list(modules)
+    seen = list(seen_globals)
+    referenced = _with_referenced(seen)
+    named = {id(value) for namespace in referenced for value in namespace.values()}
     wanted = {id(function) for function in functions}
     for module in modules:
         wanted.update(id(value) for name, value in module.__dict__.items() if _is_public_function(name, value))
     places: dict[tuple[int, str], dict[str, Any]] = {}
-    for namespace, names in _marked(seen_globals):
+    for namespace, names in _marked(referenced):
         for name in names:
             places[id(namespace), name] = namespace
             if name in namespace:
                 wanted.add(id(namespace[name]))
-    for namespace in (*seen_globals, *(module.__dict__ for module in modules)):
+    # A module that no code in reach names is left alone: nobody can call `math.sqrt` through it.
+    for namespace in (*seen, *(module.__dict__ for module in modules if id(module) in named)):
         for name, value in namespace.items():
-            if id(value) in wanted and not name.startswith("__"):
+            if (id(value) in wanted or value is torch) and not name.startswith("__"):
                 places[id(namespace), name] = namespace
-    for namespace, name in _random_functions(seen_globals):
+    for namespace, name in _random_functions(seen):
         places.setdefault((id(namespace), name), namespace)
     laid: list[tuple[dict[str, Any], str, _PassThrough]] = []
     try:
@@ -129,8 +155,8 @@ def _is_public_function(name: str, value: object) -> bool:
     return not name.startswith("_") and callable(value) and not isinstance(value, type)
 
 
-def _marked(seen_globals: Iterable[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], set[str]]]:
-    for namespace in _with_referenced(seen_globals):
+def _marked(namespaces: Iterable[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], set[str]]]:
+    for namespace in namespaces:
         if _MARK in namespace:
             yield namespace, namespace[_MARK]
     # Libraries mark their functions for torch.fx (torchvision's swin does), and are taken at their word. torch.fx is
@@ -161,7 +187,7 @@ def _is_random(value: Any) -> bool:
     )
 
 
-def _with_referenced(seen_globals: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
+def _with_referenced(seen_globals: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the given globals and those of the functions and modules that they name."""
     found = {id(namespace): namespace for namespace in seen_globals}
     for namespace in list(found.values()):
@@ -171,7 +197,7 @@ def _with_referenced(seen_globals: Iterable[dict[str, Any]]) -> Iterable[dict[st
                 found[id(value.__globals__)] = value.__globals__
             elif kind is ModuleType:
                 found[id(value.__dict__)] = value.__dict__
-    return found.values()
+    return list(found.values())
 
 
 def _lay(namespace: dict[str, Any], name: str) -> _PassThrough | None:
@@ -179,7 +205,8 @@ def _lay(namespace: dict[str, Any], name: str) -> _PassThrough | None:
         function = namespace.get(name, getattr(builtins, name, None))
         if function is None:
             return None
-        fresh = _PassThrough(function, name in namespace)
+        kind = _Torch if function is torch else _PassThrough
+        fresh = kind(function, name in namespace)
         entry = function if isinstance(function, _PassThrough) else fresh
         if entry is fresh:
             namespace[name] = fresh
