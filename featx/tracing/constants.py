@@ -79,7 +79,12 @@ class ModelTensors:
             return made[1]
         if isinstance(tensor, nn.Parameter):
             what = f"a parameter of shape {tuple(tensor.shape)} that the model does not own is used"
-            raise refusal(self._tracer, ModulePathError, what, "assign it, or the module that has it, to the model")
+            raise refusal(
+                self._tracer,
+                ModulePathError,
+                what,
+                "assign it to the model, or keep the module that has it in an nn.ModuleList",
+            )
         return tensor
 
     def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -123,7 +123,8 @@ class Proxy:
     def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
         # isinstance(proxy, torch.Tensor) lands here, and so does much else that must not be answered (torch's argument
         # parser would take a proxy for a tensor and read memory that is not one), so the calling code is looked at.
-        if not is_type_question(sys._getframe(1)):
+        frame = sys._getframe(1)
+        if not is_type_question(frame) or frame.f_locals.get("self") is self.tracer:
             return type(self)
         kind = kind_of(self.node, getattr(self.tracer, "root", None))
         if kind is None:

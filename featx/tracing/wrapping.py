@@ -59,13 +59,13 @@ class _PassThrough:
 
     __slots__ = ("function", "is_removed", "lock", "refusals", "traces", "was_global")
 
-    def __init__(self, function: Callable[..., Any], was_global: bool) -> None:
+    def __init__(self, function: Callable[..., Any], was_global: bool, lock: Lock) -> None:
         self.function = function
         self.was_global = was_global
+        self.lock = lock
         self.traces = 0
         self.refusals: dict[int, Callable[[Callable[..., Any]], None]] = {}
         self.is_removed = False
-        self.lock = Lock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.refusals and get_ident() in self.refusals:
@@ -119,28 +119,28 @@ def wrapped_functions(
     first. O(size of those).
     """
     seen = list(seen_globals)
-    referenced = _with_referenced(seen)
-    named = {id(value) for namespace in referenced for value in namespace.values()}
     wanted = {id(function) for function in functions}
     for module in modules:
-        wanted.update(id(value) for name, value in module.__dict__.items() if _is_public_function(name, value))
+        functions = (_original(value) for name, value in module.__dict__.items() if _is_public_function(name, value))
+        wanted.update(id(function) for function in functions)
     places: dict[tuple[int, str], dict[str, Any]] = {}
-    for namespace, names in _marked(referenced):
+    for namespace, names in _marked(_with_referenced(seen)):
         for name in names:
             places[id(namespace), name] = namespace
             if name in namespace:
-                wanted.add(id(namespace[name]))
-    # A module that no code in reach names is left alone: nobody can call `math.sqrt` through it.
-    for namespace in (*seen, *(module.__dict__ for module in modules if id(module) in named)):
+                wanted.add(id(_original(namespace[name])))
+    for namespace in (*seen, *(module.__dict__ for module in modules)):
         for name, value in namespace.items():
-            if (id(value) in wanted or value is torch) and not name.startswith("__"):
+            original = _original(value)
+            if (id(original) in wanted or original is torch) and not name.startswith("__"):
                 places[id(namespace), name] = namespace
     for namespace, name in _random_functions(seen):
         places.setdefault((id(namespace), name), namespace)
     laid: list[tuple[dict[str, Any], str, _PassThrough]] = []
+    lock = Lock()
     try:
         for (_, name), namespace in places.items():
-            entry = _lay(namespace, name)
+            entry = _lay(namespace, name, lock)
             if entry is not None:
                 if _is_random(entry.function):
                     entry.refusals[get_ident()] = refuse_draw
@@ -149,6 +149,11 @@ def wrapped_functions(
     finally:
         for namespace, name, entry in laid:
             _lift(namespace, name, entry)
+
+
+def _original(value: Any) -> Any:
+    """Return what `value` stands in for, if another trace has laid it."""
+    return value.function if type(value) in (_PassThrough, _Torch) else value
 
 
 def _is_public_function(name: str, value: object) -> bool:
@@ -180,6 +185,7 @@ def _random_functions(seen_globals: Iterable[dict[str, Any]]) -> Iterator[tuple[
 
 
 def _is_random(value: Any) -> bool:
+    value = _original(value)
     # The functions of both modules are methods of one hidden generator each.
     owner = getattr(value, "__self__", None) if type(value) in _METHOD_TYPES else None
     return (
@@ -200,13 +206,13 @@ def _with_referenced(seen_globals: Iterable[dict[str, Any]]) -> list[dict[str, A
     return list(found.values())
 
 
-def _lay(namespace: dict[str, Any], name: str) -> _PassThrough | None:
+def _lay(namespace: dict[str, Any], name: str, lock: Lock) -> _PassThrough | None:
     while True:
         function = namespace.get(name, getattr(builtins, name, None))
         if function is None:
             return None
         kind = _Torch if function is torch else _PassThrough
-        fresh = kind(function, name in namespace)
+        fresh = kind(function, name in namespace, lock)
         entry = function if isinstance(function, _PassThrough) else fresh
         if entry is fresh:
             namespace[name] = fresh

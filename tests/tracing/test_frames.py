@@ -1,0 +1,286 @@
+"""frames: what the calling code does with a value, read from its bytecode."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import featx
+from featx.tracing.frames import (
+    describe,
+    is_assertion,
+    is_library_code,
+    is_type_question,
+    unpacked_count,
+    user_frame,
+)
+
+
+class Probe:
+    """Notes what each question about it was asked for."""
+
+    def __init__(self) -> None:
+        self.counts: list[int | None] = []
+        self.assertions: list[bool] = []
+        self.type_questions: list[bool] = []
+
+    def __iter__(self) -> Iterator[int]:
+        count = unpacked_count(sys._getframe(1))
+        self.counts.append(count)
+        return iter(range(2 if count is None else count))
+
+    def __bool__(self) -> bool:
+        self.assertions.append(is_assertion(sys._getframe(1)))
+        return True
+
+    @property
+    def __class__(self) -> type:
+        self.type_questions.append(is_type_question(sys._getframe(1)))
+        return int
+
+
+def unpack_pair(probe: Any) -> None:
+    a, b = probe
+
+
+def unpack_nested(probe: Any) -> None:
+    (a, b, c), d = probe, 1
+
+
+def unpack_in_comprehension(probe: Any) -> None:
+    [a + b + c + d for a, b, c, d in [probe]]
+
+
+def unpack_with_star(probe: Any) -> None:
+    a, *b = probe
+
+
+def loop(probe: Any) -> None:
+    for _ in probe:
+        pass
+
+
+def call_with_star(probe: Any) -> None:
+    max(*probe)
+
+
+@pytest.mark.parametrize(
+    ("code", "count"),
+    [
+        (unpack_pair, 2),
+        (unpack_nested, 3),
+        (unpack_in_comprehension, 4),
+        (unpack_with_star, None),
+        (loop, None),
+        (call_with_star, None),
+        (list, None),
+    ],
+)
+def test_only_an_unpacking_into_names_has_a_count(code: Callable[[Any], None], count: int | None) -> None:
+    probe = Probe()
+    code(probe)
+    assert probe.counts == [count]
+
+
+def test_count_is_right_when_python_has_specialised_the_code() -> None:
+    probe = Probe()
+    for _ in range(200):
+        unpack_pair(probe)
+    assert set(probe.counts) == {2}
+
+
+def test_count_above_255_is_read_from_the_extended_argument() -> None:
+    names = ", ".join(f"a{number}" for number in range(300))
+    probe = Probe()
+    exec(f"{names} = probe", {"probe": probe})
+    assert probe.counts == [300]
+
+
+def test_two_unpackings_on_one_line_have_their_own_counts() -> None:
+    first, second = Probe(), Probe()
+    a, b = first; c, d, e = second  # noqa: E702 - one line is the point
+    assert (first.counts, second.counts) == ([2], [3])
+
+
+def ask_if(probe: Any) -> None:
+    if probe:
+        pass
+
+
+def ask_if_not_raise(probe: Any) -> None:
+    if not probe:
+        raise AssertionError("as if it were an assert")
+
+
+def ask_and(probe: Any) -> Any:
+    return probe and 1
+
+
+def ask_or(probe: Any) -> Any:
+    return probe or 1
+
+
+def ask_not(probe: Any) -> bool:
+    return not probe
+
+
+def ask_while(probe: Any) -> None:
+    while probe:
+        break
+
+
+def ask_conditional(probe: Any) -> int:
+    return 1 if probe else 2
+
+
+def asked_in(source: str) -> list[bool]:
+    """Run `source` on a probe; not written in this file, where pytest rewrites each assert."""
+    probe = Probe()
+    with contextlib.suppress(AssertionError):
+        exec(source, {"probe": probe})
+    return probe.assertions
+
+
+@pytest.mark.parametrize("source", ["assert probe", "assert probe, f'{1 + 1}'", "assert probe, (1, 2)"])
+def test_assert_is_told_from_other_questions(source: str) -> None:
+    assert asked_in(source) == [True]
+
+
+@pytest.mark.parametrize(
+    "code", [ask_if, ask_if_not_raise, ask_and, ask_or, ask_not, ask_while, ask_conditional, bool]
+)
+def test_other_questions_are_no_assertions(code: Callable[[Any], Any]) -> None:
+    probe = Probe()
+    code(probe)
+    assert probe.assertions == [False]
+
+
+@pytest.mark.parametrize("source", ["assert not probe", "assert probe or True", "assert probe and True"])
+def test_assert_of_more_than_the_value_is_no_assertion_of_the_value(source: str) -> None:
+    # Recorded as one, `assert a or b` would demand too much, and `assert not a` the opposite.
+    assert asked_in(source) == [False]
+
+
+def ask_isinstance(probe: Any) -> None:
+    isinstance(probe, str)
+
+
+def ask_isinstance_of_many(probe: Any) -> None:
+    isinstance(probe, (str, float, list))
+
+
+def ask_isinstance_in_an_expression(probe: Any) -> None:
+    str(not isinstance(probe, str)) + str(1)
+
+
+def ask_isinstance_over_lines(probe: Any) -> None:
+    isinstance(
+        probe,
+        str,
+    )
+
+
+def ask_isinstance_second_in_line(probe: Any) -> None:
+    isinstance(1, int) and isinstance(probe, str)
+
+
+def ask_isinstance_in_generator(probe: Any) -> None:
+    any(isinstance(item, str) for item in [probe])
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        ask_isinstance,
+        ask_isinstance_of_many,
+        ask_isinstance_in_an_expression,
+        ask_isinstance_over_lines,
+        ask_isinstance_second_in_line,
+        ask_isinstance_in_generator,
+    ],
+)
+def test_isinstance_is_recognised(code: Callable[[Any], None]) -> None:
+    probe = Probe()
+    code(probe)
+    assert set(probe.type_questions) == {True}
+
+
+def ask_is_tensor(probe: Any) -> None:
+    torch.is_tensor(probe)
+
+
+def ask_match(probe: Any) -> None:
+    match probe:
+        case str():
+            pass
+
+
+@functools.singledispatch
+def ask_dispatch(probe: Any) -> None:
+    pass
+
+
+@pytest.mark.parametrize("code", [ask_is_tensor, ask_match, ask_dispatch])
+def test_other_ways_to_branch_on_the_type_are_recognised(code: Callable[[Any], None]) -> None:
+    probe = Probe()
+    code(probe)
+    assert True in probe.type_questions
+
+
+def ask_class(probe: Any) -> None:
+    probe.__class__  # noqa: B018
+
+
+def ask_class_beside_isinstance(probe: Any) -> None:
+    isinstance(1, int) and probe.__class__
+
+
+def ask_class_in_argument_of_isinstance(probe: Any) -> None:
+    isinstance(probe.__class__, str)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 keeps lines, not columns")
+@pytest.mark.parametrize("code", [ask_class, ask_class_beside_isinstance, ask_class_in_argument_of_isinstance])
+def test_other_reads_of_the_class_are_not_taken_for_isinstance(code: Callable[[Any], None]) -> None:
+    probe = Probe()
+    code(probe)
+    assert set(probe.type_questions) == {False}
+
+
+def test_code_of_torch_and_of_the_tracer_is_library_code_and_a_test_is_not() -> None:
+    assert is_library_code(torch.nn.Linear.forward.__code__)
+    assert is_library_code(featx.Tracer.trace.__code__)
+    assert not is_library_code(unpack_pair.__code__)
+
+
+def test_user_frame_is_the_innermost_frame_outside_the_library() -> None:
+    frame = user_frame()
+    assert frame is not None
+    assert frame.f_code.co_name == "test_user_frame_is_the_innermost_frame_outside_the_library"
+
+
+def test_description_has_file_line_function_and_the_expression() -> None:
+    def place() -> str:
+        return str(describe(sys._getframe())) + ""
+
+    text = place()
+    line = place.__code__.co_firstlineno + 1
+    assert f"{__file__}:{line}, in place" in text
+    assert "`" in text
+    assert 'return str(describe(sys._getframe())) + ""`' in text
+
+
+def test_description_without_a_frame_says_so() -> None:
+    assert describe(None) == "at an unknown line"
+
+
+def test_description_without_source_has_the_place_alone() -> None:
+    namespace: dict[str, Any] = {"sys": sys, "describe": describe}
+    exec(compile("text = describe(sys._getframe())", "<nowhere>", "exec"), namespace)
+    assert namespace["text"] == "at <nowhere>:1, in <module>"

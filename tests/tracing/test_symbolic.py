@@ -1,0 +1,563 @@
+"""Tracer: a module or function becomes the graph that torch.fx makes of it, where that one is right."""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.fx
+import torch.nn.functional as F
+from torch import nn
+
+import featx
+
+Rows = Callable[[Any], list[str]]
+timm = pytest.importorskip("timm")
+torchvision = pytest.importorskip("torchvision")
+X = torch.randn(2, 4, generator=torch.Generator().manual_seed(0))
+
+
+# -- the same graphs as torch.fx ---------------------------------------------------------------------------------------
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+        self.register_buffer("offset", torch.zeros(4))
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x * self.weight + self.offset) * self.weight
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), Scaled())
+        self.blocks = nn.ModuleList([Scaled(), Scaled()])
+        self.heads = nn.ModuleDict({"a": nn.Linear(4, 2), "b": nn.Linear(4, 3)})
+
+    def forward(self, x: torch.Tensor) -> Any:
+        x = x + self.block(x)
+        for block in self.blocks:
+            x = block(x)
+        return {name: head(x) for name, head in self.heads.items()}
+
+
+class Shared(nn.Module):
+    """One module under two names, one parameter under two names, and a module that is called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = Scaled()
+        self.second = self.first
+        self.linear = nn.Linear(4, 4)
+        self.linear.weight = self.first.linear.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(self.linear(self.second(self.first(x)))) + self.linear.weight.sum()
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(4, 12)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, channels = x.shape
+        query, key, value = self.qkv(x).reshape(batch, 3, channels).unbind(1)
+        weights = (query @ key.transpose(-2, -1) * channels**-0.5).softmax(dim=-1)
+        return F.dropout(weights, 0.0, self.training) @ value
+
+
+class ManyKinds(nn.Module):
+    def forward(self, x: torch.Tensor, *, flag: bool = True) -> Any:
+        y = torch.zeros((x.shape[0], 3), dtype=torch.float32, device=x.device)
+        z = x.new_zeros((x.size(0), 1)).expand(-1, 2)
+        return [torch.cat((y, z), dim=1), (x[:, 1:], x[..., None]), {"shape": x.shape}]
+
+
+SMALL = [Scaled, Residual, Shared, Attention, ManyKinds]
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_small_model_has_the_graph_of_torch_fx(kind: Callable[[], nn.Module], rows: Rows) -> None:
+    model = kind()
+    assert rows(featx.Tracer().trace(model)) == rows(torch.fx.Tracer().trace(model))
+
+
+@pytest.mark.parametrize("kind", [Scaled, Residual, Shared, Attention])
+def test_small_model_gives_its_own_values(kind: Callable[[], nn.Module]) -> None:
+    model = kind()
+    torch.testing.assert_close(featx.symbolic_trace(model)(X), model(X), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("name", ["resnet18", "vit_b_16", "swin_t", "densenet121", "mobilenet_v3_small"])
+def test_torchvision_model_has_the_graph_of_torch_fx(name: str, training: bool, rows: Rows) -> None:
+    with torch.device("meta"):
+        model = getattr(torchvision.models, name)().train(training)
+    assert rows(featx.Tracer().trace(model)) == rows(torch.fx.Tracer().trace(model))
+
+
+def test_googlenet_has_the_graph_of_torch_fx_in_eval_mode(rows: Rows) -> None:
+    with torch.device("meta"):
+        model = torchvision.models.googlenet(init_weights=False).eval()
+    assert rows(featx.Tracer().trace(model)) == rows(torch.fx.Tracer().trace(model))
+
+
+def test_googlenet_has_the_graph_of_torch_fx_in_train_mode_but_for_its_named_tuple(rows: Rows) -> None:
+    # torch.fx makes a node of the named tuple that is returned; here it is a literal of the output.
+    with torch.device("meta"):
+        model = torchvision.models.googlenet(init_weights=False).train()
+    ours, theirs = featx.Tracer().trace(model), torch.fx.Tracer().trace(model)
+    assert rows(ours)[:-1] == rows(theirs)[:-2]
+    assert type(ours.output_node().args[0]) is torchvision.models.GoogLeNetOutputs
+
+
+@pytest.mark.parametrize(
+    "name", ["vit_tiny_patch16_224", "resnet10t", "convnext_atto", "mixer_s32_224", "resmlp_12_224", "poolformer_s12"]
+)
+def test_timm_model_has_the_graph_of_torch_fx(name: str, rows: Rows) -> None:
+    with torch.device("meta"):
+        model = timm.create_model(name)
+    assert rows(featx.Tracer().trace(model)) == rows(torch.fx.Tracer().trace(model))
+
+
+def test_parametrized_module_is_traced_through_its_parametrization() -> None:
+    model = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+    outer = nn.Sequential(model)
+    torch.testing.assert_close(featx.symbolic_trace(outer)(X), outer(X), rtol=0, atol=0)
+
+
+def test_own_parametrization_is_traced_through() -> None:
+    class Doubled(nn.Module):
+        def forward(self, weight: torch.Tensor) -> torch.Tensor:
+            return weight * 2
+
+    class Model(Scaled):
+        pass
+
+    model = Model()
+    nn.utils.parametrize.register_parametrization(model, "weight", Doubled())
+    traced = featx.symbolic_trace(model)
+    torch.testing.assert_close(traced(X), model(X), rtol=0, atol=0)
+    with torch.no_grad():
+        model.parametrizations.weight.original.fill_(3.0)
+    torch.testing.assert_close(traced(X), model(X), rtol=0, atol=0)
+
+
+def test_graph_module_is_traced_again_into_the_same_graph(rows: Rows) -> None:
+    traced = featx.symbolic_trace(Residual())
+    again = featx.symbolic_trace(traced)
+    assert rows(again.graph) == rows(traced.graph)
+    torch.testing.assert_close(again(X), traced(X), rtol=0, atol=0)
+
+
+def test_graph_module_inside_a_model_is_traced_through() -> None:
+    class Wrapper(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = featx.symbolic_trace(Scaled())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x) + 1
+
+    model = Wrapper()
+    traced = featx.symbolic_trace(model)
+    assert traced.graph.find_nodes(op="call_module", target="inner.linear")
+    torch.testing.assert_close(traced(X), model(X), rtol=0, atol=0)
+
+
+def test_graph_module_of_torch_fx_can_be_traced() -> None:
+    model = Scaled()
+    traced = featx.symbolic_trace(torch.fx.symbolic_trace(model))
+    torch.testing.assert_close(traced(X), model(X), rtol=0, atol=0)
+
+
+class Hidden(nn.Module):
+    """Keeps a module where torch does not see it."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.layers = [module]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers[0](x)
+
+
+@pytest.mark.parametrize("kind", [Scaled, lambda: nn.Linear(4, 4)], ids=["own", "leaf"])
+def test_module_that_is_only_in_a_plain_list_is_refused(kind: Callable[[], nn.Module]) -> None:
+    with pytest.raises(featx.ModulePathError, match="ModuleList") as caught:
+        featx.symbolic_trace(Hidden(kind()))
+    assert isinstance(caught.value, NameError)
+
+
+def test_module_as_an_argument_is_read_from_the_model() -> None:
+    class Passing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return run(self.linear, x)
+
+    model = Passing()
+    graph = featx.Tracer(autowrap_functions=(run,)).trace(model)
+    torch.testing.assert_close(featx.GraphModule(model, graph)(X), model(X), rtol=0, atol=0)
+
+
+def run(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return module(x)
+
+
+def test_parameter_that_is_read_twice_is_one_node() -> None:
+    assert len(featx.Tracer().trace(Scaled()).find_nodes(op="get_attr", target="weight")) == 1
+
+
+# -- factories ---------------------------------------------------------------------------------------------------------
+
+FACTORIES: dict[str, Callable[[Any], Any]] = {
+    "zeros": lambda x: torch.zeros(x.shape[0]),
+    "zeros of a tuple": lambda x: torch.zeros((x.shape[0], 2), dtype=torch.long),
+    "ones": lambda x: torch.ones((x.size(0), x.size(1))),
+    "ones with a number first": lambda x: torch.ones(3, x.size(1)),
+    "ones by keyword": lambda x: torch.ones(size=(x.shape[0],)),
+    "full": lambda x: torch.full((x.shape[0],), 2.5),
+    "full with a traced value": lambda x: torch.full((3,), x.shape[0]),
+    "arange": lambda x: torch.arange(x.shape[0], device=x.device),
+    "arange with a start": lambda x: torch.arange(1, x.shape[0] + 1, 1),
+    "linspace": lambda x: torch.linspace(0, 1, x.shape[0]),
+    "eye": lambda x: torch.eye(x.shape[0]),
+    "tensor": lambda x: torch.tensor([x.shape[0], x.shape[1]]),
+    "as_tensor": lambda x: torch.as_tensor(x.shape[0]),
+    "scalar_tensor": lambda x: torch.scalar_tensor(x.shape[0]),
+    "tril_indices": lambda x: torch.tril_indices(x.shape[0], x.shape[0]),
+    "zeros_like": lambda x: torch.zeros_like(x),
+    "full_like": lambda x: torch.full_like(x, 3.0),
+    "new_full": lambda x: x.new_full((x.shape[0],), 1.5),
+    "new_tensor": lambda x: x.new_tensor([1.0, 2.0]),
+    "empty and fill": lambda x: torch.empty(x.shape[0]).fill_(1.0),
+    "meshgrid": lambda x: torch.meshgrid(torch.arange(x.shape[0]), torch.arange(3), indexing="ij")[0],
+    "one_hot": lambda x: F.one_hot(torch.arange(x.shape[0]), 8),
+    "rand": lambda x: torch.rand(x.shape[0]),
+    "randn": lambda x: torch.randn((x.shape[0], 2)),
+    "randint": lambda x: torch.randint(0, 5, (x.shape[0],)),
+    "randperm": lambda x: torch.randperm(x.shape[0]),
+    "triu of ones": lambda x: torch.ones((x.shape[0], x.shape[0])).triu(1).bool(),
+    "window": lambda x: torch.hann_window(x.shape[0]),
+}
+
+
+@pytest.mark.parametrize("name", FACTORIES)
+def test_factory_gives_what_eager_gives_at_another_batch_size(name: str) -> None:
+    function = FACTORIES[name]
+    traced = featx.symbolic_trace(function)
+    for batch in (2, 5):
+        x = torch.ones(batch, 3)
+        torch.manual_seed(0)
+        result = traced(x)
+        torch.manual_seed(0)
+        expected = function(x)
+        assert result.dtype == expected.dtype
+        assert torch.equal(result, expected)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: torch.zeros(x.shape[0], 3), lambda x: torch.ones(x.shape[0], x.shape[1]), lambda x: torch.rand(x.size(0), 2)],
+)
+def test_factory_with_several_sizes_is_right_or_refused_with_advice(function: Callable[[Any], Any]) -> None:
+    # torch's own argument parser wants a number first, and says that there are too many arguments.
+    try:
+        traced = featx.symbolic_trace(function)
+    except featx.TraceError:
+        return
+    assert traced(torch.ones(5, 3)).shape[0] == 5
+
+
+# -- hooks -------------------------------------------------------------------------------------------------------------
+
+
+def test_hooks_on_leaf_modules_run_once_for_each_run_and_never_during_the_trace() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    seen: list[str] = []
+    model[0].register_forward_pre_hook(lambda module, args: seen.append("pre"))
+    model[0].register_forward_hook(lambda module, args, output: seen.append("post"))
+    traced = featx.symbolic_trace(model)
+    assert seen == []
+    traced(X)
+    assert seen == ["pre", "post"]
+
+
+def test_hook_on_a_leaf_module_changes_the_value_once() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    model[0].register_forward_hook(lambda module, args, output: output * 2 + 1)
+    torch.testing.assert_close(featx.symbolic_trace(model)(X), model(X), rtol=0, atol=0)
+
+
+def test_hook_on_a_module_that_is_traced_through_becomes_part_of_the_graph_once() -> None:
+    model = Residual()
+    model.block.register_forward_pre_hook(lambda module, args: (args[0] + 1,))
+    model.block.register_forward_hook(lambda module, args, output: output * 2)
+    torch.testing.assert_close(featx.symbolic_trace(model)(X), model(X), rtol=0, atol=0)
+
+
+# -- what subclasses override ------------------------------------------------------------------------------------------
+
+
+def test_subclass_decides_which_modules_are_leaves() -> None:
+    class Blocks(featx.Tracer):
+        def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+            return module_qualified_name == "block" or super().is_leaf_module(m, module_qualified_name)
+
+    graph = Blocks().trace(Residual())
+    assert graph.find_nodes(op="call_module", target="block")
+    assert not graph.find_nodes(op="call_module", target="block.0")
+    assert graph.find_nodes(op="call_module", target="blocks.0.linear")
+
+
+def test_modules_of_torch_nn_may_be_traced_through() -> None:
+    class Open(featx.Tracer):
+        def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+            return False
+
+    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.GELU(), nn.Dropout(0.0))
+    graph = Open().trace(model)
+    assert not [node for node in graph.nodes if node.op == "call_module"]
+    torch.testing.assert_close(featx.GraphModule(model, graph)(X), model(X), rtol=0, atol=0)
+
+
+def test_subclass_sees_every_call_of_a_module() -> None:
+    class Watching(featx.Tracer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.paths: list[str] = []
+
+        def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+            self.paths.append(self.path_of_module(m))
+            return super().call_module(m, forward, args, kwargs)
+
+    tracer = Watching()
+    tracer.trace(Residual())
+    assert tracer.paths[:5] == ["block", "block.0", "block.1", "block.2", "block.2.linear"]
+
+
+def test_subclass_may_answer_a_module_call_by_running_something_else() -> None:
+    class Removing(featx.Tracer):
+        def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+            return args[0] if isinstance(m, nn.ReLU) else super().call_module(m, forward, args, kwargs)
+
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    graph = Removing().trace(model)
+    torch.testing.assert_close(featx.GraphModule(model, graph)(X), model[0](X), rtol=0, atol=0)
+
+
+def test_subclass_may_name_modules_otherwise() -> None:
+    class Prefixed(featx.Tracer):
+        def path_of_module(self, mod: nn.Module) -> str:
+            return f"root.{super().path_of_module(mod)}"
+
+    graph = Prefixed().trace(nn.Sequential(nn.Linear(4, 4)))
+    assert graph.find_nodes(op="call_module", target="root.0")
+
+
+def test_subclass_may_answer_reads_of_parameters() -> None:
+    class Frozen(featx.Tracer):
+        def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+            reads.append(attr)
+            return super().getattr(attr, attr_val, parameter_proxy_cache)
+
+    reads: list[str] = []
+    Frozen().trace(Scaled())
+    assert reads.count("weight") == 2
+
+
+def test_subclass_may_turn_its_own_types_into_arguments() -> None:
+    class Meters:
+        def __init__(self, value: float) -> None:
+            self.value = value
+
+    class Converting(featx.Tracer):
+        def create_arg(self, a: Any) -> Any:
+            return a.value if isinstance(a, Meters) else super().create_arg(a)
+
+    graph = Converting().trace(lambda x: x.mul(Meters(3.0)))
+    assert torch.equal(featx.GraphModule(nn.Module(), graph)(X), X * 3)
+
+
+def test_subclass_may_change_each_recorded_call() -> None:
+    class Renaming(featx.Tracer):
+        def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **options: Any) -> Any:
+            target = torch.sub if target is torch.add else target
+            return super().create_proxy(kind, target, args, kwargs, *rest, **options)
+
+    graph = Renaming().trace(lambda x: torch.add(x, 1))
+    assert torch.equal(featx.GraphModule(nn.Module(), graph)(X), X - 1)
+
+
+def test_subclass_may_answer_truth_iteration_and_keys() -> None:
+    class Answering(featx.Tracer):
+        def to_bool(self, obj: featx.Proxy) -> bool:
+            return False
+
+        def iter(self, obj: featx.Proxy) -> Iterator[Any]:
+            return iter([obj[0], obj[1]])
+
+        def keys(self, obj: featx.Proxy) -> Any:
+            return ["alpha"]
+
+    def function(x: Any, options: Any) -> Any:
+        total = torch.add(*[row for row in x], **options)  # noqa: C416 - the loop is what is asked
+        return total if x.sum() > 0 else -total
+
+    graph = Answering().trace(function)
+    result = featx.GraphModule(nn.Module(), graph)(X, {"alpha": 2})
+    torch.testing.assert_close(result, -(X[0] + 2 * X[1]))
+
+
+def test_tracer_serves_one_trace_after_another(rows: Rows) -> None:
+    tracer = featx.Tracer()
+    first = rows(tracer.trace(Scaled()))
+    tracer.trace(Residual())
+    assert rows(tracer.trace(Scaled())) == first
+
+
+def test_tracer_knows_root_and_graph_after_the_trace_as_those_of_torch_fx_do() -> None:
+    model, tracer = Scaled(), featx.Tracer()
+    graph = tracer.trace(model)
+    assert tracer.root is model
+    assert tracer.graph is graph
+    assert graph.tracer_cls is featx.Tracer
+
+
+def test_constant_shapes_of_parameters_are_plain_numbers() -> None:
+    class Sized(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4, 3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.weight.shape[0] > self.weight.size(1):
+                return x @ self.weight
+            return x
+
+    with pytest.raises(featx.ControlFlowError):
+        featx.Tracer().trace(Sized())
+    model = Sized()
+    graph = featx.Tracer(param_shapes_constant=True).trace(model)
+    torch.testing.assert_close(featx.GraphModule(model, graph)(X), model(X), rtol=0, atol=0)
+
+
+def test_buffers_are_proxies_where_the_tracer_says_so() -> None:
+    class Buffers(featx.Tracer):
+        proxy_buffer_attributes = True
+
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("scale", torch.tensor(2.0))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * (self.scale + 1)
+
+    model = Counting()
+    graph = Buffers().trace(model)
+    assert [node.op for node in graph.nodes] == ["placeholder", "get_attr", "call_function", "call_function", "output"]
+    torch.testing.assert_close(featx.GraphModule(model, graph)(X), model(X), rtol=0, atol=0)
+
+
+def test_lines_of_the_model_are_recorded_where_the_tracer_says_so() -> None:
+    class Recording(featx.Tracer):
+        record_stack_traces = True
+
+    add = Recording().trace(lambda x: x + 1).find_nodes(op="call_function", target=operator.add)[0]
+    assert __file__ in (add.stack_trace or "")
+
+
+# -- errors and what is left behind ------------------------------------------------------------------------------------
+
+
+def test_error_of_the_model_itself_comes_through() -> None:
+    class Broken(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise ZeroDivisionError("the model's own")
+
+    with pytest.raises(ZeroDivisionError, match="the model's own"):
+        featx.symbolic_trace(Broken())
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_model_is_as_before_after_a_trace(kind: Callable[[], nn.Module], snapshot: Callable[[nn.Module], Any]) -> None:
+    model = kind()
+    next(model.modules()).eval()
+    for child in model.children():
+        child.train()
+    before = snapshot(model)
+    featx.symbolic_trace(model)
+    before.check()
+
+
+def test_model_is_as_before_after_a_failing_trace(snapshot: Callable[[nn.Module], Any]) -> None:
+    class Failing(Residual):
+        def forward(self, x: torch.Tensor) -> Any:
+            result = super().forward(x)
+            return result if x.sum() > 0 else None
+
+    model = Failing()
+    model.block[0].register_forward_hook(lambda module, args, output: None)
+    before = snapshot(model)
+    with pytest.raises(featx.ControlFlowError):
+        featx.symbolic_trace(model)
+    before.check()
+
+
+def test_model_works_and_copies_after_a_trace() -> None:
+    model = Residual()
+    expected = model(X)
+    featx.symbolic_trace(model)
+    twin = copy.deepcopy(model)
+    torch.testing.assert_close(twin(X), expected, rtol=0, atol=0)
+
+
+def test_traced_module_shares_the_weights() -> None:
+    model = Scaled()
+    traced = featx.symbolic_trace(model)
+    assert traced.weight is model.weight
+    assert traced.linear is model.linear
+
+
+def test_training_mode_of_the_model_decides_what_is_traced() -> None:
+    class Noisy(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + 1 if self.training else x - 1
+
+    model = Noisy()
+    assert torch.equal(featx.symbolic_trace(model)(X), X + 1)
+    assert torch.equal(featx.symbolic_trace(model.eval())(X), X - 1)
+
+
+def test_gradients_are_off_where_the_model_turns_them_off_or_the_trace_is_refused() -> None:
+    class Frozen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad():
+                y = self.linear(x)
+            return y * x
+
+    model = Frozen()
+    try:
+        traced = featx.symbolic_trace(model)
+    except featx.TraceError:
+        return
+    traced(X).sum()
+    assert not traced(X).requires_grad
+    assert torch.is_grad_enabled()

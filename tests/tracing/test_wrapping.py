@@ -1,0 +1,235 @@
+"""wrap and autowrap: calls of chosen functions become one node each, and nothing else notices."""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from math import sqrt
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import torch.fx
+from torch import nn
+
+import featx
+
+X = torch.ones(4, 3)
+
+featx.wrap("len")
+
+
+@featx.wrap
+def decide(x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+    """Depends on the value of its input, so it cannot be traced through."""
+    return x * scale if bool(x.sum() > 0) else x - scale
+
+
+def plain_decide(x: torch.Tensor) -> torch.Tensor:
+    return x if bool(x.sum() > 0) else -x
+
+
+def calls(root: Any, **options: Any) -> list[str]:
+    graph = featx.Tracer(**options).trace(root)
+    return [getattr(node.target, "__name__", node.target) for node in graph.nodes if node.op.startswith("call")]
+
+
+def test_decorated_function_is_one_node() -> None:
+    traced = featx.symbolic_trace(lambda x: decide(x + 1, scale=2.0))
+    assert [node.name for node in traced.graph.nodes] == ["x", "add", "decide", "output"]
+    assert torch.equal(traced(X), decide(X + 1, 2.0))
+    assert torch.equal(traced(-5 * X), decide(-5 * X + 1, 2.0))
+
+
+def test_wrapped_target_is_the_function_itself() -> None:
+    node = featx.symbolic_trace(lambda x: decide(x)).graph.find_nodes(op="call_function", target=decide)
+    assert len(node) == 1
+    assert node[0].meta["is_wrapped"] is True
+
+
+def test_wrap_returns_its_argument() -> None:
+    assert featx.wrap(plain_decide_too) is plain_decide_too
+
+
+def plain_decide_too(x: torch.Tensor) -> torch.Tensor:
+    return plain_decide(x)
+
+
+def test_call_without_traced_arguments_runs_during_the_trace() -> None:
+    def function(x: Any) -> Any:
+        return x * decide(torch.ones(1), 3.0)
+
+    assert calls(function) == ["mul"]
+
+
+def test_traced_value_deep_in_the_arguments_is_found() -> None:
+    def function(x: Any) -> Any:
+        return length_of({"items": [x, (x, 1)]})
+
+    traced = featx.symbolic_trace(function)
+    assert traced(X) == 2
+
+
+@featx.wrap
+def length_of(values: Any) -> int:
+    return sum(1 for _ in values["items"])
+
+
+def test_builtin_is_wrapped_by_name_in_the_module_that_asked() -> None:
+    traced = featx.symbolic_trace(lambda x: x + len(x))
+    assert [node.target for node in traced.graph.nodes if node.op == "call_function"][0] is len
+    assert torch.equal(traced(X), X + 4)
+    assert torch.equal(traced(X[:2]), X[:2] + 2)
+
+
+def test_builtin_is_itself_again_after_the_trace() -> None:
+    featx.symbolic_trace(lambda x: x + len(x))
+    assert "len" not in globals()
+    assert len([1]) == 1
+
+
+def test_global_function_is_itself_again_after_a_failing_trace() -> None:
+    def function(x: Any) -> Any:
+        return 1 if decide(x) else 2
+
+    before = globals()["decide"]
+    with pytest.raises(featx.ControlFlowError):
+        featx.symbolic_trace(function)
+    assert globals()["decide"] is before
+    assert "len" not in globals()
+
+
+def test_wrap_by_name_below_the_top_level_is_refused() -> None:
+    with pytest.raises(featx.TraceError, match="top level"):
+        featx.wrap("sum")
+
+
+@pytest.mark.parametrize("value", [3, None, [math.sqrt]])
+def test_wrap_of_something_that_is_no_function_is_refused(value: Any) -> None:
+    with pytest.raises(featx.ArgumentTypeError, match="function or the name"):
+        featx.wrap(value)
+
+
+def test_functions_of_math_are_wrapped_by_default() -> None:
+    traced = featx.symbolic_trace(lambda x: x * math.sqrt(x.shape[1]))
+    assert len(traced.graph.find_nodes(op="call_function", target=math.sqrt)) == 1
+    assert torch.equal(traced(X), X * math.sqrt(3))
+    assert torch.equal(traced(X[:, :2]), X[:, :2] * math.sqrt(2))
+
+
+def test_function_of_math_that_was_imported_by_name_is_wrapped() -> None:
+    traced = featx.symbolic_trace(lambda x: x * sqrt(x.shape[1]))
+    assert torch.equal(traced(X[:, :2]), X[:, :2] * math.sqrt(2))
+
+
+def test_math_imported_inside_forward_is_wrapped() -> None:
+    namespace: dict[str, Any] = {}
+    exec("def function(x):\n    import math\n    return x * math.sqrt(x.shape[1])", namespace)
+    traced = featx.symbolic_trace(namespace["function"])
+    assert torch.equal(traced(X[:, :2]), X[:, :2] * math.sqrt(2))
+
+
+def test_math_is_not_wrapped_where_the_tracer_is_told_so() -> None:
+    with pytest.raises(featx.ControlFlowError, match=r"math\.sqrt"):
+        featx.Tracer(autowrap_modules=()).trace(lambda x: x * math.sqrt(x.shape[1]))
+
+
+def test_math_is_as_before_after_a_trace() -> None:
+    before = dict(math.__dict__)
+    featx.symbolic_trace(lambda x: x * math.sqrt(x.shape[1]))
+    assert math.__dict__ == before
+
+
+def test_autowrapped_function_is_one_node() -> None:
+    assert calls(lambda x: plain_decide(x), autowrap_functions=(plain_decide,)) == ["plain_decide"]
+
+
+class CallsGlobal(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return plain_decide(x)
+
+
+class Outer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = CallsGlobal()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x)
+
+
+def test_autowrapped_function_is_found_in_the_globals_of_submodules() -> None:
+    assert calls(Outer(), autowrap_functions=(plain_decide,)) == ["plain_decide"]
+
+
+@pytest.fixture
+def library() -> Iterator[ModuleType]:
+    """A Python module of its own, with functions that nothing marked."""
+    module = ModuleType("a_library_of_the_test")
+    source = (
+        "def public(x):\n    return x if x.sum() > 0 else -x\n\n"
+        "def _private(x):\n    return x + 1\n\n"
+        "def calls_public(x):\n    return public(x) * 2\n"
+    )
+    exec(source, module.__dict__)
+    sys.modules[module.__name__] = module
+    yield module
+    del sys.modules[module.__name__]
+
+
+def test_public_functions_of_autowrapped_modules_are_one_node_each(library: ModuleType) -> None:
+    assert calls(lambda x: library.public(library._private(x)), autowrap_modules=(library,)) == ["add", "public"]
+
+
+def test_function_marked_for_torch_fx_is_honoured(library: ModuleType) -> None:
+    exec("import torch.fx\ntorch.fx.wrap('public')", library.__dict__)
+    try:
+        assert calls(lambda x: library.calls_public(x)) == ["public", "mul"]
+    finally:
+        torch.fx._symbolic_trace._wrapped_fns_to_patch.pop((id(library.__dict__), "public"))
+
+
+def test_functions_that_torchvision_marked_for_torch_fx_are_one_node() -> None:
+    swin = pytest.importorskip("torchvision.models.swin_transformer")
+    with torch.device("meta"):
+        attention = swin.ShiftedWindowAttention(8, [2, 2], [1, 1], 2)
+    assert "shifted_window_attention" in calls(attention)
+
+
+def test_other_threads_pass_through_wrapped_functions() -> None:
+    results: list[Any] = []
+
+    def function(x: Any) -> Any:
+        other = threading.Thread(target=lambda: results.append((decide(X, 2.0), math.sqrt(4), len([1, 2]))))
+        other.start()
+        other.join()
+        return decide(x)
+
+    featx.symbolic_trace(function)
+    value, root, length = results[0]
+    assert torch.equal(value, X * 2)
+    assert (root, length) == (2.0, 2)
+
+
+def test_pass_through_looks_like_the_function() -> None:
+    seen: list[Callable[..., Any]] = []
+
+    def function(x: Any) -> Any:
+        seen.append(globals()["decide"])
+        return decide(x)
+
+    featx.symbolic_trace(function)
+    assert seen[0] is not decide
+    assert seen[0].__name__ == "decide"
+
+
+def test_trace_inside_a_trace_keeps_functions_wrapped_until_both_are_done() -> None:
+    def function(x: Any) -> Any:
+        featx.symbolic_trace(lambda y: decide(y))
+        return decide(x)
+
+    assert calls(function) == ["decide"]
+    assert type(globals()["decide"]) is type(calls)
