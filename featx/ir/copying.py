@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from featx.ir.graph import Graph
 
 
+_IMMUTABLE = frozenset({int, float, bool, str, complex, bytes, type(None), type(Ellipsis)})
+
+
 class _Position:
     """Stands for a node in pickled arguments: the node at this index of the graph."""
 
@@ -53,10 +56,20 @@ def deepcopy_graph(graph: Graph, memo: dict[int, Any]) -> Graph:
     def in_copy(node: Node) -> Node:
         return copies[node]
 
+    def copied(value: Any) -> Any:
+        kind = type(value)
+        if kind is Node:
+            return copies[value]
+        if kind in _IMMUTABLE:
+            return value
+        if kind is tuple:
+            return tuple([copied(item) for item in value])
+        # Nodes are copies by then, which a deepcopy leaves as they are because they are not in `memo`.
+        return copy.deepcopy(map_arg(value, in_copy), memo)
+
     for node in graph.nodes:
-        args, kwargs = node.args, node.kwargs
-        if node.all_input_nodes or args or kwargs:
-            args, kwargs = _copy_literals(map_arg(args, in_copy), memo), _copy_literals(map_arg(kwargs, in_copy), memo)
+        args = tuple([copied(value) for value in node.args])
+        kwargs = {key: copied(value) for key, value in node.kwargs.items()} if node.kwargs else {}
         twin = duplicate.create_node(node.op, node.target, args, kwargs, node.name, node.type)
         twin.name = node.name
         copies[node] = memo[id(node)] = twin
@@ -139,10 +152,3 @@ def _from_positions(value: Any, nodes: list[Node]) -> Any:
     if isinstance(value, slice):
         return slice(*(_from_positions(item, nodes) for item in (value.start, value.stop, value.step)))
     return value
-
-
-def _copy_literals(value: Any, memo: dict[int, Any]) -> Any:
-    # Nodes in `value` are the copies already; a deepcopy leaves them as they are because they are not in `memo`.
-    if type(value) is tuple and all(type(item) is Node for item in value):
-        return value
-    return copy.deepcopy(value, memo) if value else value

@@ -143,6 +143,8 @@ class Effects:
         self._root = graph.owning_module if root is None else root
         self._calls: dict[Node, CallEffects] = {}
         self._schemas: dict[str, list[Any]] = {}
+        # Operators that write nothing in their plain form: whether the result may be a view.
+        self._plain: dict[tuple[str, Any], bool] = {}
 
     def of(self, node: Node) -> CallEffects:
         """Return what `node` does besides computing its value."""
@@ -165,6 +167,9 @@ class Effects:
         )
 
     def _find(self, node: Node) -> CallEffects:
+        is_view = self._plain.get((node.op, node.target)) if not node.kwargs else None
+        if is_view is not None:
+            return CallEffects(shares=_nodes(node)) if is_view else _NOTHING
         if node.op == "call_method":
             if _is_magic(node.target):
                 return _of_python_operator(node, node.target[2:-2])
@@ -233,8 +238,11 @@ class Effects:
                 if _is_written(argument) and not argument.kwarg_only:
                     value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
                     writes.update(dict.fromkeys(_nodes_in(value)))
+        is_random = _is_random(node, name)
+        if not writes and name not in _RANDOM_IN_TRAINING and not is_random and _inplace_position(node) is None:
+            self._plain[node.op, node.target] = is_view
         shares = tuple(writes) if writes else (_nodes(node) if is_view else ())
-        return CallEffects(writes=tuple(writes), shares=shares, is_random=_is_random(node, name))
+        return CallEffects(writes=tuple(writes), shares=shares, is_random=is_random)
 
     # -- modules -----------------------------------------------------------------------------------------------------
 

@@ -163,7 +163,12 @@ class Node:
     def all_input_nodes(self) -> list[Node]:
         """The nodes in `args` and `kwargs`, each once, in the order of their first use."""
         inputs: dict[Node, None] = {}
-        collect_nodes(self._args, inputs)
+        for argument in self._args:
+            kind = type(argument)
+            if kind is Node:
+                inputs[argument] = None
+            elif kind not in _ATOMS:
+                collect_nodes(argument, inputs)
         if self._kwargs:
             collect_nodes(self._kwargs, inputs)
         return list(inputs)
@@ -498,15 +503,39 @@ def _map_structure(
 
 def iterate(root: Node, *, backwards: bool = False) -> Iterator[Node]:
     """Yield the nodes of the list that `root` closes. See `NodeList` for what edits do meanwhile."""
+    node = root
     if backwards:
-        node = root._prev
-        while node is not root:
+        while (node := node._prev) is not root:
             if not node._erased:
                 yield node
-            node = node._prev
-        return
-    node = root._next
-    while node is not root:
-        if not node._erased:
-            yield node
-        node = node._next
+    else:
+        while (node := node._next) is not root:
+            if not node._erased:
+                yield node
+
+
+def is_well_formed(root: Node, graph: Graph) -> bool:
+    """Say, as fast as Python can, whether `verify` has nothing to find fault with in the list that `root` closes."""
+    seen: set[Node] = set()
+    names: set[str] = set()
+    edges = readers = 0
+    node = root
+    while (node := node._next) is not root:
+        op = node._op
+        if op not in LEGAL_OPS or node.graph is not graph or callable(node._target) is not (op == "call_function"):
+            return False
+        args = node._args
+        if len(args) == 1 and type(args[0]) is Node and not node._kwargs:
+            source = args[0]
+            if source not in seen or node not in source.users:
+                return False
+            edges += 1
+        elif args or node._kwargs:
+            for source in node.all_input_nodes:
+                if source not in seen or node not in source.users:
+                    return False
+                edges += 1
+        readers += len(node.users)
+        seen.add(node)
+        names.add(node.name)
+    return len(names) == len(seen) and edges == readers

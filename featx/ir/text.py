@@ -6,25 +6,30 @@ from types import GenericAlias
 from typing import TYPE_CHECKING, Any, cast
 
 from featx.ir.names import qualified_name
+from featx.ir.node import Argument, Node, Target
 
 if TYPE_CHECKING:
     from featx.ir.graph import Graph
-    from featx.ir.node import Argument, Node, Target
 
 
 def format_graph(graph: Graph) -> str:
     """Describe a graph, a node a line. O(nodes + edges)."""
-    lines = [format_node(node) for node in graph.nodes]
+    targets: dict[Target, str] = {}
+    lines = [format_node(node, targets=targets) for node in graph.nodes]
     return "\n    ".join(["graph():", *(line for line in lines if line)])
 
 
 def format_node(
-    node: Node, placeholder_names: list[str] | None = None, maybe_return_typename: list[str] | None = None
+    node: Node,
+    placeholder_names: list[str] | None = None,
+    maybe_return_typename: list[str] | None = None,
+    targets: dict[Target, str] | None = None,
 ) -> str | None:
     """Describe a node in one line.
 
     `placeholder_names`, where it holds a first name already, collects placeholders (None is returned for them), and
-    `maybe_return_typename[0]` gets the return annotation, for a caller that prints a signature.
+    `maybe_return_typename[0]` gets the return annotation, for a caller that prints a signature. `targets` remembers the
+    names of functions, which are most of the cost, for a caller that formats many nodes.
     """
     op = node.op
     if op == "output":
@@ -32,7 +37,13 @@ def format_node(
             maybe_return_typename[0] = f" -> {format_type(node.type)}"
         return f"return {node.args[0]}"
     annotation = "" if node.type is None else f"{format_type(node.type)} "
-    head = f"%{node.name} : {annotation}[num_users={len(node.users)}] = {op}[target={format_target(node.target)}]"
+    target = node.target
+    if not isinstance(target, str):
+        known = None if targets is None else targets.get(target)
+        target = known or format_target(target)
+        if targets is not None:
+            targets[node.target] = target
+    head = f"%{node.name} : {annotation}[num_users={len(node.users)}] = {op}[target={target}]"
     if op == "placeholder":
         if placeholder_names:
             placeholder_names.append(node.target if node.type is None else f"{node.target}: {format_type(node.type)}")
@@ -40,7 +51,8 @@ def format_node(
         return f"{head}(default={node.args[0]})" if node.args else head
     if op == "get_attr":
         return head
-    return f"{head}(args = {_format_argument(node.args)}, kwargs = {_format_argument(node.kwargs)})"
+    kwargs = _format_argument(node.kwargs) if node.kwargs else "{}"
+    return f"{head}(args = {_format_argument(node.args)}, kwargs = {kwargs})"
 
 
 def format_table(graph: Graph) -> str:
@@ -81,14 +93,13 @@ def format_type(annotation: Any) -> str:  # Any: an annotation is a type, a stri
 
 
 def _format_argument(argument: Argument) -> str:
-    kind = type(argument).__name__
-    if kind == "Node":
+    if isinstance(argument, Node):
         return f"%{argument.name}"
-    if isinstance(argument, list):
-        return f"[{', '.join([_format_argument(item) for item in cast(list[Any], argument)])}]"
     if isinstance(argument, tuple):
         items = [_format_argument(item) for item in cast(tuple[Any, ...], argument)]
         return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
+    if isinstance(argument, list):
+        return f"[{', '.join([_format_argument(item) for item in cast(list[Any], argument)])}]"
     if isinstance(argument, dict):
         items = [f"{key}: {_format_argument(value)}" for key, value in cast(dict[Any, Any], argument).items()]
         return f"{{{', '.join(items)}}}"

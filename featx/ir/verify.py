@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from featx.errors import ArgumentTypeError, ForeignNodeError, GraphError, TargetError
-from featx.ir.node import LEGAL_OPS
+from featx.errors import ArgumentTypeError, FeatxError, ForeignNodeError, GraphError, TargetError
+from featx.ir.node import LEGAL_OPS, is_well_formed
 
 if TYPE_CHECKING:
     from featx.ir.graph import Graph
@@ -22,23 +22,8 @@ def verify(graph: Graph, root: object | None) -> None:
     Raises:
         GraphError: the graph is malformed; ForeignNodeError and TargetError are its special cases.
     """
-    seen: set[Node] = set()
-    names: set[str] = set()
-    for node in graph.nodes:
-        _check_node(node, graph)
-        if node.name in names:
-            raise GraphError(f"two nodes are named '{node.name}'; rename one of them")
-        names.add(node.name)
-        for source in node.all_input_nodes:
-            if source not in seen:
-                raise _unseen_input_error(node, source, graph)
-            if node not in source.users:
-                raise GraphError(f"node '{node.name}' reads '{source.name}' but is not among its users")
-        seen.add(node)
-    for node in seen:
-        for user in node.users:
-            if user not in seen or node not in user.all_input_nodes:
-                raise GraphError(f"node '{node.name}' lists '{user.name}' as a user, which does not read it")
+    if not is_well_formed(graph.root, graph):
+        raise _first_error(graph)
     if root is not None:
         verify_targets(graph, root)
 
@@ -78,14 +63,38 @@ def _class_of(value: object) -> str:
     return str(name()) if callable(name) else type(value).__name__
 
 
-def _check_node(node: Node, graph: Graph) -> None:
+def _first_error(graph: Graph) -> FeatxError:
+    seen: set[Node] = set()
+    names: set[str] = set()
+    for node in graph.nodes:
+        error = _node_error(node, graph)
+        if error is not None:
+            return error
+        if node.name in names:
+            return GraphError(f"two nodes are named '{node.name}'; rename one of them")
+        for source in node.all_input_nodes:
+            if source not in seen:
+                return _unseen_input_error(node, source, graph)
+            if node not in source.users:
+                return GraphError(f"node '{node.name}' reads '{source.name}' but is not among its users")
+        seen.add(node)
+        names.add(node.name)
+    for node in graph.nodes:
+        for user in node.users:
+            if user not in seen or node not in user.all_input_nodes:
+                return GraphError(f"node '{node.name}' lists '{user.name}' as a user, which does not read it")
+    raise AssertionError("unreachable: a malformed graph has a first fault")
+
+
+def _node_error(node: Node, graph: Graph) -> FeatxError | None:
     if node.op not in LEGAL_OPS:
-        raise GraphError(f"node '{node.name}' has the unknown opcode {node.op!r}")
+        return GraphError(f"node '{node.name}' has the unknown opcode {node.op!r}")
     if node.graph is not graph:
-        raise ForeignNodeError(f"node '{node.name}' stands in a graph that it does not belong to")
-    if callable(node.target) != (node.op == "call_function"):
-        expected = "a callable" if node.op == "call_function" else "a string"
-        raise ArgumentTypeError(f"the target of {node.op} node '{node.name}' must be {expected}, got {node.target!r}")
+        return ForeignNodeError(f"node '{node.name}' stands in a graph that it does not belong to")
+    if callable(node.target) == (node.op == "call_function"):
+        return None
+    expected = "a callable" if node.op == "call_function" else "a string"
+    return ArgumentTypeError(f"the target of {node.op} node '{node.name}' must be {expected}, got {node.target!r}")
 
 
 def _unseen_input_error(node: Node, source: Node, graph: Graph) -> GraphError:
