@@ -45,7 +45,9 @@ class GraphModule(nn.Module):
             raise ArgumentTypeError(f"graph must be a featx Graph, got {type(graph).__name__}")
         state = self.__dict__
         state["_class_name"] = class_name
+        # Tensors that stand literally in the graph, by the name of the attribute that keeps them, and back.
         state["_literals"] = {}
+        state["_literal_names"] = {}
         state["meta"] = {}
         self._copy_targets(root, [graph])
         self._compile(graph)
@@ -115,16 +117,15 @@ class GraphModule(nn.Module):
         return code
 
     def _name_literal(self, tensor: torch.Tensor) -> str:
-        literals = cast(dict[str, torch.Tensor], self._literals)
-        for name, known in literals.items():
-            if known is tensor:
-                return name
-        for number in itertools.count():
-            name = f"_tensor_constant{number}"
-            if name not in literals and not hasattr(self, name):
-                literals[name] = tensor
-                return name
-        raise AssertionError("unreachable")
+        names: dict[int, str] = self._literal_names
+        name = names.get(id(tensor))
+        if name is None:
+            number = len(names)
+            while hasattr(self, name := f"_tensor_constant{number}"):
+                number += 1
+            names[id(tensor)] = name
+            self._literals[name] = tensor
+        return name
 
     def _keep_literal(self, name: str, tensor: torch.Tensor) -> None:
         # A buffer follows .to(device); it is not a weight, so it stays out of the state dict.
@@ -175,7 +176,7 @@ class GraphModule(nn.Module):
         """
         from featx.codegen.package import write_package
 
-        write_package(self, cast(PythonCode, self.recompile()), Path(folder), module_name)
+        write_package(self, self._graph, self.recompile(), Path(folder), module_name)
 
     # -- submodules --------------------------------------------------------------------------------------------------
 
@@ -191,6 +192,8 @@ class GraphModule(nn.Module):
             if not isinstance(child, nn.Module):
                 return False
             owner = child
+        if hasattr(owner, name) and name not in owner._modules:
+            return False
         owner.add_module(name, m)
         return True
 
@@ -222,23 +225,26 @@ class GraphModule(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         # The function is generated again; everything else is plain state.
         state = self.__dict__.copy()
-        for name in ("_bound", "_code", "_compiled_edits", "_compiled_call_impl"):
+        for name in ("_bound", "_code", "_compiled_edits", "_compiled_call_impl", "_literal_names"):
             state.pop(name, None)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        self.__dict__["_literal_names"] = {id(tensor): name for name, tensor in self._literals.items()}
         self._graph.owning_module = self
         self.recompile()
 
     def __copy__(self) -> GraphModule:
         duplicate = type(self).__new__(type(self))
         state = self.__getstate__()
-        for name in ("_parameters", "_buffers", "_modules", "_literals"):
-            state[name] = state[name].copy()
-        # The copy shares weights, and so the tensors that stand literally in the graph.
+        # The copy shares weights, and so the tensors that stand literally in the graph; what registers them is its own.
         shared: dict[int, Any] = {id(tensor): tensor for tensor in self._literals.values()}
-        state["_graph"] = copy.deepcopy(self._graph, shared)
+        for name, value in state.items():
+            if isinstance(value, Graph):
+                state[name] = copy.deepcopy(value, shared)
+            elif isinstance(value, (dict, set)):
+                state[name] = value.copy()
         duplicate.__setstate__(state)
         return duplicate
 

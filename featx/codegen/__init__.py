@@ -1,0 +1,1 @@
+"""Graphs to Python source, and source to functions."""

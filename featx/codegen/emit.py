@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
 import inspect
 import operator
@@ -77,11 +78,13 @@ class _Emitter:
         self._names = Namespace()
         self._names.reserve(root)
         self._names.reserve("grad_enabled")
+        self._parameter_names: set[str] = set()
         self._reserve_parameters()
         self._variables = {node: self._name_variable(node) for node in graph.nodes}
         self._globals: dict[str, Any] = {}
         self._global_names: dict[int, str] = {}
         self._tensors: dict[str, torch.Tensor] = {}
+        self._tensor_names: dict[int, str] = {}
         self._functions: dict[Callable[..., Any], str] = {}
         paths = [node.target for node in graph.nodes if node.op in ("call_module", "get_attr")]
         self._paths = ModulePaths(root, paths, self._names.create_name)
@@ -115,12 +118,21 @@ class _Emitter:
         return PythonCode(f"{header}\n{indented}", {**_ALWAYS_KNOWN, **self._globals}, self._tensors, self._lines)
 
     def _reserve_parameters(self) -> None:
+        has_default = False
         for node in self._graph.nodes:
-            if node.op == "placeholder":
-                name = node.target.lstrip("*")
-                if name == self._root or name in ("torch", "inf", "nan"):
-                    raise GraphError(f"an input cannot be named '{name}', which the generated code uses; rename it")
-                self._names.reserve(name)
+            if node.op != "placeholder":
+                continue
+            name = node.target.lstrip("*")
+            if name == self._root or name in ("torch", "inf", "nan"):
+                raise GraphError(f"an input cannot be named '{name}', which the generated code uses; rename it")
+            if name in self._parameter_names or not name.isidentifier() or iskeyword(name):
+                raise GraphError(f"'{node.target}' cannot name an input: it is taken, or not a name in Python")
+            is_positional = node.target == name and not node.meta.get("keyword_only")
+            if is_positional and has_default and not node.args:
+                raise GraphError(f"input '{name}' has no default, but one before it has; move it to the front")
+            has_default = has_default or (is_positional and bool(node.args))
+            self._parameter_names.add(name)
+            self._names.reserve(name)
 
     def _name_variable(self, node: Node) -> str:
         if node.op == "placeholder" and node.target.lstrip("*") == node.name:
@@ -137,6 +149,11 @@ class _Emitter:
             )
         return variable
 
+    def name_of_builtin(self, name: str) -> str:
+        if name in self._parameter_names:
+            return self.name_of_global(f"builtins_{name}", getattr(builtins, name))
+        return name
+
     def name_of_global(self, hint: str, value: object) -> str:
         name = self._global_names.get(id(value))
         if name is None:
@@ -150,10 +167,7 @@ class _Emitter:
         return f"{self._root}.{name}"
 
     def _number_tensor(self, tensor: torch.Tensor) -> str:
-        for name, known in self._tensors.items():
-            if known is tensor:
-                return name
-        return f"_tensor_constant{len(self._tensors)}"
+        return self._tensor_names.setdefault(id(tensor), f"_tensor_constant{len(self._tensor_names)}")
 
     # -- statements --------------------------------------------------------------------------------------------------
 
@@ -169,7 +183,7 @@ class _Emitter:
             self._body.append(f"return {literal(node.args[0], self)}\n")
             return
         statement = self._statement(node)
-        if not node.users:
+        if not node.users and not _is_item_write(node):
             freed = [*freed, node]
         if freed:
             statement += f";  {' = '.join([self._variables[value] for value in freed])} = None"
@@ -192,14 +206,14 @@ class _Emitter:
         if node.type is not None:
             variable += f" : {self._annotation(node.type)}"
         if node.op == "call_function":
-            if node.target is operator.setitem and not node.users and not node.kwargs and len(node.args) == 3:
+            if _is_item_write(node):
                 owner, key, value = [literal(argument, self) for argument in node.args]
-                return f"{owner}[{key}] = {value};  {self._variables[node]} = None"
+                return f"{owner}[{key}] = {value}"
             return f"{variable} = {self._call_of_function(node)}"
         if node.op == "call_method":
-            owner = literal(node.args[0], self)
-            owner = owner if isinstance(node.args[0], (Node, torch.Tensor)) else f"({owner})"
-            return f"{variable} = {owner}.{node.target}({self._arguments(node.args[1:], node.kwargs)})"
+            return (
+                f"{variable} = {self._owner(node.args[0])}.{node.target}({self._arguments(node.args[1:], node.kwargs)})"
+            )
         expression = self._paths.expression(node.target, self._body)
         if node.op == "get_attr":
             return f"{variable} = {expression}"
@@ -216,13 +230,17 @@ class _Emitter:
             if len(args) == 2 and function is operator.getitem:
                 return f"{literal(args[0], self)}[{literal(args[1], self)}]"
             if len(args) == 2 and function is getattr and isinstance(args[1], str):
-                return attribute(literal(args[0], self), args[1])
+                return attribute(self._owner(args[0]), args[1])
             if len(args) == 1 and function in _PREFIX:
                 return f"{_PREFIX[function]}{literal(args[0], self)}"
         name = self._functions.get(function)
         if name is None:
             name = self._functions[function] = function_name(function, self)
         return f"{name}({self._arguments(args, node.kwargs)})"
+
+    def _owner(self, value: Any) -> str:
+        text = literal(value, self)
+        return text if isinstance(value, (Node, torch.Tensor)) else f"({text})"
 
     def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         variables = self._variables
@@ -241,6 +259,11 @@ class _Emitter:
             return function_name(annotation, self)
         text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
         return repr(text)
+
+
+def _is_item_write(node: Node) -> bool:
+    """Say whether `node` is `owner[key] = value` and can stand as that statement."""
+    return node.target is operator.setitem and not node.users and not node.kwargs and len(node.args) == 3
 
 
 def _with_grad_mode_restored(body: list[str]) -> list[str]:

@@ -23,6 +23,10 @@ class Scope(Protocol):
         """Return the variable that holds the value of `node`."""
         ...
 
+    def name_of_builtin(self, name: str) -> str:
+        """Return the expression for a builtin, which an input may hide."""
+        ...
+
     def name_of_global(self, hint: str, value: object) -> str:
         """Return the global name under which the code finds `value`."""
         ...
@@ -56,7 +60,7 @@ def function_name(function: Callable[..., Any], scope: Scope) -> str:
     """Write a function or class by its qualified name where torch has it, else as a global of the code."""
     name = qualified_name(function)
     if "." not in name:
-        return name
+        return scope.name_of_builtin(name)
     if name.startswith("torch.") and resolve(name) is function:
         return name
     return scope.name_of_global(name, function)
@@ -72,7 +76,7 @@ def _float(value: float, scope: Scope) -> str:
 
 def _complex(value: complex, scope: Scope) -> str:
     # repr() of a complex loses the sign of zeros and writes nan and inf as names that do not exist.
-    return f"complex({_float(value.real, scope)}, {_float(value.imag, scope)})"
+    return f"{scope.name_of_builtin('complex')}({_float(value.real, scope)}, {_float(value.imag, scope)})"
 
 
 def _items(values: Any, scope: Scope) -> str:
@@ -99,16 +103,16 @@ def _dict(value: dict[Any, Any], scope: Scope) -> str:
 
 
 def _set(value: Any, scope: Scope) -> str:
-    items = f"{{{_items(value, scope)}}}" if value else "set()"
-    return f"frozenset({items})" if isinstance(value, frozenset) else items
+    items = f"{{{_items(value, scope)}}}" if value else f"{scope.name_of_builtin('set')}()"
+    return f"{scope.name_of_builtin('frozenset')}({items})" if isinstance(value, frozenset) else items
 
 
 def _slice(value: slice, scope: Scope) -> str:
-    return f"slice({_items((value.start, value.stop, value.step), scope)})"
+    return f"{scope.name_of_builtin('slice')}({_items((value.start, value.stop, value.step), scope)})"
 
 
 def _range(value: range, scope: Scope) -> str:
-    return f"range({_items((value.start, value.stop, value.step), scope)})"
+    return f"{scope.name_of_builtin('range')}({_items((value.start, value.stop, value.step), scope)})"
 
 
 def _enum(value: enum.Enum, scope: Scope) -> str:

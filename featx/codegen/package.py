@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from featx.codegen.emit import PythonCode
+    from featx.ir.graph import Graph
 
 _TEMPLATE = '''"""Written by featx: {name} as plain PyTorch code."""
 
@@ -32,8 +33,8 @@ class {name}(torch.nn.Module):
 '''
 
 
-def write_package(module: nn.Module, code: PythonCode, folder: Path, name: str) -> None:
-    """Write `code` as class `name` to `folder`, with the submodules and tensors of `module` beside it.
+def write_package(module: nn.Module, graph: Graph, code: PythonCode, folder: Path, name: str) -> None:
+    """Write `code`, which was made from `graph`, as class `name` to `folder`, with what it needs of `module` beside it.
 
     Raises:
         ArgumentTypeError: the code refers to an object that cannot be imported by name.
@@ -44,7 +45,8 @@ def write_package(module: nn.Module, code: PythonCode, folder: Path, name: str) 
             imports += _import(alias, value)
     folder.mkdir(parents=True, exist_ok=True)
     keys = ("training", "_parameters", "_buffers", "_non_persistent_buffers_set", "_modules")
-    plain = {key: value for key, value in module.__dict__.items() if isinstance(value, torch.Tensor)}
+    reads = {node.target.partition(".")[0] for node in graph.nodes if node.op == "get_attr"}
+    plain = {key: module.__dict__[key] for key in reads if key in module.__dict__}
     torch.save({**{key: module.__dict__[key] for key in keys}, **plain}, folder / "state.pt")
     body = "\n".join("    " + line if line.strip() else "" for line in code.src.split("\n")).rstrip()
     (folder / "module.py").write_text(_TEMPLATE.format(name=name, imports="\n".join(imports), code=body))

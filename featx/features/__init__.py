@@ -1,0 +1,1 @@
+"""Names, extractors, and what they are made of."""

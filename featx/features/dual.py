@@ -80,4 +80,4 @@ def _is_same(one: Any, other: Any) -> bool:
         return len(one) == len(other) and all(map(_is_same, one, other))
     if isinstance(one, dict):
         return list(one) == list(other) and all(_is_same(one[key], other[key]) for key in one)
-    return bool(one == other)
+    return repr(one) == repr(other) if isinstance(one, float) else bool(one == other)

@@ -1,0 +1,1 @@
+"""The graph, its nodes, and what is known about them."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, cast
 
 from featx.errors import ArgumentTypeError, ForeignNodeError, GraphError
@@ -353,7 +354,7 @@ class Node:
         old_inputs = self.all_input_nodes
         frozen, frozen_kwargs = self._adopt(args, kwargs)
         self._args, self._kwargs = frozen, frozen_kwargs
-        new_inputs = self.all_input_nodes
+        new_inputs = set(self.all_input_nodes)
         for node in old_inputs:
             if node not in new_inputs:
                 node.users.pop(self, None)
@@ -440,12 +441,29 @@ def _freeze(argument: Argument, user: Node) -> Argument:
     if isinstance(argument, list):
         return ImmutableList([_freeze(item, user) for item in cast(list[Any], argument)])
     if isinstance(argument, dict):
+        if any(isinstance(key, Node) for key in cast(dict[Any, Any], argument)):
+            raise ArgumentTypeError(f"an argument of node '{user.name}' has a node as the key of a dict")
         return ImmutableDict({key: _freeze(item, user) for key, item in cast(dict[Any, Any], argument).items()})
     if kind is slice:
         return slice(_freeze(argument.start, user), _freeze(argument.stop, user), _freeze(argument.step, user))
     if isinstance(argument, Node):
         argument.users[user] = None
+    else:
+        _refuse_hidden_nodes(argument, user)
     return argument
+
+
+def _refuse_hidden_nodes(argument: Argument, user: Node) -> None:
+    hidden: Iterable[Any] = ()
+    if isinstance(argument, (set, frozenset)):
+        hidden = cast(set[Any], argument)
+    elif dataclasses.is_dataclass(argument) and not isinstance(argument, type):
+        hidden = [getattr(argument, field.name) for field in dataclasses.fields(argument)]
+    if any(isinstance(item, Node) for item in hidden):
+        raise ArgumentTypeError(
+            f"an argument of node '{user.name}' has a node inside a {type(argument).__name__}, where it would not be seen; "
+            "build the value with a call_function node"
+        )
 
 
 def collect_nodes(argument: Argument, found: dict[Node, None]) -> None:
