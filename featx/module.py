@@ -38,6 +38,12 @@ class GraphModule(nn.Module):
     """
 
     _graph: Graph
+    _bound: MethodType
+    _code: PythonCode
+    _class_name: str
+    _compiled_edits: int
+    _literals: dict[str, torch.Tensor]
+    _literal_names: dict[int, str]
 
     def __init__(self, root: nn.Module | dict[str, Any], graph: Graph, class_name: str = "GraphModule") -> None:
         super().__init__()
@@ -89,7 +95,7 @@ class GraphModule(nn.Module):
         return self._bound
 
     @forward.setter
-    def forward(self, function: Any) -> None:
+    def forward(self, function: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         # For those who put their own function over an instance's, as nn.Module allows; the next edit undoes it.
         self.__dict__["_bound"] = function
 
@@ -117,7 +123,7 @@ class GraphModule(nn.Module):
         return code
 
     def _name_literal(self, tensor: torch.Tensor) -> str:
-        names: dict[int, str] = self._literal_names
+        names = self._literal_names
         name = names.get(id(tensor))
         if name is None:
             number = len(names)
@@ -153,7 +159,7 @@ class GraphModule(nn.Module):
         """The source of the forward function, for the graph as it is now."""
         if self._graph.edits != self._compiled_edits:
             self.recompile()
-        return cast(PythonCode, self._code).src
+        return self._code.src
 
     def print_readable(self, print_output: bool = True) -> str:
         """Return, and unless told otherwise print, the code of this module and of the graph modules inside it."""

@@ -14,7 +14,7 @@ import torch
 
 from featx.codegen.literals import function_name, literal
 from featx.codegen.paths import ModulePaths, attribute
-from featx.errors import ForeignNodeError, GraphError
+from featx.errors import ArgumentTypeError, ForeignNodeError, GraphError
 from featx.ir.graph import Graph
 from featx.ir.names import Namespace
 from featx.ir.node import Node
@@ -89,22 +89,18 @@ class _Emitter:
         paths = [node.target for node in graph.nodes if node.op in ("call_module", "get_attr")]
         self._paths = ModulePaths(root, paths, self._names.create_name)
         self._parameters: list[str] = []
+        self._is_in_signature = False
         self._return_annotation = ""
         self._body: list[str] = []
         self._lines: dict[int, str] = {}
 
     def emit(self) -> PythonCode:
         freed = _freed_after(self._graph)
-        node = None
-        try:
-            for node in self._graph.nodes:
+        for node in self._graph.nodes:
+            try:
                 self._emit_node(node, freed.get(node, ()))
-        except GraphError:
-            raise
-        except Exception as error:
-            name = node.name if node is not None else ""
-            error.add_note(f"while writing the code of node '{name}'") if hasattr(error, "add_note") else None
-            raise
+            except ArgumentTypeError as error:
+                raise ArgumentTypeError(f"cannot write the code of node '{node.name}': {error}") from error
         body = self._body or ["pass\n"]
         if any(node.target is torch._C._set_grad_enabled for node in self._graph.nodes):
             body = _with_grad_mode_restored(body)
@@ -162,6 +158,8 @@ class _Emitter:
         return name
 
     def name_of_tensor(self, tensor: torch.Tensor) -> str:
+        if self._is_in_signature:
+            return self.name_of_global("_default", tensor)
         name = self._name_tensor(tensor)
         self._tensors[name] = tensor
         return f"{self._root}.{name}"
@@ -193,7 +191,9 @@ class _Emitter:
 
     def _emit_placeholder(self, node: Node) -> None:
         annotation = "" if node.type is None else f" : {self._annotation(node.type)}"
+        self._is_in_signature = True
         default = f" = {literal(node.args[0], self)}" if node.args else ""
+        self._is_in_signature = False
         if node.meta.get("keyword_only") and not any(parameter.startswith("*") for parameter in self._parameters):
             self._parameters.append("*")
         self._parameters.append(f"{node.target}{annotation}{default}")

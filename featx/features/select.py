@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from featx.errors import ArgumentTypeError, NodeNameError, RequestError
-from featx.features.nodes import names_of
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 
@@ -68,20 +67,13 @@ def select(graph: Graph, request: Mapping[str, str], owner: str) -> dict[str, No
         if node is None:
             raise _unknown_name(name, [*exact, *last_under], owner)
         found[key] = node
-    return dict(sorted(found.items(), key=lambda item: _position(item[1])))
-
-
-def _position(node: Node) -> Node:
-    return node  # nodes compare by their place in the graph
+    return dict(sorted(found.items(), key=lambda item: item[1]))  # nodes compare by their place in the graph
 
 
 def _unknown_name(name: str, known: list[str], owner: str) -> NodeNameError:
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
     hint = f" Did you mean {' or '.join(repr(match) for match in close)}?" if close else ""
     return NodeNameError(
-        f"No node '{name}' in {owner}.{hint} List all names with featx.get_graph_node_names(model); a name may exist in "
-        "one mode only, then give train_return_nodes and eval_return_nodes."
+        f"No node '{name}' in {owner}.{hint} List all names with featx.get_graph_node_names(model); a name may exist "
+        "in one mode only, then give train_return_nodes and eval_return_nodes."
     )
-
-
-__all__ = ["as_request", "names_of", "select"]

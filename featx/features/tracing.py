@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -67,13 +67,14 @@ def trace_in_mode(
         tracer = FeatureTracer(**(tracer_kwargs or {}))
     except TypeError as error:
         raise ArgumentTypeError(
-            f"tracer_kwargs may have autowrap_modules, autowrap_functions, param_shapes_constant and leaf_modules: {error}"
+            "tracer_kwargs may have autowrap_modules, autowrap_functions, param_shapes_constant and leaf_modules: "
+            f"{error}"
         ) from error
     return tracer.trace(model, concrete_args)
 
 
 @contextmanager
-def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
+def in_mode(model: nn.Module, training: bool) -> Generator[None]:
     """Put `model` into train or eval mode; afterwards each submodule has its own mode again."""
     modes = [(module, module.training) for module in model.modules()]
     was_training = model.training

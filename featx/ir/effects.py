@@ -116,8 +116,8 @@ _READ_ONLY_MODULES = frozenset({"torchvision.ops.misc.SqueezeExcitation", "torch
 class CallEffects:
     """The effects of one node: the inputs that it may write, those that its result may share memory with, and more.
 
-    `is_opaque` says that the writes are only feared. `is_check` marks an assertion, `is_random` a draw of random numbers, `changes_global_state` a switch such as
-    autocast, `writes_state` a write to buffers of the called module itself.
+    `is_opaque` says that the writes are only feared. `is_check` marks an assertion, `is_random` a draw of random
+    numbers, `changes_global_state` a switch such as autocast, `writes_state` a write to buffers of the called module.
     """
 
     writes: tuple[Node, ...] = ()

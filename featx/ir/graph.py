@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -363,7 +363,7 @@ class Graph:
         self._set_code_transformer(make_transformer(earlier))
 
         @contextlib.contextmanager
-        def restoring() -> Iterator[None]:
+        def restoring() -> Generator[None]:
             try:
                 yield
             finally:

@@ -109,7 +109,7 @@ def _module_of(function: Callable[..., Any], name: str) -> str:
     if isinstance(module, str) and module:
         return module
     # Functions written in C do not always say where they live.
-    for guess in (torch, torch.nn.functional, torch._C._nn):
+    for guess in (torch, torch.nn.functional, getattr(torch._C, "_nn")):  # noqa: B009 - torch's stubs lack it
         if getattr(guess, name, None) is function:
             return guess.__name__
     return type(function).__module__

@@ -27,7 +27,8 @@ class ImmutableList(list[Any]):
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise ArgumentTypeError("a list in node.args cannot be changed in place; assign a new tuple to node.args")
 
-    append = extend = insert = remove = clear = sort = reverse = _refuse
+    append = extend = insert = remove = clear = reverse = _refuse
+    sort = _refuse  # pyright: ignore[reportAssignmentType]
     pop = __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse  # pyright: ignore[reportAssignmentType]
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -461,8 +462,8 @@ def _refuse_hidden_nodes(argument: Argument, user: Node) -> None:
         hidden = [getattr(argument, field.name) for field in dataclasses.fields(argument)]
     if any(isinstance(item, Node) for item in hidden):
         raise ArgumentTypeError(
-            f"an argument of node '{user.name}' has a node inside a {type(argument).__name__}, where it would not be seen; "
-            "build the value with a call_function node"
+            f"an argument of node '{user.name}' has a node inside a {type(argument).__name__}, where it would not be "
+            "seen; build the value with a call_function node"
         )
 
 

@@ -44,6 +44,8 @@ class ModelTensors:
         # whether it comes from the model's own tensors.
         self._made: dict[int, tuple[torch.Tensor, Node, bool]] = {}
         self._recorded: list[Node] = []
+        self._caller_grad_mode: Node | None = None
+        self._outer_grad_modes: list[bool] = []
         # Memory whose real values are not those that the graph will see.
         self._stale: set[int] = set()
 
@@ -99,8 +101,7 @@ class ModelTensors:
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         is_own = any(self._is_own(tensor) for tensor in tensors)
         if function is torch._C._set_grad_enabled:
-            # Recorded and run: the graph switches gradients off where the model does.
-            self._tracer.create_node("call_function", function, args, {})
+            self._record_grad_mode(args[0])
             return function(*args)
         if operator_draws(name):
             return self._tracer.create_proxy("call_function", function, args, kwargs, name.strip("_"))
@@ -118,6 +119,20 @@ class ModelTensors:
         result = function(*args, **kwargs)
         self._remember(function, args, kwargs, result, is_own)
         return result
+
+    def _record_grad_mode(self, mode: bool) -> None:
+        # Where the model puts the mode back that it found, the graph puts back what its caller has then.
+        create_node = self._tracer.create_node
+        if self._caller_grad_mode is None:
+            self._caller_grad_mode = create_node("call_function", torch.is_grad_enabled, (), {})
+        value: Argument = mode
+        if self._outer_grad_modes and mode == self._outer_grad_modes[-1]:
+            self._outer_grad_modes.pop()
+            if not self._outer_grad_modes:
+                value = self._caller_grad_mode
+        else:
+            self._outer_grad_modes.append(torch.is_grad_enabled())
+        create_node("call_function", torch._C._set_grad_enabled, (value,), {})
 
     def note_write(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note that the graph writes into the first real tensor, or `out`, of a call that does not run."""
@@ -153,7 +168,7 @@ class ModelTensors:
         return id(tensor) in self._paths if made is None else made[2]
 
     def _remember(self, function: Callable[..., Any], args: Any, kwargs: Any, result: Any, is_own: bool) -> None:
-        results = [result] if isinstance(result, torch.Tensor) else result
+        results: Any = [result] if isinstance(result, torch.Tensor) else result
         if not isinstance(results, (list, tuple)) or not any(isinstance(item, torch.Tensor) for item in results):
             return
         try:

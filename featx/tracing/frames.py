@@ -9,6 +9,7 @@ import os
 import sys
 from itertools import islice
 from types import CodeType, FrameType
+from typing import Any, cast
 
 import torch
 
@@ -16,6 +17,8 @@ _OWN_FOLDERS = (
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
     os.path.dirname(torch.__file__) + os.sep,
 )
+# What answers `isinstance(x, nn.Parameter)`, in Python and for its caller.
+_PARAMETER_CHECK = type(torch.nn.Parameter).__instancecheck__.__code__
 _PYTHON_FOLDER = os.path.dirname(os.__file__) + os.sep
 _UNPACK_SEQUENCE = dis.opmap["UNPACK_SEQUENCE"]
 _MATCH_CLASS = dis.opmap["MATCH_CLASS"]
@@ -60,6 +63,8 @@ def is_type_question(frame: FrameType) -> bool:
     source; `torch.is_tensor`, `case torch.Tensor():` and functools.singledispatch ask the same.
     """
     code = frame.f_code
+    if code is _PARAMETER_CHECK and frame.f_back is not None:
+        return is_type_question(frame.f_back)
     if code is torch.is_tensor.__code__ or (code.co_filename == functools.__file__ and "dispatch" in code.co_freevars):
         return True
     if is_library_code(code):
@@ -106,7 +111,7 @@ def describe(frame: FrameType | None) -> str:
 
 
 def _position_of(code: CodeType, offset: int) -> tuple[int | None, int | None, int | None, int | None]:
-    first, last, start, end = next(islice(code.co_positions(), offset // 2, None))
+    first, last, start, end = next(islice(cast(Any, code).co_positions(), offset // 2, None))
     return first, start, last, end
 
 

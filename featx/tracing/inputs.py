@@ -99,7 +99,7 @@ def bind_inputs(
         else:
             args.append(value)
     if takes_rest:
-        rest = [value for parameter, value in zip(_rest(parameters), args[-len(_rest(parameters)) :], strict=True)]
+        rest = args[-len(_rest(parameters)) :]
         args = [*args[: len(args) - len(rest)], *kwargs.values(), *rest]
         return _with_plain_rest(function), args, {}
     return function, args, kwargs
@@ -170,7 +170,7 @@ class _Input:
             raise ArgumentTypeError(f"concrete_args fixes {where} to a tensor; pass it as an input or a buffer instead")
         if isinstance(value, (bool, int, float, str)):
             message = f"{where} has been specialized to have value {value} but got another value"
-            self._tracer.create_proxy("call_function", torch._assert, (proxy == value, message), {})
+            self._tracer.create_proxy("call_function", torch._assert, (operator.eq(proxy, value), message), {})
         elif value is None:
             self._tracer.create_node("call_function", check_is_none, (proxy.node, where), NO_KWARGS)
         else:

@@ -77,7 +77,8 @@ def _kind_of(node: Node, known: dict[Node, type | None], root: nn.Module | None)
     if node.op == "placeholder":
         return torch.Tensor if node.type in (torch.Tensor, "Tensor", "torch.Tensor") else None
     if node.op == "get_attr":
-        return torch.Tensor if isinstance(_find(root, node.target), torch.Tensor) else None
+        value = _find(root, node.target)
+        return (nn.Parameter if isinstance(value, nn.Parameter) else torch.Tensor) if torch.is_tensor(value) else None
     if node.op == "call_module":
         return _kind_of_module(_find(root, node.target))
     if node.op == "call_method":
@@ -88,9 +89,19 @@ def _kind_of(node: Node, known: dict[Node, type | None], root: nn.Module | None)
 
 
 def _find(root: Any, path: str) -> Any:
-    for part in path.split("."):
-        root = getattr(root, part, None)
-    return root
+    # Past __getattr__, which answers with a proxy during a trace.
+    *parents, name = path.split(".")
+    for part in parents:
+        root = getattr(root, "_modules", {}).get(part)
+    for kind in ("_parameters", "_buffers", "_modules"):
+        found = getattr(root, kind, {}).get(name)
+        if found is not None:
+            return found
+    return getattr(root, "__dict__", {}).get(name)
+
+
+def _is_tensor(kind: type | None) -> bool:
+    return kind is not None and issubclass(kind, torch.Tensor)
 
 
 def _kind_of_module(module: Any) -> type | None:
@@ -102,7 +113,7 @@ def _kind_of_module(module: Any) -> type | None:
 
 def _kind_of_method(node: Node, known: dict[Node, type | None]) -> type | None:
     owner = node.args[0] if node.args else None
-    if not isinstance(owner, Node) or known[owner] is not torch.Tensor:
+    if not isinstance(owner, Node) or not _is_tensor(known[owner]):
         return None
     name = node.target
     if name == "size":
@@ -140,7 +151,7 @@ def _kind_of_operator(name: str) -> type | None:
 
 def _kind_of_python_operator(node: Node, name: str, known: dict[Node, type | None]) -> type | None:
     kinds = [known[value] if isinstance(value, Node) else type(value) for value in node.args]
-    if name == "getattr" and kinds[0] is torch.Tensor:
+    if name == "getattr" and _is_tensor(kinds[0]):
         attribute = node.args[1]
         if attribute == "shape":
             return torch.Size
@@ -148,14 +159,14 @@ def _kind_of_python_operator(node: Node, name: str, known: dict[Node, type | Non
             return int
         return torch.Tensor if attribute in ("T", "H", "mT", "mH", "data", "real", "imag") else None
     if name == "getitem":
-        if kinds[0] is torch.Tensor:
+        if _is_tensor(kinds[0]):
             return torch.Tensor
         if kinds[0] is torch.Size:
             return torch.Size if isinstance(node.args[1], slice) else int
         return None
     if name not in _ARITHMETIC:
         return None
-    if torch.Tensor in kinds:
+    if any(map(_is_tensor, kinds)):
         return torch.Tensor
     if name in ("eq", "ne", "lt", "gt", "le", "ge") and all(kind in (int, float) for kind in kinds):
         return bool

@@ -18,7 +18,10 @@ class QualifiedNames:
         self._entries: list[tuple[Node, str, str | None]] = []
 
     def add(self, node: Node, module_path: str, stem: str | None = None) -> None:
-        """Note that `node` was made while the module at `module_path` ran; `stem` is what it does, if not its target."""
+        """Note that `node` was made while the module at `module_path` ran.
+
+        `stem` says what it does, where that is not its target.
+        """
         self._entries.append((node, module_path, stem))
 
     def assign(self) -> None:

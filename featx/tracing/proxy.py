@@ -57,7 +57,7 @@ class Proxy:
             raise AttributeError(f"a traced value has no attribute '{name}'")
         return Attribute(self, name)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: D102 - magic
         return self.tracer.create_proxy("call_method", "__call__", (self, *args), kwargs)
 
     def __getitem__(self, key: Any) -> Any:
@@ -87,7 +87,11 @@ class Proxy:
         raise _refusal(self, "len() of a traced value", "use value.shape[0], or record the call with featx.wrap('len')")
 
     def __index__(self) -> int:
-        raise _refusal(self, "Python needs a traced value as a plain integer (a range, a slice, a list index)")
+        # torch's argument parser tries this too and does without, so it is no refusal to remember.
+        what = (
+            f"Python needs a traced value as a plain integer: a range, a slice, a list index (Proxy '{self.node.name}')"
+        )
+        raise refusal(self.tracer, ControlFlowError, what)
 
     def __int__(self) -> int:
         raise _refusal(self, "int() of a traced value")
@@ -163,11 +167,12 @@ class Attribute(Proxy):
     @property
     def node(self) -> Node:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The `getattr` node, made at the first use."""
-        if self._node is None:
-            self._node = self.tracer.create_proxy("call_function", getattr, (self.root, self.attr), {}).node
-        return self._node
+        node = self._node
+        if node is None:
+            node = self._node = self.tracer.create_proxy("call_function", getattr, (self.root, self.attr), {}).node
+        return node
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: D102 - magic
         return self.tracer.create_proxy("call_method", self.attr, (self.root, *args), kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Proxy:
@@ -217,7 +222,8 @@ def record_torch_call(
 ) -> Any:
     """Record a call that reached `__torch_function__`: methods by name, functions by object."""
     if type(function) is torch._C.ScriptMethod:
-        return tracer.create_proxy("call_method", function.name, (cast(Any, function).owner, *args), kwargs)
+        method = cast(Any, function)
+        return tracer.create_proxy("call_method", method.name, (method.owner, *args), kwargs)
     name = function.__name__
     if name == "__get__":
         return tracer.create_proxy("call_function", getattr, (args[0], cast(Any, function).__self__.__name__), {})
@@ -251,7 +257,10 @@ def find_proxy(value: Any) -> Proxy | None:
 
 
 def _refusal(proxy: Proxy, what: str, advice: str | None = None) -> TraceError:
-    return refusal(proxy.tracer, ControlFlowError, f"{what} (Proxy '{proxy.node.name}')", advice)
+    error = refusal(proxy.tracer, ControlFlowError, f"{what} (Proxy '{proxy.node.name}')", advice)
+    # A model that catches TypeError or ValueError must not swallow it and go another way.
+    proxy.tracer.refused = proxy.tracer.refused or error
+    return error
 
 
 def refusal(tracer: TracerBase, kind: type[TraceError], what: str, advice: str | None = None) -> TraceError:

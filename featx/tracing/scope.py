@@ -7,7 +7,7 @@ through, and it goes when the last trace is done, also after an error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from threading import Lock, get_ident
 from types import MethodType
@@ -17,27 +17,56 @@ from torch import nn
 
 CallHandler = Callable[[nn.Module, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 ReadHandler = Callable[[nn.Module, str, Any], Any]
+Handlers = tuple[CallHandler, ReadHandler]
 
 
 class _Switch:
-    """Stands in for `module._call_impl`, through which every call of a module goes, hooks included."""
+    """Stands in for `module._call_impl`, through which every call of a module goes, hooks included.
 
-    __slots__ = ("compiled", "handlers", "is_laid", "is_removed", "lock", "module", "original")
+    One is made for each module and trace, so it is small: the handlers of a first thread have slots of their own, and
+    those of others that trace the model meanwhile a dict.
+    """
 
-    def __init__(self, module: nn.Module) -> None:
+    __slots__ = ("compiled", "first", "is_laid", "is_removed", "lock", "module", "others", "thread")
+
+    def __init__(self, module: nn.Module, lock: Lock) -> None:
         self.module = module
-        self.original = MethodType(type(module)._call_impl, module)
+        self.lock = lock
         self.compiled: Any = None
-        self.handlers: dict[int, tuple[CallHandler, ReadHandler]] = {}
+        self.thread = 0
+        self.first: Handlers | None = None
+        self.others: dict[int, Handlers] | None = None
         self.is_laid = False
         self.is_removed = False
-        self.lock = Lock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        handlers = self.handlers.get(get_ident())
+        handlers = self.handlers()
+        module = self.module
         if handlers is None:
-            return self.original(*args, **kwargs)
-        return handlers[0](self.module, self.original, args, kwargs)
+            return type(module)._call_impl(module, *args, **kwargs)
+        return handlers[0](module, MethodType(type(module)._call_impl, module), args, kwargs)
+
+    def handlers(self) -> Handlers | None:
+        """Return the handlers of the running thread, if it traces."""
+        thread = get_ident()
+        if thread == self.thread:
+            return self.first
+        return self.others.get(thread) if self.others else None
+
+    def add(self, thread: int, handlers: Handlers) -> None:
+        """Let `handlers` answer in `thread`."""
+        if not self.thread or self.thread == thread:
+            self.thread, self.first = thread, handlers
+        else:
+            self.others = {**(self.others or {}), thread: handlers}
+
+    def remove(self, thread: int) -> bool:
+        """Forget the handlers of `thread`; return whether any are left."""
+        if self.thread == thread:
+            self.thread, self.first = 0, None
+        elif self.others:
+            self.others = {other: handlers for other, handlers in self.others.items() if other != thread}
+        return bool(self.thread or self.others)
 
     # A copy of the model that somebody makes during the trace is an ordinary model.
 
@@ -60,7 +89,7 @@ class _WatchedDict(dict[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         value = super().__getitem__(name)
-        handlers = self._switch.handlers.get(get_ident())
+        handlers = self._switch.handlers()
         return value if handlers is None else handlers[1](self._switch.module, name, value)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -78,14 +107,15 @@ class _WatchedDict(dict[str, Any]):
 @contextmanager
 def borrowed(
     modules: Iterable[nn.Module], on_call: CallHandler, on_read: ReadHandler, *, watch_buffers: bool = False
-) -> Iterator[None]:
+) -> Generator[None]:
     """Send this thread's calls of `modules`, and reads of their parameters, to handlers. O(modules)."""
     thread = get_ident()
     handlers = (on_call, on_read)
+    lock = Lock()
     switches: list[_Switch] = []
     try:
         for module in modules:
-            switches.append(_enter(module, thread, handlers, watch_buffers))
+            switches.append(_enter(module, thread, handlers, lock, watch_buffers))
         yield
     finally:
         for switch in switches:
@@ -109,15 +139,15 @@ def walk_modules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             ]
 
 
-def _enter(module: nn.Module, thread: int, handlers: tuple[CallHandler, ReadHandler], watch_buffers: bool) -> _Switch:
+def _enter(module: nn.Module, thread: int, handlers: Handlers, lock: Lock, watch_buffers: bool) -> _Switch:
     state = module.__dict__
     while True:
         # Atomic, so that of two threads that start at once one finds the other's switch.
-        switch = state.setdefault("_call_impl", _Switch(module))
+        switch = state.setdefault("_call_impl", _Switch(module, lock))
         with switch.lock:
             if switch.is_removed:
                 continue
-            switch.handlers[thread] = handlers
+            switch.add(thread, handlers)
             if not switch.is_laid:
                 switch.is_laid = True
                 _cover(state, "_parameters", switch)
@@ -137,8 +167,7 @@ def _cover(state: dict[str, Any], name: str, switch: _Switch) -> None:
 
 def _leave(switch: _Switch, thread: int) -> None:
     with switch.lock:
-        switch.handlers.pop(thread, None)
-        if switch.handlers:
+        if switch.remove(thread):
             return
         switch.is_removed = True
         state = switch.module.__dict__

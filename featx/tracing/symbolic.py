@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -72,6 +73,7 @@ class Tracer(TracerBase):
         self._parameter_proxies: dict[str, Any] = {}
         self._names = QualifiedNames()
         self._states: dict[nn.Module, ModuleState] = {}
+        self._modes = _modes()
 
     def trace(
         self, root: nn.Module | Callable[..., Any], concrete_args: dict[str, Any] | tuple[Any, ...] | None = None
@@ -102,6 +104,8 @@ class Tracer(TracerBase):
         self._tensors = ModelTensors(self, self.root)
         self._names = QualifiedNames()
         self._states = {}
+        self.refused = None
+        self._modes = _modes()
         modes = [(module, module.training) for module in self.submodule_paths]
         with (
             borrowed(
@@ -130,6 +134,8 @@ class Tracer(TracerBase):
         target, args, kwargs = bind_inputs(self, function, signature, concrete_args)
         annotation = signature.return_annotation
         result = self.create_arg(target(*args, **kwargs))
+        if self.refused is not None:
+            raise self.refused
         returns = None if annotation is inspect.Signature.empty else annotation
         self.create_node("output", "output", (result,), {}, type_expr=returns)
         for path, module in ((self.submodule_paths[module], module) for module in self._states):
@@ -141,18 +147,14 @@ class Tracer(TracerBase):
                 continue  # `self.count += 1` writes in place and then assigns what it wrote
             where = f"{path}.{name}" if path else name
             raise TraceError(
-                f"cannot trace {self.root_module_name}: forward assigns a new tensor to the buffer '{where}', and a graph "
-                f"cannot. Write into it instead: self.{name}.copy_(value)."
+                f"cannot trace {self.root_module_name}: forward assigns a new tensor to the buffer '{where}', and a "
+                f"graph cannot. Write into it instead: self.{name}.copy_(value)."
             )
 
     def _refuse_draw(self, function: Callable[..., Any]) -> None:
         name = f"{function.__module__ or 'random'}.{function.__name__}"
-        raise refusal(
-            self,
-            TraceError,
-            f"forward draws from Python's or numpy's random generator ({name}), and a graph would repeat that one draw,",
-            "draw with torch, or switch that off (eval mode, or a rate of 0)",
-        )
+        what = f"forward draws from Python's or numpy's generator ({name}), and a graph would repeat that one draw,"
+        raise refusal(self, TraceError, what, "draw with torch, or switch that off (eval mode, or a rate of 0)")
 
     def _is_of_trace(self, value: Any) -> bool:
         return issubclass(type(value), Proxy) or self._tensors.was_made(value)
@@ -219,10 +221,7 @@ class Tracer(TracerBase):
         if proxy is None:
             factory = None
             if self.param_shapes_constant and isinstance(attr_val, nn.Parameter):
-
-                def factory(node: Node) -> Proxy:
-                    return ParameterProxy(self, node, path, attr_val)
-
+                factory = partial(_parameter_proxy, self, path, attr_val)
             proxy = self.create_proxy("get_attr", path, (), {}, proxy_factory_fn=factory)
             parameter_proxy_cache[path] = proxy
         return proxy
@@ -237,6 +236,9 @@ class Tracer(TracerBase):
         type_expr: Any = None,
     ) -> Node:
         """Add a node to the graph and note in its meta which module made it."""
+        if _modes() != self._modes:
+            what = "forward enters torch.autocast or torch.inference_mode, which a graph cannot,"
+            raise refusal(self, TraceError, what, "make the module that does it a leaf, or enter it around the model")
         node = self.graph.create_node(kind, target, args, kwargs, name, type_expr)
         node.meta["nn_module_stack"] = self.scope.stack
         if self.record_stack_traces:
@@ -284,6 +286,14 @@ class Tracer(TracerBase):
     def on_constant_call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer a torch call that has no traced value among its arguments."""
         return self._tensors.call(function, args, kwargs)
+
+
+def _parameter_proxy(tracer: Tracer, path: str, parameter: nn.Parameter, node: Node) -> Proxy:
+    return ParameterProxy(tracer, node, path, parameter)
+
+
+def _modes() -> tuple[bool, bool]:
+    return torch._C._is_any_autocast_enabled(), torch.is_inference_mode_enabled()
 
 
 class _Mode(TorchFunctionMode):

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import torch
 
-from featx.errors import ArgumentTypeError, ControlFlowError
+from featx.errors import ArgumentTypeError, ControlFlowError, TraceError
 from featx.ir.graph import Graph
 from featx.ir.node import Argument, Node, Target, collect_nodes
 from featx.tracing.proxy import Proxy, refusal
@@ -33,6 +33,8 @@ class TracerBase:
     proxy_buffer_attributes: bool = False
     # Store the line of the model that made each node in its meta.
     record_stack_traces: bool = False
+    # The first thing that was refused in this trace, which the model may have caught.
+    refused: TraceError | None = None
     # The method of the root module that is traced.
     traced_func_name: str = "forward"
 
@@ -136,11 +138,14 @@ class TracerBase:
 
     def to_bool(self, obj: Proxy) -> bool:
         """Answer `if value:`; by default refuse. Override where the answer is known."""
-        raise refusal(self, ControlFlowError, f"the truth of a traced value decides what runs ({obj!r})")
+        self.refused = refusal(self, ControlFlowError, f"the truth of a traced value decides what runs ({obj!r})")
+        raise self.refused
 
     def iter(self, obj: Proxy) -> Iterator[Any]:
         """Answer a loop over a value of unknown length; by default refuse. `a, b = value` does not come here."""
-        raise refusal(self, ControlFlowError, f"a loop or a `*` runs over a traced value of unknown length ({obj!r})")
+        what = f"a loop or a `*` runs over a traced value of unknown length ({obj!r})"
+        self.refused = refusal(self, ControlFlowError, what)
+        raise self.refused
 
     def keys(self, obj: Proxy) -> Any:
         """Answer `value.keys()`, which `**value` calls too; by default record it as a method call."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import builtins
 import random
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from threading import Lock, get_ident
@@ -51,7 +51,7 @@ def wrap(fn_or_name: _F) -> _F:
         frame.f_globals.setdefault(_MARK, set()).add(cast(Any, fn_or_name).__name__)
     else:
         raise ArgumentTypeError(f"wrap takes a function or the name of one, got {fn_or_name!r}")
-    return fn_or_name
+    return cast(_F, fn_or_name)
 
 
 class _PassThrough:
@@ -111,7 +111,7 @@ def wrapped_functions(
     modules: Iterable[ModuleType],
     functions: Iterable[Callable[..., Any]],
     refuse_draw: Callable[[Callable[..., Any]], None],
-) -> Iterator[None]:
+) -> Generator[None]:
     """Record calls of wrapped functions, of `functions`, and of the public functions of `modules`.
 
     They are found where their Python module marked them, in `modules` themselves, and in `seen_globals`: the globals
