@@ -369,13 +369,18 @@ class Node:
             raise ArgumentTypeError(f"args of node '{self.name}' must be a tuple, got {type(args).__name__}")
         if kwargs and not isinstance(cast(object, kwargs), dict):
             raise ArgumentTypeError(f"kwargs of node '{self.name}' must be a dict, got {type(kwargs).__name__}")
+        uses: dict[Node, None] = {}
         for argument in args:
             if type(argument) is Node:
-                argument.users[self] = None
+                uses[argument] = None
             elif type(argument) not in _ATOMS:
-                args = tuple([_freeze(item, self) for item in args])
+                args = tuple([_freeze(item, uses) for item in args])
                 break
-        return args, _freeze(kwargs, self) if kwargs else NO_KWARGS
+        frozen = _freeze(kwargs, uses) if kwargs else NO_KWARGS
+        # Last, so that a refused argument leaves no trace.
+        for source in uses:
+            source.users[self] = None
+        return args, frozen
 
     def _check_same_graph(self, other: Node) -> None:
         if other.graph is not self.graph or other._erased:
@@ -427,34 +432,36 @@ def _spread_labels(node: Node, root: Node) -> None:
 _ATOMS = frozenset({int, float, bool, str, complex, type(None), type(Ellipsis), bytes})
 
 
-def _freeze(argument: Argument, user: Node) -> Argument:
+def _freeze(argument: Argument, uses: dict[Node, None]) -> Argument:
     kind = type(argument)
     if kind is Node:
-        argument.users[user] = None
+        uses[argument] = None
         return argument
     if kind in _ATOMS:
         return argument
     if isinstance(argument, tuple):
-        items = [_freeze(item, user) for item in cast(tuple[Any, ...], argument)]
+        items = [_freeze(item, uses) for item in cast(tuple[Any, ...], argument)]
         if hasattr(argument, "_fields"):
             return kind(*items)
         return tuple(items) if kind is tuple else kind(items)
     if isinstance(argument, list):
-        return ImmutableList([_freeze(item, user) for item in cast(list[Any], argument)])
+        return ImmutableList([_freeze(item, uses) for item in cast(list[Any], argument)])
     if isinstance(argument, dict):
         if any(isinstance(key, Node) for key in cast(dict[Any, Any], argument)):
-            raise ArgumentTypeError(f"an argument of node '{user.name}' has a node as the key of a dict")
-        return ImmutableDict({key: _freeze(item, user) for key, item in cast(dict[Any, Any], argument).items()})
+            raise ArgumentTypeError(
+                "an argument has a node as the key of a dict; build the dict with a call_function node"
+            )
+        return ImmutableDict({key: _freeze(item, uses) for key, item in cast(dict[Any, Any], argument).items()})
     if kind is slice:
-        return slice(_freeze(argument.start, user), _freeze(argument.stop, user), _freeze(argument.step, user))
+        return slice(_freeze(argument.start, uses), _freeze(argument.stop, uses), _freeze(argument.step, uses))
     if isinstance(argument, Node):
-        argument.users[user] = None
+        uses[argument] = None
     else:
-        _refuse_hidden_nodes(argument, user)
+        _refuse_hidden_nodes(argument)
     return argument
 
 
-def _refuse_hidden_nodes(argument: Argument, user: Node) -> None:
+def _refuse_hidden_nodes(argument: Argument) -> None:
     hidden: Iterable[Any] = ()
     if isinstance(argument, (set, frozenset)):
         hidden = cast(set[Any], argument)
@@ -462,8 +469,8 @@ def _refuse_hidden_nodes(argument: Argument, user: Node) -> None:
         hidden = [getattr(argument, field.name) for field in dataclasses.fields(argument)]
     if any(isinstance(item, Node) for item in hidden):
         raise ArgumentTypeError(
-            f"an argument of node '{user.name}' has a node inside a {type(argument).__name__}, where it would not be "
-            "seen; build the value with a call_function node"
+            f"an argument has a node inside a {type(argument).__name__}, where it would not be seen; "
+            "build the value with a call_function node"
         )
 
 

@@ -135,6 +135,11 @@ class Proxy:
             raise _refusal(self, "isinstance() of a traced value whose type is not known")
         return kind
 
+    @property
+    def _is_param(self) -> bool:
+        # What isinstance(x, nn.Parameter) goes by.
+        return kind_of(self.node, getattr(self.tracer, "root", None)) is torch.nn.Parameter
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Proxy:
         return type(self)(memo.get(id(self.node), self.node), self.tracer)
 

@@ -153,7 +153,7 @@ class Tracer(TracerBase):
 
     def _refuse_draw(self, function: Callable[..., Any]) -> None:
         name = f"{function.__module__ or 'random'}.{function.__name__}"
-        what = f"forward draws from Python's or numpy's generator ({name}), and a graph would repeat that one draw,"
+        what = f"forward draws from Python's or numpy's random generator ({name}), and a graph would repeat it,"
         raise refusal(self, TraceError, what, "draw with torch, or switch that off (eval mode, or a rate of 0)")
 
     def _is_of_trace(self, value: Any) -> bool:

@@ -45,66 +45,47 @@ class Probe:
         return int
 
 
-def unpack_pair(probe: Any) -> None:
-    a, b = probe
-
-
-def unpack_nested(probe: Any) -> None:
-    (a, b, c), d = probe, 1
-
-
-def unpack_in_comprehension(probe: Any) -> None:
-    [a + b + c + d for a, b, c, d in [probe]]
-
-
-def unpack_with_star(probe: Any) -> None:
-    a, *b = probe
-
-
-def loop(probe: Any) -> None:
-    for _ in probe:
-        pass
-
-
-def call_with_star(probe: Any) -> None:
-    max(*probe)
+def run(source: str, **names: Any) -> None:
+    exec(source, names)
 
 
 @pytest.mark.parametrize(
-    ("code", "count"),
+    ("source", "count"),
     [
-        (unpack_pair, 2),
-        (unpack_nested, 3),
-        (unpack_in_comprehension, 4),
-        (unpack_with_star, None),
-        (loop, None),
-        (call_with_star, None),
-        (list, None),
+        ("a, b = probe", 2),
+        ("[a, b] = probe", 2),
+        ("(a, b, c), d = probe, 1", 3),
+        ("[a + b + c + d for a, b, c, d in [probe]]", 4),
+        ("for a, b in [probe]: pass", 2),
+        ("a, *b = probe", None),
+        ("for a in probe: pass", None),
+        ("[a for a in probe]", None),
+        ("max(*probe)", None),
+        ("[*probe]", None),
+        ("list(probe)", None),
     ],
 )
-def test_only_an_unpacking_into_names_has_a_count(code: Callable[[Any], None], count: int | None) -> None:
+def test_only_an_unpacking_into_names_has_a_count(source: str, count: int | None) -> None:
     probe = Probe()
-    code(probe)
+    run(source, probe=probe)
     assert probe.counts == [count]
 
 
 def test_count_is_right_when_python_has_specialised_the_code() -> None:
     probe = Probe()
-    for _ in range(200):
-        unpack_pair(probe)
+    run("for _ in range(200):\n    a, b = probe", probe=probe)
     assert set(probe.counts) == {2}
 
 
 def test_count_above_255_is_read_from_the_extended_argument() -> None:
-    names = ", ".join(f"a{number}" for number in range(300))
     probe = Probe()
-    exec(f"{names} = probe", {"probe": probe})
+    run(f"{', '.join(f'a{number}' for number in range(300))} = probe", probe=probe)
     assert probe.counts == [300]
 
 
 def test_two_unpackings_on_one_line_have_their_own_counts() -> None:
     first, second = Probe(), Probe()
-    a, b = first; c, d, e = second  # noqa: E702 - one line is the point
+    run("a, b = first; c, d, e = second", first=first, second=second)
     assert (first.counts, second.counts) == ([2], [3])
 
 
@@ -143,7 +124,7 @@ def asked_in(source: str) -> list[bool]:
     """Run `source` on a probe; not written in this file, where pytest rewrites each assert."""
     probe = Probe()
     with contextlib.suppress(AssertionError):
-        exec(source, {"probe": probe})
+        run(source, probe=probe)
     return probe.assertions
 
 
@@ -152,9 +133,7 @@ def test_assert_is_told_from_other_questions(source: str) -> None:
     assert asked_in(source) == [True]
 
 
-@pytest.mark.parametrize(
-    "code", [ask_if, ask_if_not_raise, ask_and, ask_or, ask_not, ask_while, ask_conditional, bool]
-)
+@pytest.mark.parametrize("code", [ask_if, ask_if_not_raise, ask_and, ask_or, ask_not, ask_while, ask_conditional, bool])
 def test_other_questions_are_no_assertions(code: Callable[[Any], Any]) -> None:
     probe = Probe()
     code(probe)
@@ -256,7 +235,7 @@ def test_other_reads_of_the_class_are_not_taken_for_isinstance(code: Callable[[A
 def test_code_of_torch_and_of_the_tracer_is_library_code_and_a_test_is_not() -> None:
     assert is_library_code(torch.nn.Linear.forward.__code__)
     assert is_library_code(featx.Tracer.trace.__code__)
-    assert not is_library_code(unpack_pair.__code__)
+    assert not is_library_code(run.__code__)
 
 
 def test_user_frame_is_the_innermost_frame_outside_the_library() -> None:

@@ -103,6 +103,24 @@ def test_mutable_default_is_not_shared_with_the_graph() -> None:
     assert featx.symbolic_trace(function)(X).shape == (1, 2)
 
 
+def test_tensor_as_a_default_is_kept() -> None:
+    weight = torch.tensor([2.0, 3.0])
+
+    def function(x: Any, y: Any = weight) -> Any:
+        return x * y
+
+    traced = featx.symbolic_trace(function)
+    assert torch.equal(traced(X), X * weight)
+    assert torch.equal(traced(X, Y), X * Y)
+
+
+def test_inputs_called_like_builtins_keep_their_names() -> None:
+    def function(input: Any, max: Any, type: Any) -> Any:
+        return input * max + type
+
+    assert torch.equal(featx.symbolic_trace(function)(input=X, max=2, type=3), X * 2 + 3)
+
+
 def test_annotations_of_inputs_are_kept_on_the_placeholders() -> None:
     def function(x: torch.Tensor, y: int, z: Any) -> Any:
         return x + y

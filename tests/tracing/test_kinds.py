@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch.nn import functional
 
 import featx
 from featx.tracing.kinds import kind_of
@@ -40,9 +40,9 @@ CERTAIN: list[Callable[[Any], Any]] = [
     lambda x: x.mean(dim=0),
     lambda x: torch.cat([x, x]),
     lambda x: torch.zeros_like(x),
-    lambda x: F.relu(x),
-    lambda x: F.pad(x, (1, 1)),
-    lambda x: F.scaled_dot_product_attention(x, x, x),
+    lambda x: functional.relu(x),
+    lambda x: functional.pad(x, (1, 1)),
+    lambda x: functional.scaled_dot_product_attention(x, x, x),
     lambda x: x.shape,
     lambda x: x.size(),
     lambda x: x.shape[1:],
@@ -94,9 +94,9 @@ def test_kind_that_is_not_certain_is_none(function: Callable[[Any], Any]) -> Non
     [
         lambda x: x.nonzero(as_tuple=True),
         lambda x: torch.nonzero(x, as_tuple=True),
-        lambda x: F.max_pool2d(x[None], 2, None, 0, 1, False, True),
-        lambda x: F.max_pool2d(x[None], 2, return_indices=True),
-        lambda x: F.adaptive_max_pool1d(x, 2, True),
+        lambda x: functional.max_pool2d(x[None], 2, None, 0, 1, False, True),
+        lambda x: functional.max_pool2d(x[None], 2, return_indices=True),
+        lambda x: functional.adaptive_max_pool1d(x, 2, True),
     ],
 )
 def test_function_that_returns_a_tuple_on_request_is_no_tensor(function: Callable[[Any], Any]) -> None:
@@ -144,7 +144,7 @@ def test_module_is_known_to_return_a_tensor_by_its_class(path: str, kind: type |
 
 def test_attribute_of_the_model_is_a_tensor_where_it_is_one() -> None:
     graph = featx.Graph()
-    assert kind_of(graph.get_attr("weight"), Parts()) is torch.Tensor
+    assert kind_of(graph.get_attr("weight"), Parts()) is nn.Parameter
     assert kind_of(graph.get_attr("number"), Parts()) is None
     assert kind_of(graph.get_attr("missing"), None) is None
 

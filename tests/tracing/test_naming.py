@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch.nn import functional
 
 import featx
 from featx.tracing.naming import QualifiedNames
@@ -30,7 +30,7 @@ class Net(nn.Module):
         self.blocks = nn.Sequential(Block(), Block())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.relu(F.relu(self.blocks(x))).flatten(1)
+        return functional.relu(functional.relu(self.blocks(x))).flatten(1)
 
 
 def test_name_is_the_path_of_the_module_and_what_it_does() -> None:
@@ -73,7 +73,7 @@ class FunctionNamedLikeAModule(nn.Module):
         self.relu = nn.ReLU()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.relu(F.relu(x))
+        return self.relu(functional.relu(x))
 
 
 def test_function_that_runs_before_a_module_of_its_name_is_numbered() -> None:

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 import torch.fx
-import torch.nn.functional as F
 from torch import nn
+from torch.nn import functional
 
 import featx
 
@@ -71,7 +71,7 @@ OPERATIONS: dict[str, Callable[[Any], Any]] = {
     "ceil and floor": lambda x: (math.ceil(x.shape[0] / 3), math.floor(x.shape[0] / 3), math.trunc(x.shape[0] / 3)),
     "keyword": lambda x: torch.add(input=x, other=x, alpha=2),
     "nested arguments": lambda x: torch.cat([x, torch.stack((x, x))[0]], dim=0),
-    "functional": lambda x: F.softmax(F.gelu(x), dim=-1),
+    "functional": lambda x: functional.softmax(functional.gelu(x), dim=-1),
     "torch.nn.init is not needed": lambda x: torch.where(x > 2, x, 0.0),
 }
 
@@ -163,7 +163,7 @@ def test_in_place_methods_and_out_arguments_are_recorded() -> None:
         alias = x
         x.add_(1).mul_(2)
         torch.add(y, 1, out=x)
-        F.relu(y, inplace=True)
+        functional.relu(y, inplace=True)
         return alias + y
 
     assert_equal_to_eager(write, X, -X)
@@ -265,7 +265,7 @@ def test_numpy_float_is_an_operand_like_a_float() -> None:
 
 
 def branch_on_module_result(x: torch.Tensor) -> torch.Tensor:
-    y = F.relu(x)
+    y = functional.relu(x)
     if isinstance(y, torch.Tensor):
         return y + 1
     return y[0]

@@ -291,7 +291,9 @@ def test_buffer_reads_come_to_the_handler_where_it_is_asked_for() -> None:
         reads.append(name)
         return value
 
-    with borrowed(model.modules(), lambda module, forward, args, kwargs: forward(*args, **kwargs), on_read, watch_buffers=True):
+    with borrowed(
+        model.modules(), lambda module, forward, args, kwargs: forward(*args, **kwargs), on_read, watch_buffers=True
+    ):
         model(X)
     assert "shift" in reads
     assert type(model._buffers) is dict

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch.nn import functional
 
 import featx
 
@@ -137,10 +137,12 @@ def test_traced_value_as_a_dictionary_key_is_refused(tracer: featx.GraphAppendin
 def test_create_proxy_records_one_node_and_answers_with_its_proxy(
     tracer: featx.GraphAppendingTracer, x: featx.Proxy
 ) -> None:
-    proxy = tracer.create_proxy("call_function", F.relu, (x,), {"inplace": True}, name="active", type_expr=torch.Tensor)
+    proxy = tracer.create_proxy(
+        "call_function", functional.relu, (x,), {"inplace": True}, name="active", type_expr=torch.Tensor
+    )
     assert type(proxy) is featx.Proxy
     node = proxy.node
-    assert (node.op, node.name, node.target, node.type) == ("call_function", "active", F.relu, torch.Tensor)
+    assert (node.op, node.name, node.target, node.type) == ("call_function", "active", functional.relu, torch.Tensor)
     assert (node.args, node.kwargs) == ((x.node,), {"inplace": True})
     assert list(tracer.graph.nodes) == [x.node, node]
 
@@ -149,7 +151,9 @@ def test_proxy_factory_makes_the_proxy(tracer: featx.GraphAppendingTracer, x: fe
     class Own(featx.Proxy):
         pass
 
-    proxy = tracer.create_proxy("call_function", F.relu, (x,), {}, proxy_factory_fn=lambda node: Own(node, tracer))
+    proxy = tracer.create_proxy(
+        "call_function", functional.relu, (x,), {}, proxy_factory_fn=lambda node: Own(node, tracer)
+    )
     assert type(proxy) is Own
 
 

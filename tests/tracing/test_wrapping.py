@@ -80,7 +80,7 @@ def length_of(values: Any) -> int:
 
 def test_builtin_is_wrapped_by_name_in_the_module_that_asked() -> None:
     traced = featx.symbolic_trace(lambda x: x + len(x))
-    assert [node.target for node in traced.graph.nodes if node.op == "call_function"][0] is len
+    assert traced.graph.find_nodes(op="call_function", target=len)
     assert torch.equal(traced(X), X + 4)
     assert torch.equal(traced(X[:2]), X[:2] + 2)
 

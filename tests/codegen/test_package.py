@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import copy
+import importlib
+import math
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from featx import Graph, GraphModule, symbolic_trace
+from featx.errors import ArgumentTypeError
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleDict({"a": nn.Linear(3, 3), "class": nn.Sequential(nn.BatchNorm1d(3), nn.ReLU())})
+        self.scale = nn.Parameter(torch.rand(3))
+        self.register_buffer("offset", torch.rand(3))
+        self.register_buffer("hidden", torch.rand(3), persistent=False)
+        self.plain = torch.rand(3)
+
+    def forward(self, x, power: float = -math.inf):
+        x = self.layers["class"](self.layers["a"](x)) * self.scale + self.offset + self.hidden + self.plain
+        return functional.max_pool1d(x.clamp(min=power), 2), math.sqrt(x.shape[0])
+
+
+@pytest.fixture
+def import_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModuleType]:
+    """A function that writes a module to a folder and imports it from there."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def write_and_import(module: GraphModule, folder: str, *name: str) -> ModuleType:
+        module.to_folder(tmp_path / folder, *name)
+        importlib.invalidate_caches()
+        return importlib.import_module(folder)
+
+    return write_and_import
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_package_gives_equal_results(import_package: Callable[..., ModuleType], training: bool) -> None:
+    model = Model().train(training)
+    traced = symbolic_trace(copy.deepcopy(model))
+    loaded = import_package(traced, f"package_training_{training}".lower()).FxModule()
+    x = torch.randn(4, 3)
+    for result, expected in zip(loaded(x), model(x), strict=True):
+        assert torch.equal(torch.as_tensor(result), torch.as_tensor(expected))
+    assert loaded.training is training
+
+
+def test_package_keeps_the_state_dict(import_package: Callable[..., ModuleType]) -> None:
+    model = Model()
+    loaded = import_package(symbolic_trace(model), "package_state").FxModule()
+    assert {name: value.tolist() for name, value in loaded.state_dict().items()} == {
+        name: value.tolist() for name, value in model.state_dict().items()
+    }
+    assert isinstance(loaded.scale, nn.Parameter)
+
+
+def test_package_keeps_tensors_that_stood_in_the_graph(import_package: Callable[..., ModuleType]) -> None:
+    graph = Graph()
+    graph.output(graph.call_function(torch.add, (graph.placeholder("x"), torch.arange(3))))
+    loaded = import_package(GraphModule(nn.Module(), graph), "package_literal").FxModule()
+    assert loaded(1).tolist() == [1, 2, 3]
+    assert list(loaded.state_dict()) == []
+
+
+def test_package_reads_attributes_that_are_not_tensors(import_package: Callable[..., ModuleType]) -> None:
+    model = nn.Module()
+    model.settings = {"power": 2}
+    graph = Graph()
+    graph.output(graph.get_attr("settings"))
+    assert import_package(GraphModule(model, graph), "package_plain").FxModule()() == {"power": 2}
+
+
+def test_class_gets_the_name_that_was_asked_for(import_package: Callable[..., ModuleType]) -> None:
+    package = import_package(symbolic_trace(nn.ReLU()), "package_named", "Rectifier")
+    assert package.Rectifier()(torch.tensor(-1.0)).item() == 0.0
+
+
+def test_package_does_not_need_featx(tmp_path: Path) -> None:
+    symbolic_trace(Model()).to_folder(tmp_path / "package")
+    assert "import featx" not in (tmp_path / "package" / "module.py").read_text()
+    assert b"featx" not in (tmp_path / "package" / "state.pt").read_bytes()
+
+
+def test_written_code_is_the_golden(tmp_path: Path, golden: Callable[[str, str], None]) -> None:
+    symbolic_trace(Model()).to_folder(tmp_path / "package")
+    golden("package_module", (tmp_path / "package" / "module.py").read_text())
+
+
+def test_module_is_not_changed_by_writing_it(tmp_path: Path) -> None:
+    traced = symbolic_trace(Model())
+    before = (str(traced), list(traced.__dict__))
+    traced.to_folder(tmp_path / "package")
+    assert (str(traced), list(traced.__dict__)) == before
+
+
+@pytest.mark.parametrize("value", [lambda x: x, object()], ids=["lambda", "object"])
+def test_what_cannot_be_imported_is_refused_and_nothing_is_written(tmp_path: Path, value: Any) -> None:
+    graph = Graph()
+    graph.output(value)
+    with pytest.raises(ArgumentTypeError, match="cannot write the global"):
+        GraphModule(nn.Module(), graph).to_folder(tmp_path / "package")
+    assert not (tmp_path / "package").exists()

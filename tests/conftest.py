@@ -1,0 +1,30 @@
+"""What all tests share: goldens, refreshed by `pytest --update-goldens`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+_FOLDER = Path(__file__).parent / "golden"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-goldens", action="store_true", help="write what the code does now into tests/golden")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """A function that compares a text with the golden of this name, or writes it there with --update-goldens."""
+
+    def compare(name: str, text: str) -> None:
+        path = _FOLDER / f"{name}.txt"
+        if request.config.getoption("--update-goldens"):
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+            return
+        assert path.exists(), f"no golden {path.name}; write it with --update-goldens and read it"
+        assert text == path.read_text()
+
+    return compare

@@ -1,0 +1,141 @@
+"""FeatureTracer and in_mode: torchvision's leaf policy, and a model that is as before."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import featx
+from featx.features.tracing import check_model, in_mode, trace_in_mode
+
+Unchanged = Callable[[nn.Module], Callable[[], None]]
+
+
+class Own(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x)
+
+
+def test_listed_classes_and_their_subclasses_are_leaves() -> None:
+    class Sub(Own):
+        pass
+
+    model = nn.Sequential(Own(), Sub())
+    graph = featx.FeatureTracer(leaf_modules=[Own]).trace(model)
+    assert [node.target for node in graph.nodes if node.op == "call_module"] == ["0", "1"]
+    graph = featx.FeatureTracer(leaf_modules=(Sub,)).trace(model)
+    assert [node.target for node in graph.nodes if node.op == "call_module"] == ["0.linear", "1"]
+
+
+def test_tracer_takes_lists_where_torchvision_users_give_lists() -> None:
+    tracer = featx.FeatureTracer(autowrap_modules=[sys], autowrap_functions=[len], leaf_modules=[Own])  # type: ignore[arg-type]
+    assert tracer.trace(nn.Sequential(Own())).find_nodes(op="call_module", target="0")
+
+
+def test_classes_of_torchvision_ops_are_leaves_where_torchvision_is_loaded() -> None:
+    ops = pytest.importorskip("torchvision.ops")
+    model = nn.Sequential(ops.Conv2dNormActivation(3, 3), ops.Permute([0, 1]))
+    graph = featx.FeatureTracer().trace(model)
+    assert [node.target for node in graph.nodes if node.op == "call_module"] == ["0", "1"]
+
+
+def test_tracer_works_without_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchvision.ops", None)
+    assert len(featx.FeatureTracer().trace(Own()).nodes) == 3
+
+
+def test_input_whose_default_is_none_is_traced_as_none() -> None:
+    class Masked(nn.Module):
+        def forward(self, x: torch.Tensor, mask: Any = None) -> torch.Tensor:
+            return x if mask is None else x * mask
+
+    graph = featx.FeatureTracer().trace(Masked())
+    assert not [node for node in graph.nodes if node.name.startswith("mul")]
+
+
+def mixed() -> nn.Module:
+    model = nn.Sequential(Own(), nn.Dropout(), nn.BatchNorm1d(3))
+    model.train()
+    model[2].eval()
+    return model
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_every_submodule_is_in_the_mode_inside_and_in_its_own_afterwards(training: bool, unchanged: Unchanged) -> None:
+    model = mixed()
+    check = unchanged(model)
+    with in_mode(model, training):
+        assert {module.training for module in model.modules()} == {training}
+    check()
+
+
+def test_mode_is_its_own_after_an_error(unchanged: Unchanged) -> None:
+    model = mixed()
+    check = unchanged(model)
+    with pytest.raises(ZeroDivisionError), in_mode(model, False):
+        raise ZeroDivisionError
+    check()
+
+
+def test_generators_are_as_before_afterwards(unchanged: Unchanged) -> None:
+    class Drawing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("probabilities", torch.full((3,), 0.5))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * torch.bernoulli(self.probabilities) + torch.rand(3)
+
+    model = Drawing()
+    check = unchanged(model)
+    featx.get_graph_node_names(model)
+    check()
+    assert isinstance(random.random(), float)
+
+
+def test_train_method_of_the_model_itself_is_used() -> None:
+    class Frozen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(3)
+
+        def train(self, mode: bool = True) -> Frozen:
+            super().train(mode)
+            self.norm.eval()
+            return self
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.norm(x) if self.norm.training else self.norm(x) + 1
+
+    train_names, eval_names = featx.get_graph_node_names(Frozen().train())
+    assert train_names == eval_names == ["x", "norm", "add"]
+
+
+def test_graph_is_traced_in_the_mode_that_was_asked_for() -> None:
+    class Branching(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + 1 if self.training else x - 1
+
+    model = Branching()
+    names = []
+    for training in (True, False):
+        with in_mode(model, training):
+            names.append([node.name for node in trace_in_mode(model, training, None, None).nodes])
+    assert names == [["x", "add", "output"], ["x", "sub", "output"]]
+
+
+def test_module_is_returned_and_anything_else_refused() -> None:
+    model = mixed()
+    assert check_model(model) is model
+    with pytest.raises(featx.ArgumentTypeError, match="instance"):
+        check_model(nn.Linear)

@@ -1,0 +1,298 @@
+from __future__ import annotations
+
+import operator
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from featx import Graph, Node
+from featx.ir.effects import CallEffects, Effects, module_effects, operator_draws, operator_writes
+
+# -- against what torch really does -----------------------------------------------------------------------------------
+
+ARGUMENTS: list[tuple[Any, ...]] = [
+    (), (0,), (1,), (-1,), (1, 1), (0, 0), (0, 1), ((2, 2),), (2, 2), ((1, 1),), (torch.float32,), (0.0,), (1.0,),
+    (0.0, False), (0.5, False), (None,), ((0, 0),), (0, (1, 2)), ([0],), (0, 0, 2), (0, 0, 1), ((0,), (0,)),
+]  # fmt: skip
+# Not called: they need another device, change the process, run for ever, or hand out memory outside torch.
+SKIPPED = {
+    "backward", "cuda", "xpu", "ipu", "share_memory_", "record_stream", "module_load", "numpy", "map_", "map2_",
+    "apply_", "save", "load", "seed", "initial_seed", "manual_seed", "from_file", "compile", "init_num_threads",
+    "index", "resize",
+}  # fmt: skip
+
+
+def fresh() -> torch.Tensor:
+    return torch.arange(1.0, 5.0).reshape(2, 2)
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    values = value if isinstance(value, (tuple, list)) else [value]
+    return [item for item in values if isinstance(item, torch.Tensor) and item.layout == torch.strided]
+
+
+def missed(op: str, target: Any, call: Callable[..., Any]) -> set[str]:
+    """Call with many arguments and return which effects happened that `Effects` does not know of."""
+    found: set[str] = set()
+    for arguments in ARGUMENTS:
+        tensor = fresh()
+        random_state = torch.get_rng_state()
+        try:
+            results = tensors_in(call(tensor, *arguments))
+        except Exception:
+            continue  # most calls with most arguments are refused, in all the ways that torch has
+        graph = Graph()
+        x = graph.placeholder("x")
+        effects = Effects(graph).of(graph.create_node(op, target, (x, *arguments)))
+        memory = tensor.untyped_storage().data_ptr()
+        if any(result.untyped_storage().data_ptr() == memory for result in results) and x not in effects.shares:
+            found.add("shares")
+        if not torch.equal(tensor, fresh()) and x not in effects.writes:
+            found.add("writes")
+        if not torch.equal(torch.get_rng_state(), random_state) and not effects.is_random:
+            found.add("draws")
+    return found
+
+
+def report(calls: dict[str, tuple[str, Any, Callable[..., Any]]]) -> dict[str, set[str]]:
+    with warnings.catch_warnings(), torch.random.fork_rng():
+        warnings.simplefilter("ignore")
+        checked = {name: missed(*call) for name, call in calls.items()}
+    return {name: effects for name, effects in checked.items() if effects}
+
+
+def test_every_tensor_method_writes_shares_and_draws_no_more_than_is_known() -> None:
+    calls: dict[str, Any] = {}
+    for name in dir(torch.Tensor):
+        if name not in SKIPPED and not name.startswith("_") and callable(getattr(torch.Tensor, name)):
+            calls[name] = ("call_method", name, getattr(torch.Tensor, name))
+    assert len(calls) > 400
+    assert report(calls) == {}
+
+
+@pytest.mark.parametrize("library", [torch, functional, torch.fft, torch.linalg, torch.special, nn.init])
+def test_every_function_of_torch_writes_shares_and_draws_no_more_than_is_known(library: Any) -> None:
+    # The functions of `torch` itself that are written in Python and set something for the whole process are left out.
+    kinds = ("builtin_function_or_method",) if library is torch else ("builtin_function_or_method", "function")
+    calls: dict[str, Any] = {}
+    for name, function in vars(library).items():
+        if name not in SKIPPED and not name.startswith(("_", "set_")) and type(function).__name__ in kinds:
+            calls[name] = ("call_function", function, function)
+    assert len(calls) > 10
+    assert report(calls) == {}
+
+
+# -- by hand ----------------------------------------------------------------------------------------------------------
+
+
+def effects_of(build: Callable[[Graph, Node, Node], Node], root: nn.Module | None = None) -> CallEffects:
+    graph = Graph()
+    return Effects(graph, root).of(build(graph, graph.placeholder("x"), graph.placeholder("y")))
+
+
+def names(nodes: tuple[Node, ...]) -> list[str]:
+    return [node.name for node in nodes]
+
+
+@pytest.mark.parametrize(
+    ("target", "args", "kwargs", "writes", "shares"),
+    [
+        (torch.mul, "x2", {}, "", ""),
+        (torch.clone, "x", {}, "", ""),
+        (torch.cat, "l", {}, "", ""),
+        (functional.gelu, "x", {}, "", ""),
+        (functional.conv2d, "xy", {}, "", ""),
+        (operator.add, "xy", {}, "", ""),
+        (torch.neg, "x", {"out": "y"}, "y", "y"),
+        (torch.sort, "x", {"out": "l"}, "xy", "xy"),
+        (torch.relu_, "x", {}, "x", "x"),
+        (functional.relu, "x", {}, "", ""),
+        (functional.relu, "x", {"inplace": True}, "x", "x"),
+        (functional.relu, "x", {"inplace": False}, "", ""),
+        (functional.leaky_relu, "x2t", {}, "x", "x"),
+        (operator.iadd, "xy", {}, "x", "x"),
+        (operator.setitem, "x2y", {}, "x", "xy"),
+        (operator.getitem, "x2", {}, "", "x"),
+        (getattr, "xs", {}, "", "x"),
+        (torch.Tensor.add_, "xy", {}, "x", "x"),
+        (torch.Tensor.copy_, "xy", {}, "x", "x"),
+        (torch.ops.aten.add_.Tensor, "xy", {}, "x", "x"),
+        (torch.ops.aten.add.Tensor, "xy", {}, "", ""),
+        (torch.ops.aten.view.default, "xl", {}, "", "xy"),
+        (torch.linalg.inv, "x", {"out": "y"}, "y", "y"),
+        (nn.init.zeros_, "x", {}, "x", "x"),
+        (torch.chunk, "x2", {}, "", "x"),
+    ],
+)
+def test_function_writes_and_shares(target: Any, args: str, kwargs: dict[str, Any], writes: str, shares: str) -> None:
+    def build(graph: Graph, x: Node, y: Node) -> Node:
+        values: dict[str, Any] = {"x": x, "y": y, "2": 2, "t": True, "l": [x, y], "s": "real"}
+        given = {key: values.get(value, value) if isinstance(value, str) else value for key, value in kwargs.items()}
+        return graph.call_function(target, tuple(values[letter] for letter in args), given)
+
+    effects = effects_of(build)
+    assert ("".join(names(effects.writes)), set("".join(names(effects.shares))) >= set(shares)) == (writes, True)
+    if not shares:
+        assert effects.shares == ()
+
+
+@pytest.mark.parametrize(
+    ("method", "writes", "shares"),
+    [("add_", "x", "x"), ("add", "", ""), ("view", "", "x"), ("copy_", "x", "x"), ("__setitem__", "x", "x"),
+     ("__iadd__", "x", "x"), ("__add__", "", ""), ("requires_grad_", "x", "x"), ("fill_", "x", "x")],
+)  # fmt: skip
+def test_method_writes_and_shares(method: str, writes: str, shares: str) -> None:
+    effects = effects_of(lambda graph, x, y: graph.call_method(method, (x, 1)))
+    assert ("".join(names(effects.writes)), "".join(names(effects.shares))) == (writes, shares)
+
+
+def test_unknown_function_may_do_anything() -> None:
+    effects = effects_of(lambda graph, x, y: graph.call_function(fresh, (x, y)))
+    assert (names(effects.writes), names(effects.shares)) == (["x", "y"], ["x", "y"])
+    assert effects.is_opaque
+    assert effects.is_random
+
+
+@pytest.mark.parametrize("norm", [functional.batch_norm, functional.instance_norm])
+def test_normalisation_writes_its_statistics(norm: Any) -> None:
+    graph = Graph()
+    x, mean, variance = [graph.placeholder(name) for name in ("x", "mean", "variance")]
+    assert Effects(graph).of(graph.call_function(norm, (x, mean, variance))).writes == (mean, variance)
+
+
+@pytest.mark.parametrize("check", [torch._assert, torch._check])
+def test_assertions_are_checks(check: Any) -> None:
+    assert effects_of(lambda graph, x, y: graph.call_function(check, (x, "message"))).is_check
+
+
+@pytest.mark.parametrize("switch", [torch.manual_seed, torch._C._set_grad_enabled])
+def test_switches_change_global_state(switch: Any) -> None:
+    assert effects_of(lambda graph, x, y: graph.call_function(switch, (1,))).changes_global_state
+
+
+@pytest.mark.parametrize(
+    ("target", "args", "kwargs", "is_random"),
+    [
+        (torch.rand, (3,), {}, True),
+        (torch.zeros, (3,), {}, False),
+        (torch.bernoulli, (), {}, True),
+        (torch.ops.aten.bernoulli.default, (), {}, True),
+        (functional.dropout, (), {}, True),
+        (functional.dropout, (0.5, False), {}, False),
+        (functional.dropout, (0.5,), {"training": True}, True),
+        (functional.dropout2d, (), {"training": False}, False),
+        (torch.dropout, (0.5, False), {}, False),
+        (functional.rrelu, (), {}, False),
+        (functional.rrelu, (), {"training": True}, True),
+        (functional.scaled_dot_product_attention, (), {}, False),
+        (functional.scaled_dot_product_attention, (), {"dropout_p": 0.1}, True),
+    ],
+)
+def test_draws_are_known(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is_random: bool) -> None:
+    effects = effects_of(lambda graph, x, y: graph.call_function(target, (x, *args), kwargs))
+    assert effects.is_random is is_random
+
+
+def test_draw_that_depends_on_a_traced_flag_is_feared() -> None:
+    assert effects_of(lambda graph, x, y: graph.call_function(functional.dropout, (x, 0.5, y))).is_random
+
+
+# -- modules ----------------------------------------------------------------------------------------------------------
+
+
+class Custom(nn.Module):
+    pass
+
+
+def hooked(module: nn.Module) -> nn.Module:
+    module.register_forward_hook(lambda *_: None)
+    return module
+
+
+MODULES = [
+    # module, writes its input, shares its input, is random, writes its state
+    (nn.Linear(1, 1), False, False, False, False),
+    (nn.ReLU(), False, False, False, False),
+    (nn.ReLU(inplace=True), True, True, False, False),
+    (nn.Identity(), False, True, False, False),
+    (nn.Flatten(), False, True, False, False),
+    (nn.Dropout(), False, True, True, False),
+    (nn.Dropout().eval(), False, True, False, False),
+    (nn.BatchNorm1d(1), False, False, False, True),
+    (nn.BatchNorm1d(1).eval(), False, False, False, False),
+    (nn.BatchNorm1d(1, track_running_stats=False), False, False, False, False),
+    (nn.GRU(1, 1, 2, dropout=0.1), False, False, True, False),
+    (nn.GRU(1, 1), False, False, False, False),
+    (nn.FractionalMaxPool2d(2, output_size=1).eval(), False, False, True, False),
+    (nn.Sequential(), False, True, False, False),
+    (nn.Sequential(nn.Linear(1, 1), nn.ReLU(inplace=True)), False, False, False, False),
+    (nn.Sequential(nn.Identity(), nn.ReLU(inplace=True)), True, True, False, False),
+    (nn.Sequential(nn.Linear(1, 1), nn.Sequential(nn.BatchNorm1d(1))), False, False, False, True),
+    (Custom(), True, True, True, False),
+    (Custom().eval(), True, True, False, False),
+    (hooked(nn.Linear(1, 1)), True, True, True, False),
+    (nn.Sequential(hooked(nn.Linear(1, 1)).eval()), True, True, True, False),
+]
+
+
+@pytest.mark.parametrize(("module", "writes", "shares", "is_random", "writes_state"), MODULES)
+def test_effects_of_a_module(
+    module: nn.Module, writes: bool, shares: bool, is_random: bool, writes_state: bool
+) -> None:
+    root = nn.Module()
+    root.inner = nn.Sequential(module)
+    effects = effects_of(lambda graph, x, y: graph.call_module("inner.0", (x,)), root)
+    assert (names(effects.writes), names(effects.shares)) == (["x"] * writes, ["x"] * shares)
+    assert (effects.is_random, effects.writes_state) == (is_random, writes_state)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [nn.Linear(2, 2), nn.ReLU(), nn.ReLU(inplace=True), nn.Identity(), nn.Flatten(), nn.Dropout(), nn.Softmax(1),
+     nn.Upsample(scale_factor=1), nn.LayerNorm(2), nn.Hardswish(inplace=True), nn.BatchNorm1d(2), nn.Dropout().eval(),
+     nn.ZeroPad1d(0), nn.AdaptiveAvgPool1d(2), nn.ELU(inplace=True),
+     nn.Sequential(nn.Identity(), nn.SiLU(inplace=True))],
+)  # fmt: skip
+def test_module_writes_and_shares_no_more_than_is_known(module: nn.Module) -> None:
+    tensor = -fresh().reshape(2, 1, 2) if isinstance(module, nn.Upsample | nn.ZeroPad1d) else -fresh()
+    before = tensor.clone()
+    with torch.no_grad():
+        result = module(tensor)
+    writes, shares = module_effects(module)
+    assert writes or torch.equal(tensor, before)
+    assert shares or result.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr()
+
+
+def test_module_without_a_root_may_do_anything() -> None:
+    effects = effects_of(lambda graph, x, y: graph.call_module("layer", (x,)))
+    assert (names(effects.writes), effects.is_opaque) == (["x"], True)
+
+
+def test_effects_that_are_only_feared_are_marked() -> None:
+    root = nn.Module()
+    root.known, root.unknown = nn.ReLU(inplace=True), Custom()
+    assert not effects_of(lambda graph, x, y: graph.call_module("known", (x,)), root).is_opaque
+    assert effects_of(lambda graph, x, y: graph.call_module("unknown", (x,)), root).is_opaque
+
+
+@pytest.mark.parametrize("op", ["placeholder", "get_attr", "output"])
+def test_other_opcodes_do_nothing(op: str) -> None:
+    assert effects_of(lambda graph, x, y: graph.create_node(op, "z", (x,))) == CallEffects()
+
+
+@pytest.mark.parametrize(
+    ("name", "writes"),
+    [("add_", True), ("__setitem__", True), ("setitem", True), ("iadd", True), ("__iadd__", True), ("delitem", True),
+     ("add", False), ("index", False), ("isnan", False), ("__add__", False), ("no_such_", False)],
+)  # fmt: skip
+def test_name_of_an_operator_tells_whether_it_writes(name: str, writes: bool) -> None:
+    assert operator_writes(name) is writes
+
+
+def test_name_of_an_operator_tells_whether_it_draws() -> None:
+    assert [operator_draws(name) for name in ("rand", "dropout", "relu")] == [True, True, False]

@@ -1,0 +1,128 @@
+"""Which file of featx may import which, read from the syntax trees."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import featx
+
+ROOT = Path(featx.__file__).parent
+# A file imports only from layers before its own, and from its own package; packages that share a layer do not import
+# each other, except the two files at the bottom.
+LAYERS = [
+    {"errors", "tree"}, {"ir"}, {"codegen", "tracing"}, {"module"}, {"interpret", "rewrite"}, {"passes"},
+    {"draw", "interop"}, {"features"}, {"bulk"}, {"cli"},
+]  # fmt: skip
+PLACE = {package: place for place, layer in enumerate(LAYERS) for package in layer}
+# Graph.python_code is torch.fx's surface: code asks the graph for its code.
+UPWARDS = {("ir/graph.py", "featx.codegen.emit")}
+FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
+
+
+def name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def package_of(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imports(tree: ast.AST) -> Iterator[tuple[str, list[str], bool]]:
+    """Yield each imported module, the names taken from it, and whether the import runs when the file is imported."""
+    at_import = set(ast.walk(tree))
+    for node in ast.walk(tree):
+        is_checked_only = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        if is_checked_only or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            at_import -= set(ast.walk(node))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            yield node.module or "", [alias.name for alias in node.names], node in at_import
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, [], node in at_import
+
+
+def faults(path: Path, tree: ast.AST) -> list[str]:
+    """Return what a file imports that stands beside it or after it."""
+    own = package_of(path)
+    found: list[str] = []
+    for module, names, at_import in imports(tree):
+        if module == "featx":
+            found.append(f"{module}: import {names} from where they are defined")
+        if not module.startswith("featx."):
+            continue
+        other = module.split(".")[1]
+        is_before = PLACE[other] < PLACE[own] or other == own or {own, other} == LAYERS[0]
+        if not is_before and (at_import or (name(path), module) not in UPWARDS):
+            found.append(module)
+    return found
+
+
+def test_every_file_has_a_place_among_the_layers() -> None:
+    assert [name(path) for path in FILES if package_of(path) not in PLACE] == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_file_imports_only_from_what_stands_before_it(path: Path) -> None:
+    assert faults(path, ast.parse(path.read_text())) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "source", "expected"),
+    [
+        ("ir/node.py", "from featx.codegen.emit import emit", ["featx.codegen.emit"]),
+        ("ir/node.py", "def f():\n    from featx.codegen.emit import emit", ["featx.codegen.emit"]),
+        ("ir/graph.py", "from featx.codegen.emit import emit", ["featx.codegen.emit"]),
+        ("ir/graph.py", "def f():\n    from featx.codegen.emit import emit", []),
+        ("ir/graph.py", "if TYPE_CHECKING:\n    from featx.codegen.emit import emit", []),
+        ("ir/graph.py", "def f():\n    import featx.module", ["featx.module"]),
+        ("codegen/emit.py", "import featx.tracing.proxy", ["featx.tracing.proxy"]),
+        ("tracing/proxy.py", "from featx.codegen.emit import emit", ["featx.codegen.emit"]),
+        ("tree.py", "from featx.errors import FeatxError", []),
+        ("features/nodes.py", "from featx.module import GraphModule\nfrom featx.features.tracing import f", []),
+        ("module.py", "from featx import Graph", ["featx: import ['Graph'] from where they are defined"]),
+    ],
+)
+def test_rule_finds_what_it_should(file: str, source: str, expected: list[str]) -> None:
+    assert faults(ROOT / file, ast.parse(source)) == expected
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_file_does_not_import_torch_fx(path: Path) -> None:
+    if name(path) == "interop/torch_fx.py":
+        pytest.skip("converts to and from torch.fx")
+    for module, names, _ in imports(ast.parse(path.read_text())):
+        assert not f"{module}.".startswith("torch.fx.")
+        assert module != "torch" or "fx" not in names
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_file_imports_no_private_name(path: Path) -> None:
+    taken = [f"{module}.{name}" for module, names, _ in imports(ast.parse(path.read_text())) for name in names]
+    assert [dotted for dotted in taken if dotted.rpartition(".")[2].startswith("_")] == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_file_keeps_no_state_at_module_level(path: Path) -> None:
+    """Module-level names are constants, types or functions, and no function writes one of them."""
+    tree = ast.parse(path.read_text())
+    assert not [node for node in ast.walk(tree) if isinstance(node, ast.Global)]
+    constants: set[str] = set()
+    for statement in tree.body:
+        targets = statement.targets if isinstance(statement, ast.Assign) else []
+        targets = [statement.target] if isinstance(statement, ast.AnnAssign) else targets
+        constants.update(target.id for target in targets if isinstance(target, ast.Name))
+    assert [constant for constant in constants if constant.islower() and not constant.startswith("__")] == []
+    writers = {"append", "add", "update", "pop", "clear", "setdefault", "extend", "insert", "remove", "discard"}
+    for function in ast.walk(tree):
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        for node in ast.walk(function):
+            if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del):
+                assert not (isinstance(node.value, ast.Name) and node.value.id in constants), ast.unparse(node)
+            if isinstance(node, ast.Attribute) and node.attr in writers and isinstance(node.value, ast.Name):
+                assert node.value.id not in constants, ast.unparse(node)

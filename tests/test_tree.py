@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import collections
+import dataclasses
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
+from torch.utils import _pytree as torch_pytree
+
+from featx.tree import clone_tensors, tree_leaves, tree_map
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Box:
+    tensor: Any
+    label: str
+
+
+@dataclasses.dataclass
+class ModelOutput(collections.OrderedDict[str, Any]):
+    """As transformers builds its outputs: a dict whose items are attributes as well."""
+
+    logits: Any = None
+    hidden: Any = None
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value is not None:
+                super().__setitem__(field.name, value)
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        super().__setitem__(key, value)
+        super().__setattr__(key, value)
+
+    def copy(self) -> ModelOutput:
+        return ModelOutput(**self)
+
+
+def double(leaf: Any) -> Any:
+    return leaf * 2
+
+
+NESTED = {"a": (1, [2, 3]), "b": Pair(4, {"c": 5}), "d": [], "e": (), "f": {}}
+
+
+def test_structure_of_tuples_lists_and_dicts_is_kept() -> None:
+    assert tree_map(double, NESTED) == {
+        "a": (2, [4, 6]),
+        "b": Pair(8, {"c": 10}),
+        "d": [],
+        "e": (),
+        "f": {},
+    }
+
+
+def test_argument_is_not_changed() -> None:
+    value = {"a": [1, (2,)]}
+    tree_map(double, value)
+    assert value == {"a": [1, (2,)]}
+
+
+def test_leaves_are_those_of_torch_pytree_in_the_same_order() -> None:
+    assert list(tree_leaves(NESTED)) == torch_pytree.tree_leaves(NESTED)
+
+
+def test_leaves_come_in_the_order_in_which_map_visits_them() -> None:
+    value = [NESTED, Box(7, "x"), ModelOutput(8, (9,)), collections.OrderedDict(z=10, a=11)]
+    visited: list[Any] = []
+    tree_map(visited.append, value)
+    assert visited == list(tree_leaves(value)) == [1, 2, 3, 4, 5, 7, "x", 8, 9, 10, 11]
+
+
+@pytest.mark.parametrize("value", [5, "text", None, frozenset({1}), range(3), Pair])
+def test_anything_else_is_a_leaf(value: Any) -> None:
+    assert list(tree_leaves(value)) == [value]
+    assert tree_map(lambda leaf: [leaf], value) == [value]
+
+
+def test_named_tuple_keeps_its_class() -> None:
+    assert type(tree_map(double, Pair(1, 2))) is Pair
+
+
+def test_torch_size_keeps_its_class() -> None:
+    doubled = tree_map(double, torch.Size([1, 2]))
+    assert type(doubled) is torch.Size
+    assert doubled == torch.Size([2, 4])
+
+
+def test_result_of_max_keeps_its_class_and_fields() -> None:
+    result = torch.tensor([[1, 5], [7, 2]]).max(dim=1)
+    doubled = tree_map(double, result)
+    assert type(doubled) is type(result)
+    assert doubled.values.tolist() == [10, 14]
+
+
+def test_packed_sequence_keeps_its_class() -> None:
+    packed = pack_sequence([torch.ones(3), torch.ones(1)])
+    cloned = clone_tensors(packed)
+    assert type(cloned) is PackedSequence
+    assert cloned.data is not packed.data
+    assert torch.equal(cloned.data, packed.data)
+
+
+def test_frozen_dataclass_is_rebuilt() -> None:
+    assert tree_map(double, Box(2, "x")) == Box(4, "xx")
+
+
+def test_dataclass_class_itself_is_a_leaf() -> None:
+    assert list(tree_leaves(Box)) == [Box]
+
+
+def test_model_output_keeps_its_class_items_and_attributes() -> None:
+    doubled = tree_map(double, ModelOutput(logits=1, hidden=(2, 3)))
+    assert type(doubled) is ModelOutput
+    assert dict(doubled) == {"logits": 2, "hidden": (4, 6)}
+    assert (doubled.logits, doubled.hidden) == (2, (4, 6))
+
+
+def test_default_dict_keeps_its_factory() -> None:
+    doubled = tree_map(double, collections.defaultdict(list, a=1))
+    assert doubled == {"a": 2}
+    assert doubled["new"] == []
+
+
+def test_ordered_dict_keeps_its_class_and_order() -> None:
+    doubled = tree_map(double, collections.OrderedDict(z=1, a=2))
+    assert type(doubled) is collections.OrderedDict
+    assert list(doubled.items()) == [("z", 2), ("a", 4)]
+
+
+def test_clones_share_no_memory_and_keep_the_memory_format() -> None:
+    tensor = torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    [cloned] = clone_tensors([tensor])
+    assert torch.equal(cloned, tensor)
+    assert cloned.data_ptr() != tensor.data_ptr()
+    assert cloned.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_gradients_flow_through_clones() -> None:
+    tensor = torch.ones(2, requires_grad=True)
+    clone_tensors({"x": tensor})["x"].sum().backward()
+    assert tensor.grad is not None
+    assert tensor.grad.tolist() == [1.0, 1.0]
+
+
+def test_values_that_are_not_tensors_are_not_cloned() -> None:
+    marker = object()
+    assert clone_tensors((marker,))[0] is marker
