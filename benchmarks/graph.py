@@ -9,6 +9,7 @@ import argparse
 import copy
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from types import ModuleType
 
 import torch
@@ -59,7 +60,7 @@ def iterate(graph: featx.Graph, library: ModuleType) -> None:
 def compare_nodes(graph: featx.Graph, library: ModuleType) -> None:
     """Ask for each pair of neighbours which comes first."""
     nodes = list(graph.nodes)
-    for first, second in zip(nodes, nodes[1:], strict=False):
+    for first, second in pairwise(nodes):
         _ = first < second
 
 
@@ -85,7 +86,7 @@ class Measured:
         self._graph = chain(library, nodes) if reuse else None
         self.times: list[float] = []
 
-    def __call__(self) -> None:
+    def __call__(self) -> None:  # noqa: D102 - magic
         graph = self._graph if self._graph is not None else chain(self._library, self._nodes)
         # torch.fx's dead-code removal asks the owner about modules; there are none here.
         owner = nn.Module()

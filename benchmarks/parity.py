@@ -42,7 +42,8 @@ def main() -> None:
 
 
 def _sweep(check: Check, options: argparse.Namespace, records: dict[Task, Record]) -> None:
-    tasks = [task for task in _tasks(check, options, records) if _is_due(records.get(task), options.again)]
+    source = source_of_featx()
+    tasks = [task for task in _tasks(check, options, records) if _is_due(records.get(task), options.again, source)]
     limits = Limits(options.seconds, options.memory, _MODELS_OF_ONE_WORKER[check])
     done = 0
 
@@ -80,12 +81,12 @@ def _smallest_of_each_family(library: Library, names: list[str], records: dict[T
     return [name for _, _, name in smallest.values()]
 
 
-def _is_due(record: Record | None, again: str) -> bool:
+def _is_due(record: Record | None, again: str, source: str) -> bool:
     if record is None or again == "all":
         return True
     if again == "bad":
         return not record.is_good
-    return again == "stale" and record.source != source_of_featx()
+    return again == "stale" and record.source != source
 
 
 def _in_short(record: Record) -> str:

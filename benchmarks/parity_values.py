@@ -46,7 +46,7 @@ def check_values(record: Record) -> None:
     model = build_without_weights(record.library, record.model)
     record.parameters = sum(parameter.numel() for parameter in model.parameters())
     try:
-        plans = {mode: plan(model.train(mode == "train")) for mode in MODES}
+        plans: dict[Mode, Plan] = {mode: plan(model.train(mode == "train")) for mode in MODES}
     except Exception as error:  # whatever a model raises in a trace is the answer
         record.featx = message_of(error)
         return

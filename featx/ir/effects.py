@@ -24,77 +24,24 @@ if TYPE_CHECKING:
 
 # Operators that may return an input itself, or a view of it, although their schema does not say so.
 _MAY_RETURN_INPUT = frozenset(
-    [
-        "dropout",
-        "alpha_dropout",
-        "feature_dropout",
-        "feature_alpha_dropout",
-        "einsum",
-        "broadcast_tensors",
-        "meshgrid",
-        "atleast_1d",
-        "atleast_2d",
-        "atleast_3d",
-        "type_as",
-        "pad",
-        "interpolate",
-        "upsample",
-        "cartesian_prod",
-        "chain_matmul",
-        "multi_dot",
-    ]
+    "dropout alpha_dropout feature_dropout feature_alpha_dropout einsum broadcast_tensors meshgrid atleast_1d "
+    "atleast_2d atleast_3d type_as pad interpolate upsample cartesian_prod chain_matmul multi_dot sum_to_size "
+    "to_dense unsafe_chunk unsafe_split unsafe_split_with_sizes chalf conj_physical dequantize resize".split()
 )
 # Operators that draw random numbers; their schemas carry no mark that can be asked for by name.
 _RANDOM = frozenset(
-    [
-        "rand",
-        "randn",
-        "randint",
-        "randperm",
-        "rand_like",
-        "randn_like",
-        "randint_like",
-        "bernoulli",
-        "bernoulli_",
-        "multinomial",
-        "normal",
-        "normal_",
-        "uniform_",
-        "random_",
-        "cauchy_",
-        "exponential_",
-        "geometric_",
-        "log_normal_",
-        "poisson",
-        "binomial",
-        "gumbel_softmax",
-    ]
+    "rand randn randint randperm rand_like randn_like randint_like bernoulli bernoulli_ multinomial normal "
+    "normal_ uniform_ random_ cauchy_ exponential_ geometric_ log_normal_ poisson binomial gumbel_softmax".split()
 )
-# Operators that draw random numbers unless an argument says that this is not training.
+# Operators that draw random numbers unless the argument at this position says that this is not training.
 _RANDOM_IN_TRAINING = {
-    "dropout": (1, 2), "dropout1d": (1, 2), "dropout2d": (1, 2), "dropout3d": (1, 2), "alpha_dropout": (1, 2),
-    "feature_alpha_dropout": (1, 2), "rrelu": (None, 3),
+    "dropout": 2, "dropout1d": 2, "dropout2d": 2, "dropout3d": 2, "alpha_dropout": 2, "feature_alpha_dropout": 2,
+    "rrelu": 3,
 }  # fmt: skip
 # Functions and operators of torch that write running statistics, which their schema does not mark.
 _WRITES_STATISTICS = frozenset({"batch_norm", "instance_norm"})
 _INPLACE_OPERATORS = frozenset(
-    f"__i{name}__"
-    for name in [
-        "add",
-        "sub",
-        "mul",
-        "truediv",
-        "floordiv",
-        "mod",
-        "pow",
-        "lshift",
-        "rshift",
-        "and",
-        "or",
-        "xor",
-        "matmul",
-        "div",
-    ]
+    f"__i{name}__" for name in "add sub mul truediv floordiv mod pow lshift rshift and or xor matmul div".split()
 )
 _RETURNS_SEQUENCE = frozenset("chunk split split_with_sizes tensor_split unbind hsplit vsplit dsplit meshgrid".split())
 _CHECKS = frozenset({"torch._assert", "torch._assert_async", "torch._check"})
@@ -383,7 +330,7 @@ def _is_random(node: Node, name: str) -> bool:
     if name in _RANDOM:
         return True
     if name in _RANDOM_IN_TRAINING:
-        position = _RANDOM_IN_TRAINING[name][1]
+        position = _RANDOM_IN_TRAINING[name]
         if "training" in node.kwargs or "train" in node.kwargs or position < len(node.args):
             return _flag(node, "training", position) or _flag(node, "train", position)
         return name != "rrelu"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from featx.errors import ArgumentTypeError, ForeignNodeError, GraphError
+from featx.ir.immutable import ImmutableDict, ImmutableList
+from featx.ir.order import LABEL_STEP, spread_labels
 
 if TYPE_CHECKING:
     from featx.ir.graph import Graph
@@ -17,41 +19,6 @@ Target: TypeAlias = str | Callable[..., Any]
 Argument: TypeAlias = Any
 
 LEGAL_OPS = frozenset({"placeholder", "get_attr", "call_function", "call_method", "call_module", "output"})
-# Distance between neighbours when nodes are appended; room for about 20 insertions before labels are spread anew.
-_LABEL_STEP = 1 << 20
-
-
-class ImmutableList(list[Any]):
-    """A list inside the arguments of a node. Assign new `args` to change it: an edit in place would go unseen."""
-
-    def _refuse(self, *_: object, **__: object) -> NoReturn:
-        raise ArgumentTypeError("a list in node.args cannot be changed in place; assign a new tuple to node.args")
-
-    append = extend = insert = remove = clear = reverse = _refuse
-    sort = _refuse  # pyright: ignore[reportAssignmentType]
-    pop = __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse  # pyright: ignore[reportAssignmentType]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return ImmutableList, (list(self),)
-
-    def __hash__(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return hash(tuple(self))
-
-
-class ImmutableDict(dict[Any, Any]):
-    """A dict inside the arguments of a node. Assign new `kwargs` to change it: an edit in place would go unseen."""
-
-    def _refuse(self, *_: object, **__: object) -> NoReturn:
-        raise ArgumentTypeError("a dict in node.kwargs cannot be changed in place; assign a new dict to node.kwargs")
-
-    __setitem__ = __delitem__ = __ior__ = _refuse  # pyright: ignore[reportAssignmentType]
-    clear = pop = popitem = setdefault = update = _refuse  # pyright: ignore[reportAssignmentType]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return ImmutableDict, (dict(self),)
-
-    def __hash__(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return hash(frozenset(self.items()))
 
 
 NO_KWARGS = ImmutableDict()
@@ -80,12 +47,12 @@ class Node:
         "_args",
         "_erased",
         "_kwargs",
-        "_label",
         "_next",
         "_op",
         "_prev",
         "_target",
         "graph",
+        "label",
         "meta",
         "name",
         "type",
@@ -114,7 +81,7 @@ class Node:
         self.users: dict[Node, None] = {}
         self.meta: dict[str, Any] = {}
         self._erased = False
-        self._label = 0
+        self.label = 0
         self._args, self._kwargs = self._adopt(args, kwargs)
 
     # -- what the node does ------------------------------------------------------------------------------------------
@@ -231,16 +198,16 @@ class Node:
             x.link_between(self, self._next)
 
     def __lt__(self, other: Node) -> bool:
-        return self._label < other._label
+        return self.label < other.label
 
     def __gt__(self, other: Node) -> bool:
-        return self._label > other._label
+        return self.label > other.label
 
     def __le__(self, other: Node) -> bool:
-        return self._label <= other._label
+        return self.label <= other.label
 
     def __ge__(self, other: Node) -> bool:
-        return self._label >= other._label
+        return self.label >= other.label
 
     # -- edits -------------------------------------------------------------------------------------------------------
 
@@ -328,13 +295,13 @@ class Node:
         graph.edits += 1
         root = graph.root
         if after is root:
-            self._label = before._label + _LABEL_STEP
+            self.label = before.label + LABEL_STEP
         elif before is root:
-            self._label = after._label - _LABEL_STEP
+            self.label = after.label - LABEL_STEP
         else:
-            self._label = (before._label + after._label) >> 1
-            if self._label == before._label:
-                _spread_labels(self, root)
+            self.label = (before.label + after.label) >> 1
+            if self.label == before.label:
+                spread_labels(self, root)
 
     def retire(self) -> None:
         """Leave the list and forget all inputs. For `Graph` only; iterators that stand here can still go on."""
@@ -396,36 +363,6 @@ class Node:
 
 def _node_at(graph: Graph, index: int) -> Node:
     return list(graph.nodes)[index]
-
-
-def _spread_labels(node: Node, root: Node) -> None:
-    """Make room around `node`, whose neighbours' labels leave none.
-
-    The smallest range of labels around it that is sparse enough is labelled anew, evenly; the wider the range, the
-    sparser it must be. An insertion then costs O(log n) amortised wherever it is, and labels stay small integers
-    (Bender et al., "Two Simplified Algorithms for Maintaining Order in a List", ESA 2002).
-    """
-    first = last = node
-    count = 1
-    width = 1
-    capacity = 1.0
-    base = node._prev._label
-    while True:
-        width *= 2
-        capacity *= 1.4
-        low = base & -width
-        high = low + width
-        while first._prev is not root and first._prev._label >= low:
-            first = first._prev
-            count += 1
-        while last._next is not root and last._next._label < high:
-            last = last._next
-            count += 1
-        if count <= capacity and width >= 2 * count:
-            break
-    for index in range(count):
-        first._label = low + index * width // count
-        first = first._next
 
 
 # Types of arguments that hold no node and are stored as they are, found by one lookup.

@@ -13,38 +13,8 @@ from featx.ir.names import qualified_name
 from featx.ir.node import Node
 
 _ARITHMETIC = frozenset(
-    [
-        "add",
-        "sub",
-        "mul",
-        "truediv",
-        "floordiv",
-        "mod",
-        "pow",
-        "neg",
-        "pos",
-        "matmul",
-        "eq",
-        "ne",
-        "lt",
-        "gt",
-        "le",
-        "ge",
-        "and_",
-        "or_",
-        "xor",
-        "invert",
-        "lshift",
-        "rshift",
-        "iadd",
-        "isub",
-        "imul",
-        "itruediv",
-        "ifloordiv",
-        "imod",
-        "ipow",
-        "abs",
-    ]
+    "add sub mul truediv floordiv mod pow neg pos matmul eq ne lt gt le ge and_ or_ xor invert lshift rshift "
+    "iadd isub imul itruediv ifloordiv imod ipow abs".split()
 )
 # Modules of torch.nn that return one tensor for one tensor.
 _TENSOR_MODULES = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -11,7 +12,8 @@ import torch
 
 from featx.errors import ArgumentTypeError, ControlFlowError, TraceError
 from featx.ir.graph import Graph
-from featx.ir.node import Argument, Node, Target, collect_nodes
+from featx.ir.immutable import ImmutableDict
+from featx.ir.node import Argument, Node, Target
 from featx.tracing.proxy import Proxy, refusal
 
 # Types that stand in a graph as they are, found by one lookup.
@@ -119,10 +121,8 @@ class TracerBase:
     def _rebuild_in_graph(self, kind: type, items: dict[Any, Any]) -> Argument:
         # A dict of a class of its own (OrderedDict, ModelOutput) is built by its class when the code runs.
         arguments = {self._key(key): self.create_arg(item) for key, item in items.items()}
-        if kind.__name__ in ("ImmutableDict", "defaultdict"):
+        if issubclass(kind, (ImmutableDict, defaultdict)):
             return arguments
-        found: dict[Node, None] = {}
-        collect_nodes(arguments, found)
         return self.create_node("call_function", kind, (arguments,), {})
 
     def _key(self, key: Any) -> Any:

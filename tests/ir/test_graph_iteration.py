@@ -61,6 +61,20 @@ def test_current_node_and_those_around_it_may_be_erased_at_once() -> None:
 
 
 @BOTH
+@pytest.mark.parametrize("backwards", [False, True])
+def test_current_node_and_then_the_one_that_follows_may_be_erased(library: Any, backwards: bool) -> None:
+    graph = loose(library)
+
+    def erase(node: Any) -> None:
+        if node.name == ("c" if backwards else "b"):
+            following = node.prev if backwards else node.next
+            graph.erase_node(node)
+            graph.erase_node(following)
+
+    assert visit(graph, erase, backwards) == (["d", "c", "a"] if backwards else ["a", "b", "d"])
+
+
+@BOTH
 def test_node_inserted_behind_the_current_one_is_visited(library: Any) -> None:
     graph = loose(library)
 
