@@ -80,6 +80,7 @@ class Graph:
         self.node_count = 0
         self.root = Node(self, "", "root", "", (), {})
         self.root._next = self.root._prev = self.root
+        self.root._erased = True  # no iteration yields it
         self.insert_point: tuple[Node, bool] = (self.root, True)
         self.tracer_cls = tracer_cls
         self.tracer_extras = tracer_extras
@@ -180,7 +181,7 @@ class Graph:
             type_expr,
         )
         anchor, before = self.insert_point
-        while anchor.is_erased:
+        while anchor.is_erased and anchor is not self.root:
             # Its neighbours are where it was.
             anchor = anchor.next if before else anchor.prev
         if before:

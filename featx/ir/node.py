@@ -466,15 +466,17 @@ def _map_structure(
 
 def iterate(root: Node, *, backwards: bool = False) -> Iterator[Node]:
     """Yield the nodes of the list that `root` closes. See `NodeList` for what edits do meanwhile."""
+    # The root counts as erased, so that one question finds both the end and nodes to pass over.
     node = root
-    if backwards:
-        while (node := node._prev) is not root:
-            if not node._erased:
+    while True:
+        if backwards:
+            while not (node := node._prev)._erased:
                 yield node
-    else:
-        while (node := node._next) is not root:
-            if not node._erased:
+        else:
+            while not (node := node._next)._erased:
                 yield node
+        if node is root:
+            return
 
 
 def is_well_formed(root: Node, graph: Graph) -> bool:

@@ -79,9 +79,8 @@ def unchanged() -> Callable[[nn.Module], Callable[[], None]]:
 def _state(model: nn.Module) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for path, module in model.named_modules():
-        found[f"{path}.training"] = module.training
         for name, value in module.__dict__.items():
-            found[f"{path}.{name}"] = type(value)
+            found[f"{path}.{name}"] = value if isinstance(value, bool) else type(value)
             if isinstance(value, dict):
                 found[f"{path}.{name} items"] = [(key, id(item)) for key, item in value.items()]
     return found

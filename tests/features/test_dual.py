@@ -132,6 +132,16 @@ def test_where_the_graphs_differ_each_is_there() -> None:
     assert not extractor.eval_graph.find_nodes(op="call_module", target="auxiliary")
 
 
+@pytest.mark.parametrize("round_trip", ROUND_TRIPS)
+def test_both_graphs_know_the_module_that_has_their_targets(round_trip: str) -> None:
+    extractor = ROUND_TRIPS[round_trip](extractor_of(Switching()))
+    for graph in (extractor.train_graph, extractor.eval_graph):
+        assert graph.owning_module is extractor
+        graph.call_module("missing")
+        with pytest.raises(featx.TargetError, match="missing"):
+            graph.lint()
+
+
 def test_edit_of_the_resting_graph_runs_when_it_is_switched_to() -> None:
     extractor = extractor_of(Switching().train())
     extractor.eval()

@@ -216,6 +216,19 @@ def test_draw_ahead_of_a_kept_draw_stays_so_that_the_seed_means_the_same() -> No
     assert torch.equal(result, model.drop(model.a(X)))
 
 
+@pytest.mark.parametrize(("name", "has_gradient"), [("x", False), ("a", True), ("add", False), ("b", True)])
+def test_value_before_inside_and_behind_a_region_without_gradients_can_be_wanted(name: str, has_gradient: bool) -> None:
+    def function(model: Model, x: Any) -> Any:
+        y = model.a(x)
+        with torch.no_grad():
+            y = y + 1
+        return model.b(y)
+
+    traced, _ = pruned(function, name)
+    assert traced(X)[name].requires_grad is has_gradient
+    assert torch.is_grad_enabled()
+
+
 def test_check_of_the_form_of_a_kept_value_stays() -> None:
     def function(model: Model, x: Any) -> Any:
         torch._assert(x.shape[0] == 2, "two rows")

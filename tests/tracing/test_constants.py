@@ -136,6 +136,35 @@ def test_decision_by_the_values_of_a_buffer_is_refused(function: Callable[..., A
         featx.symbolic_trace(Model(function))
 
 
+def add_item(total: torch.Tensor, x: Any) -> None:
+    total[0] = x[0]
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda total, x: total.add_(x),
+        lambda total, x: total[:2].copy_(x[:2]),
+        lambda total, x: torch.add(x, 1, out=total),
+        add_item,
+    ],
+)
+@pytest.mark.parametrize(
+    "read", [lambda total: bool(total.sum() > 0), lambda total: total[0].item(), lambda total: total.max().tolist()]
+)
+def test_decision_by_a_tensor_that_the_input_was_written_into_is_refused(
+    write: Callable[..., Any], read: Callable[..., Any]
+) -> None:
+    # During the trace it still has the values that it was made with.
+    def function(x: Any) -> Any:
+        total = torch.zeros(3)
+        write(total, x)
+        return x if read(total) else -x
+
+    with pytest.raises(featx.ControlFlowError):
+        featx.symbolic_trace(function)
+
+
 def test_parameter_that_the_model_does_not_own_is_refused() -> None:
     foreign = nn.Parameter(torch.ones(3))
     with pytest.raises(featx.ModulePathError, match=r"nn\.ModuleList"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -236,6 +237,12 @@ def test_code_of_torch_and_of_the_tracer_is_library_code_and_a_test_is_not() -> 
     assert is_library_code(torch.nn.Linear.forward.__code__)
     assert is_library_code(featx.Tracer.trace.__code__)
     assert not is_library_code(run.__code__)
+
+
+def test_code_of_python_itself_is_library_code_and_installed_packages_are_not() -> None:
+    folder = os.path.dirname(os.__file__)
+    assert is_library_code(contextlib.suppress.__enter__.__code__)
+    assert not is_library_code(compile("1", f"{folder}/site-packages/models.py", "exec"))
 
 
 def test_user_frame_is_the_innermost_frame_outside_the_library() -> None:

@@ -169,6 +169,19 @@ def test_in_place_methods_and_out_arguments_are_recorded() -> None:
     assert_equal_to_eager(write, X, -X)
 
 
+def test_attribute_that_is_set_on_a_traced_value_is_recorded_or_refused() -> None:
+    def function(x: Any) -> Any:
+        x = x + 0
+        x.data = x.data * 2
+        return x
+
+    try:
+        traced = featx.symbolic_trace(function)
+    except featx.TraceError:
+        return
+    assert torch.equal(traced(X), X * 2)
+
+
 def test_shape_is_unpacked_into_its_items(rows: Rows) -> None:
     def unpack(x: Any) -> Any:
         height, width = x.shape

@@ -129,7 +129,7 @@ def test_change_that_another_thread_makes_during_a_trace_stays() -> None:
 
 def test_another_thread_may_draw_random_numbers_during_a_trace() -> None:
     # Data loading does; the trace must not take it for a draw of the model.
-    assert 0 <= during_trace(Net(), random.random) < 1
+    assert 0 <= during_trace(Net(), lambda: random.random()) < 1
 
 
 def save_and_load(model: nn.Module) -> nn.Module:
@@ -191,6 +191,19 @@ def test_trace_goes_on_after_a_shorter_one_in_another_thread() -> None:
     PAUSE[threading.get_ident()] = pause
     found.append(str(featx.symbolic_trace(model).graph))
     assert found == [expected, expected]
+
+
+def test_trace_of_a_part_inside_a_trace_leaves_the_outer_one_alone() -> None:
+    # As a model does that makes an extractor of its backbone at the first call.
+    model = Net()
+    expected = str(featx.symbolic_trace(model).graph)
+
+    def pause() -> None:
+        PAUSE.pop(threading.get_ident())
+        featx.symbolic_trace(model.blocks)
+
+    PAUSE[threading.get_ident()] = pause
+    assert str(featx.symbolic_trace(model).graph) == expected
 
 
 def test_failing_trace_in_one_thread_leaves_the_other_trace_alone() -> None:
