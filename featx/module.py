@@ -141,6 +141,15 @@ class GraphModule(nn.Module):
             else:
                 self.register_buffer(name, tensor, persistent=False)
 
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> GraphModule:
+        # Tensors that stand in the graph follow the weights to a device. Their dtype is part of the computation.
+        super()._apply(fn, recurse)
+        for name, tensor in self._literals.items():
+            buffer = self._buffers.get(name)
+            if buffer is not None and buffer.dtype != tensor.dtype:
+                self._buffers[name] = tensor.to(buffer.device)
+        return self
+
     # -- graph and code ----------------------------------------------------------------------------------------------
 
     @property
@@ -238,7 +247,9 @@ class GraphModule(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.__dict__["_literal_names"] = {id(tensor): name for name, tensor in self._literals.items()}
-        self._graph.owning_module = self
+        for value in self.__dict__.values():
+            if isinstance(value, Graph):
+                value.owning_module = self
         self.recompile()
 
     def __copy__(self) -> GraphModule:
@@ -282,6 +293,7 @@ def symbolic_trace(
 
 def _share(source: nn.Module, destination: nn.Module, path: str) -> None:
     """Give `destination` the attribute of `source` at `path`: the same object, registered in the same way."""
+    # Tensors are fetched with get(), which a trace that runs around this does not watch.
     *parents, name = path.split(".")
     for part in parents:
         child = source._modules.get(part)
@@ -300,10 +312,10 @@ def _share(source: nn.Module, destination: nn.Module, path: str) -> None:
     if name in source._modules:
         destination._modules[name] = source._modules[name]
     elif name in source._parameters:
-        destination.register_parameter(name, source._parameters[name])
+        destination.register_parameter(name, source._parameters.get(name))
     elif name in source._buffers:
         persistent = name not in source._non_persistent_buffers_set
-        destination.register_buffer(name, source._buffers[name], persistent=persistent)
+        destination.register_buffer(name, source._buffers.get(name), persistent=persistent)
     else:
         setattr(destination, name, getattr(source, name))
 

@@ -69,11 +69,11 @@ def test_tensor_in_arguments_is_a_buffer_that_is_not_saved() -> None:
     assert module.state_dict() == {}
 
 
-def test_tensor_in_arguments_follows_to_also_after_recompiling() -> None:
+def test_tensor_in_arguments_keeps_its_dtype_as_one_made_in_forward_does() -> None:
     module, _ = with_literal()
     module.to(torch.float64)
     module.recompile()
-    assert [value.dtype for value in module(torch.zeros(3, dtype=torch.float64))] == [torch.float64] * 2
+    assert [value.dtype for value in module(torch.zeros(3, dtype=torch.float64))] == [torch.float64, torch.float32]
 
 
 def test_recompiling_names_the_same_tensor_alike_and_a_new_one_anew() -> None:

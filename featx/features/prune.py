@@ -83,14 +83,19 @@ class _Liveness:
         end = max(required)
         read_later: set[int] = set()
         draws_later = False
+        # A switch that is thrown before the end is thrown back behind it.
+        switches = [node for node in self._graph.nodes if self._effects.of(node).changes_global_state]
+        is_switched = any(node < end for node in switches)
         for node in reversed(self._graph.nodes):
             effects = self._effects.of(node)
-            if node.op == "output" or (node > end and node.op != "placeholder" and not effects.changes_global_state):
+            is_switch = effects.changes_global_state and is_switched
+            is_behind = node > end and node not in required
+            if node.op == "output" or (is_behind and node.op != "placeholder" and not is_switch):
                 continue
             if (
                 node in required
                 or node.op == "placeholder"
-                or effects.changes_global_state
+                or is_switch
                 or (effects.is_random and draws_later and not effects.is_opaque)
                 or any(self._memory.of(target) in read_later for target in effects.writes)
             ):

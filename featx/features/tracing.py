@@ -94,6 +94,8 @@ def check_model(model: object) -> nn.Module:
     Raises:
         ArgumentTypeError: it is not.
     """
+    if hasattr(model, "_orig_mod"):
+        raise ArgumentTypeError("model is compiled by torch.compile; pass model._orig_mod, and compile the extractor")
     if not isinstance(model, nn.Module):
         raise ArgumentTypeError(
             f"model must be an nn.Module, got {model!r:.80}; pass an instance, such as torchvision.models.resnet50()"

@@ -117,6 +117,8 @@ class ModelTensors:
                 return self._tracer.proxy(node)
             return function(*args, **kwargs)
         result = function(*args, **kwargs)
+        if any(_memory_of(tensor) in self._stale for tensor in tensors):
+            self._stale.update(_memory_of(leaf) for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))
         self._remember(function, args, kwargs, result, is_own)
         return result
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 # The operators that a proxy records as functions of the module operator.
 _BINARY = ["add", "sub", "mul", "floordiv", "truediv", "mod", "pow", "lshift", "rshift", "and_", "or_", "xor", "matmul"]
 _COMPARISONS = ["eq", "ne", "lt", "gt", "le", "ge"]
+_SETTABLE_OF_TENSORS = frozenset({"data", "grad", "requires_grad", "names", "real", "imag"})
 _UNARY = ["neg", "pos", "invert", "abs"]
 
 
@@ -56,6 +57,11 @@ class Proxy:
             # Python's protocols are asked for on the type; an instance that claimed them would mislead copy and numpy.
             raise AttributeError(f"a traced value has no attribute '{name}'")
         return Attribute(self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _SETTABLE_OF_TENSORS:
+            raise _refusal(self, f"'{name}' of a traced value is assigned", "write with value.copy_(...), or detach it")
+        object.__setattr__(self, name, value)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: D102 - magic
         return self.tracer.create_proxy("call_method", "__call__", (self, *args), kwargs)

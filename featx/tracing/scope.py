@@ -7,6 +7,7 @@ through, and it goes when the last trace is done, also after an error.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from threading import Lock, get_ident
@@ -53,20 +54,17 @@ class _Switch:
             return self.first
         return self.others.get(thread) if self.others else None
 
-    def add(self, thread: int, handlers: Handlers) -> None:
-        """Let `handlers` answer in `thread`."""
-        if not self.thread or self.thread == thread:
-            self.thread, self.first = thread, handlers
-        else:
-            self.others = {**(self.others or {}), thread: handlers}
-
-    def remove(self, thread: int) -> bool:
-        """Forget the handlers of `thread`; return whether any are left."""
-        if self.thread == thread:
-            self.thread, self.first = 0, None
-        elif self.others:
-            self.others = {other: handlers for other, handlers in self.others.items() if other != thread}
-        return bool(self.thread or self.others)
+    def set(self, thread: int, handlers: Handlers | None) -> Handlers | None:
+        """Let `handlers` answer in `thread`, or nobody, and return those that did until now."""
+        others = self.others or {}
+        if self.thread in (0, thread) and thread not in others:
+            earlier, self.first = self.first, handlers
+            self.thread = thread if handlers else 0
+            return earlier
+        self.others = {other: known for other, known in others.items() if other != thread}
+        if handlers:
+            self.others[thread] = handlers
+        return others.get(thread)
 
     # A copy of the model that somebody makes during the trace is an ordinary model.
 
@@ -112,14 +110,14 @@ def borrowed(
     thread = get_ident()
     handlers = (on_call, on_read)
     lock = Lock()
-    switches: list[_Switch] = []
+    switches: list[tuple[_Switch, Handlers | None]] = []
     try:
         for module in modules:
             switches.append(_enter(module, thread, handlers, lock, watch_buffers))
         yield
     finally:
-        for switch in switches:
-            _leave(switch, thread)
+        for switch, earlier in switches:
+            _leave(switch, thread, earlier)
 
 
 def walk_modules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -139,7 +137,9 @@ def walk_modules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             ]
 
 
-def _enter(module: nn.Module, thread: int, handlers: Handlers, lock: Lock, watch_buffers: bool) -> _Switch:
+def _enter(
+    module: nn.Module, thread: int, handlers: Handlers, lock: Lock, watch_buffers: bool
+) -> tuple[_Switch, Handlers | None]:
     state = module.__dict__
     while True:
         # Atomic, so that of two threads that start at once one finds the other's switch.
@@ -147,7 +147,8 @@ def _enter(module: nn.Module, thread: int, handlers: Handlers, lock: Lock, watch
         with switch.lock:
             if switch.is_removed:
                 continue
-            switch.add(thread, handlers)
+            # A trace inside a trace of this thread comes before it.
+            earlier = switch.set(thread, handlers)
             if not switch.is_laid:
                 switch.is_laid = True
                 _cover(state, "_parameters", switch)
@@ -157,17 +158,19 @@ def _enter(module: nn.Module, thread: int, handlers: Handlers, lock: Lock, watch
                     state["_compiled_call_impl"] = switch
             if watch_buffers:
                 _cover(state, "_buffers", switch)
-            return switch
+            return switch, earlier
 
 
 def _cover(state: dict[str, Any], name: str, switch: _Switch) -> None:
-    if state.get(name) and type(state[name]) is not _WatchedDict:
+    # A scripted module keeps something else there; it is called whole.
+    if type(state.get(name)) in (dict, OrderedDict) and state[name]:
         state[name] = _WatchedDict(state[name], switch)
 
 
-def _leave(switch: _Switch, thread: int) -> None:
+def _leave(switch: _Switch, thread: int, earlier: Handlers | None) -> None:
     with switch.lock:
-        if switch.remove(thread):
+        switch.set(thread, earlier)
+        if switch.thread or switch.others:
             return
         switch.is_removed = True
         state = switch.module.__dict__

@@ -133,7 +133,12 @@ class Tracer(TracerBase):
         signature = signature_of(function)
         target, args, kwargs = bind_inputs(self, function, signature, concrete_args)
         annotation = signature.return_annotation
-        result = self.create_arg(target(*args, **kwargs))
+        try:
+            result = self.create_arg(target(*args, **kwargs))
+        except Exception as error:
+            if self.refused is None or error is self.refused:
+                raise
+            raise self.refused from error  # Python, or the model, made another error of it
         if self.refused is not None:
             raise self.refused
         returns = None if annotation is inspect.Signature.empty else annotation
@@ -177,7 +182,9 @@ class Tracer(TracerBase):
     # -- what subclasses override ------------------------------------------------------------------------------------
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Say whether a call of `m` is one node. By default modules of torch.nn are, except Sequential."""
+        """Say whether a call of `m` is one node: by default those of torch.nn, except Sequential, and scripted ones."""
+        if isinstance(m, torch.jit.ScriptModule):
+            return True
         return type(m).__module__.startswith(("torch.nn", "torch.ao.nn")) and not isinstance(m, nn.Sequential)
 
     def path_of_module(self, mod: nn.Module) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -177,6 +178,20 @@ def test_graph_module_of_torch_fx_can_be_traced() -> None:
     model = Scaled()
     traced = featx.symbolic_trace(torch.fx.symbolic_trace(model))
     torch.testing.assert_close(traced(X), model(X), rtol=0, atol=0)
+
+
+def test_scripted_submodule_is_traced_or_refused_and_the_model_left_alone() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that scripting is deprecated
+        model = nn.Sequential(nn.Linear(4, 4), torch.jit.script(nn.Linear(4, 4)), nn.ReLU())
+    expected = model(X)
+    try:
+        traced = featx.symbolic_trace(model)
+    except featx.FeatxError:
+        traced = None
+    assert not [module for module in model.modules() if "_call_impl" in module.__dict__]
+    assert torch.equal(model(X), expected)
+    assert traced is None or torch.equal(traced(X), expected)
 
 
 class Hidden(nn.Module):
