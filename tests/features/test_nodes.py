@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 import featx
+from featx.features.nodes import warn_of_differences
 
 torchvision = pytest.importorskip("torchvision")
 timm = pytest.importorskip("timm")
@@ -138,6 +139,20 @@ def test_difference_between_the_modes_is_warned_of() -> None:
         train_names, eval_names = featx.get_graph_node_names(ModeDependent())
     assert train_names == ["x", "main", "auxiliary"]
     assert eval_names == ["x", "main"]
+
+
+@pytest.mark.parametrize(
+    ("train_names", "eval_names", "relation"),
+    [
+        (["a", "b", "c"], ["a", "c"], "of eval mode are a part of those of train mode"),
+        (["a", "c"], ["a", "b", "c"], "of train mode are a part of those of eval mode"),
+        (["a", "b"], ["b", "a"], "differ"),
+        (["a", "b"], ["a", "c"], "differ"),
+    ],
+)
+def test_warning_says_how_the_modes_differ(train_names: list[str], eval_names: list[str], relation: str) -> None:
+    with pytest.warns(UserWarning, match=relation):
+        warn_of_differences(train_names, eval_names)
 
 
 def test_warning_points_at_the_line_of_the_caller() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import sys
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -133,39 +132,6 @@ def test_graph_is_traced_in_the_mode_that_was_asked_for() -> None:
         with in_mode(model, training):
             names.append([node.name for node in trace_in_mode(model, training, None, None).nodes])
     assert names == [["x", "add", "output"], ["x", "sub", "output"]]
-
-
-def test_another_thread_runs_the_model_in_its_own_mode_while_names_are_listed() -> None:
-    inside, go_on = threading.Event(), threading.Event()
-
-    class Waiting(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm = nn.BatchNorm1d(3)
-            self.pause_in = 0
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            if threading.get_ident() == self.pause_in:
-                inside.set()
-                go_on.wait(30)
-            return self.norm(x)
-
-    model, x = Waiting().eval(), torch.randn(4, 3)
-    expected = model(x)
-
-    def list_names() -> None:
-        model.pause_in = threading.get_ident()
-        featx.get_graph_node_names(model)
-
-    thread = threading.Thread(target=list_names)
-    thread.start()
-    try:
-        assert inside.wait(30)
-        assert torch.equal(model(x), expected)
-    finally:
-        go_on.set()
-        thread.join(30)
-    assert torch.equal(model(x), expected)
 
 
 def test_module_is_returned_and_anything_else_refused() -> None:

@@ -89,6 +89,12 @@ def test_operation_is_recorded_as_torch_fx_records_it(name: str, rows: Rows) -> 
     assert rows(featx.symbolic_trace(OPERATIONS[name]).graph) == rows(torch.fx.symbolic_trace(OPERATIONS[name]).graph)
 
 
+@pytest.mark.parametrize("function", [math.ceil, math.floor, math.trunc])
+def test_rounding_is_recorded_even_where_math_is_not_wrapped(function: Callable[[Any], Any]) -> None:
+    graph = featx.Tracer(autowrap_modules=()).trace(lambda x: function(x.shape[0] / 3))
+    assert featx.GraphModule(nn.Module(), graph)(X) == function(2 / 3)
+
+
 IN_PLACE: list[Callable[..., Any]] = [
     operator.iadd,
     operator.isub,

@@ -97,6 +97,15 @@ def test_subclass_may_name_modules_otherwise() -> None:
     assert graph.find_nodes(op="call_module", target="root.0")
 
 
+def test_module_that_the_root_does_not_own_has_no_path() -> None:
+    class Asking(featx.Tracer):
+        def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+            return self.path_of_module(nn.ReLU())
+
+    with pytest.raises(featx.ModulePathError, match=r"ReLU.*not registered"):
+        Asking().trace(nn.Sequential(nn.Linear(4, 4)))
+
+
 def test_subclass_may_answer_reads_of_parameters() -> None:
     class Frozen(featx.Tracer):
         def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:

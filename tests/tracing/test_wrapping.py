@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from math import sqrt
+from operator import index
 from types import ModuleType
 from typing import Any
 
@@ -20,6 +21,7 @@ import featx
 X = torch.ones(4, 3)
 
 featx.wrap("len")
+featx.wrap(index)
 
 
 @featx.wrap
@@ -82,6 +84,11 @@ def test_builtin_is_wrapped_by_name_in_the_module_that_asked() -> None:
     traced = featx.symbolic_trace(lambda x: x + len(x))
     assert traced.graph.find_nodes(op="call_function", target=len)
     assert torch.equal(traced(X), X + 4)
+    assert torch.equal(traced(X[:2]), X[:2] + 2)
+
+
+def test_function_written_in_c_is_wrapped_under_its_name_here() -> None:
+    traced = featx.symbolic_trace(lambda x: x + index(x.shape[0]))
     assert torch.equal(traced(X[:2]), X[:2] + 2)
 
 
