@@ -59,6 +59,7 @@ class _Liveness:
     def __init__(self, graph: Graph, wanted: set[Node], root: nn.Module) -> None:
         self.kept: set[Node] = set()
         self._graph = graph
+        self._root = root
         self._wanted = wanted
         self._effects = Effects(graph, root)
         self._memory = MemoryGroups(graph, self._effects)
@@ -71,11 +72,7 @@ class _Liveness:
     def is_overwritten(self, node: Node) -> bool:
         """Say whether a kept call behind `node` may write into its memory."""
         group = self._memory.of(node)
-        return any(
-            writer > node and any(self._memory.of(target) == group for target in self._effects.of(writer).writes)
-            for writer in self.kept
-            if self._effects.of(writer).writes
-        )
+        return any(writer > node and group in self._written(writer) for writer in self.kept)
 
     def _sweep(self) -> None:
         # Backwards, so that everything that reads a value, or memory, is known when its writers are looked at.
@@ -97,17 +94,28 @@ class _Liveness:
                 or node.op == "placeholder"
                 or is_switch
                 or (effects.is_random and draws_later and not effects.is_opaque)
-                or any(self._memory.of(target) in read_later for target in effects.writes)
+                or not read_later.isdisjoint(self._written(node))
             ):
                 self.kept.add(node)
                 inputs = node.all_input_nodes
                 required.update(inputs)
                 read_later.update(self._memory.of(source) for source in inputs)
+                if node.op == "call_module":
+                    read_later.add(self._memory.state_of(node))
                 draws_later = draws_later or (effects.is_random and not effects.is_opaque)
+
+    def _written(self, node: Node) -> set[int]:
+        """Return the groups of memory that `node` may write: of its inputs, and of what its module keeps."""
+        effects = self._effects.of(node)
+        written = {self._memory.of(target) for target in effects.writes}
+        if effects.writes_state and node.op == "call_module":
+            written.add(self._memory.state_of(node))
+        return written
 
     def _require_state_writers(self) -> bool:
         """Require what writes the model's tensors that the kept part reads: the next call will see it."""
         state = {self._memory.of(node) for node in self.kept if node.op == "get_attr"}
+        state |= {self._memory.state_of(node) for node in self.kept if node.op == "call_module"}
         writers = {
             node
             for node in self._graph.nodes
@@ -115,8 +123,20 @@ class _Liveness:
             and not self._effects.of(node).is_opaque
             and any(self._memory.of(target) in state for target in self._effects.of(node).writes)
         }
+        writers |= self._later_calls()
         self._required |= writers
         return bool(writers)
+
+    def _later_calls(self) -> set[Node]:
+        """Return further calls of kept modules that may improve what they keep, as spectral norm does in training."""
+        kept = {node.target for node in self.kept if node.op == "call_module"}
+        again: set[Node] = set()
+        for node in self._graph.nodes:
+            if node.op == "call_module" and node.target in kept and node not in self.kept:
+                effects = self._effects.of(node)
+                if effects.writes_state and effects.is_opaque and self._root.get_submodule(node.target).training:
+                    again.add(node)
+        return again
 
     def _keep_checks(self) -> None:
         end = max(self._required)

@@ -158,8 +158,10 @@ class Effects:
             return CallEffects(writes=_first_node(node), shares=_nodes(node))
         if _flag(node, "inplace", _inplace_position(node)):
             return CallEffects(writes=_first_node(node), shares=_first_node(node), is_random=_is_random(node, name))
+        if name in ("embedding", "embedding_bag") and (node.kwargs.get("max_norm") or len(node.args) > 3):
+            return CallEffects(writes=_nodes(node))
         if name in _WRITES_STATISTICS:
-            return CallEffects(writes=_nodes(node)[1:3])
+            return CallEffects(writes=_statistics(node))
         schemas = self._schemas.get(name)
         if schemas is None:
             schemas = self._schemas[name] = torch._C._jit_get_schemas_for_operator(f"aten::{name}")
@@ -199,17 +201,17 @@ class Effects:
             module = module._modules.get(part) if isinstance(module, nn.Module) else None
         inputs = _nodes(node)
         if not isinstance(module, nn.Module):
-            return CallEffects(writes=inputs, shares=inputs, is_opaque=True, is_random=True)
+            return CallEffects(writes=inputs, shares=inputs, is_opaque=True, is_random=True, writes_state=True)
         parts = list(module.modules()) if module._modules else [module]
         if any(part._forward_hooks or part._forward_pre_hooks for part in parts):
-            return CallEffects(writes=inputs, shares=inputs, is_opaque=True, is_random=True)
+            return CallEffects(writes=inputs, shares=inputs, is_opaque=True, is_random=True, writes_state=True)
         writes, shares = module_effects(module)
         return CallEffects(
             writes=inputs if writes else (),
             shares=inputs if shares or writes else (),
             is_opaque=writes and not module.__dict__.get("inplace"),
             is_random=any(_draws(part) for part in parts),
-            writes_state=any(part.training and part.__dict__.get("track_running_stats") for part in parts),
+            writes_state=any(_writes_state(part) for part in parts),
         )
 
 
@@ -225,7 +227,7 @@ def module_effects(module: nn.Module) -> tuple[bool, bool]:
             if writes or not shares:
                 return writes, shares
         return False, True
-    if f"{type(module).__module__}.{type(module).__qualname__}" in _READ_ONLY_MODULES:
+    if _class_path(module) in _READ_ONLY_MODULES:
         return False, False
     if not _is_torch_module(module) or module.__dict__.get("inplace"):
         return True, True
@@ -237,6 +239,19 @@ def _draws(module: nn.Module) -> bool:
         return True
     may_draw = isinstance(module, _DROPOUT_MODULES) or module.__dict__.get("dropout") or not _is_torch_module(module)
     return module.training and bool(may_draw)
+
+
+def _writes_state(module: nn.Module) -> bool:
+    if not _is_torch_module(module):
+        # Parametrizations too: spectral norm improves its vectors at each call.
+        return not isinstance(module, nn.Sequential) and _class_path(module) not in _READ_ONLY_MODULES
+    if module.__dict__.get("max_norm") is not None:
+        return True  # an embedding that scales down the rows that it reads
+    return module.training and bool(module.__dict__.get("track_running_stats"))
+
+
+def _class_path(module: nn.Module) -> str:
+    return f"{type(module).__module__}.{type(module).__qualname__}"
 
 
 def _is_torch_module(module: nn.Module) -> bool:
@@ -270,6 +285,13 @@ def operator_writes(name: str) -> bool:
 def operator_draws(name: str) -> bool:
     """Say whether a torch function or method of this name draws random numbers, in training at least."""
     return name in _RANDOM or name in _RANDOM_IN_TRAINING
+
+
+def _statistics(node: Node) -> tuple[Node, ...]:
+    # F.batch_norm(input, mean, variance, ...), but torch.batch_norm(input, weight, bias, mean, variance, ...).
+    first = 1 if inspect.isfunction(node.target) else 3
+    values = [node.kwargs.get("running_mean"), node.kwargs.get("running_var"), *node.args[first : first + 2]]
+    return tuple(value for value in values if isinstance(value, Node))
 
 
 def _is_sequence(value: Any) -> bool:

@@ -233,10 +233,10 @@ MODULES = [
     (nn.Sequential(nn.Linear(1, 1), nn.ReLU(inplace=True)), False, False, False, False),
     (nn.Sequential(nn.Identity(), nn.ReLU(inplace=True)), True, True, False, False),
     (nn.Sequential(nn.Linear(1, 1), nn.Sequential(nn.BatchNorm1d(1))), False, False, False, True),
-    (Custom(), True, True, True, False),
-    (Custom().eval(), True, True, False, False),
-    (hooked(nn.Linear(1, 1)), True, True, True, False),
-    (nn.Sequential(hooked(nn.Linear(1, 1)).eval()), True, True, True, False),
+    (Custom(), True, True, True, True),
+    (Custom().eval(), True, True, False, True),
+    (hooked(nn.Linear(1, 1)), True, True, True, True),
+    (nn.Sequential(hooked(nn.Linear(1, 1)).eval()), True, True, True, True),
 ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections import OrderedDict, defaultdict, namedtuple
+from collections import OrderedDict, namedtuple
 from collections.abc import Callable
 from typing import Any
 
@@ -319,10 +319,6 @@ class Output:
     rest: list[Any]
 
 
-class Batch(list[Any]):
-    """A list of a class of its own."""
-
-
 OUTPUTS: dict[str, Callable[[Any], Any]] = {
     "tuple": lambda x: (x, x + 1),
     "list": lambda x: [x, [x + 1, (x,)]],
@@ -331,8 +327,6 @@ OUTPUTS: dict[str, Callable[[Any], Any]] = {
     "dataclass": lambda x: Output(x, [x + 1, x]),
     "dataclass in a list": lambda x: [Output(x, [])],
     "dict of a class": lambda x: OrderedDict(b=x, a=[x + 1]),
-    "default dict": lambda x: defaultdict(list, a=[x]),
-    "list of a class": lambda x: Batch([x, x + 1]),
     "constants": lambda x: (x, None, 3, "text", torch.float32),
     "nothing": lambda x: None,
     "input": lambda x: x,
