@@ -113,6 +113,18 @@ class Effects:
             or (impure_random and effects.is_random)
         )
 
+    def storage_of(self, node: Node) -> object:
+        """Return what two `get_attr` nodes have in common if they read one memory: its storage, or else the path."""
+        owner, _, name = node.target.rpartition(".")
+        module = self._root
+        for part in owner.split(".") if owner else ():
+            module = module._modules.get(part) if isinstance(module, nn.Module) else None
+        if isinstance(module, nn.Module):
+            for named in (module._parameters, module._buffers, module.__dict__):
+                if isinstance(value := named.get(name), torch.Tensor) and value.layout == torch.strided:
+                    return value.untyped_storage()._cdata
+        return node.target
+
     def _find(self, node: Node) -> CallEffects:
         is_view = self._plain.get((node.op, node.target)) if not node.kwargs else None
         if is_view is not None:

@@ -23,7 +23,7 @@ class MemoryGroups:
         self._parents: list[int] = []
         self._groups: dict[Node, int] = {}
         self._external: set[int] = set()
-        attributes: dict[str, int] = {}
+        attributes: dict[object, int] = {}
         modules = {node.target for node in graph.nodes if node.op == "call_module"}
         self._states = {path: index for index, path in enumerate(modules)}
         self._parents.extend(self._states.values())
@@ -32,7 +32,7 @@ class MemoryGroups:
             self._parents.append(group)
             self._groups[node] = group
             if node.op == "get_attr":
-                self._join(group, attributes.setdefault(node.target, group))
+                self._join(group, attributes.setdefault(effects.storage_of(node), group))
                 for path in _prefixes(node.target):
                     if path in self._states:
                         self._join(group, self._states[path])

@@ -46,6 +46,8 @@ class ModelTensors:
         self._recorded: list[Node] = []
         self._caller_grad_mode: Node | None = None
         self._outer_grad_modes: list[bool] = []
+        # Memory of tensors that are older than the trace and not registered in the model.
+        self._foreign: set[int] = set()
         # Memory whose real values are not those that the graph will see.
         self._stale: set[int] = set()
 
@@ -111,11 +113,15 @@ class ModelTensors:
                 raise refusal(self._tracer, ControlFlowError, what)
             return function(*args, **kwargs)
         if operator_writes(name) or kwargs.get("out") is not None:
+            self._refuse_foreign_target(args, kwargs)
             node = self._record(function, args, kwargs)
             if is_own:
                 self.note_write(args, kwargs)
                 return self._tracer.proxy(node)
             return function(*args, **kwargs)
+        self._foreign.update(
+            _memory_of(tensor) for tensor in tensors if id(tensor) not in self._paths and id(tensor) not in self._made
+        )
         result = function(*args, **kwargs)
         if any(_memory_of(tensor) in self._stale for tensor in tensors):
             self._stale.update(_memory_of(leaf) for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))
@@ -138,9 +144,17 @@ class ModelTensors:
 
     def note_write(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note that the graph writes into the first real tensor, or `out`, of a call that does not run."""
-        for leaf in tree_leaves((args[:1], kwargs.get("out"))):
-            if isinstance(leaf, torch.Tensor):
-                self._stale.add(_memory_of(leaf))
+        self._refuse_foreign_target(args, kwargs)
+        for leaf in _targets(args, kwargs):
+            self._stale.add(_memory_of(leaf))
+
+    def _refuse_foreign_target(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        # A tensor that is older than the trace and not registered: in a list or dict of the model, or a global.
+        for leaf in _targets(args, kwargs):
+            is_foreign = id(leaf) not in self._paths and id(leaf) not in self._made
+            if is_foreign or _memory_of(leaf) in self._foreign:
+                what = f"forward writes into a tensor of shape {tuple(leaf.shape)} that the model does not own"
+                raise refusal(self._tracer, ModulePathError, what, "register that tensor as a buffer of the model")
 
     def finish(self, graph: Graph) -> None:
         """Erase recorded calls that nobody uses, and fold constants that nobody writes to literals."""
@@ -149,11 +163,12 @@ class ModelTensors:
         effects = Effects(graph, self._root)
         memory = MemoryGroups(graph, effects)
         written = {memory.of(target) for node in graph.nodes for target in effects.of(node).writes}
-        constants = {
-            node: tensor
-            for tensor, node, is_own in self._made.values()
-            if not is_own and memory.of(node) not in written
-        }
+        # A constant is computed from constants alone, none of which the graph writes.
+        pure: set[Node] = set()
+        for node in self._recorded:
+            if memory.of(node) not in written and all(source in pure for source in node.all_input_nodes):
+                pure.add(node)
+        constants = {node: tensor for tensor, node, is_own in self._made.values() if not is_own and node in pure}
         for node, tensor in constants.items():
             for user in list(node.users):
                 _replace(user, node, tensor)
@@ -208,6 +223,10 @@ def _tensors_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     for name, value in module.__dict__.items():
         if type(value) is torch.Tensor:
             yield name, value
+
+
+def _targets(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves((args[:1], kwargs.get("out"))) if isinstance(leaf, torch.Tensor)]
 
 
 def _memory_of(tensor: torch.Tensor) -> int:

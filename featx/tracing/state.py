@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -18,13 +19,15 @@ class ModuleState:
     Built when the trace first enters the module. Values of tensors are not copied. O(attributes).
     """
 
-    __slots__ = ("_attributes", "_buffers", "_items", "_module")
+    __slots__ = ("_attributes", "_buffers", "_generators", "_items", "_module")
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._attributes = {name: value for name, value in module.__dict__.items() if name not in _LEFT_ALONE}
         self._buffers = dict(module._buffers)
         containers = [value for value in self._attributes.values() if isinstance(value, _CONTAINERS)]
+        # Random generators of the model's own, with what leads back to their state.
+        self._generators = [(value, _state_of(value)) for value in self._attributes.values() if _is_generator(value)]
         self._items = [(container, container.copy()) for container in containers]
 
     def rebound_buffers(self, is_of_trace: Callable[[Any], bool]) -> dict[str, Any]:
@@ -34,6 +37,10 @@ class ModuleState:
             for name, value in self._module._buffers.items()
             if value is not self._buffers.get(name) and is_of_trace(value)
         }
+
+    def drawn_generators(self) -> list[object]:
+        """Return the generators of Python or numpy that forward has drawn from."""
+        return [value for value, state in self._generators if repr(_state_of(value)) != repr(state)]
 
     def restore(self, is_of_trace: Callable[[Any], bool]) -> None:
         """Put plain attributes and their items back, and buffers that now hold something of the trace."""
@@ -45,11 +52,24 @@ class ModuleState:
                 state[name] = value
         for container, items in self._items:
             _refill(container, items)
+        for generator, known in self._generators:
+            if isinstance(generator, random.Random):
+                generator.setstate(known)
+            else:
+                generator.bit_generator.state = known
         for name in self.rebound_buffers(is_of_trace):
             if name in self._buffers:
                 self._module._buffers[name] = self._buffers[name]
             else:
                 del self._module._buffers[name]
+
+
+def _is_generator(value: object) -> bool:
+    return isinstance(value, random.Random) or hasattr(type(value), "bit_generator")
+
+
+def _state_of(generator: Any) -> Any:
+    return generator.getstate() if isinstance(generator, random.Random) else generator.bit_generator.state
 
 
 def _refill(container: Any, items: Any) -> None:

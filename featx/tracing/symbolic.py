@@ -143,6 +143,12 @@ class Tracer(TracerBase):
             raise self.refused
         returns = None if annotation is inspect.Signature.empty else annotation
         self.create_node("output", "output", (result,), {}, type_expr=returns)
+        for state in self._states.values():
+            for generator in state.drawn_generators():
+                raise TraceError(
+                    f"cannot trace {self.root_module_name}: forward draws from its {type(generator).__name__}, and a "
+                    "graph would repeat that one draw. Draw with torch, or switch that off (eval mode, or a rate of 0)."
+                )
         for path, module in ((self.submodule_paths[module], module) for module in self._states):
             self._check_buffers(path, module)
 

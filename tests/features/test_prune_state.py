@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable
 
 import pytest
@@ -107,3 +108,57 @@ def test_value_before_a_region_without_gradients_needs_nothing_of_it() -> None:
     x = torch.randn(3)
     assert torch.equal(extractor(x)["add"], x + 1)
     assert "grad" not in extractor.code
+
+
+class Holding(nn.Module):
+    def __init__(self, compute: Callable[[Holding, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.register_buffer("whole", torch.ones(4))
+        self.register_buffer("part", self.whole[:2])
+        self.held = [torch.ones(4)]
+        self.generator = random.Random(0)
+        self.compute = compute
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.compute(self, x)
+
+
+def product_of_what_was_written(model: Holding, x: torch.Tensor) -> torch.Tensor:
+    made = torch.zeros(4)
+    made[:2] = x[0, :2]
+    return x + made * 2
+
+
+def sum_written_to_out(model: Holding, x: torch.Tensor) -> torch.Tensor:
+    made = torch.empty(4)
+    torch.sum(x, 0, out=made)
+    return x + made * 2
+
+
+def buffer_written_through_its_view(model: Holding, x: torch.Tensor) -> torch.Tensor:
+    model.part.copy_(x[0, :2])
+    return x + model.whole
+
+
+@pytest.mark.parametrize("compute", [product_of_what_was_written, sum_written_to_out, buffer_written_through_its_view])
+def test_last_sum_sees_what_was_written_before(compute: Callable[[Holding, torch.Tensor], torch.Tensor]) -> None:
+    model = Holding(compute)
+    twin = Holding(compute)
+    extractor = featx.create_feature_extractor(model, ["add"])
+    for _ in range(2):
+        x = torch.randn(3, 4)
+        assert torch.equal(extractor(x)["add"], twin(x))
+
+
+def test_write_into_a_tensor_of_a_list_is_refused_and_not_done() -> None:
+    model = Holding(lambda model, x: x * model.held[0].add_(1))
+    with pytest.raises(featx.ModulePathError, match="register that tensor"):
+        featx.create_feature_extractor(model, ["mul"])
+    assert torch.equal(model.held[0], torch.ones(4))
+
+
+def test_draw_from_a_generator_of_the_model_is_refused_and_taken_back() -> None:
+    model = Holding(lambda model, x: x * model.generator.random())
+    with pytest.raises(featx.TraceError, match="draws from its Random"):
+        featx.create_feature_extractor(model, ["mul"])
+    assert model.generator.random() == random.Random(0).random()
