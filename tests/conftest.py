@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 _FOLDER = Path(__file__).parent / "golden"
 
@@ -28,3 +29,9 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         assert text == path.read_text()
 
     return compare
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """Give every test the same random numbers: an unlucky draw (all zeros behind a relu) proves nothing."""
+    torch.manual_seed(7)
