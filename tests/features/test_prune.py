@@ -229,6 +229,28 @@ def test_value_before_inside_and_behind_a_region_without_gradients_can_be_wanted
     assert torch.is_grad_enabled()
 
 
+def test_value_between_two_regions_without_gradients_can_be_wanted() -> None:
+    def function(model: Model, x: Any) -> Any:
+        with torch.no_grad():
+            x = x + 1
+        y = model.a(x)
+        with torch.no_grad():
+            return model.b(y)
+
+    traced, model = pruned(function, "a")
+    assert torch.equal(traced(X)["a"], model.a(X + 1))
+    assert traced(X)["a"].requires_grad
+
+
+def test_region_without_gradients_behind_every_wanted_value_is_gone() -> None:
+    def function(model: Model, x: Any) -> Any:
+        y = model.a(x)
+        with torch.no_grad():
+            return model.b(y)
+
+    assert kept(function, "a") == ["a"]
+
+
 def test_check_of_the_form_of_a_kept_value_stays() -> None:
     def function(model: Model, x: Any) -> Any:
         torch._assert(x.shape[0] == 2, "two rows")
