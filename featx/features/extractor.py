@@ -58,7 +58,7 @@ def create_feature_extractor(
     names: list[list[str]] = []
     for training, request in zip((True, False), requests, strict=True):
         with in_mode(model, training):
-            graph = trace_in_mode(model, training, tracer_kwargs, concrete_args)
+            graph = trace_in_mode(model, tracer_kwargs, concrete_args)
             wanted = select(graph, request, f"{class_name} ({'train' if training else 'eval'})")
             graphs.append(prune(graph, wanted, model))
             names.append(names_of(graph))

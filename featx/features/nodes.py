@@ -41,7 +41,7 @@ def get_graph_node_names(
     names: list[list[str]] = []
     for training in (True, False):
         with in_mode(model, training):
-            names.append(names_of(trace_in_mode(model, training, tracer_kwargs, concrete_args)))
+            names.append(names_of(trace_in_mode(model, tracer_kwargs, concrete_args)))
     train_names, eval_names = names
     if not suppress_diff_warning:
         warn_of_differences(train_names, eval_names)

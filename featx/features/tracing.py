@@ -55,9 +55,9 @@ class FeatureTracer(Tracer):
 
 
 def trace_in_mode(
-    model: nn.Module, training: bool, tracer_kwargs: Mapping[str, Any] | None, concrete_args: dict[str, Any] | None
+    model: nn.Module, tracer_kwargs: Mapping[str, Any] | None, concrete_args: dict[str, Any] | None
 ) -> Graph:
-    """Trace `model`, which must be in the mode `training` already, with a `FeatureTracer`.
+    """Trace `model`, in the mode in which it is, with a `FeatureTracer`.
 
     Raises:
         ArgumentTypeError: `tracer_kwargs` has a key that the tracer does not know.
