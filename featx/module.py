@@ -44,6 +44,7 @@ class GraphModule(nn.Module):
     _compiled_edits: int
     _literals: dict[str, torch.Tensor]
     _literal_names: dict[int, str]
+    meta: dict[str, Any]
 
     def __init__(self, root: nn.Module | dict[str, Any], graph: Graph, class_name: str = "GraphModule") -> None:
         super().__init__()
@@ -69,7 +70,7 @@ class GraphModule(nn.Module):
         for graph in graphs:
             for node in graph.nodes:
                 if node.op in ("call_module", "get_attr"):
-                    _check_name(node)
+                    _check_name(node, type(self))
                     if isinstance(root, nn.Module):
                         find_attribute(root, node.target, node)
                         _share(root, self, node.target)
@@ -272,9 +273,10 @@ class GraphModule(nn.Module):
         return f"{super().__str__()}\n{self.code}"
 
 
-def _check_name(node: Node) -> None:
+def _check_name(node: Node, kind: type[GraphModule]) -> None:
     first = node.target.partition(".")[0]
-    if (hasattr(GraphModule, first) and not hasattr(nn.Module, first)) or first == "meta":
+    state = {name for base in kind.__mro__ if issubclass(base, GraphModule) for name in base.__annotations__}
+    if (hasattr(kind, first) and not hasattr(nn.Module, first)) or first in state:
         raise TargetError(
             f"node '{node.name}' refers to '{node.target}', but '{first}' of a GraphModule is something else; "
             f"rename that attribute of the model"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -20,40 +21,75 @@ class DualGraphModule(GraphModule):
     Where the two are the same there is one. Switching back and forth compiles each graph once. Submodules are shared
     with `root`, and building this module does not touch their modes.
 
+    Args:
+        root: the module that has the targets of the graphs.
+        train_graph: what runs in train mode.
+        eval_graph: what runs in eval mode.
+        class_name: the name that `repr` prints.
+        present_graph: what runs until `train()` or `eval()` is called, for a `root` whose submodules are in modes that
+            neither of the two gives them.
+        exceptions: by mode, the paths of the submodules that `root` itself keeps in the other one, as a `train()` that
+            freezes batch norm does.
+
     Raises:
         TargetError: `root` lacks a target of one of the graphs.
     """
 
     train_graph: Graph
     eval_graph: Graph
+    _resting: dict[str, Any] | None
+    _exceptions: dict[bool, tuple[str, ...]]
 
-    def __init__(self, root: nn.Module, train_graph: Graph, eval_graph: Graph, class_name: str = "GraphModule") -> None:
+    def __init__(
+        self,
+        root: nn.Module,
+        train_graph: Graph,
+        eval_graph: Graph,
+        class_name: str = "GraphModule",
+        *,
+        present_graph: Graph | None = None,
+        exceptions: Mapping[bool, Iterable[str]] | None = None,
+    ) -> None:
         if is_same_graph(train_graph, eval_graph):
             eval_graph = train_graph
-        state = {"train_graph": train_graph, "eval_graph": eval_graph, "_resting": None}
-        first = train_graph if root.training else eval_graph
+        exceptions = {mode: tuple(paths) for mode, paths in (exceptions or {}).items()}
+        first = present_graph or (train_graph if root.training else eval_graph)
         super().__init__(root, first, class_name)
-        self.__dict__.update(state)
-        second = self.eval_graph if first is train_graph else self.train_graph
-        self._copy_targets(root, [second])
-        second.owning_module = self
+        self.__dict__.update(train_graph=train_graph, eval_graph=eval_graph, _resting=None, _exceptions=exceptions)
+        for other in (train_graph, eval_graph):
+            if other is not first:
+                self._copy_targets(root, [other])
+                other.owning_module = self
 
     def train(self, mode: bool = True) -> DualGraphModule:
         """Switch to the train graph or the eval graph, and the submodules to that mode."""
         graph = self.train_graph if mode else self.eval_graph
         if graph is not self._graph:
             state = self.__dict__
-            resting: dict[str, Any] | None = state["_resting"]
+            resting = self._resting
             state["_resting"] = {name: state[name] for name in _COMPILED_STATE}
-            if resting is None:
+            if resting is None or resting["_graph"] is not graph:
                 self._compile(graph)
             else:
                 state.update(resting)
         super().train(mode)
+        for path in self._exceptions.get(mode, ()):
+            module = _submodule(self, path)
+            if module is not None:
+                module.training = not mode
         return self
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_resting": None}
+
+
+def _submodule(module: nn.Module, path: str) -> nn.Module | None:
+    for name in path.split(".") if path else ():
+        child = module._modules.get(name)
+        if child is None:
+            return None
+        module = child
+    return module
 
 
 def is_same_graph(one: Graph, other: Graph) -> bool:

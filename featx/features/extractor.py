@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -12,7 +13,7 @@ from featx.features.dual import DualGraphModule
 from featx.features.nodes import names_of, warn_of_differences
 from featx.features.prune import prune
 from featx.features.select import as_request, select
-from featx.features.tracing import check_model, in_mode, trace_in_mode
+from featx.features.tracing import check_model, in_mode, trace_in_mode, training_flags
 from featx.ir.graph import Graph
 
 Request = Mapping[str, str] | Sequence[str]
@@ -31,7 +32,9 @@ def create_feature_extractor(
 
     A value is what the node had when it was computed, even where the model overwrites it later. Weights are shared
     with `model`, those that are not needed are dropped, and the keys of the state dict stay the model's. `train()` and
-    `eval()` switch between the graphs of the two modes. `model` is as before afterwards, also after an error.
+    `eval()` switch between the graphs of the two modes, and set the modes of submodules as they do for `model`; until
+    then the extractor computes what the model does in its present modes. `model` is as before afterwards, also after
+    an error.
 
     The model runs symbolically, once in each mode; O(nodes + modules) each.
 
@@ -53,23 +56,35 @@ def create_feature_extractor(
     """
     check_model(model)
     requests = _requests(return_nodes, train_return_nodes, eval_return_nodes)
-    class_name = type(model).__name__
-    graphs: list[Graph] = []
+    trace = partial(trace_in_mode, model, tracer_kwargs, concrete_args)
+    graphs: dict[bool, Graph] = {}
     names: list[list[str]] = []
-    for training, request in zip((True, False), requests, strict=True):
+    flags: dict[bool, dict[str, bool]] = {}
+    for training, request in requests.items():
         with in_mode(model, training):
-            graph = trace_in_mode(model, tracer_kwargs, concrete_args)
-            wanted = select(graph, request, f"{class_name} ({'train' if training else 'eval'})")
-            graphs.append(prune(graph, wanted, model))
+            graph = trace()
             names.append(names_of(graph))
+            graphs[training] = _cut(model, graph, request, "train" if training else "eval")
+            flags[training] = training_flags(model)
+    present = None
+    if training_flags(model) != flags[model.training]:
+        # Somebody has put parts of the model into another mode than the whole.
+        present = _cut(model, trace(), requests[model.training], "as it is now")
     if not suppress_diff_warning:
         warn_of_differences(*names)
-    return DualGraphModule(model, graphs[0], graphs[1], class_name)
+    exceptions = {mode: [path for path in paths if paths[path] != mode] for mode, paths in flags.items()}
+    class_name = type(model).__name__
+    return DualGraphModule(model, graphs[True], graphs[False], class_name, present_graph=present, exceptions=exceptions)
+
+
+def _cut(model: nn.Module, graph: Graph, request: Mapping[str, str], mode: str) -> Graph:
+    return prune(graph, select(graph, request, f"{type(model).__name__} ({mode})"), model)
 
 
 def _requests(
     return_nodes: Request | None, train_return_nodes: Request | None, eval_return_nodes: Request | None
-) -> tuple[dict[str, str], dict[str, str]]:
+) -> dict[bool, dict[str, str]]:
+    # By mode: True is train mode.
     if (train_return_nodes is None) != (eval_return_nodes is None):
         raise RequestError("train_return_nodes and eval_return_nodes must be given together")
     if (return_nodes is None) == (train_return_nodes is None):
@@ -79,8 +94,8 @@ def _requests(
         )
     if return_nodes is not None:
         request = as_request(return_nodes, "return_nodes")
-        return request, request
-    return (
-        as_request(train_return_nodes, "train_return_nodes"),
-        as_request(eval_return_nodes, "eval_return_nodes"),
-    )
+        return {True: request, False: request}
+    return {
+        True: as_request(train_return_nodes, "train_return_nodes"),
+        False: as_request(eval_return_nodes, "eval_return_nodes"),
+    }

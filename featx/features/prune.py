@@ -93,7 +93,7 @@ class _Liveness:
                 node in required
                 or node.op == "placeholder"
                 or is_switch
-                or (effects.is_random and draws_later and not effects.is_opaque)
+                or (effects.is_random and draws_later)
                 or not read_later.isdisjoint(self._written(node))
             ):
                 self.kept.add(node)
@@ -102,7 +102,7 @@ class _Liveness:
                 read_later.update(self._memory.of(source) for source in inputs)
                 if node.op == "call_module":
                     read_later.add(self._memory.state_of(node))
-                draws_later = draws_later or (effects.is_random and not effects.is_opaque)
+                draws_later = draws_later or effects.is_random
 
     def _written(self, node: Node) -> set[int]:
         """Return the groups of memory that `node` may write: of its inputs, and of what its module keeps."""

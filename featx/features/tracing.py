@@ -13,6 +13,7 @@ from torch import nn
 
 from featx.errors import ArgumentTypeError
 from featx.ir.graph import Graph
+from featx.tracing.scope import walk_modules
 from featx.tracing.symbolic import Tracer
 
 
@@ -86,6 +87,11 @@ def in_mode(model: nn.Module, training: bool) -> Generator[None]:
             model.train(was_training)  # a model may do more than set flags here
         for module, mode in modes:
             module.__dict__["training"] = mode
+
+
+def training_flags(model: nn.Module) -> dict[str, bool]:
+    """Return which mode each submodule is in, by path; the model itself has the path ""."""
+    return {path: module.training for path, module in walk_modules(model)}
 
 
 def check_model(model: object) -> nn.Module:

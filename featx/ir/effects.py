@@ -28,16 +28,17 @@ _MAY_RETURN_INPUT = frozenset(
     "atleast_2d atleast_3d type_as pad interpolate upsample cartesian_prod chain_matmul multi_dot sum_to_size "
     "to_dense unsafe_chunk unsafe_split unsafe_split_with_sizes chalf conj_physical dequantize resize".split()
 )
-# Operators that draw random numbers; their schemas carry no mark that can be asked for by name.
+# Functions of torch written in Python that draw random numbers; operators are asked for their tags.
 _RANDOM = frozenset(
-    "rand randn randint randperm rand_like randn_like randint_like bernoulli bernoulli_ multinomial normal "
-    "normal_ uniform_ random_ cauchy_ exponential_ geometric_ log_normal_ poisson binomial gumbel_softmax".split()
+    "gumbel_softmax fractional_max_pool2d fractional_max_pool3d fractional_max_pool2d_with_indices "
+    "fractional_max_pool3d_with_indices svd_lowrank pca_lowrank".split()
 )
 # Operators that draw random numbers unless the argument at this position says that this is not training.
 _RANDOM_IN_TRAINING = {
-    "dropout": 2, "dropout1d": 2, "dropout2d": 2, "dropout3d": 2, "alpha_dropout": 2, "feature_alpha_dropout": 2,
-    "rrelu": 3,
+    "dropout": 2, "dropout1d": 2, "dropout2d": 2, "dropout3d": 2, "alpha_dropout": 2, "feature_dropout": 2,
+    "feature_alpha_dropout": 2, "native_dropout": 2, "rrelu": 3,
 }  # fmt: skip
+_ATTENTION = frozenset({"scaled_dot_product_attention", "multi_head_attention_forward"})
 # Functions and operators of torch that write running statistics, which their schema does not mark.
 _WRITES_STATISTICS = frozenset({"batch_norm", "instance_norm"})
 _INPLACE_OPERATORS = frozenset(
@@ -162,7 +163,8 @@ class Effects:
             # fft, linalg, nn.init and the like: they write no argument without saying so in their name.
             is_init = module == "torch.nn.init"
             writes = _first_node(node) if is_init or short.endswith("_") else ()
-            return CallEffects(writes=writes + _out_argument(node), shares=_nodes(node), is_random=is_init)
+            is_random = is_init or _is_random(node, short)
+            return CallEffects(writes=writes + _out_argument(node), shares=_nodes(node), is_random=is_random)
         return CallEffects(writes=_nodes(node), shares=_nodes(node), is_opaque=True, is_random=True)
 
     def _of_operator(self, node: Node, name: str) -> CallEffects:
@@ -200,7 +202,7 @@ class Effects:
                     value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
                     writes.update(dict.fromkeys(_nodes_in(value)))
         is_random = _is_random(node, name)
-        if not writes and name not in _RANDOM_IN_TRAINING and not is_random and _inplace_position(node) is None:
+        if not writes and not operator_draws(name) and name not in _ATTENTION and _inplace_position(node) is None:
             self._plain[node.op, node.target] = is_view
         shares = tuple(writes) if writes else (_nodes(node) if is_view else ())
         return CallEffects(writes=tuple(writes), shares=shares, is_random=is_random)
@@ -247,10 +249,13 @@ def module_effects(module: nn.Module) -> tuple[bool, bool]:
 
 
 def _draws(module: nn.Module) -> bool:
-    if isinstance(module, _DRAWING_MODULES):
-        return True
-    may_draw = isinstance(module, _DROPOUT_MODULES) or module.__dict__.get("dropout") or not _is_torch_module(module)
-    return module.training and bool(may_draw)
+    if isinstance(module, _DROPOUT_MODULES) or module.__dict__.get("dropout"):
+        return module.training
+    if _class_path(module).startswith("torchvision.ops."):
+        return module.training
+    # A container runs nothing of its own; a module of somebody's own may draw in either mode.
+    is_known = _is_torch_module(module) or type(module).forward is nn.Sequential.forward
+    return not is_known or isinstance(module, _DRAWING_MODULES)
 
 
 def _writes_state(module: nn.Module) -> bool:
@@ -296,7 +301,9 @@ def operator_writes(name: str) -> bool:
 
 def operator_draws(name: str) -> bool:
     """Say whether a torch function or method of this name draws random numbers, in training at least."""
-    return name in _RANDOM or name in _RANDOM_IN_TRAINING
+    if name in _ATTENTION:
+        return False
+    return name in _RANDOM or name.rstrip("_") in _RANDOM_IN_TRAINING or _is_tagged_random(name)
 
 
 def _statistics(node: Node) -> tuple[Node, ...]:
@@ -361,14 +368,21 @@ def _parameters(function: Callable[..., Any]) -> list[str]:
 
 
 def _is_random(node: Node, name: str) -> bool:
-    if name in _RANDOM:
-        return True
-    if name in _RANDOM_IN_TRAINING:
-        position = _RANDOM_IN_TRAINING[name]
+    position = _RANDOM_IN_TRAINING.get(name.rstrip("_"))
+    if position is not None:
         if "training" in node.kwargs or "train" in node.kwargs or position < len(node.args):
             return _flag(node, "training", position) or _flag(node, "train", position)
-        return name != "rrelu"
-    if name in ("scaled_dot_product_attention", "multi_head_attention_forward"):
+        return name.rstrip("_") != "rrelu"
+    if name in _ATTENTION:
         probability = node.kwargs.get("dropout_p", node.args[4] if len(node.args) > 4 else 0.0)
         return bool(probability) or isinstance(probability, Node)
-    return False
+    return name in _RANDOM or _is_tagged_random(name)
+
+
+def _is_tagged_random(name: str) -> bool:
+    if not name.isidentifier() or name.startswith("__"):
+        return False
+    operators = getattr(torch.ops.aten, name, None)
+    return operators is not None and any(
+        torch.Tag.nondeterministic_seeded in getattr(operators, overload).tags for overload in operators.overloads()
+    )

@@ -5,7 +5,7 @@ import keyword
 import re
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -76,6 +76,8 @@ def name_of_target(target: str | Callable[..., Any]) -> str:
 
 def _function_name(function: Callable[..., Any]) -> str:
     name = getattr(function, "__name__", None)
+    if type(function) is torch.jit.ScriptFunction:
+        name = cast(Any, function).name
     return name if isinstance(name, str) else type(function).__name__
 
 
@@ -91,6 +93,9 @@ def qualified_name(function: Callable[..., Any]) -> str:
         return f"operator.{name}"
     if module.startswith("torch._ops"):
         return str(function) if str(function).startswith("torch.ops") else f"torch.ops.{function}"
+    owner = getattr(function, "__self__", None)
+    if isinstance(owner, type) and isinstance(function, (types.BuiltinFunctionType, types.MethodType)):
+        return f"{owner.__module__}.{owner.__qualname__}.{name}"
     if not isinstance(function, (types.BuiltinFunctionType, types.FunctionType, type)):
         return f"{module}.{name}"
     return f"{module}.{getattr(function, '__qualname__', name) if isinstance(function, type) else name}"

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
 
-from featx.errors import ArgumentTypeError, ControlFlowError, ModulePathError
+from featx.errors import ArgumentTypeError, ControlFlowError, ModulePathError, TraceError
 from featx.ir.effects import Effects, operator_draws, operator_writes
 from featx.ir.graph import Graph
 from featx.ir.memory import MemoryGroups
@@ -105,6 +105,8 @@ class ModelTensors:
         if function is torch._C._set_grad_enabled:
             self._record_grad_mode(args[0])
             return function(*args)
+        if name == "__set__":
+            self.refuse_assignment(function, args[0])
         if operator_draws(name):
             return self._tracer.create_proxy("call_function", function, args, kwargs, name.strip("_"))
         if name in _READS_VALUES:
@@ -147,6 +149,13 @@ class ModelTensors:
         self._refuse_foreign_target(args, kwargs)
         for leaf in _targets(args, kwargs):
             self._stale.add(_memory_of(leaf))
+
+    def refuse_assignment(self, function: Callable[..., Any], tensor: torch.Tensor) -> None:
+        """Raise: an assignment such as `tensor.data = value` is no call that a graph could hold."""
+        attribute: str = cast(Any, function).__self__.__name__
+        owner = self.path_of(tensor) or "a tensor"
+        what = f"forward assigns to '{attribute}' of {owner}"
+        raise refusal(self._tracer, TraceError, what, "write into the tensor instead: tensor.copy_(value)")
 
     def _refuse_foreign_target(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         # A tensor that is older than the trace and not registered: in a list or dict of the model, or a global.

@@ -15,6 +15,7 @@ from featx.ir.names import name_of_target
 from featx.tracing.frames import (
     describe,
     is_assertion,
+    is_library_code,
     is_type_question,
     unpacked_count,
     user_frame,
@@ -274,14 +275,27 @@ def _refusal(proxy: Proxy, what: str, advice: str | None = None) -> TraceError:
     return error
 
 
+_ADVICE = (
+    "make that module a leaf (is_leaf_module or leaf_modules), put the code into a function and featx.wrap it, "
+    "or fix the input that decides it with concrete_args"
+)
+
+
+def failure(tracer: TracerBase, error: Exception) -> TraceError:
+    """Build the error for a call that does not take proxies, from what it raised."""
+    frame, traceback = None, error.__traceback__
+    while traceback is not None:
+        if not is_library_code(traceback.tb_frame.f_code):
+            frame = traceback.tb_frame
+        traceback = traceback.tb_next
+    what = f"a traced value is passed to code that needs a tensor ({type(error).__name__}: {error})"
+    return ControlFlowError(f"cannot trace {tracer.where()}: {what} {describe(frame)}. To go on, {_ADVICE}.")
+
+
 def refusal(tracer: TracerBase, kind: type[TraceError], what: str, advice: str | None = None) -> TraceError:
     """Build the error for something that a symbolic trace cannot do, with its place in the model and a way out."""
     module = tracer.where()
-    advice = advice or (
-        "make that module a leaf (is_leaf_module or leaf_modules), put the code into a function and featx.wrap it, "
-        "or fix the input that decides it with concrete_args"
-    )
-    return kind(f"cannot trace {module}: {what} {describe(user_frame())}. To go on, {advice}.")
+    return kind(f"cannot trace {module}: {what} {describe(user_frame())}. To go on, {advice or _ADVICE}.")
 
 
 def _define_operator(method: str, target: Callable[..., Any], name: str | None = None) -> None:

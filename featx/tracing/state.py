@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 _CONTAINERS = (list, dict, set)
+_PLAIN = frozenset({bool, int, float, complex, str, type(None)})
 # Not put back: what nn.Module itself keeps, which other threads may change meanwhile, and what the trace lays over it.
 _LEFT_ALONE = frozenset({*nn.Module().__dict__, "_call_impl", "_compiled_call_impl"})
 
@@ -37,6 +38,15 @@ class ModuleState:
             for name, value in self._module._buffers.items()
             if value is not self._buffers.get(name) and is_of_trace(value)
         }
+
+    def changed_values(self) -> list[str]:
+        """Return the names of plain attributes that had a number, a string or None before and have another one now."""
+        state = self._module.__dict__
+        return [
+            name
+            for name, before in self._attributes.items()
+            if type(before) in _PLAIN and type(now := state.get(name)) in _PLAIN and now != before
+        ]
 
     def drawn_generators(self) -> list[object]:
         """Return the generators of Python or numpy that forward has drawn from."""

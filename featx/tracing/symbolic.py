@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from featx.errors import ModulePathError, TraceError
+from featx.errors import FeatxError, ModulePathError, TraceError
 from featx.ir.effects import operator_writes
 from featx.ir.graph import Graph
 from featx.ir.node import Argument, Node, Target
@@ -21,7 +21,7 @@ from featx.tracing.constants import ModelTensors
 from featx.tracing.frames import describe, user_frame
 from featx.tracing.inputs import bind_inputs, signature_of
 from featx.tracing.naming import QualifiedNames
-from featx.tracing.proxy import ParameterProxy, Proxy, find_proxy, refusal
+from featx.tracing.proxy import ParameterProxy, Proxy, failure, find_proxy, refusal
 from featx.tracing.scope import borrowed, walk_modules
 from featx.tracing.state import ModuleState
 from featx.tracing.tracer import TracerBase
@@ -73,6 +73,7 @@ class Tracer(TracerBase):
         self._parameter_proxies: dict[str, Any] = {}
         self._names = QualifiedNames()
         self._states: dict[nn.Module, ModuleState] = {}
+        self._training: dict[nn.Module, bool] = {}
         self._modes = _modes()
 
     def trace(
@@ -106,7 +107,7 @@ class Tracer(TracerBase):
         self._states = {}
         self.refused = None
         self._modes = _modes()
-        modes = [(module, module.training) for module in self.submodule_paths]
+        self._training = {module: module.training for module in self.submodule_paths}
         with (
             borrowed(
                 list(self.submodule_paths), self.call_module, self._on_read, watch_buffers=self.proxy_buffer_attributes
@@ -121,7 +122,7 @@ class Tracer(TracerBase):
             finally:
                 for state in self._states.values():
                     state.restore(self._is_of_trace)
-                for module, mode in modes:
+                for module, mode in self._training.items():
                     module.__dict__["training"] = mode
         self._tensors.finish(self.graph)
         self._names.assign()
@@ -136,6 +137,9 @@ class Tracer(TracerBase):
         try:
             result = self.create_arg(target(*args, **kwargs))
         except Exception as error:
+            if self.refused is None and not isinstance(error, FeatxError) and "Proxy" in str(error):
+                # What is written in C, of torch or others, complains of a proxy in its own words.
+                raise failure(self, error) from error
             if self.refused is None or error is self.refused:
                 raise
             raise self.refused from error  # Python, or the model, made another error of it
@@ -149,10 +153,31 @@ class Tracer(TracerBase):
                     f"cannot trace {self.root_module_name}: forward draws from its {type(generator).__name__}, and a "
                     "graph would repeat that one draw. Draw with torch, or switch that off (eval mode, or a rate of 0)."
                 )
-        for path, module in ((self.submodule_paths[module], module) for module in self._states):
-            self._check_buffers(path, module)
+        for module in self._states:
+            self._check_attributes(module)
+            self._check_buffers(module)
+        for module in self.submodule_paths:
+            self._check_mode(module)
 
-    def _check_buffers(self, path: str, module: nn.Module) -> None:
+    def _check_mode(self, module: nn.Module) -> None:
+        if module.training != self._training[module]:
+            raise TraceError(
+                f"cannot trace {self.root_module_name}: forward puts '{self.submodule_paths[module]}' into "
+                f"{'train' if module.training else 'eval'} mode, and a graph does not switch modes; make the module "
+                "that does it a leaf, or switch the mode around the call of the model"
+            )
+
+    def _check_attributes(self, module: nn.Module) -> None:
+        path = self.submodule_paths[module] or self.root_module_name
+        for name in self._states[module].changed_values():
+            raise TraceError(
+                f"cannot trace {self.root_module_name}: forward changes the attribute '{name}' of {path}, and a graph "
+                "would repeat what forward did with its present value; make that module a leaf (leaf_modules), or keep "
+                "the value in a buffer"
+            )
+
+    def _check_buffers(self, module: nn.Module) -> None:
+        path = self.submodule_paths[module]
         for name, value in self._states[module].rebound_buffers(self._is_of_trace).items():
             if type(value) is Proxy and operator_writes(str(getattr(value.node.target, "__name__", value.node.target))):
                 continue  # `self.count += 1` writes in place and then assigns what it wrote
@@ -216,6 +241,7 @@ class Tracer(TracerBase):
         self.scope = Scope(path, type(m), outer.stack)
         try:
             if self.is_leaf_module(m, path):
+                self._check_mode(m)
                 return self.create_proxy("call_module", path, args, kwargs)
             self._keep_state(m)
             return forward(*args, **kwargs)
@@ -293,6 +319,8 @@ class Tracer(TracerBase):
 
     def on_traced_call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note what a torch call with traced arguments, which is recorded and does not run, does to real tensors."""
+        if function.__name__ == "__set__":
+            self._tensors.refuse_assignment(function, args[0])
         if "out" in kwargs or operator_writes(function.__name__):
             self._tensors.note_write(args, kwargs)
 

@@ -94,6 +94,16 @@ class _Torch(_PassThrough):
         return partial(_with_sizes_in_a_tuple, value) if name in _FACTORIES else value
 
 
+class _Autograd(_PassThrough):
+    """Stands in for a subclass of `torch.autograd.Function`: its `apply` is one node, so that its `backward` stays."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self.function, name)
+        return _PassThrough(value, True, self.lock) if name == "apply" else value
+
+
 def _with_sizes_in_a_tuple(factory: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if len(args) > 1 and find_proxy(args) is not None:
         return factory(args, **kwargs)
@@ -134,6 +144,10 @@ def wrapped_functions(
             original = _original(value)
             if (id(original) in wanted or original is torch) and not name.startswith("__"):
                 places[id(namespace), name] = namespace
+    for namespace in _code_of_models(seen):
+        for name, value in namespace.items():
+            if _is_opaque_to_proxies(_original(value)):
+                places[id(namespace), name] = namespace
     for namespace, name in _random_functions(seen):
         places.setdefault((id(namespace), name), namespace)
     laid: list[tuple[dict[str, Any], str, _PassThrough]] = []
@@ -153,7 +167,14 @@ def wrapped_functions(
 
 def _original(value: Any) -> Any:
     """Return what `value` stands in for, if another trace has laid it."""
-    return value.function if type(value) in (_PassThrough, _Torch) else value
+    return value.function if type(value) in (_PassThrough, _Torch, _Autograd) else value
+
+
+def _is_opaque_to_proxies(value: Any) -> bool:
+    # What runs in C++ on the way, where a proxy is an error or, for autograd, loses what `backward` does.
+    return type(value) is torch.jit.ScriptFunction or (
+        isinstance(value, type) and issubclass(value, torch.autograd.Function)
+    )
 
 
 def _is_public_function(name: str, value: object) -> bool:
@@ -193,6 +214,16 @@ def _is_random(value: Any) -> bool:
     )
 
 
+def _code_of_models(seen_globals: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the given globals and those of the functions that they name, without torch's own."""
+    found = {id(namespace): namespace for namespace in seen_globals}
+    for namespace in list(found.values()):
+        for value in list(namespace.values()):
+            if type(value) is FunctionType and not str(value.__globals__.get("__name__")).startswith("torch."):
+                found[id(value.__globals__)] = value.__globals__
+    return list(found.values())
+
+
 def _with_referenced(seen_globals: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the given globals and those of the functions and modules that they name."""
     found = {id(namespace): namespace for namespace in seen_globals}
@@ -211,8 +242,7 @@ def _lay(namespace: dict[str, Any], name: str, lock: Lock) -> _PassThrough | Non
         function = namespace.get(name, getattr(builtins, name, None))
         if function is None:
             return None
-        kind = _Torch if function is torch else _PassThrough
-        fresh = kind(function, name in namespace, lock)
+        fresh = _kind_for(function)(function, name in namespace, lock)
         entry = function if isinstance(function, _PassThrough) else fresh
         if entry is fresh:
             namespace[name] = fresh
@@ -220,6 +250,12 @@ def _lay(namespace: dict[str, Any], name: str, lock: Lock) -> _PassThrough | Non
             if not entry.is_removed and namespace.get(name) is entry:
                 entry.traces += 1
                 return entry
+
+
+def _kind_for(function: Any) -> type[_PassThrough]:
+    if function is torch:
+        return _Torch
+    return _Autograd if isinstance(function, type) and issubclass(function, torch.autograd.Function) else _PassThrough
 
 
 def _lift(namespace: dict[str, Any], name: str, entry: _PassThrough) -> None:

@@ -335,3 +335,15 @@ def test_model_that_cannot_be_traced_is_refused_with_its_place_and_left_alone(un
         featx.create_feature_extractor(model, ["inner.main"])
     assert __file__ in str(caught.value)
     check()
+
+
+@pytest.mark.parametrize("name", ["_bound", "_literals", "meta", "train_graph", "_compile", "graph"])
+def test_name_that_the_extractor_needs_itself_is_refused(name: str) -> None:
+    class Unlucky(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * getattr(self, name)
+
+    model = Unlucky()
+    model.register_buffer(name, torch.ones(3))
+    with pytest.raises(featx.TargetError, match="rename that attribute"):
+        featx.create_feature_extractor(model, ["mul"])

@@ -234,7 +234,7 @@ MODULES = [
     (nn.Sequential(nn.Identity(), nn.ReLU(inplace=True)), True, True, False, False),
     (nn.Sequential(nn.Linear(1, 1), nn.Sequential(nn.BatchNorm1d(1))), False, False, False, True),
     (Custom(), True, True, True, True),
-    (Custom().eval(), True, True, False, True),
+    (Custom().eval(), True, True, True, True),
     (hooked(nn.Linear(1, 1)), True, True, True, True),
     (nn.Sequential(hooked(nn.Linear(1, 1)).eval()), True, True, True, True),
 ]

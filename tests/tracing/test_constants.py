@@ -422,3 +422,18 @@ def test_result_of_one_call_is_not_overwritten_by_the_next(function: Callable[..
 def test_factory_sized_by_the_input_follows_the_input() -> None:
     traced = featx.symbolic_trace(lambda x: x + torch.arange(x.shape[0]))
     assert torch.equal(traced(torch.zeros(5)), torch.arange(5.0))
+
+
+@pytest.mark.parametrize("traced", [True, False])
+def test_assignment_to_data_is_refused(traced: bool) -> None:
+    class Average(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.mean.data = self.mean * 0.9 + (x.mean(0) if traced else 1)
+            return x - self.mean
+
+    with pytest.raises(featx.TraceError, match="assigns to 'data' of mean"):
+        featx.symbolic_trace(Average())

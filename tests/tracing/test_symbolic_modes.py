@@ -82,3 +82,26 @@ def test_autocast_inside_forward_is_recorded_or_refused(context: Callable[[], An
     result, expected = traced(X), model(X)
     assert result.dtype is expected.dtype
     assert result.requires_grad is expected.requires_grad
+
+
+class Switching(nn.Module):
+    def __init__(self, switch: Callable[[Any], object]) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.switch = switch
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first = self.norm(x)
+        self.switch(self)
+        second = self.norm(first)
+        self.norm.train()
+        return second
+
+
+@pytest.mark.parametrize("switch", [lambda model: model.norm.eval(), lambda model: model.eval()])
+def test_forward_that_switches_modes_is_refused_and_the_modes_are_as_before(switch: Callable[[Any], object]) -> None:
+    model = Switching(switch).train()
+    with pytest.raises(featx.TraceError, match=r"puts '.*' into eval mode"):
+        featx.symbolic_trace(model)
+    assert model.training
+    assert model.norm.training

@@ -240,3 +240,45 @@ def test_trace_inside_a_trace_keeps_functions_wrapped_until_both_are_done() -> N
 
     assert calls(function) == ["decide"]
     assert type(globals()["decide"]) is type(calls)
+
+
+class Tripled(torch.autograd.Function):
+    """Doubles; its gradient is not that of doubling."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0] * 3
+
+
+def through_a_function(x: torch.Tensor) -> torch.Tensor:
+    return Tripled.apply(x) + 1
+
+
+@pytest.mark.parametrize("root", [through_a_function, lambda x: through_a_function(x)])
+def test_autograd_function_is_one_node_and_keeps_its_backward(root: Callable[[Any], Any]) -> None:
+    traced = featx.symbolic_trace(root)
+    x = torch.ones(3, requires_grad=True)
+    traced(x).sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [3.0, 3.0, 3.0]
+    assert [node.target for node in traced.graph.nodes][1] == Tripled.apply
+    assert issubclass(Tripled, torch.autograd.Function)
+
+
+def test_scripted_function_is_one_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.warns(FutureWarning):
+        scripted = torch.jit.script(plain_decide)
+    monkeypatch.setitem(globals(), "scripted", scripted)
+    traced = featx.symbolic_trace(lambda x: globals()["scripted"](x) + 1)
+    assert [node.name for node in traced.graph.nodes] == ["x", "plain_decide", "add", "output"]
+    assert torch.equal(traced(-X), X + 1)
+
+
+@pytest.mark.parametrize("call", [lambda x: torch.Tensor.add(x, 1), lambda x: torch.func.vmap(torch.sin)(x)])
+def test_call_that_cannot_take_a_proxy_is_refused_with_its_line(call: Callable[[Any], Any]) -> None:
+    with pytest.raises(featx.ControlFlowError, match=r"needs a tensor .* at .*test_wrapping.py:\d+.*To go on"):
+        featx.symbolic_trace(call)

@@ -1,0 +1,72 @@
+"""Modes of submodules that neither train() nor eval() of the whole gives them."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import featx
+
+X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+
+
+class Frozen(nn.Module):
+    """Keeps its batch norm in eval mode, as detection backbones do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+
+    def train(self, mode: bool = True) -> Frozen:
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x) + 1
+
+
+class Scale(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 100 if self.training else x
+
+
+@pytest.mark.parametrize("copied", [lambda e: e, copy.deepcopy, lambda e: pickle.loads(pickle.dumps(e))])
+@pytest.mark.parametrize("kind", [Frozen, lambda: nn.Sequential(nn.Linear(4, 4), Frozen())])
+def test_batch_norm_that_train_keeps_frozen_stays_frozen(
+    kind: Callable[[], nn.Module], copied: Callable[[Any], Any]
+) -> None:
+    model = kind()
+    name = featx.get_graph_node_names(model)[1][-1]
+    extractor = copied(featx.create_feature_extractor(model, [name]))
+    twin = copy.deepcopy(model)
+    for mode in (True, False, True):
+        expected = twin.train(mode)(X)
+        assert torch.equal(extractor.train(mode)(X)[name], expected)
+    assert [module.training for module in extractor.modules() if isinstance(module, nn.BatchNorm1d)] == [False]
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_part_in_another_mode_than_the_whole_computes_as_the_model_until_the_mode_is_set(training: bool) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), Scale(), nn.BatchNorm1d(4), nn.Sigmoid()).train(training)
+    model[1].train(not training)
+    model[2].train(not training)
+    twin = copy.deepcopy(model)
+    extractor = featx.create_feature_extractor(model, ["3"], suppress_diff_warning=True)
+    for copied in (copy.deepcopy(extractor), pickle.loads(pickle.dumps(extractor))):
+        assert torch.equal(copied(X)["3"], copy.deepcopy(twin)(X))
+    for mode in (training, not training, training):
+        assert torch.equal(extractor.train(mode)(X)["3"], twin.train(mode)(X))
+
+
+def test_name_that_the_present_modes_lack_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), Scale()).train()
+    model[1].eval()
+    with pytest.raises(featx.NodeNameError, match="as it is now"):
+        featx.create_feature_extractor(model, train_return_nodes=["1.mul"], eval_return_nodes=["0"])
