@@ -47,8 +47,9 @@ class Proxy:
             from featx.tracing.tracer import GraphAppendingTracer
 
             tracer = GraphAppendingTracer(node.graph)
-        self.tracer = tracer
-        self.node = node
+        state = self.__dict__  # past __setattr__, which is slower
+        state["tracer"] = tracer
+        state["node"] = node
 
     def __repr__(self) -> str:
         return f"Proxy({self.node.name})"

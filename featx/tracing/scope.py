@@ -21,6 +21,10 @@ ReadHandler = Callable[[nn.Module, str, Any], Any]
 Handlers = tuple[CallHandler, ReadHandler]
 
 
+_WATCHED = ("_parameters", "_buffers")
+_PLAIN_DICTS = (dict, OrderedDict)
+
+
 class _Switch:
     """Stands in for `module._call_impl`, through which every call of a module goes, hooks included.
 
@@ -28,16 +32,15 @@ class _Switch:
     those of others that trace the model meanwhile a dict.
     """
 
-    __slots__ = ("compiled", "first", "is_laid", "is_removed", "lock", "module", "others", "thread")
+    __slots__ = ("compiled", "first", "is_removed", "lock", "module", "others", "thread")
 
-    def __init__(self, module: nn.Module, lock: Lock) -> None:
+    def __init__(self, module: nn.Module, lock: Lock, thread: int, handlers: Handlers) -> None:
         self.module = module
         self.lock = lock
         self.compiled: Any = None
-        self.thread = 0
-        self.first: Handlers | None = None
+        self.thread = thread
+        self.first: Handlers | None = handlers
         self.others: dict[int, Handlers] | None = None
-        self.is_laid = False
         self.is_removed = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -78,17 +81,16 @@ class _Switch:
 class _WatchedDict(dict[str, Any]):
     """A module's dict of parameters or buffers that tells the tracing thread's handler of each read."""
 
-    __slots__ = ("_switch", "original")
+    # Filled by `_cover`: a Python-level __init__ would cost as much as all the rest.
+    __slots__ = ("original", "switch")
 
-    def __init__(self, original: dict[str, Any], switch: _Switch) -> None:
-        super().__init__(original)
-        self.original = original
-        self._switch = switch
+    original: dict[str, Any]
+    switch: _Switch
 
     def __getitem__(self, name: str) -> Any:
         value = super().__getitem__(name)
-        handlers = self._switch.handlers()
-        return value if handlers is None else handlers[1](self._switch.module, name, value)
+        handlers = self.switch.handlers()
+        return value if handlers is None else handlers[1](self.switch.module, name, value)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return dict, (dict(self.items()),)
@@ -110,14 +112,29 @@ def borrowed(
     thread = get_ident()
     handlers = (on_call, on_read)
     lock = Lock()
-    switches: list[tuple[_Switch, Handlers | None]] = []
+    mine: list[_Switch] = []
+    shared: list[tuple[_Switch, Handlers | None]] = []
     try:
-        for module in modules:
-            switches.append(_enter(module, thread, handlers, lock, watch_buffers))
+        found: list[nn.Module] = []
+        with lock:  # whoever finds one of these switches meanwhile waits until all are laid
+            for module in modules:
+                switch = _Switch(module, lock, thread, handlers)
+                # Atomic, so that of two threads that start at once one finds the other's switch.
+                if module.__dict__.setdefault("_call_impl", switch) is switch:
+                    mine.append(switch)
+                    _lay(switch, watch_buffers)
+                else:
+                    found.append(module)
+        for module in found:
+            shared.append(_join(module, thread, handlers, lock, watch_buffers))
         yield
     finally:
-        for switch, earlier in switches:
-            _leave(switch, thread, earlier)
+        for switch, earlier in shared:
+            with switch.lock:
+                _leave(switch, thread, earlier)
+        with lock:
+            for switch in mine:
+                _leave(switch, thread, None)
 
 
 def walk_modules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -137,47 +154,57 @@ def walk_modules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             ]
 
 
-def _enter(
+def _join(
     module: nn.Module, thread: int, handlers: Handlers, lock: Lock, watch_buffers: bool
 ) -> tuple[_Switch, Handlers | None]:
-    state = module.__dict__
+    """Let `handlers` answer in this thread on a module that another trace, or an outer one of this thread, borrows."""
     while True:
-        # Atomic, so that of two threads that start at once one finds the other's switch.
-        switch = state.setdefault("_call_impl", _Switch(module, lock))
+        fresh = _Switch(module, lock, thread, handlers)
+        switch = module.__dict__.setdefault("_call_impl", fresh)
         with switch.lock:
             if switch.is_removed:
                 continue
-            # A trace inside a trace of this thread comes before it.
-            earlier = switch.set(thread, handlers)
-            if not switch.is_laid:
-                switch.is_laid = True
-                _cover(state, "_parameters", switch)
-                if state.get("_compiled_call_impl") is not None:
-                    # A compiled module would run its compiled code; during the trace it runs as written.
-                    switch.compiled = state["_compiled_call_impl"]
-                    state["_compiled_call_impl"] = switch
+            if switch is fresh:
+                _lay(switch, watch_buffers)
+                return switch, None
             if watch_buffers:
-                _cover(state, "_buffers", switch)
-            return switch, earlier
+                _cover(module.__dict__, "_buffers", switch)
+            # A trace inside a trace of this thread comes before it.
+            return switch, switch.set(thread, handlers)
+
+
+def _lay(switch: _Switch, watch_buffers: bool) -> None:
+    state = switch.module.__dict__
+    _cover(state, "_parameters", switch)
+    if watch_buffers:
+        _cover(state, "_buffers", switch)
+    if state.get("_compiled_call_impl") is not None:
+        # A compiled module would run its compiled code; during the trace it runs as written.
+        switch.compiled = state["_compiled_call_impl"]
+        state["_compiled_call_impl"] = switch
 
 
 def _cover(state: dict[str, Any], name: str, switch: _Switch) -> None:
+    original = state.get(name)
     # A scripted module keeps something else there; it is called whole.
-    if type(state.get(name)) in (dict, OrderedDict) and state[name]:
-        state[name] = _WatchedDict(state[name], switch)
+    if original and type(original) in _PLAIN_DICTS:
+        covered = state[name] = _WatchedDict(original)
+        covered.original = original
+        covered.switch = switch
 
 
 def _leave(switch: _Switch, thread: int, earlier: Handlers | None) -> None:
-    with switch.lock:
+    if switch.others is not None or switch.thread != thread or earlier is not None:
         switch.set(thread, earlier)
         if switch.thread or switch.others:
             return
-        switch.is_removed = True
-        state = switch.module.__dict__
-        for name in ("_parameters", "_buffers"):
-            covered = state.get(name)
-            if type(covered) is _WatchedDict:
-                state[name] = covered.restored()
-        if switch.compiled is not None:
-            state["_compiled_call_impl"] = switch.compiled
-        state.pop("_call_impl", None)
+    switch.thread = 0
+    switch.is_removed = True
+    state = switch.module.__dict__
+    for name in _WATCHED:
+        covered = state.get(name)
+        if type(covered) is _WatchedDict:
+            state[name] = covered.restored()
+    if switch.compiled is not None:
+        state["_compiled_call_impl"] = switch.compiled
+    state.pop("_call_impl", None)

@@ -65,6 +65,7 @@ class Tracer(TracerBase):
         self._autowrap_modules = tuple(autowrap_modules)
         self._autowrap_functions = tuple(autowrap_functions)
         self.param_shapes_constant = param_shapes_constant
+        self._leaf_kinds: dict[type[nn.Module], bool] = {}
         self.root: nn.Module = nn.Module()
         self.root_module_name = ""
         self.submodule_paths: dict[nn.Module, str] = {}
@@ -214,9 +215,13 @@ class Tracer(TracerBase):
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Say whether a call of `m` is one node: by default those of torch.nn, except Sequential, and scripted ones."""
-        if isinstance(m, torch.jit.ScriptModule):
-            return True
-        return type(m).__module__.startswith(("torch.nn", "torch.ao.nn")) and not isinstance(m, nn.Sequential)
+        kind = type(m)
+        known = self._leaf_kinds.get(kind)
+        if known is None:
+            is_of_torch = kind.__module__.startswith(("torch.nn", "torch.ao.nn"))
+            known = issubclass(kind, torch.jit.ScriptModule) or (is_of_torch and not issubclass(kind, nn.Sequential))
+            self._leaf_kinds[kind] = known
+        return known
 
     def path_of_module(self, mod: nn.Module) -> str:
         """Return the dotted path of `mod` in the root, the first one for a module that has several. O(1).
@@ -241,9 +246,11 @@ class Tracer(TracerBase):
         self.scope = Scope(path, type(m), outer.stack)
         try:
             if self.is_leaf_module(m, path):
-                self._check_mode(m)
+                if m.training is not self._training[m]:
+                    self._check_mode(m)
                 return self.create_proxy("call_module", path, args, kwargs)
-            self._keep_state(m)
+            if type(m).forward is not nn.Sequential.forward:  # which changes nothing on the module
+                self._keep_state(m)
             return forward(*args, **kwargs)
         finally:
             self.scope = outer
