@@ -8,7 +8,8 @@ FeatxError
 ├── ArgumentTypeError       TypeError       an argument of the wrong kind, or a value that no code can express
 ├── TraceError              ValueError      symbolic tracing cannot go on
 │   ├── ControlFlowError    TypeError       Python asked a traced value for its bool, length, int or type
-│   └── ModulePathError     NameError       a module or parameter that the root does not own
+│   ├── ModulePathError     NameError       a module or parameter that the root does not own
+│   └── SpecializationError RuntimeError    an input for which the model would do something else than was traced
 └── RequestError            ValueError      a feature request that is empty or contradicts itself
     └── NodeNameError       KeyError        a name that the model does not have in this mode
 
@@ -55,6 +56,10 @@ class ControlFlowError(TraceError, TypeError):
 
 class ModulePathError(TraceError, NameError):
     """A module or parameter that runs in the model is not registered in it."""
+
+
+class SpecializationError(TraceError, RuntimeError):
+    """An input for which the model would do something else than it did when it was traced."""
 
 
 class RequestError(FeatxError, ValueError):

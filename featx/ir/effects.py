@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -80,6 +80,29 @@ class CallEffects:
 _NOTHING = CallEffects()
 
 
+@dataclasses.dataclass(frozen=True)
+class MeasuredEffects:
+    """What a call was seen to do when it ran; a tracer leaves it in `node.meta["effects"]`.
+
+    `writes` and `shares` are positions in `node.all_input_nodes`.
+    """
+
+    writes: tuple[int, ...] = ()
+    shares: tuple[int, ...] = ()
+    is_random: bool = False
+    writes_state: bool = False
+
+    def of(self, node: Node) -> CallEffects:
+        """Return them as the effects of `node`."""
+        inputs = node.all_input_nodes
+        return CallEffects(
+            writes=tuple([inputs[position] for position in self.writes]),
+            shares=tuple([inputs[position] for position in self.shares]),
+            is_random=self.is_random,
+            writes_state=self.writes_state,
+        )
+
+
 class Effects:
     """The effects of the calls of one graph.
 
@@ -127,6 +150,9 @@ class Effects:
         return node.target
 
     def _find(self, node: Node) -> CallEffects:
+        measured: MeasuredEffects | None = node.meta.get("effects")
+        if measured is not None:
+            return measured.of(node)
         is_view = self._plain.get((node.op, node.target)) if not node.kwargs else None
         if is_view is not None:
             return CallEffects(shares=_nodes(node)) if is_view else _NOTHING
@@ -170,7 +196,7 @@ class Effects:
     def _of_operator(self, node: Node, name: str) -> CallEffects:
         if name in ("setitem", "set_"):
             return CallEffects(writes=_first_node(node), shares=_nodes(node))
-        if _flag(node, "inplace", _inplace_position(node)):
+        if _flag(node.args, node.kwargs, "inplace", _inplace_position(node)):
             return CallEffects(writes=_first_node(node), shares=_first_node(node), is_random=_is_random(node, name))
         if name in ("embedding", "embedding_bag") and (node.kwargs.get("max_norm") or len(node.args) > 3):
             return CallEffects(writes=_nodes(node))
@@ -349,11 +375,11 @@ def _out_argument(node: Node) -> tuple[Node, ...]:
     return tuple(_nodes_in(node.kwargs.get("out")))
 
 
-def _flag(node: Node, name: str, position: int | None) -> bool:
+def _flag(args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str, position: int | None) -> bool:
     # A flag that is itself computed may be set.
-    value = node.kwargs.get(name)
-    if value is None and position is not None and position < len(node.args):
-        value = node.args[position]
+    value = kwargs.get(name)
+    if value is None and position is not None and position < len(args):
+        value = args[position]
     return bool(value) if not isinstance(value, Node) else True
 
 
@@ -368,14 +394,19 @@ def _parameters(function: Callable[..., Any]) -> list[str]:
 
 
 def _is_random(node: Node, name: str) -> bool:
+    return draws_now(name, node.args, node.kwargs)
+
+
+def draws_now(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Say whether a torch function of this name draws random numbers when it is called with these arguments."""
     position = _RANDOM_IN_TRAINING.get(name.rstrip("_"))
     if position is not None:
-        if "training" in node.kwargs or "train" in node.kwargs or position < len(node.args):
-            return _flag(node, "training", position) or _flag(node, "train", position)
+        if "training" in kwargs or "train" in kwargs or position < len(args):
+            return _flag(args, kwargs, "training", position) or _flag(args, kwargs, "train", position)
         return name.rstrip("_") != "rrelu"
     if name in _ATTENTION:
-        probability = node.kwargs.get("dropout_p", node.args[4] if len(node.args) > 4 else 0.0)
-        return bool(probability) or isinstance(probability, Node)
+        probability = kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0)
+        return isinstance(probability, Node) or bool(probability)
     return name in _RANDOM or _is_tagged_random(name)
 
 

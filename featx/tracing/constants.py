@@ -20,6 +20,7 @@ from featx.ir.effects import Effects, operator_draws, operator_writes
 from featx.ir.graph import Graph
 from featx.ir.memory import MemoryGroups
 from featx.ir.node import Argument, Node, map_arg
+from featx.tracing.grad_modes import GradModes
 from featx.tracing.proxy import refusal
 from featx.tracing.scope import walk_modules
 from featx.tree import tree_leaves
@@ -44,8 +45,7 @@ class ModelTensors:
         # whether it comes from the model's own tensors.
         self._made: dict[int, tuple[torch.Tensor, Node, bool]] = {}
         self._recorded: list[Node] = []
-        self._caller_grad_mode: Node | None = None
-        self._outer_grad_modes: list[bool] = []
+        self._grad_modes = GradModes(tracer.create_node)
         # Memory of tensors that are older than the trace and not registered in the model.
         self._foreign: set[int] = set()
         # Memory whose real values are not those that the graph will see.
@@ -65,7 +65,7 @@ class ModelTensors:
         if paths is None:
             paths = self._known_paths = {}
             for prefix, module in walk_modules(self._root):
-                for name, tensor in _tensors_of(module):
+                for name, tensor in tensors_of(module):
                     paths.setdefault(id(tensor), f"{prefix}.{name}" if prefix else name)
         return paths
 
@@ -103,7 +103,7 @@ class ModelTensors:
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         is_own = any(self._is_own(tensor) for tensor in tensors)
         if function is torch._C._set_grad_enabled:
-            self._record_grad_mode(args[0])
+            self._grad_modes.record(args[0])
             return function(*args)
         if name == "__set__":
             self.refuse_assignment(function, args[0])
@@ -129,20 +129,6 @@ class ModelTensors:
             self._stale.update(_memory_of(leaf) for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))
         self._remember(function, args, kwargs, result, is_own)
         return result
-
-    def _record_grad_mode(self, mode: bool) -> None:
-        # Where the model puts the mode back that it found, the graph puts back what its caller has then.
-        create_node = self._tracer.create_node
-        if self._caller_grad_mode is None:
-            self._caller_grad_mode = create_node("call_function", torch.is_grad_enabled, (), {})
-        value: Argument = mode
-        if self._outer_grad_modes and mode == self._outer_grad_modes[-1]:
-            self._outer_grad_modes.pop()
-            if not self._outer_grad_modes:
-                value = self._caller_grad_mode
-        else:
-            self._outer_grad_modes.append(torch.is_grad_enabled())
-        create_node("call_function", torch._C._set_grad_enabled, (value,), {})
 
     def note_write(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note that the graph writes into the first real tensor, or `out`, of a call that does not run."""
@@ -225,7 +211,8 @@ class ModelTensors:
         return node
 
 
-def _tensors_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+def tensors_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield name and tensor of what a module holds itself: parameters, buffers, and plain attributes."""
     for name, value in (*module._parameters.items(), *module._buffers.items()):
         if value is not None:
             yield name, value

@@ -23,6 +23,11 @@ _PYTHON_FOLDER = os.path.dirname(os.__file__) + os.sep
 _UNPACK_SEQUENCE = dis.opmap["UNPACK_SEQUENCE"]
 _MATCH_CLASS = dis.opmap["MATCH_CLASS"]
 _EXTENDED_ARG = dis.opmap["EXTENDED_ARG"]
+_OLD_OPERATORS = {
+    "ADD": "+", "SUBTRACT": "-", "MULTIPLY": "*", "TRUE_DIVIDE": "/", "FLOOR_DIVIDE": "//", "MODULO": "%",
+    "POWER": "**", "MATRIX_MULTIPLY": "@", "AND": "&", "OR": "|", "XOR": "^", "LSHIFT": "<<", "RSHIFT": ">>",
+}  # fmt: skip
+_BINARY_OPERATORS = [symbol for _, symbol in getattr(dis, "_nb_ops", [])]
 _ASSERTION_LOADS = ("LOAD_ASSERTION_ERROR", "LOAD_COMMON_CONSTANT")
 
 
@@ -122,3 +127,58 @@ def _line_of(code: CodeType, offset: int) -> int | None:
             break
         line = number
     return line
+
+
+def written_operator(frame: FrameType) -> str | None:
+    """Return the binary operator that `frame` is at (`"+"`, `"+="`), or None where it is at something else."""
+    code, position = frame.f_code.co_code, frame.f_lasti
+    if position < 0:
+        return None
+    name = dis.opname[code[position]]
+    if name == "BINARY_OP":
+        return _BINARY_OPERATORS[code[position + 1]]
+    for prefix, suffix in (("BINARY_", ""), ("INPLACE_", "=")):  # Python 3.10
+        if name.startswith(prefix) and name[len(prefix) :] in _OLD_OPERATORS:
+            return _OLD_OPERATORS[name[len(prefix) :]] + suffix
+    return None
+
+
+def what_follows(frame: FrameType) -> list[int | slice | str]:
+    """Return what `frame` does next with the value that it is about to get, as far as its code says so plainly.
+
+    A number or slice is an item that is taken, `"unpack 3"` an unpacking into three names, `"attribute type"` a read.
+    """
+    code, constants = frame.f_code.co_code, frame.f_code.co_consts
+    position = frame.f_lasti + 2
+    found: list[int | slice | str] = []
+    stack: list[Any] = []
+    while position < len(code) - 1:
+        name, argument = dis.opname[code[position]], code[position + 1]
+        position += 2
+        if name == "CACHE":
+            continue
+        if name == "LOAD_CONST":
+            stack.append(constants[argument])
+        elif name == "BUILD_SLICE" and len(stack) >= argument:
+            parts = [stack.pop() for _ in range(argument)][::-1]
+            stack.append(slice(*parts))
+        elif name == "UNARY_NEGATIVE" and stack:
+            stack.append(-stack.pop())
+        elif name in ("BINARY_SUBSCR", "BINARY_SLICE") and stack:
+            if name == "BINARY_SLICE":
+                stack = [slice(*stack[-2:])]
+            key = stack.pop()
+            if not isinstance(key, (int, slice)):
+                return found
+            found.append(key)
+        elif name == "UNPACK_SEQUENCE" and not stack:
+            return [*found, f"unpack {argument}"]
+        elif name in ("LOAD_ATTR", "LOAD_METHOD") and not stack and not found:
+            if sys.version_info >= (3, 12) and name == "LOAD_ATTR":
+                argument >>= 1
+            return [f"attribute {frame.f_code.co_names[argument]}"]
+        elif name in ("COMPARE_OP", "IS_OP", "CONTAINS_OP"):
+            return [*found, "compare"]
+        else:
+            return found
+    return found

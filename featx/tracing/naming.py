@@ -15,7 +15,7 @@ class QualifiedNames:
     """
 
     def __init__(self) -> None:
-        self._entries: list[tuple[Node, str, str | None]] = []
+        self._entries: list[tuple[Node | None, str, str | None]] = []
 
     def add(self, node: Node, module_path: str, stem: str | None = None) -> None:
         """Note that `node` was made while the module at `module_path` ran.
@@ -24,16 +24,28 @@ class QualifiedNames:
         """
         self._entries.append((node, module_path, stem))
 
+    def skip(self, module_path: str, stem: str) -> None:
+        """Pass over one number of `stem`, for a node that a symbolic trace makes there and this trace does not."""
+        self._entries.append((None, module_path, stem))
+
+    def mark(self) -> int:
+        """Return what `forget` needs to drop everything that is added from now on."""
+        return len(self._entries)
+
+    def forget(self, mark: int) -> None:
+        """Drop what was added since `mark`."""
+        del self._entries[mark:]
+
     def assign(self) -> None:
         """Name all nodes that were added, in their order."""
         reserved = {path for _, path, _ in self._entries}
         taken: set[str] = set()
         numbers: dict[str, int] = {}
         for node, path, given in self._entries:
-            if node.op == "call_module":
+            if node is not None and node.op == "call_module":
                 name, is_free = path, path not in taken
             else:
-                stem = _stem(node, given)
+                stem = str(given) if node is None else _stem(node, given)
                 name = f"{path}.{stem}" if path else stem
                 is_free = name not in taken and name not in reserved
             if not is_free:
@@ -43,7 +55,8 @@ class QualifiedNames:
                     name = f"{stem}_{number}"
                 numbers[stem] = number
             taken.add(name)
-            node.meta["qualified_name"] = name
+            if node is not None:
+                node.meta["qualified_name"] = name
         self._entries = []
 
 

@@ -18,10 +18,9 @@ from torch import nn
 
 CallHandler = Callable[[nn.Module, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 ReadHandler = Callable[[nn.Module, str, Any], Any]
-Handlers = tuple[CallHandler, ReadHandler]
+Handlers = tuple[CallHandler, ReadHandler | None]
 
 
-_WATCHED = ("_parameters", "_buffers")
 _PLAIN_DICTS = (dict, OrderedDict)
 
 
@@ -90,7 +89,8 @@ class _WatchedDict(dict[str, Any]):
     def __getitem__(self, name: str) -> Any:
         value = super().__getitem__(name)
         handlers = self.switch.handlers()
-        return value if handlers is None else handlers[1](self.switch.module, name, value)
+        on_read = None if handlers is None else handlers[1]
+        return value if on_read is None else on_read(self.switch.module, name, value)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return dict, (dict(self.items()),)
@@ -106,9 +106,14 @@ class _WatchedDict(dict[str, Any]):
 
 @contextmanager
 def borrowed(
-    modules: Iterable[nn.Module], on_call: CallHandler, on_read: ReadHandler, *, watch_buffers: bool = False
+    modules: Iterable[nn.Module],
+    on_call: CallHandler,
+    on_read: ReadHandler | None = None,
+    *,
+    watched: tuple[str, ...] = ("_parameters",),
 ) -> Generator[None]:
-    """Send this thread's calls of `modules`, and reads of their parameters, to handlers. O(modules)."""
+    """Send this thread's calls of `modules`, and reads of their `watched` dicts, to handlers. O(modules)."""
+    watched = watched if on_read else ()
     thread = get_ident()
     handlers = (on_call, on_read)
     lock = Lock()
@@ -122,11 +127,11 @@ def borrowed(
                 # Atomic, so that of two threads that start at once one finds the other's switch.
                 if module.__dict__.setdefault("_call_impl", switch) is switch:
                     mine.append(switch)
-                    _lay(switch, watch_buffers)
+                    _lay(switch, watched)
                 else:
                     found.append(module)
         for module in found:
-            shared.append(_join(module, thread, handlers, lock, watch_buffers))
+            shared.append(_join(module, thread, handlers, lock, watched))
         yield
     finally:
         for switch, earlier in shared:
@@ -155,7 +160,7 @@ def walk_modules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _join(
-    module: nn.Module, thread: int, handlers: Handlers, lock: Lock, watch_buffers: bool
+    module: nn.Module, thread: int, handlers: Handlers, lock: Lock, watched: tuple[str, ...]
 ) -> tuple[_Switch, Handlers | None]:
     """Let `handlers` answer in this thread on a module that another trace, or an outer one of this thread, borrows."""
     while True:
@@ -165,19 +170,18 @@ def _join(
             if switch.is_removed:
                 continue
             if switch is fresh:
-                _lay(switch, watch_buffers)
+                _lay(switch, watched)
                 return switch, None
-            if watch_buffers:
-                _cover(module.__dict__, "_buffers", switch)
+            for name in watched:
+                _cover(module.__dict__, name, switch)
             # A trace inside a trace of this thread comes before it.
             return switch, switch.set(thread, handlers)
 
 
-def _lay(switch: _Switch, watch_buffers: bool) -> None:
+def _lay(switch: _Switch, watched: tuple[str, ...]) -> None:
     state = switch.module.__dict__
-    _cover(state, "_parameters", switch)
-    if watch_buffers:
-        _cover(state, "_buffers", switch)
+    for name in watched:
+        _cover(state, name, switch)
     if state.get("_compiled_call_impl") is not None:
         # A compiled module would run its compiled code; during the trace it runs as written.
         switch.compiled = state["_compiled_call_impl"]
@@ -201,7 +205,7 @@ def _leave(switch: _Switch, thread: int, earlier: Handlers | None) -> None:
     switch.thread = 0
     switch.is_removed = True
     state = switch.module.__dict__
-    for name in _WATCHED:
+    for name in ("_parameters", "_buffers"):
         covered = state.get(name)
         if type(covered) is _WatchedDict:
             state[name] = covered.restored()

@@ -39,6 +39,10 @@ class ModuleState:
             if value is not self._buffers.get(name) and is_of_trace(value)
         }
 
+    def buffer(self, name: str) -> Any:
+        """Return the buffer of that name as it was."""
+        return self._buffers.get(name)
+
     def changed_values(self) -> list[str]:
         """Return the names of plain attributes that had a number, a string or None before and have another one now."""
         state = self._module.__dict__

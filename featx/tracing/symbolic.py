@@ -109,10 +109,9 @@ class Tracer(TracerBase):
         self.refused = None
         self._modes = _modes()
         self._training = {module: module.training for module in self.submodule_paths}
+        watched = ("_parameters", "_buffers") if self.proxy_buffer_attributes else ("_parameters",)
         with (
-            borrowed(
-                list(self.submodule_paths), self.call_module, self._on_read, watch_buffers=self.proxy_buffer_attributes
-            ),
+            borrowed(list(self.submodule_paths), self.call_module, self._on_read, watched=watched),
             wrapped_functions(
                 self._globals_of(function), self._autowrap_modules, self._autowrap_functions, self._refuse_draw
             ),
@@ -188,7 +187,7 @@ class Tracer(TracerBase):
                 f"graph cannot. Write into it instead: self.{name}.copy_(value)."
             )
 
-    def _refuse_draw(self, function: Callable[..., Any]) -> None:
+    def _refuse_draw(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         name = f"{function.__module__ or 'random'}.{function.__name__}"
         what = f"forward draws from Python's or numpy's random generator ({name}), and a graph would repeat it,"
         raise refusal(self, TraceError, what, "draw with torch, or switch that off (eval mode, or a rate of 0)")

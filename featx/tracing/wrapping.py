@@ -8,6 +8,7 @@ among its arguments and passes every other one on, so other threads do not notic
 from __future__ import annotations
 
 import builtins
+import functools
 import random
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -22,6 +23,8 @@ import torch
 from featx.errors import ArgumentTypeError, TraceError
 from featx.tracing.proxy import find_proxy
 
+Recorder = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+_CACHED = functools._lru_cache_wrapper
 _F = TypeVar("_F", bound=Callable[..., Any] | str)
 # Where a Python module keeps the names of its own functions that `wrap` marked.
 _MARK = "__featx_wrapped__"
@@ -57,19 +60,21 @@ def wrap(fn_or_name: _F) -> _F:
 class _PassThrough:
     """Stands in for `function` under a global name; as a callable it looks like it."""
 
-    __slots__ = ("function", "is_removed", "lock", "refusals", "traces", "was_global")
+    __slots__ = ("function", "is_removed", "lock", "recorders", "traces", "was_global")
 
     def __init__(self, function: Callable[..., Any], was_global: bool, lock: Lock) -> None:
         self.function = function
         self.was_global = was_global
         self.lock = lock
         self.traces = 0
-        self.refusals: dict[int, Callable[[Callable[..., Any]], None]] = {}
+        # What answers in a thread in place of the function.
+        self.recorders: dict[int, Recorder] = {}
         self.is_removed = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self.refusals and get_ident() in self.refusals:
-            self.refusals[get_ident()](self.function)
+        recorder = self.recorders.get(get_ident()) if self.recorders else None
+        if recorder is not None:
+            return recorder(self.function, args, kwargs)
         proxy = find_proxy((args, kwargs))
         if proxy is None:
             return self.function(*args, **kwargs)
@@ -101,7 +106,11 @@ class _Autograd(_PassThrough):
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self.function, name)
-        return _PassThrough(value, True, self.lock) if name == "apply" else value
+        if name != "apply":
+            return value
+        apply = _PassThrough(value, True, self.lock)
+        apply.recorders = self.recorders
+        return apply
 
 
 def _with_sizes_in_a_tuple(factory: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -120,13 +129,15 @@ def wrapped_functions(
     seen_globals: Iterable[dict[str, Any]],
     modules: Iterable[ModuleType],
     functions: Iterable[Callable[..., Any]],
-    refuse_draw: Callable[[Callable[..., Any]], None],
+    refuse_draw: Recorder,
+    record: Recorder | None = None,
 ) -> Generator[None]:
     """Record calls of wrapped functions, of `functions`, and of the public functions of `modules`.
 
     They are found where their Python module marked them, in `modules` themselves, and in `seen_globals`: the globals
-    of the code that will be traced. A call of a random function of Python or numpy by this thread goes to `refuse_draw`
-    first. O(size of those).
+    of the code that will be traced. So are functions of einops. A call of a random function of Python or numpy by this
+    thread goes to `refuse_draw`. Any other goes to `record`, if there is one, and so do then functions that are cached;
+    without it, one with a traced value among its arguments is recorded by the tracer of that. O(size of those).
     """
     seen = list(seen_globals)
     wanted = {id(function) for function in functions}
@@ -142,32 +153,40 @@ def wrapped_functions(
     for namespace in (*seen, *(module.__dict__ for module in modules)):
         for name, value in namespace.items():
             original = _original(value)
-            if (id(original) in wanted or original is torch) and not name.startswith("__"):
+            is_wanted = id(original) in wanted or original is torch or _is_of_einops(original)
+            if is_wanted and not name.startswith("__"):
                 places[id(namespace), name] = namespace
     for namespace in _code_of_models(seen):
         for name, value in namespace.items():
-            if _is_opaque_to_proxies(_original(value)):
+            original = _original(value)
+            if _is_opaque_to_proxies(original) or (record is not None and isinstance(original, _CACHED)):
                 places[id(namespace), name] = namespace
     for namespace, name in _random_functions(seen):
         places.setdefault((id(namespace), name), namespace)
-    laid: list[tuple[dict[str, Any], str, _PassThrough]] = []
+    laid: list[tuple[dict[str, Any], str, _PassThrough, Recorder | None]] = []
     lock = Lock()
     try:
         for (_, name), namespace in places.items():
             entry = _lay(namespace, name, lock)
             if entry is not None:
-                if _is_random(entry.function):
-                    entry.refusals[get_ident()] = refuse_draw
-                laid.append((namespace, name, entry))
+                # A trace inside a trace of this thread comes before it.
+                laid.append((namespace, name, entry, entry.recorders.get(get_ident())))
+                recorder = refuse_draw if _is_random(entry.function) else record
+                if recorder is not None:
+                    entry.recorders[get_ident()] = recorder
         yield
     finally:
-        for namespace, name, entry in laid:
-            _lift(namespace, name, entry)
+        for namespace, name, entry, earlier in laid:
+            _lift(namespace, name, entry, earlier)
 
 
 def _original(value: Any) -> Any:
     """Return what `value` stands in for, if another trace has laid it."""
     return value.function if type(value) in (_PassThrough, _Torch, _Autograd) else value
+
+
+def _is_of_einops(value: Any) -> bool:
+    return type(value) is FunctionType and str(value.__module__).startswith("einops")
 
 
 def _is_opaque_to_proxies(value: Any) -> bool:
@@ -258,9 +277,12 @@ def _kind_for(function: Any) -> type[_PassThrough]:
     return _Autograd if isinstance(function, type) and issubclass(function, torch.autograd.Function) else _PassThrough
 
 
-def _lift(namespace: dict[str, Any], name: str, entry: _PassThrough) -> None:
+def _lift(namespace: dict[str, Any], name: str, entry: _PassThrough, earlier: Recorder | None) -> None:
     with entry.lock:
-        entry.refusals.pop(get_ident(), None)
+        if earlier is None:
+            entry.recorders.pop(get_ident(), None)
+        else:
+            entry.recorders[get_ident()] = earlier
         entry.traces -= 1
         if entry.traces:
             return

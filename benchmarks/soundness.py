@@ -1,0 +1,73 @@
+"""Trace many random models and print how many were traced, refused, followed to other sizes, and wrong.
+
+    python benchmarks/soundness.py --cases 10000 --seed 0
+
+A wrong case is printed as the smallest source that is wrong in the same way, ready for
+tests/soundness/test_kept_cases.py; `--show 0` prints the table only. A case takes 0.1 s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+
+import featx
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "soundness"))
+
+import grammar
+from comparison import Library, judge
+from tally import Tally, shrink
+
+LIBRARY = Library(featx.trace, featx.FeatxError, featx.create_feature_extractor, featx.get_graph_node_names)
+
+
+def main() -> int:
+    """Return 1 where a case is wrong."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0, help="case number N of a seed is the same in each run")
+    parser.add_argument("--show", type=int, default=50, help="how many wrong cases to make small and print")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    start = time.monotonic()
+    tally, wrong = run(range(options.cases), options.seed)
+    print(f"{options.cases} cases of seed {options.seed} in {time.monotonic() - start:.0f} s\n{tally}")
+    show(dict(list(wrong.items())[: options.show]))
+    return int(bool(wrong))
+
+
+def run(numbers: Iterable[int], seed: int) -> tuple[Tally, dict[int, grammar.Program]]:
+    """Count what comes of the cases of these numbers, and return the wrong ones."""
+    tally, wrong = Tally(), {}
+    for number in numbers:
+        program = grammar.draw(random.Random(f"{seed} {number}").randrange)
+        verdict = judge(program.case, LIBRARY)
+        tally.add(verdict)
+        if verdict.findings:
+            wrong[number] = program
+            print(f"case {number}: {verdict.findings[0]}", file=sys.stderr)
+    return tally, wrong
+
+
+def show(wrong: dict[int, grammar.Program]) -> None:
+    """Print the cases as small as they get; one of those that end as the same lines."""
+    alike: dict[tuple[str, ...], list[int]] = {}
+    small: dict[int, grammar.Program] = {}
+    for number, program in wrong.items():
+        small[number] = shrink(program, LIBRARY)
+        kind = judge(small[number].case, LIBRARY).findings[0][0]
+        alike.setdefault((kind, *sorted(set(small[number].lines()))), []).append(number)
+    for numbers in sorted(alike.values(), key=len, reverse=True):
+        case = small[numbers[0]].case
+        print(f"\n{'=' * 100}\n{len(numbers)} of {len(wrong)} cases: {numbers}\n{judge(case, LIBRARY)}\n\n{case}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,332 @@
+"""Turn a model, and nothing else, into inputs with which it can be run."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from featx.errors import ArgumentTypeError
+
+# What asking strangers raises: a config that lacks a value, has one of another kind, or one that fits nothing.
+_UNKNOWN = (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError)
+_TEXT_LENGTH, _SAMPLES, _FRAMES, _PATCHES = 12, 4800, 100, 8
+_CONVOLUTION_SIZES = {1: (64,), 2: (224, 224), 3: (16, 112, 112)}
+_NORM_SIZES = {nn.BatchNorm1d: (), nn.BatchNorm2d: (32, 32), nn.BatchNorm3d: (8, 16, 16)}
+
+
+@dataclass(frozen=True)
+class Example:
+    """Inputs of a model; `source` says where they come from, for messages: "the first Conv2d"."""
+
+    args: tuple[Any, ...]  # Any: models take anything
+    kwargs: dict[str, Any]
+    source: str
+
+
+def as_example(example_inputs: Any) -> Example:
+    """Return what a caller gave: a tensor, a tuple or list of positional inputs, or a dict of keyword inputs.
+
+    Raises:
+        ArgumentTypeError: it is something else, or the keys of the dict are no strings.
+    """
+    source = "example_inputs"
+    if isinstance(example_inputs, Tensor):
+        return Example((example_inputs,), {}, source)
+    if isinstance(example_inputs, (tuple, list)):
+        return Example(tuple(cast("list[Any]", example_inputs)), {}, source)
+    if isinstance(example_inputs, Mapping):
+        inputs = dict(cast("Mapping[Any, Any]", example_inputs))
+        if all(isinstance(key, str) for key in inputs):
+            return Example((), inputs, source)
+    raise ArgumentTypeError(
+        f"example_inputs must be a tensor, a tuple of positional inputs or a dict from parameter names of forward to "
+        f"inputs, got {example_inputs!r:.80}; pass example_inputs=torch.rand(1, 3, 224, 224), say"
+    )
+
+
+def find_example(model: nn.Module, training: bool = False) -> Example | None:
+    """Return inputs with which `model` can be run, or None where nothing is known of it.
+
+    What the model declares comes first (timm, transformers, torchvision), then its first layer whose number of
+    channels is known. The model is not run and not changed. The batch has two samples, so that batch norm works in
+    train mode; values come from a generator of their own, are the same each time, and are on the CPU.
+
+    Args:
+        model: any module.
+        training: whether train mode needs more, as the targets of torchvision's detection models.
+    """
+    try:
+        parameters = dict(inspect.signature(model.forward).parameters)
+    except (TypeError, ValueError):
+        return None
+    floating = (parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
+    ask = _Question(model, parameters, training, _Values(next(floating, torch.float32)))
+    for search in (_from_timm, _from_transformers, _from_torchvision, _from_layer):
+        try:
+            example = search(ask)
+        except _UNKNOWN:
+            continue
+        if example is not None:
+            return example
+    return None
+
+
+@dataclass(frozen=True)
+class _Values:
+    """Draws tensors; `dtype` is that of the floating ones."""
+
+    dtype: torch.dtype
+    generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0))
+
+    def floats(self, *shape: int) -> Tensor:
+        with torch.device("cpu"):  # the caller may have set another default, which generator would not fit
+            return torch.rand(shape, generator=self.generator).to(self.dtype)
+
+    def integers(self, high: int, *shape: int) -> Tensor:
+        with torch.device("cpu"):
+            return torch.randint(0, high, shape, generator=self.generator)
+
+
+@dataclass(frozen=True)
+class _Question:
+    model: nn.Module
+    parameters: dict[str, inspect.Parameter]
+    training: bool
+    values: _Values
+
+    @property
+    def required(self) -> list[str]:
+        variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        return [
+            name
+            for name, parameter in self.parameters.items()
+            if parameter.default is parameter.empty and parameter.kind not in variadic
+        ]
+
+
+def _from_timm(ask: _Question) -> Example | None:
+    for name in ("pretrained_cfg", "default_cfg"):
+        declared = getattr(ask.model, name, None)
+        size = None if declared is None else declared.get("input_size")
+        if size is not None:
+            return Example((ask.values.floats(2, *_as_built(ask.model, declared, size)),), {}, f"timm's {name}")
+    return None
+
+
+def _as_built(model: nn.Module, declared: Any, size: tuple[int, int, int]) -> tuple[int, ...]:
+    """Return `size` with what `create_model(in_chans=..., img_size=...)` changed; the declaration does not tell."""
+    channels, *sides = size
+    first = declared.get("first_conv")
+    layer = dict(model.named_modules()).get(first) if isinstance(first, str) else None
+    built = getattr(layer, "in_channels", channels)
+    # tresnet folds 4 x 4 pixels into channels ahead of its first convolution.
+    channels = channels if built == 16 * channels else built
+    return channels, *(getattr(getattr(model, "patch_embed", None), "img_size", None) or sides)
+
+
+def _from_transformers(ask: _Question) -> Example | None:
+    config, main = getattr(ask.model, "config", None), getattr(ask.model, "main_input_name", None)
+    if config is None or main is None:
+        return None
+    inputs = _TransformersInputs(ask, config)
+    try:
+        kwargs = {name: getattr(inputs, name)() for name in inputs.names([main] if isinstance(main, str) else main)}
+    except _UNKNOWN:
+        kwargs = dict(cast("Any", ask.model).dummy_inputs)
+        if not kwargs.keys() <= ask.parameters.keys():
+            return None
+        return Example((), kwargs, "transformers' dummy_inputs")
+    return Example((), kwargs, f"the {type(config).__name__} of transformers") if kwargs else None
+
+
+class _TransformersInputs:
+    """The inputs of a transformers model: a method each, with the name that they have in forward."""
+
+    def __init__(self, ask: _Question, config: Any) -> None:  # Any: transformers need not be there
+        self._ask = ask
+        self._values = ask.values
+        self._config = config
+        self._configs = list(_nested(config))
+
+    def names(self, main: list[str]) -> list[str]:
+        """Return which parameters of forward to give, in its order."""
+        parameters = self._ask.parameters
+        wanted = {*main, *self._ask.required}
+        is_pair = self._find("image_token_id", "image_token_index", "audio_token_id", "audio_token_index") is None
+        is_sequence_pair = bool(getattr(self._config, "is_encoder_decoder", False))
+        if "input_ids" in wanted and is_pair and not is_sequence_pair:  # as CLIP and CLAP; others see images as tokens
+            wanted |= {"pixel_values", "input_features"}
+        if "pixel_values" in wanted and is_pair:
+            wanted.add("input_ids")
+        if is_sequence_pair:
+            wanted |= {"decoder_input_ids", "decoder_input_values"}
+        if "input_ids" in wanted:
+            wanted.add("attention_mask")
+        return [name for name in parameters if name in wanted]
+
+    def input_ids(self) -> Tensor:
+        return self._tokens(self._config.get_text_config())
+
+    def decoder_input_ids(self) -> Tensor:
+        return self._tokens(self._config.get_text_config(decoder=True))
+
+    def attention_mask(self) -> Tensor:
+        return torch.ones(2, _TEXT_LENGTH, dtype=torch.int64, device="cpu")
+
+    def pixel_values(self) -> Tensor:
+        frames = self._find("num_frames")
+        images = (2,) if frames is None else (2, frames)
+        return self._values.floats(*images, *self._image())
+
+    def pixel_values_videos(self) -> Tensor:
+        return self._values.floats(2, self._find("num_frames", "frames_per_clip") or 8, *self._image())
+
+    def hidden_states(self) -> Tensor:
+        """Return flat patches of two images, as the encoders of Qwen-VL take them."""
+        patch = self._find("patch_size")
+        width = self._image()[0] * (self._find("temporal_patch_size") or 1) * patch * patch
+        return self._values.floats(2 * _PATCHES * _PATCHES, width)
+
+    def grid_thw(self) -> Tensor:
+        return torch.tensor([[1, _PATCHES, _PATCHES]] * 2, device="cpu")
+
+    def input_values(self) -> Tensor:
+        """Return sounds: spectrograms, waves, or waves with channels."""
+        if self._find("max_length") is not None and self._find("num_mel_bins") is not None:
+            return self._values.floats(2, self._find("max_length"), self._find("num_mel_bins"))
+        if self._find("conv_dim") is not None or getattr(self._config, "is_encoder_decoder", False):
+            return self._values.floats(2, _SAMPLES)
+        return self._values.floats(2, int(self._find("audio_channels") or 1), _SAMPLES)
+
+    def input_features(self) -> Tensor:
+        """Return spectrograms: channels first, and of the one length that they must have, for whisper's kin."""
+        bins, positions = self._find("num_mel_bins"), self._find("max_source_positions")
+        width = self._find("feature_projection_input_dim", "input_feat_per_channel", "input_dim", "feature_size")
+        if width is None and bins is not None and positions is not None:
+            return self._values.floats(2, bins, 2 * positions)
+        return self._values.floats(2, _FRAMES, width or bins)
+
+    def past_values(self) -> Tensor:
+        return self._values.floats(2, self._find("context_length"), self._find("num_input_channels"))
+
+    def _tokens(self, config: Any) -> Tensor:
+        """Return two texts without special tokens, some of which must come with an image; only the end is told."""
+        special = {number for config in self._configs for number in _special_tokens(config)}
+        plain = [token for token in range(config.vocab_size) if token not in special]
+        tokens = torch.tensor(plain, device="cpu")[self._values.integers(len(plain), 2, _TEXT_LENGTH)]
+        end = getattr(config, "eos_token_id", None)
+        if getattr(self._config, "is_encoder_decoder", False) and isinstance(end, int) and end < config.vocab_size:
+            tokens[:, -1] = end
+        return tokens
+
+    def _image(self) -> tuple[int, int, int]:
+        channels = self._find("num_channels", "in_channels", "in_chans") or 3
+        size = self._find("image_size", "img_size", "crop_size") or 224
+        height, width = size if isinstance(size, (list, tuple)) else (size, size)
+        return channels, height, width
+
+    def _find(self, *names: str) -> Any:
+        """Return the first value of one of these names, in the config or in one inside it."""
+        for config in self._configs:
+            for name in names:
+                value = getattr(config, name, None)
+                if value is not None:
+                    return value
+        return None
+
+
+def _nested(config: Any) -> Iterator[Any]:
+    yield config
+    for value in vars(config).values():
+        if hasattr(value, "model_type"):
+            yield from _nested(value)
+
+
+def _special_tokens(config: Any) -> Iterator[int]:
+    for name, value in vars(config).items():
+        if name.endswith(("_token_id", "_token_index")):
+            yield from value if isinstance(value, list) else [value]
+
+
+def _from_torchvision(ask: _Question) -> Example | None:
+    model, values = ask.model, ask.values
+    if ask.required[:2] == ["image1", "image2"]:  # RAFT
+        pair = values.floats(2, 3, 128, 128), values.floats(2, 3, 128, 128)
+        return Example(pair, {}, "torchvision's optical flow")
+    transform = getattr(model, "transform", None)
+    if not (hasattr(transform, "min_size") and hasattr(transform, "image_mean") and "targets" in ask.parameters):
+        return None
+    images = [values.floats(3, 128, 160), values.floats(3, 160, 128)]
+    targets = [_target(model, image) for image in images]
+    return Example((images, targets) if ask.training else (images,), {}, "torchvision's detection")
+
+
+def _target(model: nn.Module, image: Tensor) -> dict[str, Tensor]:
+    """Return two objects in `image`, with a mask and keypoints where `model` learns them."""
+    boxes = image.new_tensor([[8, 8, 72, 104], [40, 24, 120, 88]])
+    target = {"boxes": boxes, "labels": torch.ones(2, dtype=torch.int64, device="cpu")}
+    heads = getattr(model, "roi_heads", None)
+    if getattr(heads, "mask_predictor", None) is not None:
+        masks = torch.zeros(2, *image.shape[-2:], dtype=torch.uint8, device="cpu")
+        masks[0, 16:96, 16:64] = masks[1, 32:80, 48:112] = 1
+        target["masks"] = masks
+    predictor = getattr(heads, "keypoint_predictor", None)
+    if predictor is not None:
+        count = predictor.kps_score_lowres.out_channels
+        seen = image.new_tensor(1).expand(2, count, 1)
+        centres = (boxes[:, None, :2] + boxes[:, None, 2:]).expand(2, count, 2) / 2
+        target["keypoints"] = torch.cat([centres, seen], dim=2)
+    return target
+
+
+def _from_layer(ask: _Question) -> Example | None:
+    """Return one input for the first layer, in the order of registration, that says what it takes."""
+    names = ask.required
+    if len(names) != 1 or ask.parameters[names[0]].kind is inspect.Parameter.KEYWORD_ONLY:
+        return None
+    for layer in ask.model.modules():
+        value = _input_of(layer, ask)
+        if value is not None:
+            return Example((value,), {}, f"the first {type(layer).__name__}")
+    return None
+
+
+def _input_of(layer: nn.Module, ask: _Question) -> Tensor | None:
+    values = ask.values
+    if isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
+        size = _declared_size(ask.model, len(layer.kernel_size))
+        return values.floats(2, layer.in_channels, *size) if layer.in_channels else None
+    if isinstance(layer, nn.Linear):
+        return values.floats(2, layer.in_features) if layer.in_features else None
+    if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)):
+        return values.integers(layer.num_embeddings, 2, 16)
+    if isinstance(layer, nn.RNNBase):
+        return values.floats(*((2, 5) if layer.batch_first else (5, 2)), layer.input_size)
+    for kind, size in _NORM_SIZES.items():
+        if isinstance(layer, kind):
+            return values.floats(2, layer.num_features, *size) if layer.num_features else None
+    if isinstance(layer, nn.LayerNorm):
+        return values.floats(2, *layer.normalized_shape)
+    return None
+
+
+def _declared_size(model: nn.Module, dimensions: int) -> tuple[int, ...]:
+    """Return the size that a model of torchvision was built for, `model` or one inside it, or else a usual one."""
+    for module in model.modules():
+        side = getattr(module, "image_size", None)
+        if dimensions == 2 and isinstance(side, int):
+            return side, side
+        if dimensions == 2 and hasattr(module, "Mixed_7c"):  # Inception3: the head for training fits one size only
+            return 299, 299
+        position, stem = getattr(module, "pos_encoding", None), getattr(module, "conv_proj", None)
+        if dimensions == 3 and position is not None and isinstance(stem, nn.Conv3d):  # MViT
+            grid = (position.temporal_size, *position.spatial_size)
+            return tuple(count * stride for count, stride in zip(grid, stem.stride, strict=True))
+        if dimensions == 3 and isinstance(module, nn.AvgPool3d):  # S3D: its pool is as large as what is left of 224
+            return 16, 224, 224
+    return _CONVOLUTION_SIZES[dimensions]

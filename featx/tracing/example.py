@@ -1,0 +1,380 @@
+"""ExampleTracer: run `forward` on an example, and record the graph of what it really does.
+
+Tensors stay tensors: every torch call passes through a `TorchFunctionMode`, which runs it on stand-ins without values
+and knows a tensor by its identity. Sizes are traced numbers. What Python decides becomes a guard. Where the model asks
+for a value, the trace starts again with real tensors.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import sys
+from collections.abc import Callable, Generator, Mapping
+from contextlib import ExitStack, contextmanager
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from featx.errors import FeatxError, ModulePathError, TraceError
+from featx.ir.effects import MeasuredEffects
+from featx.ir.graph import Graph
+from featx.ir.node import Node
+from featx.tracing.constants import tensors_of
+from featx.tracing.example_inputs import bind_example
+from featx.tracing.lineage import Origin
+from featx.tracing.recording import NeedsValues, Recording, Unfollowable
+from featx.tracing.saved_state import SavedState
+from featx.tracing.scope import borrowed, walk_modules
+from featx.tracing.shapes import output_of
+from featx.tracing.state import ModuleState
+from featx.tracing.symbolic import Scope
+from featx.tracing.wrapping import wrapped_functions
+from featx.tree import tree_leaves
+
+LeafPolicy = Callable[[nn.Module, str], bool]
+
+
+class ExampleTracer:
+    """Traces a module or function on an example.
+
+    Args:
+        is_leaf: says, for a module and its path, whether a call of it is one node. By default modules of torch.nn are.
+        autowrap_modules: Python modules whose functions are recorded as one node each.
+        autowrap_functions: functions that are recorded as one node each.
+        keep_source: note the line of the model in `node.meta["source"]`.
+    """
+
+    def __init__(
+        self,
+        is_leaf: LeafPolicy | None = None,
+        autowrap_modules: tuple[ModuleType, ...] = (math,),
+        autowrap_functions: tuple[Callable[..., Any], ...] = (),
+        *,
+        keep_source: bool = False,
+    ) -> None:
+        self.is_leaf = is_leaf or is_torch_module
+        self._autowrap = (tuple(autowrap_modules), tuple(autowrap_functions))
+        self._keep_source = keep_source
+
+    def trace(self, root: nn.Module | Callable[..., Any], *args: Any, **kwargs: Any) -> ExampleTrace:
+        """Run `root(*args, **kwargs)` and return what was recorded.
+
+        Nothing is computed, unless the model asks for values; then it runs on the example for real. The model and the
+        inputs are as before afterwards, also after an error.
+
+        Raises:
+            TraceError: what the root module itself does cannot be followed; the message says where and what to do.
+        """
+        try:
+            return self._run(root, args, kwargs, is_real=False)
+        except (NeedsValues, Exception) as error:
+            if isinstance(error, FeatxError):
+                raise
+            if any(value.is_meta for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)):
+                if isinstance(error, NeedsValues):
+                    raise _error(root, "the model asks for values, and the example has none", "") from error
+                raise
+        return self._run(root, args, kwargs, is_real=True)
+
+    def _run(self, root: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, is_real: bool) -> ExampleTrace:
+        try:
+            trace = ExampleTrace(self, root, (args, kwargs), is_real=is_real, keep_source=self._keep_source)
+            trace.run(args, kwargs, *self._autowrap)
+        except Unfollowable as error:
+            raise _error(root, error.what, error.place) from error
+        return trace
+
+
+class ExampleTrace(Recording):
+    """One run of a model on an example. `graph` is what it did."""
+
+    def __init__(
+        self, tracer: ExampleTracer, root: Any, example: Any, *, is_real: bool, keep_source: bool
+    ) -> None:
+        self.root: nn.Module = root if isinstance(root, nn.Module) else nn.Module()
+        self._function: Callable[..., Any] = root.forward if isinstance(root, nn.Module) else root
+        self.module_paths = {module: path for path, module in walk_modules(self.root)}
+        owned: dict[int, str] = {}
+        device = None
+        for module, prefix in self.module_paths.items():
+            for name, tensor in tensors_of(module):
+                owned.setdefault(id(tensor), f"{prefix}.{name}" if prefix else name)
+                device = device or tensor.device
+        if device is None:
+            devices = [value.device for value in tree_leaves(example) if isinstance(value, torch.Tensor)]
+            device = devices[0] if devices else torch.device("cpu")
+        super().__init__(owned, device, is_real=is_real, keep_source=keep_source)
+        self._is_leaf = tracer.is_leaf
+        self._states: dict[nn.Module, ModuleState] = {}
+        self._training = {module: module.training for module in self.module_paths}
+        self._saved = SavedState()
+        self._inputs: list[torch.Tensor] = []
+
+    def run(
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        modules: tuple[ModuleType, ...],
+        functions: tuple[Callable[..., Any], ...],
+    ) -> None:
+        """Run the root on the example and record it. The model is as before afterwards."""
+        with ExitStack() as stack:
+            stack.enter_context(torch.inference_mode(False))  # where tensors count their versions
+            if self.is_real:
+                stack.enter_context(self._saved)
+            stack.enter_context(borrowed(list(self.module_paths), self._on_module))
+            namespaces = self._globals_of()
+            stack.enter_context(
+                wrapped_functions(namespaces, modules, functions, self._on_draw, self._on_wrapped)
+            )
+            stack.enter_context(self._attributes_restored())
+            call_args, call_kwargs = bind_example(self, self._function, args, kwargs, self._stand_in)
+            self._keep_state(self.root)
+            stack.enter_context(_Mode(self))
+            result = self._function(*call_args, **call_kwargs)
+            stack.enter_context(_untold())
+            self.output = self.create_arg(result)
+            self._autocast_modes.leave()
+            self.graph.output(self.output)
+            self._check_state(self.root)
+        self.is_active = False
+        self.names.assign()
+        for node, tensor, version in self.versions:
+            node.meta["is_overwritten"] = tensor._version != version
+
+    def _stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
+        if not self.is_real:
+            twin = self.stand_ins.of(tensor)
+            return twin if twin is not tensor else tensor.clone()
+        copy = tensor.detach().clone(memory_format=torch.preserve_format)
+        return copy.requires_grad_(False)
+
+    def _globals_of(self) -> list[dict[str, Any]]:
+        found: dict[int, dict[str, Any]] = {}
+        kinds = {type(module) for module in self.module_paths}
+        functions = [inspect.unwrap(self._function), *(kind.forward for kind in kinds if kind.__module__[:6] != "torch.")]
+        for candidate in functions:
+            namespace = getattr(candidate, "__globals__", None)
+            if namespace is not None:
+                found[id(namespace)] = namespace
+        return list(found.values())
+
+    @contextmanager
+    def _attributes_restored(self) -> Generator[None]:
+        try:
+            yield
+        finally:
+            for state in self._states.values():
+                state.restore(self._is_of_trace)
+            for module, mode in self._training.items():
+                if module.training is not mode:
+                    module.__dict__["training"] = mode
+
+    def _is_of_trace(self, value: Any) -> bool:
+        if not isinstance(value, torch.Tensor) or id(value) in self._paths:
+            return False
+        return self.lineage.get(value) is not None or value.is_meta
+
+    def _keep_state(self, module: nn.Module) -> None:
+        if module not in self._states and type(module).__module__[:17] != "torch.nn.modules.":
+            self._states[module] = ModuleState(module)
+
+    # -- modules -----------------------------------------------------------------------------------------------------
+
+    def path_of_module(self, mod: nn.Module) -> str:
+        """Return the path of a module in the root, the first one where it has several."""
+        path = self.module_paths.get(mod)
+        if path is None:
+            raise Unfollowable(f"a {type(mod).__name__} that is not registered as a submodule is used")
+        return path
+
+    def _on_module(
+        self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        if self.whole:
+            self._keep_state(module)
+            return self._result_of(module, forward, args, kwargs)
+        path = self.path_of_module(module)
+        outer = self.scope
+        self.scope = Scope(path, type(module), outer.stack)
+        try:
+            if self._is_leaf(module, path):
+                return self._call_whole(module, path, forward, args, kwargs)
+            return self._open(module, path, forward, args, kwargs)
+        finally:
+            self.scope = outer
+
+    def _open(
+        self, module: nn.Module, path: str, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        last, names, lineage = self.graph.root.prev, self.names.mark(), self.lineage.mark()
+        scope, versions = self.scope, len(self.versions)
+        self._keep_state(module)
+        try:
+            result = forward(*args, **kwargs)
+            self._check_state(module)
+            return result
+        except Unfollowable:
+            if not self.may_stay_whole(path):
+                raise
+            # What was recorded inside is taken back, and the module is kept whole.
+            self.scope, self.whole = scope, 0
+            self.names.forget(names)
+            self.lineage.forget(lineage)
+            del self.versions[versions:]
+            for node in reversed(self.graph.nodes):
+                if node is last:
+                    break
+                self.graph.erase_node(node)
+            return self._call_whole(module, path, forward, args, kwargs)
+
+    def may_stay_whole(self, path: str) -> bool:
+        """Say whether the module at `path` may be kept whole where it cannot be followed."""
+        return True
+
+    def _call_whole(
+        self, module: nn.Module, path: str, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        with _untold():
+            arguments = tuple([self.create_arg(value) for value in args])
+            keywords = {key: self.create_arg(value) for key, value in kwargs.items()} if kwargs else {}
+        is_own = type(module).__module__[:17] != "torch.nn.modules." or bool(module._modules)
+        if is_own:
+            self._keep_state(module)
+        call = functools.partial(self._result_of, module, forward, args, kwargs)
+        return self._as_one_node("call_module", path, arguments, keywords, (args, kwargs), call, is_measured=is_own)
+
+    def _as_one_node(
+        self, op: str, target: Any, args: Any, kwargs: Any, values: Any, call: Callable[[], Any], *, is_measured: bool
+    ) -> Any:
+        with _untold():
+            inputs = [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)] if is_measured else []
+            before = [value._version for value in inputs]
+        self.drew, self.wrote_model = False, False
+        self.whole += 1
+        try:
+            result = call()
+        finally:
+            self.whole -= 1
+        with _untold():
+            node = self.add_node(op, target, args, kwargs, None, None)
+            if is_measured:
+                written = [value for value, version in zip(inputs, before, strict=True) if value._version != version]
+                node.meta["effects"] = self._effects(node, inputs, written, result)
+            return self.follow(result, node, self._user_frame())
+
+    def _effects(
+        self, node: Node, inputs: list[torch.Tensor], written: list[torch.Tensor], result: Any
+    ) -> MeasuredEffects:
+        positions = {source: position for position, source in enumerate(node.all_input_nodes)}
+        memory = {_memory_of(value) for value in tree_leaves(result) if isinstance(value, torch.Tensor)}
+
+        def positions_of(values: list[torch.Tensor]) -> tuple[int, ...]:
+            nodes = [self.create_arg(value) for value in values]
+            return tuple([positions[source] for source in nodes if isinstance(source, Node) and source in positions])
+
+        shared = [value for value in inputs if _memory_of(value) in memory]
+        return MeasuredEffects(positions_of(written), positions_of(shared), self.drew, self.wrote_model)
+
+    def _result_of(
+        self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        if not self.is_real and not module._forward_hooks and not module._forward_pre_hooks:
+            with _untold():
+                result = output_of(module, args, kwargs)
+            if result is not None:
+                return result
+        return forward(*args, **kwargs)
+
+    def _check_state(self, module: nn.Module) -> None:
+        """Raise where forward left something on an opened module that a graph cannot."""
+        state = self._states.get(module)
+        if module.training is not self._training[module]:
+            raise Unfollowable(f"forward switches '{self.module_paths[module]}' between train and eval mode")
+        if state is None:
+            return
+        for name in state.changed_values():
+            raise Unfollowable(f"forward changes the attribute '{name}'")
+        for name, value in state.rebound_buffers(self._is_of_trace).items():
+            if not self.stand_ins.is_stand_in_of(value, state.buffer(name)):
+                raise Unfollowable(f"forward assigns a new tensor to the buffer '{name}'")
+        if state.drawn_generators():
+            raise Unfollowable("forward draws from a random generator of its own")
+
+    # -- functions that are recorded as one node ---------------------------------------------------------------------
+
+    def _on_wrapped(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if isinstance(function, functools._lru_cache_wrapper):
+            # Past the cache, which must not keep a tensor of this trace.
+            return function.__wrapped__(*args, **kwargs)
+        if self.whole or not self._is_followed((*tree_leaves(args), *tree_leaves(kwargs))):
+            return function(*args, **kwargs)
+        if getattr(math, getattr(function, "__name__", ""), None) is function:
+            return self._on_math(function, args)
+        with _untold():
+            arguments = tuple([self.create_arg(value) for value in args])
+            keywords = {key: self.create_arg(value) for key, value in kwargs.items()}
+        call = functools.partial(function, *args, **kwargs)
+        return self._as_one_node(
+            "call_function", function, arguments, keywords, (args, kwargs), call, is_measured=True
+        )
+
+    def _on_math(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        arguments = tuple([self.create_arg(value) for value in args])
+        self.whole += 1
+        try:
+            result = function(*args)
+        finally:
+            self.whole -= 1
+        if isinstance(result, bool) or not isinstance(result, (int, float)):
+            return result
+        return self.follow(result, self.add_node("call_function", function, arguments, {}, None, None), None)
+
+    def _on_draw(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        raise Unfollowable(f"forward draws from a random generator of Python or numpy ({function.__name__})")
+
+    def before_write(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Save the tensors of the model that are about to be written for real."""
+        if self.is_real:
+            self._saved.save([*args, *kwargs.values()])
+
+
+# Our own questions to tensors are none of the model's.
+_untold = torch._C.DisableTorchFunction
+
+
+class _Mode(TorchFunctionMode):
+    """Hands every torch call of this thread to the trace."""
+
+    def __init__(self, trace: ExampleTrace) -> None:
+        super().__init__()
+        self._trace = trace
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return self._trace.on_call(func, args, kwargs or {})
+
+
+def is_torch_module(module: nn.Module, path: str) -> bool:
+    """Say whether a module is one of torch.nn, except Sequential, or scripted: one node by default."""
+    if isinstance(module, (torch.jit.ScriptModule, nn.Sequential)):
+        return not isinstance(module, nn.Sequential)
+    return type(module).__module__.startswith(("torch.nn", "torch.ao.nn"))
+
+
+def _memory_of(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else id(tensor)
+
+
+def _error(root: Any, what: str, place: str) -> TraceError:
+    name = type(root).__name__ if isinstance(root, nn.Module) else getattr(root, "__name__", "function")
+    return TraceError(
+        f"cannot trace {name}: {what} {place}. To go on, put the code that does it into a submodule, which is kept whole, "
+        "or into a function that featx.wrap marks."
+    )

@@ -1,0 +1,73 @@
+"""What a traced graph checks when it runs: that Python would decide again as it did on the example."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from featx.errors import SpecializationError
+
+_HINT = (
+    "The graph holds only where this stays as it was on the example; trace again with an example like this input, or "
+    "keep the module that decides it whole"
+)
+
+
+def check_decision(value: Any, expected: Any, what: str) -> None:
+    """Raise unless `value` is what the model saw on the example.
+
+    Raises:
+        SpecializationError: it is not; `what` says what was decided, and where.
+    """
+    if not _is_same(value, expected):
+        raise SpecializationError(f"{what}: {_short(value)} now, {_short(expected)} on the example. {_HINT}.")
+
+
+def check_size(value: torch.Tensor, dim: int, expected: int, what: str) -> None:
+    """Raise unless dimension `dim` of an input has the length that it had on the example.
+
+    Raises:
+        SpecializationError: it has not; `what` names the input and says why it is fixed.
+    """
+    if value.dim() <= dim or value.shape[dim] != expected:
+        raise SpecializationError(
+            f"dimension {dim} of {what}: the input has shape {tuple(value.shape)}, the example had {expected} there. "
+            f"{_HINT}."
+        )
+
+
+def check_form(value: Any, form: Any, what: str) -> None:
+    """Raise unless `value` is nested as on the example; `form` is what `form_of` gave then.
+
+    Raises:
+        SpecializationError: it is not; `what` names it.
+    """
+    if form_of(value) != form:
+        raise SpecializationError(f"the form of {what}: {form_of(value)} now, {form} on the example. {_HINT}.")
+
+
+def form_of(value: Any) -> Any:
+    """Describe how `value` is nested, with its tensors by number of dimensions, as a value that compares."""
+    if isinstance(value, torch.Tensor):
+        return f"tensor of {value.dim()} dimensions"
+    if isinstance(value, (tuple, list)):
+        return (type(value).__name__, *[form_of(item) for item in value])
+    if isinstance(value, dict):
+        return ("dict", *[(key, form_of(item)) for key, item in value.items()])
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    return type(value).__mro__[-2].__name__ if isinstance(value, (int, float)) else type(value).__name__
+
+
+def _is_same(value: Any, expected: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return bool(value == expected)
+    if isinstance(expected, float) and expected != expected:
+        return bool(value != value)
+    return bool(value == expected)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

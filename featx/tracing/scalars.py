@@ -1,0 +1,190 @@
+"""Traced numbers: ints and floats that the model got from traced tensors, and that record the arithmetic done on them.
+
+They pass wherever Python or torch take a number. A comparison answers for the example and records a guard. A
+conversion that loses the record (`float(n)`, `int(f)`) pins the number to its present value. Outside the trace that made
+them, and inside modules that are kept whole, they are plain numbers.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+if TYPE_CHECKING:
+    from featx.ir.node import Node
+
+_ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "lshift", "rshift", "and_", "or_", "xor")
+_COMPARISONS = ("eq", "ne", "lt", "gt", "le", "ge")
+_UNARY = ("neg", "abs", "invert")
+# What answers about the value in a way that no arithmetic can follow.
+_PINNING = ("bit_length", "bit_count", "is_integer", "as_integer_ratio", "to_bytes", "hex")
+_ROUNDING: tuple[tuple[str, Callable[..., Any]], ...] = (
+    ("ceil", math.ceil), ("floor", math.floor), ("trunc", math.trunc), ("round", round),
+)  # fmt: skip
+
+
+class NumberTrace(Protocol):
+    """The trace that a number belongs to."""
+
+    def is_recording(self) -> bool:
+        """Say whether what the running code does is recorded."""
+        ...
+
+    def compute(self, function: Callable[..., Any], args: tuple[Any, ...], result: Any) -> Any:
+        """Record that `function(*args)` gave `result`, and return it as a traced number."""
+        ...
+
+    def decide(self, function: Callable[..., Any], args: tuple[Any, ...], result: bool) -> None:
+        """Record that Python saw `function(*args)` to be `result`, so that the graph holds only where it is."""
+        ...
+
+    def part(self, owner: Node, index: int) -> Node:
+        """Return the node for one item of the value of `owner`."""
+        ...
+
+
+class _Traced:
+    """What traced ints and floats share."""
+
+    trace: NumberTrace
+    # The node of this number; for an item of a size that nobody has used yet, the node of the size and the position.
+    origin: Node | tuple[Node, int]
+
+    @property
+    def node(self) -> Node:
+        """The node of this number, made at its first use."""
+        origin = self.origin
+        if isinstance(origin, tuple):
+            origin = self.origin = self.trace.part(*origin)
+        return origin
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self).__mro__[2], (_plain(self),)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return _plain(self)
+
+    def __copy__(self) -> Any:
+        return _plain(self)
+
+
+class TracedInt(_Traced, int):
+    """An int of a trace."""
+
+    def __int__(self) -> int:
+        return _pinned(self)
+
+    def __float__(self) -> float:
+        return float(_pinned(self))
+
+    def __bool__(self) -> bool:
+        plain = _plain(self)
+        if self.trace.is_recording():
+            self.trace.decide(operator.ne, (self, 0), plain != 0)
+        return plain != 0
+
+    __hash__ = int.__hash__
+
+
+class TracedFloat(_Traced, float):
+    """A float of a trace."""
+
+    def __int__(self) -> int:
+        return int(_pinned(self))
+
+    def __float__(self) -> float:
+        return _pinned(self)
+
+    def __bool__(self) -> bool:
+        plain = _plain(self)
+        if self.trace.is_recording():
+            self.trace.decide(operator.ne, (self, 0), plain != 0)
+        return plain != 0
+
+    __hash__ = float.__hash__
+
+
+def traced_number(value: int | float, origin: Node | tuple[Node, int], trace: NumberTrace) -> TracedInt | TracedFloat:
+    """Return `value` as a number that `trace` follows."""
+    number: Any = TracedFloat(value) if isinstance(value, float) else TracedInt(value)
+    number.trace, number.origin = trace, origin
+    return number
+
+
+def plain_number(value: Any) -> Any:
+    """Return a traced number as a plain one, and anything else as it is."""
+    return _plain(value) if isinstance(value, _Traced) else value
+
+
+def _plain(number: Any) -> Any:
+    # Through the slots of the base class: int(number) would ask __int__, which pins.
+    return int.__add__(number, 0) if isinstance(number, int) else float.__mul__(number, 1.0)
+
+
+def _pinned(number: Any) -> Any:
+    plain = _plain(number)
+    if number.trace.is_recording():
+        number.trace.decide(operator.eq, (number, plain), True)
+    return plain
+
+
+def _define(kind: type, name: str, function: Callable[..., Any], *, reflected: bool = False) -> None:
+    method = f"__{'r' if reflected else ''}{name.strip('_')}__"
+    base: Callable[..., Any] | None = getattr(kind.__mro__[2], method, None)
+    if base is None:
+        return
+    known = base
+
+    def implementation(self: Any, *others: Any) -> Any:
+        result = known(self, *others)
+        if result is NotImplemented or not self.trace.is_recording():
+            return result
+        return self.trace.compute(function, (*others, self) if reflected else (self, *others), result)
+
+    setattr(kind, method, implementation)
+
+
+def _define_comparison(kind: type, name: str) -> None:
+    known = cast(Callable[..., Any], getattr(kind.__mro__[2], f"__{name}__"))
+    function = getattr(operator, name)
+
+    def implementation(self: Any, other: Any) -> Any:
+        result = known(self, other)
+        if result is not NotImplemented and self.trace.is_recording():
+            self.trace.decide(function, (self, other), result)
+        return result
+
+    setattr(kind, f"__{name}__", implementation)
+
+
+def _define_pinning(kind: type, name: str) -> None:
+    known: Callable[..., Any] | None = getattr(kind.__mro__[2], name, None)
+    if known is not None:
+        setattr(kind, name, lambda self, *args, **kwargs: known(_pinned(self), *args, **kwargs))
+
+
+def _divmod(self: Any, other: Any) -> Any:
+    return self // other, self % other
+
+
+def _rdivmod(self: Any, other: Any) -> Any:
+    return other // self, other % self
+
+
+for _kind in (TracedInt, TracedFloat):
+    setattr(_kind, "__divmod__", _divmod)  # noqa: B010 - beside its siblings
+    setattr(_kind, "__rdivmod__", _rdivmod)  # noqa: B010
+    for _name in _PINNING:
+        _define_pinning(_kind, _name)
+    for _name in _ARITHMETIC:
+        _define(_kind, _name, getattr(operator, _name))
+        _define(_kind, _name, getattr(operator, _name), reflected=True)
+    for _name in _UNARY:
+        _define(_kind, _name, getattr(operator, _name))
+    for _name, _function in _ROUNDING:
+        _define(_kind, _name, _function)
+    for _name in _COMPARISONS:
+        _define_comparison(_kind, _name)
+    _kind.__hash__ = _kind.__mro__[2].__hash__

@@ -1,0 +1,109 @@
+"""What common leaf modules of torch.nn return for an input of a given form, without running them.
+
+A rule answers only in the plain case and gives None everywhere else; then the module runs on the meta device. Each rule
+is tested against the real module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+Rule = Callable[[Any, torch.Tensor], "torch.Tensor | None"]
+
+
+def output_of(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
+    """Return a tensor of the form that `module(*args)` has, on the meta device, or None where no rule applies. O(1)."""
+    rule = _RULES.get(type(module))
+    if rule is None or kwargs or len(args) != 1:
+        return None
+    x = args[0]
+    if type(x) is not torch.Tensor or not x.is_meta or not x.is_contiguous():
+        return None
+    return rule(module, x)
+
+
+def _same(module: Any, x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def _activation(module: Any, x: torch.Tensor) -> torch.Tensor:
+    if not module.inplace:
+        return torch.empty_like(x)
+    torch.autograd.graph.increment_version(x)
+    return x
+
+
+def _identity(module: Any, x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+def _dropout(module: Any, x: torch.Tensor) -> torch.Tensor | None:
+    return None if module.training else x
+
+
+def _batch_norm(module: Any, x: torch.Tensor) -> torch.Tensor | None:
+    # In training it writes its statistics, which running it notes.
+    if module.training or x.dim() < 2 or x.shape[1] != module.num_features or not _is_plain(module, x):
+        return None
+    return torch.empty_like(x)
+
+
+def _layer_norm(module: Any, x: torch.Tensor) -> torch.Tensor | None:
+    shape = module.normalized_shape
+    return torch.empty_like(x) if x.shape[-len(shape) :] == shape and _is_plain(module, x) else None
+
+
+def _linear(module: Any, x: torch.Tensor) -> torch.Tensor | None:
+    if x.dim() == 0 or x.shape[-1] != module.in_features or not _is_plain(module, x):
+        return None
+    return x.new_empty((*x.shape[:-1], module.out_features))
+
+
+def _convolution(module: Any, x: torch.Tensor) -> torch.Tensor | None:
+    dims = len(module.kernel_size)
+    if x.dim() != dims + 2 or x.shape[1] != module.in_channels or not _is_plain(module, x):
+        return None
+    sizes: list[int] = []
+    for axis in range(dims):
+        size, kernel, dilation = x.shape[axis + 2], module.kernel_size[axis], module.dilation[axis]
+        padding = module.padding
+        if padding == "same":
+            sizes.append(size)
+            continue
+        around = 0 if padding == "valid" else 2 * padding[axis]
+        length = (size + around - dilation * (kernel - 1) - 1) // module.stride[axis] + 1
+        if length < 1:
+            return None
+        sizes.append(length)
+    return x.new_empty((x.shape[0], module.out_channels, *sizes))
+
+
+def _adaptive_pool(module: Any, x: torch.Tensor) -> torch.Tensor | None:
+    size = module.output_size
+    pair = size if isinstance(size, tuple) else (size, size)
+    if x.dim() != 4 or pair[0] is None or pair[1] is None or 0 in x.shape:
+        return None
+    return x.new_empty((*x.shape[:2], *pair))
+
+
+def _is_plain(module: nn.Module, x: torch.Tensor) -> bool:
+    """Say whether the weight has the dtype of `x` and a contiguous layout, so that the result has them too."""
+    weight = module._parameters.get("weight")
+    return weight is None or (weight.dtype == x.dtype and weight.is_contiguous() and not torch.is_autocast_enabled())
+
+
+_RULES: dict[type, Rule] = {
+    nn.Identity: _identity,
+    **dict.fromkeys((nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout), _dropout),
+    **dict.fromkeys((nn.ReLU, nn.ReLU6, nn.SiLU, nn.Hardswish, nn.Hardsigmoid, nn.ELU, nn.LeakyReLU, nn.Mish), _activation),
+    **dict.fromkeys((nn.GELU, nn.Sigmoid, nn.Tanh, nn.Softplus, nn.PReLU), _same),
+    **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), _batch_norm),
+    nn.LayerNorm: _layer_norm,
+    nn.Linear: _linear,
+    **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), _convolution),
+    nn.AdaptiveAvgPool2d: _adaptive_pool,
+}

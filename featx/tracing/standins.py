@@ -1,0 +1,104 @@
+"""Run torch functions on tensors that have a form and no values, in place of the real ones.
+
+Weights, buffers and inputs each get a stand-in on the meta device, once. What is computed from constants alone runs for
+real, because a model may ask for its values; it gets a stand-in when it meets one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from featx.ir.effects import operator_draws, operator_writes
+from featx.tracing.scalars import TracedFloat, TracedInt
+
+_META = torch.device("meta")
+_NUMBERS = (TracedInt, TracedFloat)
+# Moves that stay where they are: on the meta device they would fail, or make a real tensor without values.
+_MOVES = frozenset({"cpu", "cuda", "xpu"})
+
+
+class StandIns:
+    """The stand-ins of one trace. `owned` are the tensors of the model, by id."""
+
+    def __init__(self, owned: dict[int, str]) -> None:
+        self._owned = owned
+        # By id: the real tensor, which must stay alive, and what stands for it.
+        self._made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the stand-in of a tensor: same shape, strides and dtype, on the meta device."""
+        if tensor.is_meta and id(tensor) not in self._owned:
+            return tensor
+        known = self._made.get(id(tensor))
+        if known is None:
+            if tensor.layout == torch.strided:
+                twin = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_META)
+            else:
+                twin = tensor.detach().to(_META)
+            known = self._made[id(tensor)] = (tensor, twin)
+        return known[1]
+
+    def is_stand_in_of(self, value: object, tensor: object) -> bool:
+        """Say whether `value` is the stand-in that was made for `tensor`."""
+        known = self._made.get(id(tensor))
+        return known is not None and known[1] is value
+
+    def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return what `function` gives, on stand-ins if any tensor or traced number is involved."""
+        name = function.__name__
+        if not (self._has_form_only(args) or (kwargs and self._has_form_only(tuple(kwargs.values())))):
+            if not operator_draws(name):
+                return function(*args, **kwargs)
+            with _META:
+                return function(*args, **{**kwargs, "device": _META} if "device" in kwargs else kwargs)
+        if name in _MOVES:
+            return self.of(args[0])
+        args = tuple([self._convert(value) for value in args])
+        if kwargs:
+            kwargs = {key: self._convert(value) for key, value in kwargs.items()}
+            if kwargs.get("device") is not None:
+                kwargs["device"] = _META
+        if name == "to" and len(args) > 1 and isinstance(args[1], (str, int)):
+            args = (args[0], _META, *args[2:])
+        if any(isinstance(value, torch.Tensor) for value in args[:1]):
+            return function(*args, **kwargs)
+        with _META:  # a factory with a traced size
+            return function(*args, **kwargs)
+
+    def writes_model(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Say whether a call writes into a tensor of the model."""
+        name = function.__name__
+        if name in ("batch_norm", "instance_norm"):
+            return any(id(value) in self._owned for value in (*args[1:5], *kwargs.values()))
+        if operator_writes(name) or "out" in kwargs:
+            targets = (*args[:1], kwargs.get("out"))
+            return any(id(target) in self._owned or self._stands_for_owned(target) for target in targets)
+        return False
+
+    def _stands_for_owned(self, value: object) -> bool:
+        return any(twin is value and number in self._owned for number, (_, twin) in self._made.items())
+
+    def _has_form_only(self, values: tuple[Any, ...]) -> bool:
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                if value.is_meta or id(value) in self._owned or id(value) in self._made:
+                    return True
+            elif isinstance(value, _NUMBERS):
+                if value.trace.is_recording():
+                    return True
+            elif isinstance(value, (tuple, list)) and self._has_form_only(tuple(value)):
+                return True
+        return False
+
+    def _convert(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self.of(value)
+        kind = type(value)
+        if kind is torch.device:
+            return _META
+        if kind is tuple or kind is list:
+            return kind([self._convert(item) for item in value])
+        return value

@@ -1,0 +1,301 @@
+"""Turn a case and a way to trace into a verdict: what the model does and the traced module does not."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from differences import difference, snapshot
+from inputs import Arguments, Case, built, calls, example
+from running import copied, generators, outer_state, run, seed, set_outer_state
+from torch import nn
+
+Trace = Callable[..., nn.Module]
+LABELS_OF_OTHER_SIZES = {
+    "other batch",
+    "batch of 1",
+    "batch as channels",
+    "empty batch",
+    "other channels",
+    "other height",
+    "other size",
+}
+
+
+@dataclass
+class Verdict:
+    """What came of a case.
+
+    `invalid`: the model itself raises on the example. `refusals`: errors of the library at trace time. `equal` and
+    `refused` hold labels of calls. `findings` are broken promises: the kind, where, and what.
+    """
+
+    invalid: str = ""
+    traced: bool = False
+    refusals: list[str] = field(default_factory=list)
+    equal: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    findings: list[tuple[str, str, str]] = field(default_factory=list)
+
+    @property
+    def follows_sizes(self) -> bool:
+        """Whether the traced module was compared on an input of other sizes."""
+        return any(label in LABELS_OF_OTHER_SIZES for label in self.equal)
+
+    def __str__(self) -> str:
+        return "\n".join(f"{kind} [{where}] {what}" for kind, where, what in self.findings)
+
+
+@dataclass(frozen=True)
+class Library:
+    """What is under test. Errors of `errors` are allowed; `extractor` and `names` may be left out."""
+
+    trace: Trace
+    errors: type[Exception]
+    extractor: Callable[..., nn.Module] | None = None
+    names: Callable[..., tuple[list[str], list[str]]] | None = None
+
+
+def judge(case: Case, library: Library) -> Verdict:
+    """Compare the model of `case` with what `library` makes of it, on many inputs, in both modes."""
+    verdict = Verdict()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with built(case) as model:
+            outcome = run(model, example(case), case)
+        if outcome.error is not None:
+            verdict.invalid = f"{type(outcome.error).__name__}: {outcome.error}"
+            return verdict
+        with built(case) as reference, built(case) as model:
+            _judge_trace(case, library, reference, model, verdict)
+        if library.extractor is not None and library.names is not None:
+            with built(case) as reference, built(case) as model:
+                _judge_extractor(case, library, reference, model, verdict)
+    return verdict
+
+
+# -- the whole graph ---------------------------------------------------------------------------------------------------
+
+
+def _judge_trace(case: Case, library: Library, reference: nn.Module, model: nn.Module, verdict: Verdict) -> None:
+    before, given = snapshot(model), example(case)
+    traced = _traced(lambda: library.trace(model, *given[0], **given[1]), library, verdict, "trace", case)
+    changed = difference(before, snapshot(model), "model") or difference(example(case), given, "example")
+    if changed:
+        verdict.findings.append(("changed by tracing", "trace", changed))
+    # A cache outside the model may hold what the trace computed.
+    outside = outer_state(reference)
+    again, expected = (run(copy.deepcopy(each), example(case), case) for each in (model, reference))
+    for each in (model, reference):
+        set_outer_state(each, outside)
+    what = difference(expected.result, again.result) if again.error is None else repr(again.error)
+    if what:
+        verdict.findings.append(("changed by tracing", "model run after the trace", what))
+    if traced is None:
+        return
+    verdict.traced = True
+    for mode in (case.training, not case.training):
+        traced.train(mode)
+        for label, arguments in calls(case):
+            if mode != case.training and label not in ("same sizes", "other batch", "example"):
+                continue
+            where = label if mode == case.training else f"{label}, {'train' if mode else 'eval'} mode"
+            reference = _compare(where, arguments, case, library, _Pair(reference.train(mode), model, traced), verdict)
+
+
+@dataclass
+class _Pair:
+    reference: nn.Module
+    model: nn.Module  # whose weights and buffers `traced` shares
+    traced: nn.Module
+
+
+def _compare(
+    where: str, arguments: Arguments, case: Case, library: Library, pair: _Pair, verdict: Verdict
+) -> nn.Module:
+    """Run both once; return the reference, with the state behind the call."""
+    try:
+        after = copy.deepcopy(pair.reference)
+    except RuntimeError:  # a tensor with history in an attribute
+        return pair.reference
+    outside = outer_state(pair.reference)
+    expected = run(after, arguments, case, gradients=case.grad)
+    if expected.error is not None:
+        set_outer_state(pair.reference, outside)
+        return pair.reference
+    actual = run(pair.traced, arguments, case, gradients=case.grad)
+    if actual.error is not None:
+        _note_error(actual.error, where, library, verdict)
+        _equalize(pair.model, after)
+        return after
+    findings = [
+        ("wrong value", difference(expected.result, actual.result)),
+        ("wrong effect on inputs", difference(expected.inputs, actual.inputs, "input")),
+        ("wrong generators", "" if expected.generators == actual.generators else "the random state differs afterwards"),
+        ("wrong memory", "" if expected.memory == actual.memory else f"{expected.memory} is {actual.memory}"),
+        ("wrong gradients", difference(expected.gradients, actual.gradients, "gradients")),
+        ("wrong state", _difference_of_state(after, pair.model)),
+    ]
+    found = [(kind, where, what) for kind, what in findings if what]
+    verdict.findings += found[:1]
+    if not found:
+        verdict.equal.append(where)
+    else:
+        _equalize(pair.model, after)
+    return after
+
+
+def _note_error(error: BaseException, where: str, library: Library, verdict: Verdict) -> None:
+    if isinstance(error, library.errors):
+        verdict.refused.append(where)
+    else:
+        verdict.findings.append(("raw error", where, f"{type(error).__name__}: {error}"))
+
+
+def _difference_of_state(expected: nn.Module, actual: nn.Module) -> str:
+    return difference(dict(expected.named_parameters()), dict(actual.named_parameters()), "parameters") or difference(
+        dict(expected.named_buffers()), dict(actual.named_buffers()), "buffers"
+    )
+
+
+def _equalize(model: nn.Module, reference: nn.Module) -> None:
+    """Give `model` the weights and buffers of `reference`, so that one finding does not make all later calls differ."""
+    set_outer_state(model, outer_state(reference))
+    with torch.no_grad():
+        for mine, its in zip(_state(model), _state(reference), strict=False):
+            if mine.shape == its.shape:
+                mine.copy_(its)
+
+
+def _state(model: nn.Module) -> Iterator[torch.Tensor]:
+    yield from model.parameters()
+    yield from model.buffers()
+
+
+def _traced(
+    make: Callable[[], nn.Module], library: Library, verdict: Verdict, where: str, case: Case
+) -> nn.Module | None:
+    seed()
+    before = generators()
+    try:
+        with torch.set_grad_enabled(case.grad):
+            return make()
+    except library.errors as error:
+        verdict.refusals.append(f"{type(error).__name__}: {error}")
+    except Exception as error:
+        verdict.findings.append(("raw error", where, f"{type(error).__name__}: {error}"))
+    finally:
+        if before != generators():
+            verdict.findings.append(("changed by tracing", where, "random state"))
+    return None
+
+
+# -- extractors --------------------------------------------------------------------------------------------------------
+
+
+def _judge_extractor(case: Case, library: Library, reference: nn.Module, model: nn.Module, verdict: Verdict) -> None:
+    """Compare the values of nodes that are calls of leaf modules with what hooks see, in both modes."""
+    assert library.extractor is not None
+    assert library.names is not None
+    args, kwargs = example(case)
+    if args and kwargs:
+        return
+    inputs, before, names = (args or kwargs), snapshot(model), library.names
+    both = _traced(lambda: names(model, example_inputs=inputs), library, verdict, "names", case)  # type: ignore[arg-type, return-value]
+    if both is None:
+        return
+    wished = [_wished(reference, names, case) for names in both]  # type: ignore[attr-defined]
+    if not all(wished):
+        return
+    extractor = _traced(
+        lambda: library.extractor(  # type: ignore[misc]
+            model,
+            train_return_nodes={name: name for name in wished[0]},
+            eval_return_nodes={name: name for name in wished[1]},
+            suppress_diff_warning=True,
+            example_inputs=inputs,
+        ),
+        library,
+        verdict,
+        "extractor",
+        case,
+    )
+    changed = difference(before, snapshot(model), "model")
+    if changed:
+        verdict.findings.append(("changed by tracing", "extractor", changed))
+    if extractor is None:
+        return
+    for mode in (case.training, not case.training):
+        for label, arguments in calls(case):
+            if label in ("same sizes", "other batch", "batch of 1", "negative", "example"):
+                where = f"extractor in {'train' if mode else 'eval'} mode, {label}"
+                pair = _Pair(reference.train(mode), model, extractor.train(mode))
+                reference = _compare_features(where, arguments, case, library, pair, wished[not mode], verdict)
+
+
+def _wished(model: nn.Module, names: Iterable[str], case: Case) -> list[str]:
+    """A part of the names, drawn by the case, the names that hooks can check first among them."""
+    leaves = [name for name in names if _leaf(model, name) is not None]
+    chosen = [name for place, name in enumerate(leaves) if case.notes[place % 6] != 1]
+    others = [name for place, name in enumerate(names) if place % 4 == case.notes[0] and name not in leaves]
+    return chosen + others[: case.notes[1]]
+
+
+def _leaf(model: nn.Module, name: str) -> tuple[str, int] | None:
+    """The path of a module of torch.nn without children and the number of the call that this node is, if it is one."""
+    path, _, number = name.rpartition("_")
+    for candidate, count in ((name, 0), (path, int(number) if number.isdigit() else -1)):
+        try:
+            module = model.get_submodule(candidate) if candidate and count >= 0 else None
+        except AttributeError:
+            continue
+        is_leaf = module is not None and type(module).__module__.startswith("torch.nn.modules")
+        if is_leaf and not isinstance(module, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
+            return candidate, count
+    return None
+
+
+def _compare_features(
+    where: str, arguments: Arguments, case: Case, library: Library, pair: _Pair, wished: list[str], verdict: Verdict
+) -> nn.Module:
+    try:
+        after = copy.deepcopy(pair.reference)
+    except RuntimeError:
+        return pair.reference
+    seen: dict[str, list[Any]] = {}
+    handles = []
+    for path, module in after.named_modules():
+        hook = lambda module, args, output, path=path: seen.setdefault(path, []).append(copied(output))  # noqa: E731
+        handles.append(module.register_forward_hook(hook))
+    outside = outer_state(pair.reference)
+    expected = run(after, arguments, case)
+    for handle in handles:
+        handle.remove()
+    if expected.error is not None:
+        set_outer_state(pair.reference, outside)
+        return pair.reference
+    actual = run(pair.traced, arguments, case)
+    if actual.error is not None:
+        _note_error(actual.error, where, library, verdict)
+        _equalize(pair.model, after)
+        return after
+    for name in wished:
+        leaf = _leaf(after, name)
+        if leaf is None or not isinstance(seen.get(leaf[0], [None])[0], torch.Tensor):
+            continue
+        outputs = seen[leaf[0]]
+        if leaf[1] >= len(outputs):
+            verdict.findings.append(("wrong feature", where, f"{name} is computed, and the model does not"))
+            continue
+        what = difference(outputs[leaf[1]], actual.result.get(name), name)
+        if what:
+            verdict.findings.append(("wrong feature", where, what))
+            break
+    else:
+        verdict.equal.append(where)
+    _equalize(pair.model, after)
+    return after

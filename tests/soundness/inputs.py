@@ -1,0 +1,173 @@
+"""Turn a case, which is the source of a model and how to call it, into modules and into calls of many sizes."""
+
+from __future__ import annotations
+
+import itertools
+import linecache
+import sys
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+SHAPES: tuple[tuple[int, ...], ...] = (
+    (3, 4), (1, 4), (4, 4), (2, 4), (2, 4, 6, 6), (1, 4, 6, 6), (4, 4, 4, 6), (4, 4, 4, 4),
+)  # fmt: skip
+
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class Case:
+    """The source of a class Model, the shape of the first input, and how forward is called."""
+
+    source: str
+    shape: tuple[int, ...] = (3, 4)
+    signature: str = "x"
+    training: bool = False
+    grad: bool = False
+    notes: tuple[int, ...] = (0,) * 6
+
+    def __str__(self) -> str:
+        how = f"shape={self.shape}, signature={self.signature!r}, training={self.training}, grad={self.grad}"
+        return f"# {how}\n{self.source.strip()}\n"
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Parameters of forward, its first lines, the variables they bind, and the calls of it: the first is traced."""
+
+    text: str
+    prologue: tuple[str, ...]
+    calls: tuple[Callable[[torch.Tensor, torch.Tensor], Arguments], ...]
+    tensors: tuple[str, ...] = ()
+    numbers: tuple[str, ...] = ()
+
+
+SIGNATURES: tuple[Signature, ...] = (
+    Signature("x", (), (lambda x, y: ((x,), {}), lambda x, y: ((), {"x": x}))),
+    Signature(
+        "x, y", (), (lambda x, y: ((x, y), {}), lambda x, y: ((x, x), {}), lambda x, y: ((x,), {"y": y})), ("y",)
+    ),
+    Signature(
+        "x, y=None",
+        ("if y is not None:", "    x = x + y"),
+        (lambda x, y: ((x,), {}), lambda x, y: ((x, y), {}), lambda x, y: ((x,), {"y": y})),
+    ),
+    Signature(
+        "x, *, y=None",
+        ("y = x if y is None else y",),
+        (lambda x, y: ((x,), {"y": y}), lambda x, y: ((x,), {}), lambda x, y: ((x,), {"y": y[:1]})),
+        ("y",),
+    ),
+    Signature(
+        "x, scale=2",
+        ("x = x * scale",),
+        (lambda x, y: ((x,), {}), lambda x, y: ((x, 3), {}), lambda x, y: ((x,), {"scale": 0.5})),
+        (),
+        ("scale",),
+    ),
+    Signature(
+        "x, scale",
+        (),
+        (lambda x, y: ((x, 3), {}), lambda x, y: ((x, 5), {}), lambda x, y: ((x, True), {})),
+        (),
+        ("scale",),
+    ),
+    Signature(
+        "x, flag=False",
+        ("if flag:", "    x = x.relu()"),
+        (lambda x, y: ((x,), {}), lambda x, y: ((x, True), {})),
+    ),
+    Signature(
+        "xs",
+        ("x, y = xs[0], xs[-1]",),
+        (lambda x, y: (([x, y],), {}), lambda x, y: (([x],), {}), lambda x, y: (((x, x, y),), {})),
+        ("y",),
+    ),
+    Signature(
+        "batch",
+        ("x, y = batch['x'], batch.get('y', batch['x'])",),
+        (lambda x, y: (({"x": x, "y": y},), {}), lambda x, y: (({"x": x},), {})),
+        ("y",),
+    ),
+    Signature(
+        "x, *rest",
+        ("y = rest[0] if rest else x",),
+        (lambda x, y: ((x, y), {}), lambda x, y: ((x,), {}), lambda x, y: ((x, y, y), {})),
+        ("y",),
+    ),
+    Signature(
+        "x, **options",
+        ("y = options.get('y', x)",),
+        (lambda x, y: ((x,), {"y": y}), lambda x, y: ((x,), {}), lambda x, y: ((x,), {"z": y})),
+        ("y",),
+    ),
+)
+
+
+@contextmanager
+def built(case: Case) -> Iterator[nn.Module]:
+    """The model of a case, with the weights of a fixed seed, as a Python module of its own that ends with the block."""
+    module = types.ModuleType(f"soundness_case_{next(_numbers)}")
+    module.__file__ = filename = f"/soundness/{module.__name__}.py"
+    linecache.cache[filename] = (len(case.source), None, case.source.splitlines(keepends=True), filename)
+    sys.modules[module.__name__] = module
+    try:
+        exec(compile(case.source, filename, "exec"), module.__dict__)
+        torch.manual_seed(0)
+        yield module.Model().train(case.training)
+    finally:
+        del sys.modules[module.__name__], linecache.cache[filename]
+
+
+def example(case: Case) -> Arguments:
+    """The call that is traced."""
+    return _call(case, 0, _tensor(case.shape, 0), _tensor(case.shape, 1))
+
+
+def calls(case: Case) -> Iterator[tuple[str, Arguments]]:
+    """Yield calls with what is special about each: other values, sizes, layouts, types, arguments."""
+    shape = case.shape
+    sizes = [
+        ("other batch", (shape[0] + 2, *shape[1:])),
+        ("batch of 1", (1, *shape[1:])),
+        ("batch as channels", (4, *shape[1:])),
+        ("empty batch", (0, *shape[1:])),
+        ("other channels", (shape[0], 6, *shape[2:])),
+    ]
+    if len(shape) == 4:
+        sizes += [("other height", (shape[0], 4, 8, shape[3])), ("other size", (shape[0] + 1, 4, 5, 7))]
+    x, y = _tensor(shape, 2), _tensor(shape, 3)
+    yield "same sizes", _call(case, 0, x, y)
+    for label, other in sizes:
+        yield label, _call(case, 0, _tensor(other, 4), _tensor(other, 5))
+    yield "negative", _call(case, 0, -x.abs(), y)
+    yield "zeros", _call(case, 0, torch.zeros(shape), y)
+    yield "nan", _call(case, 0, torch.full(shape, float("nan")), y)
+    yield "strides", _call(case, 0, x.transpose(1, -1).contiguous().transpose(1, -1), y)
+    yield "steps", _call(case, 0, torch.cat([x, x], dim=-1)[..., ::2], y)
+    yield "double", _call(case, 0, x.double(), y.double())
+    yield "ints", _call(case, 0, (x * 3).long(), (y * 3).long())
+    if case.grad:
+        yield "requires grad", _call(case, 0, x.clone().requires_grad_(), y)
+    for place in range(1, len(_signature(case).calls)):
+        yield f"call {place}", _call(case, place, x, y)
+    yield "example", example(case)
+
+
+def _signature(case: Case) -> Signature:
+    return next(signature for signature in SIGNATURES if signature.text == case.signature)
+
+
+def _call(case: Case, place: int, x: torch.Tensor, y: torch.Tensor) -> Arguments:
+    return _signature(case).calls[place](x, y)
+
+
+def _tensor(shape: tuple[int, ...], seed: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) + 0.25

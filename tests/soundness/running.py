@@ -1,0 +1,97 @@
+"""Turn a module and a call into all that came of it: result, inputs afterwards, gradients, random state."""
+
+from __future__ import annotations
+
+import copy
+import random
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from differences import memory, tensors_in
+from inputs import Arguments, Case
+from torch import nn
+
+
+@dataclass
+class Outcome:
+    result: Any = None
+    error: BaseException | None = None
+    memory: tuple[int, ...] = ()
+    inputs: Any = None
+    generators: Any = None
+    gradients: Any = None
+
+
+def run(module: nn.Module, arguments: Arguments, case: Case, gradients: bool = False) -> Outcome:
+    """Run on copies of the arguments, from one seed; NaNs and strides of the arguments are kept."""
+    args, kwargs = copy.deepcopy(arguments)
+    seed()
+    try:
+        with torch.set_grad_enabled(case.grad):
+            result = module(*args, **kwargs)
+    except Exception as error:
+        return Outcome(error=error)
+    outcome = Outcome(
+        # The result may be memory of the model, which the next call writes.
+        result=copied(result),
+        memory=memory([args, kwargs, result]),
+        inputs=(args, kwargs),
+        generators=generators(),
+    )
+    if gradients:
+        outcome.gradients = _gradients(module, result)
+    return outcome
+
+
+def seed() -> None:
+    torch.manual_seed(11)
+    random.seed(11)
+    np.random.seed(11)
+
+
+def generators() -> tuple[bytes, Any, bytes]:
+    return torch.get_rng_state().numpy().tobytes(), random.getstate(), np.random.get_state()[1].tobytes()
+
+
+def copied(value: Any) -> Any:
+    """Copy tensors with their strides; requires_grad is kept, history is not."""
+    if isinstance(value, torch.Tensor):
+        with torch.no_grad():
+            return value.detach().clone().requires_grad_(value.requires_grad)
+    if isinstance(value, dict):
+        return type(value)((key, copied(item)) for key, item in value.items())
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(copied, value))
+    if type(value) in (list, tuple):
+        return type(value)(map(copied, value))
+    return value
+
+
+def _gradients(module: nn.Module, result: Any) -> dict[str, Any]:
+    wanted = [value for value in tensors_in(result) if value.requires_grad and value.is_floating_point()]
+    parameters = {name: value for name, value in module.named_parameters() if value.requires_grad}
+    if not wanted or not parameters:
+        return {}
+    try:
+        found = torch.autograd.grad(sum(value.sum() for value in wanted), [*parameters.values()], allow_unused=True)
+    except RuntimeError as error:
+        return {"error": type(error)}
+    return {name: value for name, value in zip(parameters, found, strict=True) if value is not None}
+
+
+def outer_state(model: nn.Module) -> dict[str, Any]:
+    """Copy the globals that models write."""
+    names = vars(sys.modules[type(model).__module__])
+    return {name: copy.deepcopy(names[name]) for name in ("GLOBALS", "TABLE") if name in names}
+
+
+def set_outer_state(model: nn.Module, values: dict[str, Any]) -> None:
+    names = vars(sys.modules[type(model).__module__])
+    for name, value in values.items():
+        if isinstance(value, dict):
+            names[name].update(value)
+        else:
+            names[name].copy_(value)
