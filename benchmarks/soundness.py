@@ -23,7 +23,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "sound
 
 import grammar
 from comparison import Library, judge
-from tally import Tally, shrink
+from programs import Program
+from tally import Tally, kind_of, shrink
 
 LIBRARY = Library(featx.trace, featx.FeatxError, featx.create_feature_extractor, featx.get_graph_node_names)
 
@@ -34,8 +35,11 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0, help="case number N of a seed is the same in each run")
     parser.add_argument("--show", type=int, default=50, help="how many wrong cases to make small and print")
+    parser.add_argument("--lines", action="store_true", help="instead, one model for each line that models consist of")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.lines:
+        return show_lines()
     start = time.monotonic()
     tally, wrong = run(range(options.cases), options.seed)
     print(f"{options.cases} cases of seed {options.seed} in {time.monotonic() - start:.0f} s\n{tally}")
@@ -43,7 +47,24 @@ def main() -> int:
     return int(bool(wrong))
 
 
-def run(numbers: Iterable[int], seed: int) -> tuple[Tally, dict[int, grammar.Program]]:
+def show_lines() -> int:
+    """Print what comes of each line alone, where it is wrong, refused, or holds for the sizes of the example only."""
+    tally = Tally()
+    for program in grammar.of_each_line():
+        verdict = judge(program.case, LIBRARY)
+        tally.add(verdict)
+        line = " ; ".join(list(program.lines())[1].split("\n"))
+        if verdict.findings:
+            print(f"WRONG    {line}\n         {verdict.findings[0]}")
+        elif not verdict.traced:
+            print(f"refused  {line}\n         {verdict.refusals[0]}")
+        elif not verdict.follows_sizes:
+            print(f"narrow   {line}\n         equal: {', '.join(verdict.equal)}")
+    print(tally)
+    return int(tally.cases["with a finding"] > 0)
+
+
+def run(numbers: Iterable[int], seed: int) -> tuple[Tally, dict[int, Program]]:
     """Count what comes of the cases of these numbers, and return the wrong ones."""
     tally, wrong = Tally(), {}
     for number in numbers:
@@ -56,14 +77,14 @@ def run(numbers: Iterable[int], seed: int) -> tuple[Tally, dict[int, grammar.Pro
     return tally, wrong
 
 
-def show(wrong: dict[int, grammar.Program]) -> None:
+def show(wrong: dict[int, Program]) -> None:
     """Print the cases as small as they get; one of those that end as the same lines."""
     alike: dict[tuple[str, ...], list[int]] = {}
-    small: dict[int, grammar.Program] = {}
+    small: dict[int, Program] = {}
     for number, program in wrong.items():
         small[number] = shrink(program, LIBRARY)
-        kind = judge(small[number].case, LIBRARY).findings[0][0]
-        alike.setdefault((kind, *sorted(set(small[number].lines()))), []).append(number)
+        kind = kind_of(judge(small[number].case, LIBRARY)) or ("not found again", "")
+        alike.setdefault((*kind, *sorted(set(small[number].lines()))), []).append(number)
     for numbers in sorted(alike.values(), key=len, reverse=True):
         case = small[numbers[0]].case
         print(f"\n{'=' * 100}\n{len(numbers)} of {len(wrong)} cases: {numbers}\n{judge(case, LIBRARY)}\n\n{case}")

@@ -11,6 +11,7 @@ from featx.errors import (
     NodeInUseError,
     NodeNameError,
     RequestError,
+    SpecializationError,
     TargetError,
     TraceError,
 )
@@ -22,7 +23,8 @@ from featx.features.select import select
 from featx.features.tracing import FeatureTracer
 from featx.ir.graph import Graph
 from featx.ir.node import Node, map_aggregate, map_arg
-from featx.module import GraphModule, symbolic_trace
+from featx.module import GraphModule, symbolic_trace, trace
+from featx.tracing.example import ExampleTracer
 from featx.tracing.inputs import PH
 from featx.tracing.proxy import Attribute, ParameterProxy, Proxy
 from featx.tracing.symbolic import Tracer
@@ -36,6 +38,7 @@ __all__ = [
     "Attribute",
     "ControlFlowError",
     "DualGraphModule",
+    "ExampleTracer",
     "FeatureTracer",
     "FeatxError",
     "ForeignNodeError",
@@ -51,6 +54,7 @@ __all__ = [
     "Proxy",
     "PythonCode",
     "RequestError",
+    "SpecializationError",
     "TargetError",
     "TraceError",
     "Tracer",
@@ -62,5 +66,6 @@ __all__ = [
     "prune",
     "select",
     "symbolic_trace",
+    "trace",
     "wrap",
 ]

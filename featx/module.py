@@ -18,6 +18,8 @@ from featx.errors import ArgumentTypeError, GraphError, TargetError
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.ir.verify import find_attribute, verify_targets
+from featx.tracing.example import ExampleTracer
+from featx.tracing.freedom import trace_checked
 from featx.tracing.symbolic import Tracer
 
 
@@ -291,6 +293,26 @@ def symbolic_trace(
     graph = tracer.trace(root, concrete_args)
     name = type(root).__name__ if isinstance(root, nn.Module) else getattr(root, "__name__", "GraphModule")
     return GraphModule(tracer.root, graph, name)
+
+
+def trace(root: nn.Module | Callable[..., Any], *args: Any, **kwargs: Any) -> GraphModule:
+    """Follow `root(*args, **kwargs)` and return the graph of every operation that ran, as a module.
+
+    The model runs on tensors that have a form and no values; where it asks for a value, on the example itself. It is as
+    before afterwards, and so are the inputs. Each node's meta has `qualified_name`, `source` (the line of the model)
+    and, for a tensor, `shape` and `dtype`. `module.meta["free_dims"]` says which dimensions of the inputs are free;
+    for an input for which the model would do something else, calling the module raises `SpecializationError`.
+
+    One run, or some more at other sizes where the model's code looks at sizes. O(nodes + modules) each.
+
+    Raises:
+        TraceError: something cannot be followed; the message says where and what to do.
+    """
+    found, free_dims = trace_checked(ExampleTracer(keep_source=True), root, args, kwargs)
+    name = type(root).__name__ if isinstance(root, nn.Module) else getattr(root, "__name__", "GraphModule")
+    module = GraphModule(found.root, found.graph, name)
+    module.meta["free_dims"] = free_dims
+    return module
 
 
 def _share(source: nn.Module, destination: nn.Module, path: str) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import torch
 from torch import nn
 
+from featx.ir.equality import is_same_graph
 from featx.ir.graph import Graph
-from featx.ir.node import Node, map_arg
 from featx.module import GraphModule
 
 _COMPILED_STATE = ("_graph", "_code", "_bound", "_compiled_edits")
@@ -61,6 +60,11 @@ class DualGraphModule(GraphModule):
                 self._copy_targets(root, [other])
                 other.owning_module = self
 
+    @property
+    def free_dims(self) -> Any:
+        """Which dimensions of the inputs may differ from the example, in the present mode; None if traced without one."""
+        return self.meta.get("free_dims", {}).get(self.training)
+
     def train(self, mode: bool = True) -> DualGraphModule:
         """Switch to the train graph or the eval graph, and the submodules to that mode."""
         graph = self.train_graph if mode else self.eval_graph
@@ -90,30 +94,3 @@ def _submodule(module: nn.Module, path: str) -> nn.Module | None:
             return None
         module = child
     return module
-
-
-def is_same_graph(one: Graph, other: Graph) -> bool:
-    """Say whether two graphs have the same nodes, by opcode, target, name and arguments. O(nodes + edges)."""
-    if len(one.nodes) != len(other.nodes):
-        return False
-    twins: dict[Node, Node] = {}
-    for node, twin in zip(one.nodes, other.nodes, strict=True):
-        if node.op != twin.op or node.name != twin.name or not _is_same(node.target, twin.target):
-            return False
-        arguments = map_arg((node.args, node.kwargs), twins.__getitem__)
-        if not _is_same(arguments, (twin.args, twin.kwargs)):
-            return False
-        twins[node] = twin
-    return True
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    if one is other:
-        return True
-    if type(one) is not type(other) or isinstance(one, (Node, torch.Tensor)):
-        return False
-    if isinstance(one, (tuple, list)):
-        return len(one) == len(other) and all(map(_is_same, one, other))
-    if isinstance(one, dict):
-        return list(one) == list(other) and all(_is_same(one[key], other[key]) for key in one)
-    return repr(one) == repr(other) if isinstance(one, float) else bool(one == other)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -14,7 +14,7 @@ from featx.errors import ArgumentTypeError
 
 # What asking strangers raises: a config that lacks a value, has one of another kind, or one that fits nothing.
 _UNKNOWN = (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError)
-_TEXT_LENGTH, _SAMPLES, _FRAMES, _PATCHES = 12, 4800, 100, 8
+_TEXT_LENGTH, _SAMPLES, _FRAMES, _PATCHES = 12, 4800, 200, 8
 _CONVOLUTION_SIZES = {1: (64,), 2: (224, 224), 3: (16, 112, 112)}
 _NORM_SIZES = {nn.BatchNorm1d: (), nn.BatchNorm2d: (32, 32), nn.BatchNorm3d: (8, 16, 16)}
 
@@ -61,11 +61,9 @@ def find_example(model: nn.Module, training: bool = False) -> Example | None:
         training: whether train mode needs more, as the targets of torchvision's detection models.
     """
     try:
-        parameters = dict(inspect.signature(model.forward).parameters)
+        ask = _Question(model, training)
     except (TypeError, ValueError):
         return None
-    floating = (parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
-    ask = _Question(model, parameters, training, _Values(next(floating, torch.float32)))
     for search in (_from_timm, _from_transformers, _from_torchvision, _from_layer):
         try:
             example = search(ask)
@@ -76,37 +74,26 @@ def find_example(model: nn.Module, training: bool = False) -> Example | None:
     return None
 
 
-@dataclass(frozen=True)
-class _Values:
-    """Draws tensors; `dtype` is that of the floating ones."""
+class _Question:
+    """A model, what its forward takes, and the generator that the values come from."""
 
-    dtype: torch.dtype
-    generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0))
+    def __init__(self, model: nn.Module, training: bool) -> None:
+        self.model = model
+        self.training = training
+        self.parameters = dict(inspect.signature(model.forward).parameters)
+        variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        needed = [each for each in self.parameters.values() if each.default is each.empty and each.kind not in variadic]
+        self.required = [parameter.name for parameter in needed]
+        floating = (parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
+        self._dtype = next(floating, torch.float32)
+        self._generator = torch.Generator().manual_seed(0)
 
     def floats(self, *shape: int) -> Tensor:
-        with torch.device("cpu"):  # the caller may have set another default, which generator would not fit
-            return torch.rand(shape, generator=self.generator).to(self.dtype)
+        # The caller may have set another default device, which the generator would not fit.
+        return torch.rand(shape, generator=self._generator, device="cpu", dtype=torch.float32).to(self._dtype)
 
     def integers(self, high: int, *shape: int) -> Tensor:
-        with torch.device("cpu"):
-            return torch.randint(0, high, shape, generator=self.generator)
-
-
-@dataclass(frozen=True)
-class _Question:
-    model: nn.Module
-    parameters: dict[str, inspect.Parameter]
-    training: bool
-    values: _Values
-
-    @property
-    def required(self) -> list[str]:
-        variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-        return [
-            name
-            for name, parameter in self.parameters.items()
-            if parameter.default is parameter.empty and parameter.kind not in variadic
-        ]
+        return torch.randint(high, shape, generator=self._generator, device="cpu")
 
 
 def _from_timm(ask: _Question) -> Example | None:
@@ -114,7 +101,7 @@ def _from_timm(ask: _Question) -> Example | None:
         declared = getattr(ask.model, name, None)
         size = None if declared is None else declared.get("input_size")
         if size is not None:
-            return Example((ask.values.floats(2, *_as_built(ask.model, declared, size)),), {}, f"timm's {name}")
+            return Example((ask.floats(2, *_as_built(ask.model, declared, size)),), {}, f"timm's {name}")
     return None
 
 
@@ -133,12 +120,12 @@ def _from_transformers(ask: _Question) -> Example | None:
     config, main = getattr(ask.model, "config", None), getattr(ask.model, "main_input_name", None)
     if config is None or main is None:
         return None
-    inputs = _TransformersInputs(ask, config)
     try:
+        inputs = _TransformersInputs(ask, config)
         kwargs = {name: getattr(inputs, name)() for name in inputs.names([main] if isinstance(main, str) else main)}
     except _UNKNOWN:
         kwargs = dict(cast("Any", ask.model).dummy_inputs)
-        if not kwargs.keys() <= ask.parameters.keys():
+        if not set(ask.required) <= kwargs.keys() <= ask.parameters.keys():
             return None
         return Example((), kwargs, "transformers' dummy_inputs")
     return Example((), kwargs, f"the {type(config).__name__} of transformers") if kwargs else None
@@ -149,28 +136,30 @@ class _TransformersInputs:
 
     def __init__(self, ask: _Question, config: Any) -> None:  # Any: transformers need not be there
         self._ask = ask
-        self._values = ask.values
         self._config = config
         self._configs = list(_nested(config))
+        self._is_encoder_decoder = bool(getattr(config, "is_encoder_decoder", False))
 
     def names(self, main: list[str]) -> list[str]:
         """Return which parameters of forward to give, in its order."""
         parameters = self._ask.parameters
         wanted = {*main, *self._ask.required}
-        is_pair = self._find("image_token_id", "image_token_index", "audio_token_id", "audio_token_index") is None
-        is_sequence_pair = bool(getattr(self._config, "is_encoder_decoder", False))
-        if "input_ids" in wanted and is_pair and not is_sequence_pair:  # as CLIP and CLAP; others see images as tokens
-            wanted |= {"pixel_values", "input_features"}
-        if "pixel_values" in wanted and is_pair:
+        has_image_tokens = self._find("image_token_id", "image_token_index", "audio_token_id") is not None
+        if "input_ids" in wanted and not has_image_tokens and not self._is_encoder_decoder:
+            wanted |= {"pixel_values", "input_features"}  # as CLIP and CLAP; others see text alone without such tokens
+        if "pixel_values" in wanted and not has_image_tokens:
             wanted.add("input_ids")
-        if is_sequence_pair:
-            wanted |= {"decoder_input_ids", "decoder_input_values"}
-        if "input_ids" in wanted:
+        if self._is_encoder_decoder:
+            wanted.add("decoder_input_ids")
+        if "input_ids" in wanted & parameters.keys():
             wanted.add("attention_mask")
+        if "input_features" in wanted:
+            wanted.add("input_features_mask")
         return [name for name in parameters if name in wanted]
 
     def input_ids(self) -> Tensor:
-        return self._tokens(self._config.get_text_config())
+        text = self._config.get_text_config
+        return self._tokens(text(encoder=True) if self._is_encoder_decoder else text())
 
     def decoder_input_ids(self) -> Tensor:
         return self._tokens(self._config.get_text_config(decoder=True))
@@ -179,18 +168,20 @@ class _TransformersInputs:
         return torch.ones(2, _TEXT_LENGTH, dtype=torch.int64, device="cpu")
 
     def pixel_values(self) -> Tensor:
+        if "grid_thw" in self._ask.required:
+            return self.hidden_states()
         frames = self._find("num_frames")
         images = (2,) if frames is None else (2, frames)
-        return self._values.floats(*images, *self._image())
+        return self._ask.floats(*images, *self._image())
 
     def pixel_values_videos(self) -> Tensor:
-        return self._values.floats(2, self._find("num_frames", "frames_per_clip") or 8, *self._image())
+        return self._ask.floats(2, self._find("num_frames", "frames_per_clip") or 8, *self._image())
 
     def hidden_states(self) -> Tensor:
         """Return flat patches of two images, as the encoders of Qwen-VL take them."""
         patch = self._find("patch_size")
         width = self._image()[0] * (self._find("temporal_patch_size") or 1) * patch * patch
-        return self._values.floats(2 * _PATCHES * _PATCHES, width)
+        return self._ask.floats(2 * _PATCHES * _PATCHES, width)
 
     def grid_thw(self) -> Tensor:
         return torch.tensor([[1, _PATCHES, _PATCHES]] * 2, device="cpu")
@@ -198,29 +189,39 @@ class _TransformersInputs:
     def input_values(self) -> Tensor:
         """Return sounds: spectrograms, waves, or waves with channels."""
         if self._find("max_length") is not None and self._find("num_mel_bins") is not None:
-            return self._values.floats(2, self._find("max_length"), self._find("num_mel_bins"))
-        if self._find("conv_dim") is not None or getattr(self._config, "is_encoder_decoder", False):
-            return self._values.floats(2, _SAMPLES)
-        return self._values.floats(2, int(self._find("audio_channels") or 1), _SAMPLES)
+            return self._ask.floats(2, self._find("max_length"), self._find("num_mel_bins"))
+        if self._find("conv_dim") is not None or self._is_encoder_decoder:
+            return self._ask.floats(2, _SAMPLES)
+        return self._ask.floats(2, int(self._find("audio_channels") or 1), _SAMPLES)
 
     def input_features(self) -> Tensor:
-        """Return spectrograms: channels first, and of the one length that they must have, for whisper's kin."""
-        bins, positions = self._find("num_mel_bins"), self._find("max_source_positions")
-        width = self._find("feature_projection_input_dim", "input_feat_per_channel", "input_dim", "feature_size")
-        if width is None and bins is not None and positions is not None:
-            return self._values.floats(2, bins, 2 * positions)
-        return self._values.floats(2, _FRAMES, width or bins)
+        """Return spectrograms: time first, or channels first for models that begin with a Conv1d over time."""
+        width = self._width()
+        first = next((layer for layer in self._ask.model.modules() if isinstance(layer, nn.Conv1d)), None)
+        if first is None or first.in_channels != width or self._find("input_feat_per_channel") is not None:
+            return self._ask.floats(2, _FRAMES, width)
+        positions = self._find("max_source_positions")  # whisper takes one length only, and halves it
+        return self._ask.floats(2, width, 2 * positions if positions else _FRAMES)
+
+    def input_features_mask(self) -> Tensor:
+        frames = self.input_features().numel() // (2 * self._width())
+        return torch.ones(2, frames, dtype=torch.int64, device="cpu")
+
+    def _width(self) -> int:
+        names = "feature_projection_input_dim input_feat_per_channel input_dim feature_size num_mel_bins input_size"
+        return next(int(value) for value in map(self._find, names.split()) if value is not None)
 
     def past_values(self) -> Tensor:
-        return self._values.floats(2, self._find("context_length"), self._find("num_input_channels"))
+        channels = self._find("num_input_channels")
+        return self._ask.floats(2, self._find("context_length"), *([] if channels is None else [channels]))
 
     def _tokens(self, config: Any) -> Tensor:
         """Return two texts without special tokens, some of which must come with an image; only the end is told."""
         special = {number for config in self._configs for number in _special_tokens(config)}
         plain = [token for token in range(config.vocab_size) if token not in special]
-        tokens = torch.tensor(plain, device="cpu")[self._values.integers(len(plain), 2, _TEXT_LENGTH)]
+        tokens = torch.tensor(plain, device="cpu")[self._ask.integers(len(plain), 2, _TEXT_LENGTH)]
         end = getattr(config, "eos_token_id", None)
-        if getattr(self._config, "is_encoder_decoder", False) and isinstance(end, int) and end < config.vocab_size:
+        if self._is_encoder_decoder and isinstance(end, int) and end < config.vocab_size:
             tokens[:, -1] = end
         return tokens
 
@@ -254,14 +255,14 @@ def _special_tokens(config: Any) -> Iterator[int]:
 
 
 def _from_torchvision(ask: _Question) -> Example | None:
-    model, values = ask.model, ask.values
+    model = ask.model
     if ask.required[:2] == ["image1", "image2"]:  # RAFT
-        pair = values.floats(2, 3, 128, 128), values.floats(2, 3, 128, 128)
+        pair = ask.floats(2, 3, 128, 128), ask.floats(2, 3, 128, 128)
         return Example(pair, {}, "torchvision's optical flow")
     transform = getattr(model, "transform", None)
     if not (hasattr(transform, "min_size") and hasattr(transform, "image_mean") and "targets" in ask.parameters):
         return None
-    images = [values.floats(3, 128, 160), values.floats(3, 160, 128)]
+    images = [ask.floats(3, 128, 160), ask.floats(3, 160, 128)]
     targets = [_target(model, image) for image in images]
     return Example((images, targets) if ask.training else (images,), {}, "torchvision's detection")
 
@@ -289,6 +290,8 @@ def _from_layer(ask: _Question) -> Example | None:
     names = ask.required
     if len(names) != 1 or ask.parameters[names[0]].kind is inspect.Parameter.KEYWORD_ONLY:
         return None
+    if hasattr(ask.model, "main_input_name"):  # parts of transformers models take what their first layer does not
+        return None
     for layer in ask.model.modules():
         value = _input_of(layer, ask)
         if value is not None:
@@ -297,21 +300,20 @@ def _from_layer(ask: _Question) -> Example | None:
 
 
 def _input_of(layer: nn.Module, ask: _Question) -> Tensor | None:
-    values = ask.values
     if isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
         size = _declared_size(ask.model, len(layer.kernel_size))
-        return values.floats(2, layer.in_channels, *size) if layer.in_channels else None
+        return ask.floats(2, layer.in_channels, *size) if layer.in_channels else None
     if isinstance(layer, nn.Linear):
-        return values.floats(2, layer.in_features) if layer.in_features else None
+        return ask.floats(2, layer.in_features) if layer.in_features else None
     if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)):
-        return values.integers(layer.num_embeddings, 2, 16)
+        return ask.integers(layer.num_embeddings, 2, 16)
     if isinstance(layer, nn.RNNBase):
-        return values.floats(*((2, 5) if layer.batch_first else (5, 2)), layer.input_size)
+        return ask.floats(*((2, 5) if layer.batch_first else (5, 2)), layer.input_size)
     for kind, size in _NORM_SIZES.items():
         if isinstance(layer, kind):
-            return values.floats(2, layer.num_features, *size) if layer.num_features else None
+            return ask.floats(2, layer.num_features, *size) if layer.num_features else None
     if isinstance(layer, nn.LayerNorm):
-        return values.floats(2, *layer.normalized_shape)
+        return ask.floats(2, *layer.normalized_shape)
     return None
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from torch import nn
@@ -12,9 +11,10 @@ from featx.errors import RequestError
 from featx.features.dual import DualGraphModule
 from featx.features.nodes import names_of, warn_of_differences
 from featx.features.prune import prune
-from featx.features.select import as_request, select
-from featx.features.tracing import check_model, in_mode, trace_in_mode, training_flags
+from featx.features.select import as_request
+from featx.features.tracing import ModelTracing, TracerName, in_mode, training_flags
 from featx.ir.graph import Graph
+from featx.tracing.freedom import FreeDims
 
 Request = Mapping[str, str] | Sequence[str]
 
@@ -27,6 +27,9 @@ def create_feature_extractor(
     tracer_kwargs: Mapping[str, Any] | None = None,
     suppress_diff_warning: bool = False,
     concrete_args: dict[str, Any] | None = None,
+    *,
+    example_inputs: Any = None,
+    tracer: TracerName = "auto",
 ) -> DualGraphModule:
     """Return a module that computes the requested values of `model`, as a dict, and nothing that they do not need.
 
@@ -36,7 +39,10 @@ def create_feature_extractor(
     then the extractor computes what the model does in its present modes. `model` is as before afterwards, also after
     an error.
 
-    The model runs symbolically, once in each mode; O(nodes + modules) each.
+    Modules that no requested value lies inside are kept whole: their class, hooks and control flow stay. What the others
+    decide in Python is checked at run time, and `extractor.free_dims` says which dimensions of the inputs are free.
+
+    The model runs once or twice in each mode, on tensors without values; O(nodes + modules) each.
 
     Args:
         model: where the values come from.
@@ -47,38 +53,44 @@ def create_feature_extractor(
         tracer_kwargs: as for `get_graph_node_names`.
         suppress_diff_warning: do not warn when the modes have different nodes.
         concrete_args: inputs that are fixed to a value, by name.
+        example_inputs: inputs to follow through the model: a tensor, a tuple of positional ones or a dict by name. By
+            default what the model declares (timm, transformers, torchvision) or its first layer suggests.
+        tracer: "example" follows the example, "symbolic" runs the model on symbols; "auto" does the first where there
+            is an example and the second where there is none.
 
     Raises:
         NodeNameError: a name does not exist in a mode; the message has close matches.
         RequestError: nothing is requested, too much is, or one key is given twice.
         ArgumentTypeError: `model` is not a module, or the request is neither a dict nor a list.
-        TraceError: the model cannot be traced symbolically; the message says where and what to do.
+        TraceError: the model cannot be traced; the message says where and what to do.
     """
-    check_model(model)
+    tracing = ModelTracing(model, tracer_kwargs, concrete_args, example_inputs, tracer)
     requests = _requests(return_nodes, train_return_nodes, eval_return_nodes)
-    trace = partial(trace_in_mode, model, tracer_kwargs, concrete_args)
     graphs: dict[bool, Graph] = {}
     names: list[list[str]] = []
     flags: dict[bool, dict[str, bool]] = {}
+    free_dims: dict[bool, FreeDims | None] = {}
     for training, request in requests.items():
         with in_mode(model, training):
-            graph = trace()
-            names.append(names_of(graph))
-            graphs[training] = _cut(model, graph, request, "train" if training else "eval")
+            traced = tracing.wanted(request, "train" if training else "eval")
+            names.append(names_of(traced.graph))
+            graphs[training] = prune(traced.graph, traced.wanted, model)
             flags[training] = training_flags(model)
+            free_dims[training] = traced.free_dims
     present = None
     if training_flags(model) != flags[model.training]:
         # Somebody has put parts of the model into another mode than the whole.
-        present = _cut(model, trace(), requests[model.training], "as it is now")
+        traced = tracing.wanted(requests[model.training], "as it is now")
+        present = prune(traced.graph, traced.wanted, model)
     if not suppress_diff_warning:
         warn_of_differences(*names)
     exceptions = {mode: [path for path in paths if paths[path] != mode] for mode, paths in flags.items()}
     class_name = type(model).__name__
-    return DualGraphModule(model, graphs[True], graphs[False], class_name, present_graph=present, exceptions=exceptions)
-
-
-def _cut(model: nn.Module, graph: Graph, request: Mapping[str, str], mode: str) -> Graph:
-    return prune(graph, select(graph, request, f"{type(model).__name__} ({mode})"), model)
+    extractor = DualGraphModule(
+        model, graphs[True], graphs[False], class_name, present_graph=present, exceptions=exceptions
+    )
+    extractor.meta["free_dims"] = free_dims
+    return extractor
 
 
 def _requests(

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from featx.features.tracing import check_model, in_mode, trace_in_mode
+from featx.features.tracing import ModelTracing, TracerName, in_mode
 from featx.ir.graph import Graph
 
 
@@ -17,6 +17,9 @@ def get_graph_node_names(
     tracer_kwargs: Mapping[str, Any] | None = None,
     suppress_diff_warning: bool = False,
     concrete_args: dict[str, Any] | None = None,
+    *,
+    example_inputs: Any = None,
+    tracer: TracerName = "auto",
 ) -> tuple[list[str], list[str]]:
     """Return the names of the nodes of `model` in execution order, in train and in eval mode.
 
@@ -24,7 +27,7 @@ def get_graph_node_names(
     `layer1.0.add` a function that `layer1.0` calls, `layer1.0.relu_2` the third call of one module or function. Any of
     them, and any prefix such as `layer1`, can be given to `create_feature_extractor`.
 
-    The model runs symbolically, once in each mode; it is as before afterwards. O(nodes + modules) each.
+    The model runs once in each mode, on tensors without values; it is as before afterwards. O(nodes + modules) each.
 
     Args:
         model: what to trace.
@@ -32,16 +35,18 @@ def get_graph_node_names(
             `FeatureTracer`. Modules of torch.nn and torchvision.ops are leaves always.
         suppress_diff_warning: do not warn when the two lists differ.
         concrete_args: inputs that are fixed to a value, by name.
+        example_inputs: as for `create_feature_extractor`.
+        tracer: as for `create_feature_extractor`.
 
     Raises:
         ArgumentTypeError: `model` is not a module.
-        TraceError: the model cannot be traced symbolically; the message says where and what to do.
+        TraceError: the model cannot be traced; the message says where and what to do.
     """
-    check_model(model)
+    tracing = ModelTracing(model, tracer_kwargs, concrete_args, example_inputs, tracer)
     names: list[list[str]] = []
     for training in (True, False):
         with in_mode(model, training):
-            names.append(names_of(trace_in_mode(model, tracer_kwargs, concrete_args)))
+            names.append(names_of(tracing.graph()))
     train_names, eval_names = names
     if not suppress_diff_warning:
         warn_of_differences(train_names, eval_names)

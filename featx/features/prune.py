@@ -63,7 +63,9 @@ class _Liveness:
         self._wanted = wanted
         self._effects = Effects(graph, root)
         self._memory = MemoryGroups(graph, self._effects)
-        self._required = set(wanted)
+        end = max(wanted)
+        # What Python decided on the way to the wanted values must still hold.
+        self._required = wanted | {node for node in graph.nodes if node.meta.get("is_guard") and node < end}
         self._sweep()
         while self._require_state_writers():
             self._sweep()
@@ -71,6 +73,8 @@ class _Liveness:
 
     def is_overwritten(self, node: Node) -> bool:
         """Say whether a kept call behind `node` may write into its memory."""
+        if not node.meta.get("is_overwritten", True):
+            return False  # the tracer has seen that nobody writes it
         group = self._memory.of(node)
         return any(writer > node and group in self._written(writer) for writer in self.kept)
 

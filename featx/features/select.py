@@ -52,18 +52,21 @@ def select(graph: Graph, request: Mapping[str, str], owner: str) -> dict[str, No
     """
     last_under: dict[str, Node] = {}
     exact: dict[str, Node] = {}
+    whole: dict[str, Node] = {}
     for node in graph.nodes:
         name: str | None = node.meta.get("qualified_name")
         if name is None:
             continue
         exact[name] = node
+        if node.meta.get("is_whole"):
+            whole[node.target] = node  # the last call, as it is the last node
         end = name.rfind(".")
         while end > 0:
             last_under[name[:end]] = node
             end = name.rfind(".", 0, end)
     found: dict[str, Node] = {}
     for name, key in request.items():
-        node = exact.get(name) or last_under.get(name)
+        node = whole.get(name) or exact.get(name) or last_under.get(name)
         if node is None:
             raise _unknown_name(name, [*exact, *last_under], owner)
         found[key] = node

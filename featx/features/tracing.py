@@ -1,4 +1,4 @@
-"""Trace a model for feature extraction: torchvision's leaf policy, in train or eval mode, the model as before after."""
+"""Trace a model for feature extraction: symbolically or on an example, in train or eval mode, the model as before after."""
 
 from __future__ import annotations
 
@@ -6,15 +6,25 @@ import math
 import sys
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
-from featx.errors import ArgumentTypeError
+from featx.errors import ArgumentTypeError, NodeNameError, TraceError
+from featx.features.examples import Example, as_example, find_example
+from featx.features.opening import opened_for
+from featx.features.select import select
 from featx.ir.graph import Graph
+from featx.ir.node import Node
+from featx.tracing.example import ExampleTracer
+from featx.tracing.freedom import FreeDims, trace_checked
 from featx.tracing.scope import walk_modules
 from featx.tracing.symbolic import Tracer
+
+TracerName = Literal["auto", "example", "symbolic"]
 
 
 class FeatureTracer(Tracer):
@@ -54,24 +64,142 @@ class FeatureTracer(Tracer):
             self._is_leaf[kind] = known
         return known
 
+    def on_example(self, opened: frozenset[str] | None = None) -> ExampleTracer:
+        """Return a tracer with the same policy that follows an example."""
+        return ExampleTracer(self.is_leaf_module, self._autowrap_modules, self._autowrap_functions, opened=opened)
 
-def trace_in_mode(
-    model: nn.Module, tracer_kwargs: Mapping[str, Any] | None, concrete_args: dict[str, Any] | None
-) -> Graph:
-    """Trace `model`, in the mode in which it is, with a `FeatureTracer`.
+
+@dataclass(frozen=True)
+class TracedModel:
+    """A model in one mode: its graph, the requested nodes by key, and which dimensions of its inputs are free."""
+
+    graph: Graph
+    wanted: dict[str, Node]
+    free_dims: FreeDims | None
+
+
+class ModelTracing:
+    """How one model is traced: with which tracer, policy and example.
 
     Raises:
-        ArgumentTypeError: `tracer_kwargs` has a key that the tracer does not know.
-        TraceError: the model cannot be traced symbolically.
+        ArgumentTypeError: `model` is not a module, or an option has the wrong type or an unknown name.
     """
-    try:
-        tracer = FeatureTracer(**(tracer_kwargs or {}))
-    except TypeError as error:
-        raise ArgumentTypeError(
-            "tracer_kwargs may have autowrap_modules, autowrap_functions, param_shapes_constant and leaf_modules: "
-            f"{error}"
-        ) from error
-    return tracer.trace(model, concrete_args)
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tracer_kwargs: Mapping[str, Any] | None = None,
+        concrete_args: dict[str, Any] | None = None,
+        example_inputs: Any = None,
+        tracer: TracerName = "auto",
+    ) -> None:
+        self.model = check_model(model)
+        if tracer not in ("auto", "example", "symbolic"):
+            raise ArgumentTypeError(f"tracer must be 'auto', 'example' or 'symbolic', got {tracer!r}")
+        self._tracer_kwargs = dict(tracer_kwargs or {})
+        self._new_tracer()  # a wrong option is refused before anything runs
+        self._concrete_args = concrete_args
+        self._tracer = tracer
+        self._given = None if example_inputs is None else as_example(example_inputs)
+        if self._given is not None and tracer == "symbolic":
+            raise ArgumentTypeError("example_inputs are of no use to tracer='symbolic'; leave one of them out")
+        if concrete_args is not None and tracer == "auto" and self._given is None:
+            self._tracer = "symbolic"
+
+    def _new_tracer(self) -> FeatureTracer:
+        try:
+            return FeatureTracer(**self._tracer_kwargs)
+        except TypeError as error:
+            raise ArgumentTypeError(
+                "tracer_kwargs may have autowrap_modules, autowrap_functions, param_shapes_constant and leaf_modules: "
+                f"{error}"
+            ) from error
+
+    @cached_property
+    def _found(self) -> Example | None:
+        return find_example(self.model)
+
+    def _example(self) -> Example | None:
+        if self._tracer == "symbolic":
+            return None
+        example = self._given or (find_example(self.model, True) if self.model.training else self._found)
+        if example is None and self._tracer == "example":
+            raise TraceError(
+                f"{type(self.model).__name__} says nowhere what its inputs look like; give "
+                "example_inputs=torch.rand(1, 3, 224, 224), say, or a tuple or a dict of inputs"
+            )
+        if example is not None and self._concrete_args:
+            example = Example(example.args, {**example.kwargs, **self._concrete_args}, example.source)
+        return example
+
+    def graph(self) -> Graph:
+        """Return the graph of everything that the model does, in the mode in which it is.
+
+        Raises:
+            TraceError: the model cannot be traced; the message says where and what to do.
+        """
+        return self._either(lambda example: self._new_tracer().on_example().trace(self.model, *_inputs(example)).graph)
+
+    def wanted(self, request: Mapping[str, str], mode: str) -> TracedModel:
+        """Return the graph in which each requested name has a node, opened no further than that, and these nodes.
+
+        Raises:
+            NodeNameError: a name does not exist.
+            TraceError: the model cannot be traced.
+        """
+        owner = f"{type(self.model).__name__} ({mode})"
+        found: list[FreeDims] = []
+
+        def follow(example: Example) -> Graph:
+            try:
+                return self._opened(example, request, owner, found)
+            except NodeNameError:
+                # It may lie in a module that runs inside one it is no part of; and a list of all names is of help.
+                tracer = self._new_tracer().on_example()
+                trace, free = trace_checked(tracer, self.model, *_inputs(example))
+                found[:] = [free]
+                select(trace.graph, request, owner)
+                return trace.graph
+
+        graph = self._either(follow)
+        return TracedModel(graph, select(graph, request, owner), found[0] if found else None)
+
+    def _opened(self, example: Example, request: Mapping[str, str], owner: str, found: list[FreeDims]) -> Graph:
+        def is_enough(graph: Graph) -> bool:
+            try:
+                return bool(select(graph, request, owner))
+            except NodeNameError:
+                return False
+
+        tracer = self._new_tracer().on_example(opened_for(self.model, request))
+        trace, free = trace_checked(tracer, self.model, *_inputs(example), is_enough)
+        select(trace.graph, request, owner)
+        found[:] = [free]
+        return trace.graph
+
+    def _either(self, follow: Callable[[Example], Graph]) -> Graph:
+        """Trace on an example where there is one, else symbolically; and so where a guessed example does not do."""
+        example = self._example()
+        if example is None:
+            return self._new_tracer().trace(self.model, self._concrete_args)
+        try:
+            return follow(example)
+        except NodeNameError:
+            raise
+        except Exception as error:
+            if example is self._given or self._tracer == "example":
+                raise
+            try:
+                return self._new_tracer().trace(self.model, self._concrete_args)
+            except TraceError:
+                raise TraceError(
+                    f"cannot trace {type(self.model).__name__} on inputs guessed from {example.source}: {error} "
+                    "Give example_inputs that the model takes."
+                ) from error
+
+
+def _inputs(example: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return example.args, example.kwargs
 
 
 @contextmanager

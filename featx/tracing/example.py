@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-import sys
 from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import ModuleType
@@ -20,13 +19,12 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from featx.errors import FeatxError, ModulePathError, TraceError
+from featx.errors import FeatxError, TraceError
 from featx.ir.effects import MeasuredEffects
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.tracing.constants import tensors_of
 from featx.tracing.example_inputs import bind_example
-from featx.tracing.lineage import Origin
 from featx.tracing.recording import NeedsValues, Recording, Unfollowable
 from featx.tracing.saved_state import SavedState
 from featx.tracing.scope import borrowed, walk_modules
@@ -46,6 +44,8 @@ class ExampleTracer:
         is_leaf: says, for a module and its path, whether a call of it is one node. By default modules of torch.nn are.
         autowrap_modules: Python modules whose functions are recorded as one node each.
         autowrap_functions: functions that are recorded as one node each.
+        opened: the paths of the modules that are traced through; all others are one node each, whatever `is_leaf` says,
+            which then only decides how nodes are numbered. By default what `is_leaf` says.
         keep_source: note the line of the model in `node.meta["source"]`.
     """
 
@@ -55,23 +55,32 @@ class ExampleTracer:
         autowrap_modules: tuple[ModuleType, ...] = (math,),
         autowrap_functions: tuple[Callable[..., Any], ...] = (),
         *,
+        opened: frozenset[str] | None = None,
         keep_source: bool = False,
     ) -> None:
         self.is_leaf = is_leaf or is_torch_module
+        self.opened = opened
         self._autowrap = (tuple(autowrap_modules), tuple(autowrap_functions))
         self._keep_source = keep_source
 
-    def trace(self, root: nn.Module | Callable[..., Any], *args: Any, **kwargs: Any) -> ExampleTrace:
+    def trace(
+        self,
+        root: nn.Module | Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        is_enough: Callable[[Graph], bool] | None = None,
+    ) -> ExampleTrace:
         """Run `root(*args, **kwargs)` and return what was recorded.
 
         Nothing is computed, unless the model asks for values; then it runs on the example for real. The model and the
-        inputs are as before afterwards, also after an error.
+        inputs are as before afterwards, also after an error. Where something fails and `is_enough` says of the graph so
+        far that it has all that is wanted, the trace ends there.
 
         Raises:
             TraceError: what the root module itself does cannot be followed; the message says where and what to do.
         """
         try:
-            return self._run(root, args, kwargs, is_real=False)
+            return self._run(root, args, kwargs, is_enough, is_real=False)
         except (NeedsValues, Exception) as error:
             if isinstance(error, FeatxError):
                 raise
@@ -79,12 +88,15 @@ class ExampleTracer:
                 if isinstance(error, NeedsValues):
                     raise _error(root, "the model asks for values, and the example has none", "") from error
                 raise
-        return self._run(root, args, kwargs, is_real=True)
+        try:
+            return self._run(root, args, kwargs, is_enough, is_real=True)
+        except NeedsValues as error:
+            raise _error(root, "the model asks for values, and its weights have none", "") from error
 
-    def _run(self, root: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, is_real: bool) -> ExampleTrace:
+    def _run(self, root: Any, args: Any, kwargs: Any, is_enough: Any, *, is_real: bool) -> ExampleTrace:
         try:
             trace = ExampleTrace(self, root, (args, kwargs), is_real=is_real, keep_source=self._keep_source)
-            trace.run(args, kwargs, *self._autowrap)
+            trace.run(args, kwargs, *self._autowrap, is_enough)
         except Unfollowable as error:
             raise _error(root, error.what, error.place) from error
         return trace
@@ -98,6 +110,7 @@ class ExampleTrace(Recording):
     ) -> None:
         self.root: nn.Module = root if isinstance(root, nn.Module) else nn.Module()
         self._function: Callable[..., Any] = root.forward if isinstance(root, nn.Module) else root
+        self.signature = inspect.signature(self._function)
         self.module_paths = {module: path for path, module in walk_modules(self.root)}
         owned: dict[int, str] = {}
         device = None
@@ -110,6 +123,7 @@ class ExampleTrace(Recording):
             device = devices[0] if devices else torch.device("cpu")
         super().__init__(owned, device, is_real=is_real, keep_source=keep_source)
         self._is_leaf = tracer.is_leaf
+        self._opened = tracer.opened
         self._states: dict[nn.Module, ModuleState] = {}
         self._training = {module: module.training for module in self.module_paths}
         self._saved = SavedState()
@@ -121,6 +135,7 @@ class ExampleTrace(Recording):
         kwargs: Mapping[str, Any],
         modules: tuple[ModuleType, ...],
         functions: tuple[Callable[..., Any], ...],
+        is_enough: Callable[[Graph], bool] | None,
     ) -> None:
         """Run the root on the example and record it. The model is as before afterwards."""
         with ExitStack() as stack:
@@ -136,12 +151,20 @@ class ExampleTrace(Recording):
             call_args, call_kwargs = bind_example(self, self._function, args, kwargs, self._stand_in)
             self._keep_state(self.root)
             stack.enter_context(_Mode(self))
-            result = self._function(*call_args, **call_kwargs)
+            try:
+                result = self._function(*call_args, **call_kwargs)
+                stack.enter_context(_untold())
+                output = self.create_arg(result)
+                self._check_state(self.root)
+            except (Unfollowable, NeedsValues, Exception):
+                self.whole = 0
+                self.names.assign()
+                if is_enough is None or not is_enough(self.graph):
+                    raise
+                output = None
             stack.enter_context(_untold())
-            self.output = self.create_arg(result)
             self._autocast_modes.leave()
-            self.graph.output(self.output)
-            self._check_state(self.root)
+            self.graph.output(output)
         self.is_active = False
         self.names.assign()
         for node, tensor, version in self.versions:
@@ -198,12 +221,17 @@ class ExampleTrace(Recording):
     ) -> Any:
         if self.whole:
             self._keep_state(module)
+            if self._opened is not None and module in self.module_paths:
+                path = self.module_paths[module]
+                if self._is_leaf(module, path):
+                    self.names.skip_call(path)
             return self._result_of(module, forward, args, kwargs)
         path = self.path_of_module(module)
         outer = self.scope
         self.scope = Scope(path, type(module), outer.stack)
         try:
-            if self._is_leaf(module, path):
+            is_leaf = self._is_leaf(module, path) if self._opened is None else path not in self._opened
+            if is_leaf or isinstance(module, torch.jit.ScriptModule):
                 return self._call_whole(module, path, forward, args, kwargs)
             return self._open(module, path, forward, args, kwargs)
         finally:
@@ -235,7 +263,7 @@ class ExampleTrace(Recording):
 
     def may_stay_whole(self, path: str) -> bool:
         """Say whether the module at `path` may be kept whole where it cannot be followed."""
-        return True
+        return self._opened is None
 
     def _call_whole(
         self, module: nn.Module, path: str, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -263,10 +291,15 @@ class ExampleTrace(Recording):
             self.whole -= 1
         with _untold():
             node = self.add_node(op, target, args, kwargs, None, None)
+            if self._opened is not None and op == "call_module" and not self._is_leaf(self._module_at(target), target):
+                node.meta["is_whole"] = True
             if is_measured:
                 written = [value for value, version in zip(inputs, before, strict=True) if value._version != version]
                 node.meta["effects"] = self._effects(node, inputs, written, result)
             return self.follow(result, node, self._user_frame())
+
+    def _module_at(self, path: str) -> nn.Module:
+        return self.root.get_submodule(path)
 
     def _effects(
         self, node: Node, inputs: list[torch.Tensor], written: list[torch.Tensor], result: Any

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import operator
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast

@@ -28,6 +28,10 @@ class QualifiedNames:
         """Pass over one number of `stem`, for a node that a symbolic trace makes there and this trace does not."""
         self._entries.append((None, module_path, stem))
 
+    def skip_call(self, module_path: str) -> None:
+        """Count a call of a module that gets no node because the module around it is kept whole."""
+        self._entries.append((None, module_path, None))
+
     def mark(self) -> int:
         """Return what `forget` needs to drop everything that is added from now on."""
         return len(self._entries)
@@ -42,7 +46,7 @@ class QualifiedNames:
         taken: set[str] = set()
         numbers: dict[str, int] = {}
         for node, path, given in self._entries:
-            if node is not None and node.op == "call_module":
+            if node.op == "call_module" if node is not None else given is None:
                 name, is_free = path, path not in taken
             else:
                 stem = str(given) if node is None else _stem(node, given)

@@ -11,7 +11,6 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from featx.errors import ModulePathError
 from featx.ir.effects import draws_now
 from featx.ir.graph import Graph
 from featx.ir.node import Argument, Node, Target

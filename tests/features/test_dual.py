@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import featx
-from featx.features.dual import is_same_graph
+from featx.ir.equality import is_same_graph
 
 torchvision = pytest.importorskip("torchvision")
 from torchvision.models import feature_extraction as theirs  # noqa: E402 - after importorskip

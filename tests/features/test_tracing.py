@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import featx
-from featx.features.tracing import check_model, in_mode, trace_in_mode
+from featx.features.tracing import check_model, in_mode
 
 Unchanged = Callable[[nn.Module], Callable[[], None]]
 
@@ -130,7 +130,7 @@ def test_graph_is_traced_in_the_mode_that_was_asked_for() -> None:
     names = []
     for training in (True, False):
         with in_mode(model, training):
-            names.append([node.name for node in trace_in_mode(model, None, None).nodes])
+            names.append([node.name for node in featx.FeatureTracer().trace(model).nodes])
     assert names == [["x", "add", "output"], ["x", "sub", "output"]]
 
 

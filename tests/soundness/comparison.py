@@ -36,10 +36,17 @@ class Verdict:
 
     invalid: str = ""
     traced: bool = False
+    extracted: bool = False
     refusals: list[str] = field(default_factory=list)
     equal: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
     findings: list[tuple[str, str, str]] = field(default_factory=list)
+    stop: bool = False
+
+    @property
+    def is_done(self) -> bool:
+        """Whether what was found is enough."""
+        return self.stop and bool(self.findings)
 
     @property
     def follows_sizes(self) -> bool:
@@ -47,7 +54,8 @@ class Verdict:
         return any(label in LABELS_OF_OTHER_SIZES for label in self.equal)
 
     def __str__(self) -> str:
-        return "\n".join(f"{kind} [{where}] {what}" for kind, where, what in self.findings)
+        lines = [f"{kind} [{where}] {what}" for kind, where, what in self.findings]
+        return "\n".join([*lines[:3], f"and {len(lines) - 3} more"] if len(lines) > 4 else lines)
 
 
 @dataclass(frozen=True)
@@ -60,19 +68,22 @@ class Library:
     names: Callable[..., tuple[list[str], list[str]]] | None = None
 
 
-def judge(case: Case, library: Library) -> Verdict:
-    """Compare the model of `case` with what `library` makes of it, on many inputs, in both modes."""
-    verdict = Verdict()
+def judge(case: Case, library: Library, *, stop: bool = False) -> Verdict:
+    """Compare the model of `case` with what `library` makes of it, on many inputs, in both modes.
+
+    With `stop`, no more calls are made after the first finding.
+    """
+    verdict = Verdict(stop=stop)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with built(case) as model:
-            outcome = run(model, example(case), case)
+            outcome = run(model, example(case), grad=case.grad)
         if outcome.error is not None:
             verdict.invalid = f"{type(outcome.error).__name__}: {outcome.error}"
             return verdict
         with built(case) as reference, built(case) as model:
             _judge_trace(case, library, reference, model, verdict)
-        if library.extractor is not None and library.names is not None:
+        if library.extractor is not None and library.names is not None and not verdict.is_done:
             with built(case) as reference, built(case) as model:
                 _judge_extractor(case, library, reference, model, verdict)
     return verdict
@@ -89,19 +100,19 @@ def _judge_trace(case: Case, library: Library, reference: nn.Module, model: nn.M
         verdict.findings.append(("changed by tracing", "trace", changed))
     # A cache outside the model may hold what the trace computed.
     outside = outer_state(reference)
-    again, expected = (run(copy.deepcopy(each), example(case), case) for each in (model, reference))
+    again, expected = (run(copy.deepcopy(each), example(case), grad=case.grad) for each in (model, reference))
     for each in (model, reference):
         set_outer_state(each, outside)
     what = difference(expected.result, again.result) if again.error is None else repr(again.error)
     if what:
         verdict.findings.append(("changed by tracing", "model run after the trace", what))
-    if traced is None:
+    if traced is None or verdict.is_done:
         return
     verdict.traced = True
     for mode in (case.training, not case.training):
         traced.train(mode)
         for label, arguments in calls(case):
-            if mode != case.training and label not in ("same sizes", "other batch", "example"):
+            if (mode != case.training and label not in ("same sizes", "other batch", "example")) or verdict.is_done:
                 continue
             where = label if mode == case.training else f"{label}, {'train' if mode else 'eval'} mode"
             reference = _compare(where, arguments, case, library, _Pair(reference.train(mode), model, traced), verdict)
@@ -122,12 +133,12 @@ def _compare(
         after = copy.deepcopy(pair.reference)
     except RuntimeError:  # a tensor with history in an attribute
         return pair.reference
-    outside = outer_state(pair.reference)
-    expected = run(after, arguments, case, gradients=case.grad)
+    outside, grad = outer_state(pair.reference), case.grad != where.startswith("other grad mode")
+    expected = run(after, arguments, grad=grad, gradients=grad)
     if expected.error is not None:
         set_outer_state(pair.reference, outside)
         return pair.reference
-    actual = run(pair.traced, arguments, case, gradients=case.grad)
+    actual = run(pair.traced, arguments, grad=grad, gradients=grad)
     if actual.error is not None:
         _note_error(actual.error, where, library, verdict)
         _equalize(pair.model, after)
@@ -204,6 +215,11 @@ def _judge_extractor(case: Case, library: Library, reference: nn.Module, model: 
     args, kwargs = example(case)
     if args and kwargs:
         return
+    outside = outer_state(reference)
+    for mode in (True, False):
+        if run(copy.deepcopy(reference).train(mode), (args, kwargs), grad=case.grad).error is not None:
+            return
+    set_outer_state(reference, outside)
     inputs, before, names = (args or kwargs), snapshot(model), library.names
     both = _traced(lambda: names(model, example_inputs=inputs), library, verdict, "names", case)  # type: ignore[arg-type, return-value]
     if both is None:
@@ -229,9 +245,10 @@ def _judge_extractor(case: Case, library: Library, reference: nn.Module, model: 
         verdict.findings.append(("changed by tracing", "extractor", changed))
     if extractor is None:
         return
+    verdict.extracted = True
     for mode in (case.training, not case.training):
         for label, arguments in calls(case):
-            if label in ("same sizes", "other batch", "batch of 1", "negative", "example"):
+            if label in ("same sizes", "other batch", "batch of 1", "negative", "example") and not verdict.is_done:
                 where = f"extractor in {'train' if mode else 'eval'} mode, {label}"
                 pair = _Pair(reference.train(mode), model, extractor.train(mode))
                 reference = _compare_features(where, arguments, case, library, pair, wished[not mode], verdict)
@@ -272,13 +289,13 @@ def _compare_features(
         hook = lambda module, args, output, path=path: seen.setdefault(path, []).append(copied(output))  # noqa: E731
         handles.append(module.register_forward_hook(hook))
     outside = outer_state(pair.reference)
-    expected = run(after, arguments, case)
+    expected = run(after, arguments, grad=case.grad)
     for handle in handles:
         handle.remove()
     if expected.error is not None:
         set_outer_state(pair.reference, outside)
         return pair.reference
-    actual = run(pair.traced, arguments, case)
+    actual = run(pair.traced, arguments, grad=case.grad)
     if actual.error is not None:
         _note_error(actual.error, where, library, verdict)
         _equalize(pair.model, after)

@@ -136,6 +136,8 @@ USES_OF_SIZES: tuple[str, ...] = (
     "assert $x.shape[0] > $n",
     "torch._assert($x.shape[1] > 2, 'few channels')",
     "try:\n    $M = $x + torch.ones($x.shape[0], 1, 3)\nexcept RuntimeError:\n    $M = $x * 3",
+    "try:\n    $T = $x[:, 4]\nexcept IndexError:\n    $T = $x[:, 0]",
+    "try:\n    $T = $x.view(-1, 8)\nexcept RuntimeError:\n    $T = $x",
     "try:\n    $M = $x * [1.0, 2.0, 3.0, 4.0, 5.0][$x.shape[0]]\nexcept IndexError:\n    $M = $x * 3",
     "match $x.shape:\n    case (3, *_):\n        $M = $x * 3\n    case _:\n        $M = $x + 3",
 )

@@ -156,6 +156,7 @@ def calls(case: Case) -> Iterator[tuple[str, Arguments]]:
     yield "ints", _call(case, 0, (x * 3).long(), (y * 3).long())
     if case.grad:
         yield "requires grad", _call(case, 0, x.clone().requires_grad_(), y)
+    yield "other grad mode", _call(case, 0, x, y)
     for place in range(1, len(_signature(case).calls)):
         yield f"call {place}", _call(case, place, x, y)
     yield "example", example(case)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from differences import memory, tensors_in
-from inputs import Arguments, Case
+from inputs import Arguments
 from torch import nn
 
 
@@ -25,12 +25,12 @@ class Outcome:
     gradients: Any = None
 
 
-def run(module: nn.Module, arguments: Arguments, case: Case, gradients: bool = False) -> Outcome:
-    """Run on copies of the arguments, from one seed; NaNs and strides of the arguments are kept."""
+def run(module: nn.Module, arguments: Arguments, *, grad: bool, gradients: bool = False) -> Outcome:
+    """Run on copies of the arguments, strides included, from one seed, with gradients switched on or off."""
     args, kwargs = copy.deepcopy(arguments)
     seed()
     try:
-        with torch.set_grad_enabled(case.grad):
+        with torch.set_grad_enabled(grad):
             result = module(*args, **kwargs)
     except Exception as error:
         return Outcome(error=error)

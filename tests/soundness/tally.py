@@ -7,7 +7,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from comparison import Library, Verdict, judge
-from grammar import Program, smaller
+from grammar import smaller
+from programs import Program
 
 
 @dataclass
@@ -26,6 +27,7 @@ class Tally:
             return
         self.cases["run"] += 1
         self.cases["traced"] += verdict.traced
+        self.cases["features extracted"] += verdict.extracted
         self.cases["compared at another size"] += verdict.follows_sizes
         self.cases["with a finding"] += bool(verdict.findings)
         self.calls["equal"] += len(verdict.equal)
@@ -41,7 +43,7 @@ class Tally:
         run = self.cases["run"]
         rows = [("models", run + self.cases["the model itself raises"], "")]
         rows += [("  that raise themselves", self.cases["the model itself raises"], "")]
-        for name in ("traced", "compared at another size", "with a finding"):
+        for name in ("traced", "compared at another size", "features extracted", "with a finding"):
             rows.append((f"  {name}", self.cases[name], f"{self.share(name):.1%}"))
         rows += [(f"calls {name}", count, "") for name, count in sorted(self.calls.items())]
         rows += [
@@ -71,13 +73,13 @@ def kind_of(verdict: Verdict) -> tuple[str, str] | None:
 
 def shrink(program: Program, library: Library, limit: int = 400) -> Program:
     """Take away from `program` what its kind of finding does not need; at most `limit` verdicts."""
-    wanted = kind_of(judge(program.case, library))
-    tried, go_on = 0, True
+    wanted = kind_of(judge(program.case, library, stop=True))
+    tried, go_on = 0, wanted is not None
     while go_on and tried < limit:
         go_on = False
         for other in smaller(program):
             tried += 1
-            if kind_of(judge(other.case, library)) == wanted:
+            if kind_of(judge(other.case, library, stop=True)) == wanted:
                 program, go_on = other, True
                 break
             if tried >= limit:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from comparison import Library, Verdict, judge
 from inputs import Case
+from programs import Program
 from tally import Tally
 from torch import nn
 from torch.overrides import TorchFunctionMode, resolve_name
@@ -110,7 +111,6 @@ WRONG: dict[str, Callable[..., nn.Module]] = {
 
 
 def verdicts(trace: Callable[..., nn.Module], count: int) -> list[Verdict]:
-    torch.set_num_threads(1)
     choices = random.Random(0)
     library = Library(trace, featx.FeatxError)
     return [judge(grammar.draw(choices.randrange).case, library) for _ in range(count)]
@@ -136,7 +136,7 @@ def test_error_at_the_trace_is_a_finding_unless_it_is_ours(error: Exception) -> 
     def trace(model: nn.Module, *args: Any) -> nn.Module:
         raise error
 
-    verdict = judge(Case(grammar.Program(()).case.source), Library(trace, featx.FeatxError))
+    verdict = judge(Case(Program(()).case.source), Library(trace, featx.FeatxError))
     assert bool(verdict.findings) == isinstance(error, KeyError)
     assert bool(verdict.refusals) == isinstance(error, featx.TraceError)
 
@@ -157,7 +157,6 @@ def test_extractor_of_torchvision_is_found() -> None:
     def names(model: nn.Module, example_inputs: Any) -> tuple[list[str], list[str]]:
         return theirs.get_graph_node_names(model)
 
-    torch.set_num_threads(1)
     library = Library(refuse, Exception, extractor, names)
     found = [judge(grammar.draw(random.Random(seed).randrange).case, library).findings for seed in range(200)]
     assert any(kind == "wrong feature" for findings in found for kind, _, _ in findings)

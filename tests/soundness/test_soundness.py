@@ -9,48 +9,47 @@ from pathlib import Path
 
 import grammar
 import pytest
-import torch
 from comparison import Library, judge
-from tally import Tally
-
-import featx
+from programs import Program
+from tally import Tally, shrink
 
 hypothesis = pytest.importorskip("hypothesis")
 from hypothesis import strategies  # noqa: E402 - after importorskip
 
 CASES = 200
-LIBRARY = Library(featx.trace, featx.FeatxError, featx.create_feature_extractor, featx.get_graph_node_names)
 
 
 @strategies.composite
-def programs(draw: hypothesis.strategies.DrawFn) -> grammar.Program:
+def programs(draw: hypothesis.strategies.DrawFn) -> Program:
     return grammar.draw(lambda limit: draw(strategies.integers(0, limit - 1)))
 
 
-@pytest.fixture(autouse=True)
-def alone(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """One thread, and no files of hypothesis in the tree."""
-    torch.set_num_threads(1)
-    hypothesis.configuration.set_hypothesis_home_dir(Path(tmp_path_factory.getbasetemp()) / "hypothesis")
-
-
-def test_traced_random_models_give_what_the_models_give_or_refuse() -> None:
-    tally = Tally()
+def test_traced_random_models_give_what_the_models_give_or_refuse(library: Library, tmp_path: Path) -> None:
+    hypothesis.configuration.set_hypothesis_home_dir(tmp_path)
+    tally, wrong = Tally(), []
 
     @hypothesis.settings(
         max_examples=CASES,
         deadline=None,
         derandomize=True,
         database=None,
+        # A program shrinks better by its own lines than by the choices that made it.
+        phases=[hypothesis.Phase.generate],
         suppress_health_check=list(hypothesis.HealthCheck),
     )
     @hypothesis.given(programs())
-    def check(program: grammar.Program) -> None:
-        verdict = judge(program.case, LIBRARY)
+    def check(program: Program) -> None:
+        verdict = judge(program.case, library)
         tally.add(verdict)
-        assert not verdict.findings, f"\n{verdict}\n\n{program.case}"
+        if verdict.findings:
+            wrong.append(program)
 
     check()
+    if wrong:
+        small = shrink(min(wrong, key=lambda program: len(program.case.source)), library)
+        pytest.fail(
+            f"{len(wrong)} models, one of them:\n{judge(small.case, library)}\n\n{small.case}\n{tally}", pytrace=False
+        )
     # A tracer that refuses everything, or a grammar that it cannot follow, would prove nothing.
     assert tally.share("compared at another size") >= 0.4, str(tally)
     assert tally.cases["run"] >= 0.8 * CASES, str(tally)

@@ -172,7 +172,7 @@ WRITES: tuple[Line, ...] = (
     "$x.data.mul_(2)",
     "$x.detach().add_(1)",
     "$x.index_fill_(1, torch.tensor([0]), 0.5)",
-    "$x.index_add_(0, torch.arange($x.shape[0]), $y)",
+    "$x.index_add_(0, torch.arange($x.shape[0]), $y * 2)",
     "$x.scatter_(1, torch.zeros_like($x, dtype=torch.long), 0.5)",
     "$t.add_(1)",
     "$t += 1",

@@ -1,0 +1,166 @@
+"""Find out which dimensions of the inputs a trace leaves open, by tracing at other sizes and comparing.
+
+Sizes that the model turns into lists, loops or indices leave no node behind. So where Python has seen a size, the model
+is traced again with other ones: a dimension for which the graph stays the same is free, one for which it changes, or
+which the model refuses to change, is fixed and checked at run time.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+
+from featx.errors import FeatxError
+from featx.ir.equality import is_same_graph
+from featx.ir.graph import Graph
+from featx.ir.node import Node
+from featx.tracing.example import ExampleTrace, ExampleTracer
+from featx.tracing.guards import check_size
+
+FREE = "free"
+# Dimensions at one position that have one length change together.
+_Group = tuple[int, int]
+
+
+@dataclass
+class FreeDims:
+    """Which dimensions of the inputs of a trace may differ from the example.
+
+    Attributes:
+        of: for each input tensor, by name (`"x"`, `"images[0]"`), what is known of each dimension: "free", or "fixed:"
+            and why.
+    """
+
+    of: dict[str, list[str]] = field(default_factory=lambda: dict[str, list[str]]())
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{name}: {', '.join(dims)}" for name, dims in self.of.items())
+
+
+def trace_checked(
+    tracer: ExampleTracer,
+    root: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    is_enough: Callable[[Graph], bool] | None = None,
+) -> tuple[ExampleTrace, FreeDims]:
+    """Trace `root` on an example and at other sizes; return the first trace, with checks of the dimensions that are fixed.
+
+    One trace where the model's own code sees no size; else two, or one more for each group of dimensions where the
+    model does not accept all changes at once.
+
+    Raises:
+        TraceError: the example cannot be traced.
+    """
+    trace = tracer.trace(root, args, kwargs, is_enough)
+    inputs = list(_tensors(trace, args, kwargs))
+    groups = {(dim, size) for _, _, tensor in inputs for dim, size in enumerate(tensor.shape)}
+    known = dict.fromkeys(groups, FREE)
+    if trace.saw_sizes or trace.is_real:
+        known = _Variation(tracer, root, args, kwargs, trace, is_enough).test(inputs, sorted(groups))
+    free = FreeDims({name: [known[group] for group in enumerate(tensor.shape)] for name, _, tensor in inputs})
+    _check_fixed(trace.graph, inputs, known)
+    return trace, free
+
+
+class _Variation:
+    """Traces of one model at other sizes than those of its example."""
+
+    def __init__(
+        self, tracer: ExampleTracer, root: Any, args: Any, kwargs: Any, trace: ExampleTrace, is_enough: Any
+    ) -> None:
+        self._tracer = tracer
+        self._root = root
+        self._example = (args, dict(kwargs))
+        self._trace = trace
+        self._is_enough = is_enough
+
+    def test(self, inputs: list[tuple[str, Any, torch.Tensor]], groups: list[_Group]) -> dict[_Group, str]:
+        likely = {
+            (dim, size)
+            for _, _, tensor in inputs
+            for dim, size in enumerate(tensor.shape)
+            if dim == 0 or dim > 1 or not tensor.is_floating_point() or tensor.dim() == 3
+        }
+        known: dict[_Group, str] = {}
+        if len(likely) > 1 and self._outcome(sorted(likely)) == FREE:
+            known.update(dict.fromkeys(likely, FREE))
+        for group in groups:
+            if group not in known:
+                known[group] = self._outcome([group])
+        return known
+
+    def _outcome(self, groups: list[_Group]) -> str:
+        changes = {group: _other_size(*group, number) for number, group in enumerate(groups)}
+        args, kwargs = _resized(self._example, changes)
+        try:
+            other = self._tracer.trace(self._root, args, kwargs, self._is_enough)
+        except Exception as error:
+            if isinstance(error, FeatxError):
+                return "fixed: at another length the model cannot be followed"
+            return f"fixed: the model takes no other length ({type(error).__name__})"
+        if other.is_real == self._trace.is_real and is_same_graph(other.graph, self._trace.graph):
+            return FREE
+        return "fixed: the model does something else at another length"
+
+
+def _other_size(dim: int, size: int, number: int) -> int:
+    # Far enough away that an integer division of it changes too, and a multiple: many models need one.
+    return 2 * size + 1 if dim == 0 else size * (2 + number % 3)
+
+
+def _resized(value: Any, changes: Mapping[_Group, int]) -> Any:
+    if isinstance(value, torch.Tensor):
+        for dim, size in enumerate(value.shape):
+            wanted = changes.get((dim, size), size)
+            if wanted != size:
+                # The values repeat, so that what depends on them stays likely to go the same way.
+                value = value.repeat_interleave(-(-wanted // max(size, 1)), dim).narrow(dim, 0, wanted)
+        return value
+    if isinstance(value, dict):
+        return type(value)({key: _resized(item, changes) for key, item in cast(dict[Any, Any], value).items()})
+    if isinstance(value, (tuple, list)):
+        items = [_resized(item, changes) for item in cast(list[Any], value)]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return value
+
+
+def _tensors(
+    trace: ExampleTrace, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Iterator[tuple[str, list[Any], torch.Tensor]]:
+    """Yield name, path (a placeholder and keys) and tensor of each input."""
+    bound = trace.signature.bind(*args, **kwargs)
+    nodes = {node.target.lstrip("*"): node for node in trace.graph.nodes if node.op == "placeholder"}
+    for name, value in bound.arguments.items():
+        yield from _nested(name, [nodes[name]], value)
+
+
+def _nested(name: str, path: list[Any], value: Any) -> Iterator[tuple[str, list[Any], torch.Tensor]]:
+    if isinstance(value, torch.Tensor):
+        yield name, path, value
+    elif isinstance(value, dict):
+        for key, item in cast(dict[Any, Any], value).items():
+            yield from _nested(f"{name}[{key!r}]", [*path, key], item)
+    elif isinstance(value, (tuple, list)):
+        for index, item in enumerate(cast(list[Any], value)):
+            yield from _nested(f"{name}[{index}]", [*path, index], item)
+
+
+def _check_fixed(graph: Graph, inputs: list[tuple[str, list[Any], torch.Tensor]], known: Mapping[_Group, str]) -> None:
+    last: Node = [node for node in graph.nodes if node.op == "placeholder"][-1] if inputs else graph.root
+    with graph.inserting_before(last.next):
+        for name, (placeholder, *keys), tensor in inputs:
+            node = placeholder
+            for dim, size in enumerate(tensor.shape):
+                reason = known[dim, size]
+                if reason == FREE:
+                    continue
+                if node is placeholder:
+                    for key in keys:
+                        node = graph.call_function(operator.getitem, (node, key))
+                check = graph.call_function(check_size, (node, dim, size, f"input '{name}' is {reason}"))
+                check.meta["is_guard"] = True
