@@ -138,7 +138,8 @@ class _Liveness:
         for node in self._graph.nodes:
             if node.op == "call_module" and node.target in kept and node not in self.kept:
                 effects = self._effects.of(node)
-                if effects.writes_state and effects.is_opaque and self._root.get_submodule(node.target).training:
+                is_unknown = effects.is_opaque or "effects" in node.meta
+                if effects.writes_state and is_unknown and self._root.get_submodule(node.target).training:
                     again.add(node)
         return again
 

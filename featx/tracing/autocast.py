@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
+from torch.amp import autocast_mode
 
 from featx.ir.node import Node
 
@@ -35,12 +35,12 @@ class AutocastModes:
         for (device, enabled, dtype), outside in zip(state, self._outside, strict=True):
             if (device, enabled, dtype) != outside:
                 arguments: tuple[Any, ...] = (device, dtype, enabled, torch.is_autocast_cache_enabled())
-                self._entered.append(self._create_node("call_function", _enter_autocast, arguments, {}))
+                self._entered.append(self._create_node("call_function", autocast_mode._enter_autocast, arguments, {}))
 
     def leave(self) -> None:
         """Close what is open; also at the end of the trace."""
         while self._entered:
-            self._create_node("call_function", _exit_autocast, (self._entered.pop(),), {})
+            self._create_node("call_function", autocast_mode._exit_autocast, (self._entered.pop(),), {})
 
 
 def _state() -> _State:

@@ -25,6 +25,7 @@ from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.tracing.constants import tensors_of
 from featx.tracing.example_inputs import bind_example
+from featx.tracing.guards import check_form, form_of
 from featx.tracing.recording import NeedsValues, Recording, Unfollowable
 from featx.tracing.saved_state import SavedState
 from featx.tracing.scope import borrowed, walk_modules
@@ -124,6 +125,9 @@ class ExampleTrace(Recording):
         super().__init__(owned, device, is_real=is_real, keep_source=keep_source)
         self._is_leaf = tracer.is_leaf
         self._opened = tracer.opened
+        self._hooked = [
+            path for module, path in self.module_paths.items() if module._forward_hooks or module._forward_pre_hooks
+        ]
         self._states: dict[nn.Module, ModuleState] = {}
         self._training = {module: module.training for module in self.module_paths}
         self._saved = SavedState()
@@ -153,7 +157,7 @@ class ExampleTrace(Recording):
             stack.enter_context(_Mode(self))
             try:
                 result = self._function(*call_args, **call_kwargs)
-                stack.enter_context(_untold())
+                stack.enter_context(torch._C.DisableTorchFunction())
                 output = self.create_arg(result)
                 self._check_state(self.root)
             except (Unfollowable, NeedsValues, Exception):
@@ -162,7 +166,7 @@ class ExampleTrace(Recording):
                 if is_enough is None or not is_enough(self.graph):
                     raise
                 output = None
-            stack.enter_context(_untold())
+            stack.enter_context(torch._C.DisableTorchFunction())
             self._autocast_modes.leave()
             self.graph.output(output)
         self.is_active = False
@@ -225,14 +229,14 @@ class ExampleTrace(Recording):
                 path = self.module_paths[module]
                 if self._is_leaf(module, path):
                     self.names.skip_call(path)
-            return self._result_of(module, forward, args, kwargs)
+            return self._result_of(module, args, kwargs)
         path = self.path_of_module(module)
         outer = self.scope
         self.scope = Scope(path, type(module), outer.stack)
         try:
             is_leaf = self._is_leaf(module, path) if self._opened is None else path not in self._opened
             if is_leaf or isinstance(module, torch.jit.ScriptModule):
-                return self._call_whole(module, path, forward, args, kwargs)
+                return self._call_whole(module, path, args, kwargs)
             return self._open(module, path, forward, args, kwargs)
         finally:
             self.scope = outer
@@ -259,28 +263,26 @@ class ExampleTrace(Recording):
                 if node is last:
                     break
                 self.graph.erase_node(node)
-            return self._call_whole(module, path, forward, args, kwargs)
+            return self._call_whole(module, path, args, kwargs)
 
     def may_stay_whole(self, path: str) -> bool:
         """Say whether the module at `path` may be kept whole where it cannot be followed."""
         return self._opened is None
 
-    def _call_whole(
-        self, module: nn.Module, path: str, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        with _untold():
+    def _call_whole(self, module: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with torch._C.DisableTorchFunction():
             arguments = tuple([self.create_arg(value) for value in args])
             keywords = {key: self.create_arg(value) for key, value in kwargs.items()} if kwargs else {}
         is_own = type(module).__module__[:17] != "torch.nn.modules." or bool(module._modules)
         if is_own:
             self._keep_state(module)
-        call = functools.partial(self._result_of, module, forward, args, kwargs)
+        call = functools.partial(self._result_of, module, args, kwargs)
         return self._as_one_node("call_module", path, arguments, keywords, (args, kwargs), call, is_measured=is_own)
 
     def _as_one_node(
         self, op: str, target: Any, args: Any, kwargs: Any, values: Any, call: Callable[[], Any], *, is_measured: bool
     ) -> Any:
-        with _untold():
+        with torch._C.DisableTorchFunction():
             inputs = [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)] if is_measured else []
             before = [value._version for value in inputs]
         self.drew, self.wrote_model = False, False
@@ -289,14 +291,25 @@ class ExampleTrace(Recording):
             result = call()
         finally:
             self.whole -= 1
-        with _untold():
+        with torch._C.DisableTorchFunction():
             node = self.add_node(op, target, args, kwargs, None, None)
             if self._opened is not None and op == "call_module" and not self._is_leaf(self._module_at(target), target):
                 node.meta["is_whole"] = True
             if is_measured:
                 written = [value for value, version in zip(inputs, before, strict=True) if value._version != version]
                 node.meta["effects"] = self._effects(node, inputs, written, result)
+            if op == "call_module" and self._has_hooks(target):
+                self._check_form(node, result)
             return self.follow(result, node, self._user_frame())
+
+    def _has_hooks(self, path: str) -> bool:
+        return any(hooked == path or hooked.startswith(f"{path}.") for hooked in self._hooked)
+
+    def _check_form(self, node: Node, result: Any) -> None:
+        # The hooks, which have not run, may give something else.
+        arguments = (node, form_of(result), f"what '{node.target}' returns")
+        check = self.graph.create_node("call_function", check_form, arguments, {})
+        check.meta["is_guard"] = True
 
     def _module_at(self, path: str) -> nn.Module:
         return self.root.get_submodule(path)
@@ -314,15 +327,14 @@ class ExampleTrace(Recording):
         shared = [value for value in inputs if _memory_of(value) in memory]
         return MeasuredEffects(positions_of(written), positions_of(shared), self.drew, self.wrote_model)
 
-    def _result_of(
-        self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        if not self.is_real and not module._forward_hooks and not module._forward_pre_hooks:
-            with _untold():
+    def _result_of(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        # Without its hooks: they are to run when the extractor does, and not before.
+        if not self.is_real:
+            with torch._C.DisableTorchFunction():
                 result = output_of(module, args, kwargs)
             if result is not None:
                 return result
-        return forward(*args, **kwargs)
+        return module.forward(*args, **kwargs)
 
     def _check_state(self, module: nn.Module) -> None:
         """Raise where forward left something on an opened module that a graph cannot."""
@@ -349,7 +361,7 @@ class ExampleTrace(Recording):
             return function(*args, **kwargs)
         if getattr(math, getattr(function, "__name__", ""), None) is function:
             return self._on_math(function, args)
-        with _untold():
+        with torch._C.DisableTorchFunction():
             arguments = tuple([self.create_arg(value) for value in args])
             keywords = {key: self.create_arg(value) for key, value in kwargs.items()}
         call = functools.partial(function, *args, **kwargs)
@@ -375,10 +387,6 @@ class ExampleTrace(Recording):
         """Save the tensors of the model that are about to be written for real."""
         if self.is_real:
             self._saved.save([*args, *kwargs.values()])
-
-
-# Our own questions to tensors are none of the model's.
-_untold = torch._C.DisableTorchFunction
 
 
 class _Mode(TorchFunctionMode):
