@@ -78,16 +78,17 @@ def run(numbers: Iterable[int], seed: int) -> tuple[Tally, dict[int, Program]]:
 
 
 def show(wrong: dict[int, Program]) -> None:
-    """Print the cases as small as they get; one of those that end as the same lines."""
-    alike: dict[tuple[str, ...], list[int]] = {}
-    small: dict[int, Program] = {}
+    """Print each case as small as it gets, or that it comes down to the lines of one before."""
+    alike: dict[tuple[str, ...], int] = {}
     for number, program in wrong.items():
-        small[number] = shrink(program, LIBRARY)
-        kind = kind_of(judge(small[number].case, LIBRARY)) or ("not found again", "")
-        alike.setdefault((*kind, *sorted(set(small[number].lines()))), []).append(number)
-    for numbers in sorted(alike.values(), key=len, reverse=True):
-        case = small[numbers[0]].case
-        print(f"\n{'=' * 100}\n{len(numbers)} of {len(wrong)} cases: {numbers}\n{judge(case, LIBRARY)}\n\n{case}")
+        small = shrink(program, LIBRARY)
+        verdict = judge(small.case, LIBRARY)
+        kind = kind_of(verdict) or ("not found again", "")
+        first = alike.setdefault((*kind, *sorted(set(small.lines()))), number)
+        if first == number:
+            print(f"\n{'=' * 100}\ncase {number}\n{verdict}\n\n{small.case}", flush=True)
+        else:
+            print(f"case {number}: as case {first}", flush=True)
 
 
 if __name__ == "__main__":

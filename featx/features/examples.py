@@ -146,7 +146,9 @@ class _TransformersInputs:
         wanted = {*main, *self._ask.required}
         has_image_tokens = self._find("image_token_id", "image_token_index", "audio_token_id") is not None
         if "input_ids" in wanted and not has_image_tokens and not self._is_encoder_decoder:
-            wanted |= {"pixel_values", "input_features"}  # as CLIP and CLAP; others see text alone without such tokens
+            wanted.add("pixel_values")  # as CLIP; others see images as tokens, and take text alone too
+            if hasattr(self._ask.model, "get_text_features"):
+                wanted.add("input_features")  # as CLAP
         if "pixel_values" in wanted and not has_image_tokens:
             wanted.add("input_ids")
         if self._is_encoder_decoder:
@@ -158,8 +160,7 @@ class _TransformersInputs:
         return [name for name in parameters if name in wanted]
 
     def input_ids(self) -> Tensor:
-        text = self._config.get_text_config
-        return self._tokens(text(encoder=True) if self._is_encoder_decoder else text())
+        return self._tokens(self._config.get_text_config())
 
     def decoder_input_ids(self) -> Tensor:
         return self._tokens(self._config.get_text_config(decoder=True))
@@ -180,7 +181,7 @@ class _TransformersInputs:
     def hidden_states(self) -> Tensor:
         """Return flat patches of two images, as the encoders of Qwen-VL take them."""
         patch = self._find("patch_size")
-        width = self._image()[0] * (self._find("temporal_patch_size") or 1) * patch * patch
+        width = self._image()[0] * (self._find("temporal_patch_size", "patch_temporal") or 1) * patch * patch
         return self._ask.floats(2 * _PATCHES * _PATCHES, width)
 
     def grid_thw(self) -> Tensor:
@@ -190,7 +191,7 @@ class _TransformersInputs:
         """Return sounds: spectrograms, waves, or waves with channels."""
         if self._find("max_length") is not None and self._find("num_mel_bins") is not None:
             return self._ask.floats(2, self._find("max_length"), self._find("num_mel_bins"))
-        if self._find("conv_dim") is not None or self._is_encoder_decoder:
+        if hasattr(self._config, "conv_dim") or self._is_encoder_decoder:
             return self._ask.floats(2, _SAMPLES)
         return self._ask.floats(2, int(self._find("audio_channels") or 1), _SAMPLES)
 

@@ -251,8 +251,8 @@ class Effects:
             writes=inputs if writes else (),
             shares=inputs if shares or writes else (),
             is_opaque=writes and not module.__dict__.get("inplace"),
-            is_random=any(_draws(part) for part in parts),
-            writes_state=any(_writes_state(part) for part in parts),
+            is_random=any(module_draws(part) for part in parts),
+            writes_state=any(module_writes_state(part) for part in parts),
         )
 
 
@@ -275,7 +275,8 @@ def module_effects(module: nn.Module) -> tuple[bool, bool]:
     return False, isinstance(module, _VIEW_MODULES + _DROPOUT_MODULES)
 
 
-def _draws(module: nn.Module) -> bool:
+def module_draws(module: nn.Module) -> bool:
+    """Say whether a module itself, without those inside it, may draw random numbers when it is called."""
     if isinstance(module, _DROPOUT_MODULES) or module.__dict__.get("dropout"):
         return module.training
     if _class_path(module).startswith("torchvision.ops."):
@@ -285,7 +286,8 @@ def _draws(module: nn.Module) -> bool:
     return not is_known or isinstance(module, _DRAWING_MODULES)
 
 
-def _writes_state(module: nn.Module) -> bool:
+def module_writes_state(module: nn.Module) -> bool:
+    """Say whether a module itself, without those inside it, may write its parameters or buffers when it is called."""
     if not _is_torch_module(module):
         # Parametrizations too: spectral norm improves its vectors at each call.
         return not isinstance(module, nn.Sequential) and _class_path(module) not in _READ_ONLY_MODULES

@@ -20,7 +20,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from featx.errors import FeatxError, TraceError
-from featx.ir.effects import MeasuredEffects
+from featx.ir.effects import MeasuredEffects, module_draws, module_writes_state
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.tracing.constants import tensors_of
@@ -333,6 +333,9 @@ class ExampleTrace(Recording):
             with torch._C.DisableTorchFunction():
                 result = output_of(module, args, kwargs)
             if result is not None:
+                if module.training:
+                    self.drew = self.drew or module_draws(module)
+                    self.wrote_model = self.wrote_model or module_writes_state(module)
                 return result
         return module.forward(*args, **kwargs)
 

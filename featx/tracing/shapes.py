@@ -15,8 +15,10 @@ from torch import nn
 Rule = Callable[[Any, torch.Tensor], "torch.Tensor | None"]
 
 
-def output_of(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
-    """Return a tensor of the form that `module(*args)` has, on the meta device, or None where no rule applies. O(1)."""
+def output_of(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return a value of the form that `module(*args)` has, on the meta device, or None where no rule applies. O(1)."""
+    if type(module) is nn.MultiheadAttention:
+        return _attention(module, args, kwargs)
     rule = _RULES.get(type(module))
     if rule is None or kwargs or len(args) != 1:
         return None
@@ -26,13 +28,25 @@ def output_of(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return rule(module, x)
 
 
+def _attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Tensor, Any] | None:
+    plain = all(type(x) is torch.Tensor and x.is_meta and x.dim() == 3 and x.dtype == torch.float32 for x in args)
+    if len(args) != 3 or not plain or not module.batch_first or set(kwargs) - {"need_weights"} or not _is_plain(module, args[0]):
+        return None
+    (batch, length, width), source = args[0].shape, args[1].shape[1]
+    if width != module.embed_dim or args[1].shape != (batch, source, module.kdim) or args[2].shape[:2] != (batch, source):
+        return None
+    # In memory the sequence comes first.
+    output = args[0].new_empty((length, batch, width)).transpose(0, 1)
+    return output, args[0].new_empty((batch, length, source)) if kwargs.get("need_weights", True) else None
+
+
 def _same(module: Any, x: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(x)
+    return x.new_empty(x.shape)
 
 
 def _activation(module: Any, x: torch.Tensor) -> torch.Tensor:
     if not module.inplace:
-        return torch.empty_like(x)
+        return x.new_empty(x.shape)
     torch.autograd.graph.increment_version(x)
     return x
 
@@ -41,20 +55,23 @@ def _identity(module: Any, x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def _dropout(module: Any, x: torch.Tensor) -> torch.Tensor | None:
-    return None if module.training else x
+def _dropout(module: Any, x: torch.Tensor) -> torch.Tensor:
+    if module.training and module.p > 0:
+        return _activation(module, x)
+    return x
 
 
 def _batch_norm(module: Any, x: torch.Tensor) -> torch.Tensor | None:
-    # In training it writes its statistics, which running it notes.
-    if module.training or x.dim() < 2 or x.shape[1] != module.num_features or not _is_plain(module, x):
+    if x.dim() not in _BATCH_NORM_DIMS[type(module)] or x.shape[1] != module.num_features or not _is_plain(module, x):
         return None
-    return torch.empty_like(x)
+    if module.training and x.numel() == x.shape[1]:
+        return None  # one value a channel, which it refuses
+    return x.new_empty(x.shape)
 
 
 def _layer_norm(module: Any, x: torch.Tensor) -> torch.Tensor | None:
     shape = module.normalized_shape
-    return torch.empty_like(x) if x.shape[-len(shape) :] == shape and _is_plain(module, x) else None
+    return x.new_empty(x.shape) if x.shape[-len(shape) :] == shape and _is_plain(module, x) else None
 
 
 def _linear(module: Any, x: torch.Tensor) -> torch.Tensor | None:
@@ -82,6 +99,25 @@ def _convolution(module: Any, x: torch.Tensor) -> torch.Tensor | None:
     return x.new_empty((x.shape[0], module.out_channels, *sizes))
 
 
+def _pool(module: Any, x: torch.Tensor) -> torch.Tensor | None:
+    if x.dim() != 4 or module.ceil_mode or getattr(module, "return_indices", False):
+        return None
+    sizes: list[int] = []
+    for axis in range(2):
+        kernel, padding = _at(module.kernel_size, axis), _at(module.padding, axis)
+        stride = _at(module.stride, axis) if module.stride is not None else kernel
+        reach = _at(getattr(module, "dilation", 1), axis) * (kernel - 1)
+        length = (x.shape[axis + 2] + 2 * padding - reach - 1) // stride + 1
+        if length < 1 or 2 * padding > kernel:
+            return None
+        sizes.append(length)
+    return x.new_empty((*x.shape[:2], *sizes))
+
+
+def _at(value: Any, axis: int) -> int:
+    return value[axis] if isinstance(value, tuple) else value
+
+
 def _adaptive_pool(module: Any, x: torch.Tensor) -> torch.Tensor | None:
     size = module.output_size
     pair = size if isinstance(size, tuple) else (size, size)
@@ -96,14 +132,16 @@ def _is_plain(module: nn.Module, x: torch.Tensor) -> bool:
     return weight is None or (weight.dtype == x.dtype and weight.is_contiguous() and not torch.is_autocast_enabled())
 
 
+_BATCH_NORM_DIMS = {nn.BatchNorm1d: (2, 3), nn.BatchNorm2d: (4,), nn.BatchNorm3d: (5,)}
 _RULES: dict[type, Rule] = {
     nn.Identity: _identity,
     **dict.fromkeys((nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout), _dropout),
-    **dict.fromkeys((nn.ReLU, nn.ReLU6, nn.SiLU, nn.Hardswish, nn.Hardsigmoid, nn.ELU, nn.LeakyReLU, nn.Mish), _activation),
+    **dict.fromkeys((nn.ReLU, nn.ReLU6, nn.SiLU, nn.Hardswish, nn.Hardsigmoid, nn.ELU, nn.LeakyReLU), _activation),
     **dict.fromkeys((nn.GELU, nn.Sigmoid, nn.Tanh, nn.Softplus, nn.PReLU), _same),
     **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), _batch_norm),
     nn.LayerNorm: _layer_norm,
     nn.Linear: _linear,
     **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), _convolution),
     nn.AdaptiveAvgPool2d: _adaptive_pool,
+    **dict.fromkeys((nn.MaxPool2d, nn.AvgPool2d), _pool),
 }

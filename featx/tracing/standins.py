@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from featx.ir.effects import operator_draws, operator_writes
+from featx.tracing.function_shapes import result_of
 from featx.tracing.scalars import TracedFloat, TracedInt
 
 _META = torch.device("meta")
@@ -27,6 +28,7 @@ class StandIns:
         self._owned = owned
         # By id: the real tensor, which must stay alive, and what stands for it.
         self._made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._twins_of_owned: set[int] = set()
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the stand-in of a tensor: same shape, strides and dtype, on the meta device."""
@@ -39,6 +41,8 @@ class StandIns:
             else:
                 twin = tensor.detach().to(_META)
             known = self._made[id(tensor)] = (tensor, twin)
+            if id(tensor) in self._owned:
+                self._twins_of_owned.add(id(twin))
         return known[1]
 
     def is_stand_in_of(self, value: object, tensor: object) -> bool:
@@ -54,6 +58,9 @@ class StandIns:
                 return function(*args, **kwargs)
             with _META:
                 return function(*args, **{**kwargs, "device": _META} if "device" in kwargs else kwargs)
+        result = result_of(function, args, kwargs)
+        if result is not None:
+            return self.of(result)
         if name in _MOVES:
             return self.of(args[0])
         args = tuple([self._convert(value) for value in args])
@@ -79,7 +86,7 @@ class StandIns:
         return False
 
     def _stands_for_owned(self, value: object) -> bool:
-        return any(twin is value and number in self._owned for number, (_, twin) in self._made.items())
+        return id(value) in self._twins_of_owned
 
     def _has_form_only(self, values: tuple[Any, ...]) -> bool:
         for value in values:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from comparison import Library, Verdict, judge
 from grammar import smaller
@@ -74,6 +74,8 @@ def kind_of(verdict: Verdict) -> tuple[str, str] | None:
 def shrink(program: Program, library: Library, limit: int = 400) -> Program:
     """Take away from `program` what its kind of finding does not need; at most `limit` verdicts."""
     wanted = kind_of(judge(program.case, library, stop=True))
+    if wanted is not None and "extractor" not in wanted[0]:
+        library = replace(library, extractor=None)
     tried, go_on = 0, wanted is not None
     while go_on and tried < limit:
         go_on = False
