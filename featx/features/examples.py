@@ -210,7 +210,8 @@ class _TransformersInputs:
 
     def _width(self) -> int:
         names = "feature_projection_input_dim input_feat_per_channel input_dim feature_size num_mel_bins input_size"
-        return next(int(value) for value in map(self._find, names.split()) if value is not None)
+        widths = [value for value in map(self._find, names.split()) if value is not None]
+        return int(widths[0])
 
     def past_values(self) -> Tensor:
         channels = self._find("num_input_channels")

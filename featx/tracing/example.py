@@ -20,13 +20,12 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from featx.errors import FeatxError, TraceError
-from featx.ir.effects import MeasuredEffects, module_draws, module_writes_state
+from featx.ir.effects import MeasuredEffects, module_draws, module_writes_state, operator_writes
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.tracing.constants import tensors_of
 from featx.tracing.example_inputs import bind_example
-from featx.tracing.guards import check_form, form_of
-from featx.tracing.recording import NeedsValues, Recording, Unfollowable
+from featx.tracing.recording import NeedsValues, Recording, Unfollowable, another_name
 from featx.tracing.saved_state import SavedState
 from featx.tracing.scope import borrowed, walk_modules
 from featx.tracing.shapes import output_of
@@ -131,7 +130,11 @@ class ExampleTrace(Recording):
         self._states: dict[nn.Module, ModuleState] = {}
         self._training = {module: module.training for module in self.module_paths}
         self._saved = SavedState()
-        self._inputs: list[torch.Tensor] = []
+        # Where a trace for real may write: the tensors of the model by their memory.
+        self._owners: dict[int, list[torch.Tensor]] = {}
+        for module in self.module_paths if is_real else ():
+            for _, tensor in tensors_of(module):
+                self._owners.setdefault(_memory_of(tensor), []).append(tensor)
 
     def run(
         self,
@@ -273,6 +276,8 @@ class ExampleTrace(Recording):
         with torch._C.DisableTorchFunction():
             arguments = tuple([self.create_arg(value) for value in args])
             keywords = {key: self.create_arg(value) for key, value in kwargs.items()} if kwargs else {}
+        if module.training is not self._training[module]:
+            raise Unfollowable(f"forward switches '{path}' between train and eval mode")
         is_own = type(module).__module__[:17] != "torch.nn.modules." or bool(module._modules)
         if is_own:
             self._keep_state(module)
@@ -284,6 +289,7 @@ class ExampleTrace(Recording):
     ) -> Any:
         with torch._C.DisableTorchFunction():
             inputs = [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)] if is_measured else []
+            inputs = [value for value in inputs if not value.is_inference()]
             before = [value._version for value in inputs]
         self.drew, self.wrote_model = False, False
         self.whole += 1
@@ -299,17 +305,14 @@ class ExampleTrace(Recording):
                 written = [value for value, version in zip(inputs, before, strict=True) if value._version != version]
                 node.meta["effects"] = self._effects(node, inputs, written, result)
             if op == "call_module" and self._has_hooks(target):
-                self._check_form(node, result)
+                # The hooks, which have not run, may give something else.
+                self._check_form(node, result, f"what '{target}' returns")
+            if isinstance(result, torch.Tensor) and any(result is value for value in tree_leaves(values)):
+                result = another_name(result)
             return self.follow(result, node, self._user_frame())
 
     def _has_hooks(self, path: str) -> bool:
         return any(hooked == path or hooked.startswith(f"{path}.") for hooked in self._hooked)
-
-    def _check_form(self, node: Node, result: Any) -> None:
-        # The hooks, which have not run, may give something else.
-        arguments = (node, form_of(result), f"what '{node.target}' returns")
-        check = self.graph.create_node("call_function", check_form, arguments, {})
-        check.meta["is_guard"] = True
 
     def _module_at(self, path: str) -> nn.Module:
         return self.root.get_submodule(path)
@@ -360,6 +363,8 @@ class ExampleTrace(Recording):
         if isinstance(function, functools._lru_cache_wrapper):
             # Past the cache, which must not keep a tensor of this trace.
             return function.__wrapped__(*args, **kwargs)
+        if function is torch.is_grad_enabled:
+            return self._on_grad_question()
         if self.whole or not self._is_followed((*tree_leaves(args), *tree_leaves(kwargs))):
             return function(*args, **kwargs)
         if getattr(math, getattr(function, "__name__", ""), None) is function:
@@ -371,6 +376,13 @@ class ExampleTrace(Recording):
         return self._as_one_node(
             "call_function", function, arguments, keywords, (args, kwargs), call, is_measured=True
         )
+
+    def _on_grad_question(self) -> bool:
+        answer = torch.is_grad_enabled()
+        if not self.whole:
+            node = self._create_plain_node("call_function", torch.is_grad_enabled, (), {})
+            self._guard(node, answer, "whether gradients are enabled")
+        return answer
 
     def _on_math(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         arguments = tuple([self.create_arg(value) for value in args])
@@ -390,6 +402,16 @@ class ExampleTrace(Recording):
         """Save the tensors of the model that are about to be written for real."""
         if self.is_real:
             self._saved.save([*args, *kwargs.values()])
+
+    def execute(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a torch call; for real, weights that it writes through a view of them are saved ahead of it."""
+        if self.is_real and (operator_writes(function.__name__) or "out" in kwargs):
+            with torch._C.DisableTorchFunction():
+                for target in tree_leaves((args[:1], kwargs.get("out"))):
+                    owners = self._owners.get(_memory_of(target), []) if isinstance(target, torch.Tensor) else []
+                    self.wrote_model = self.wrote_model or bool(owners)
+                    self._saved.save(owners)
+        return super().execute(function, args, kwargs)
 
 
 class _Mode(TorchFunctionMode):

@@ -52,11 +52,14 @@ def bind_example(
         if parameter.kind is parameter.KEYWORD_ONLY:
             node.meta["keyword_only"] = True
         if is_given:
-            bound.arguments[name] = _Followed(recording, node, stand_in).value(bound.arguments[name], name)
+            is_optional = parameter.default is not parameter.empty
+            bound.arguments[name] = _Followed(recording, node, stand_in).value(bound.arguments[name], name, is_optional)
         elif default and parameter.default is not None:
-            recording.graph.create_node("call_function", check_is_same, (node, *default, name), {})
+            check = recording.graph.create_node("call_function", check_is_same, (node, *default, name), {})
+            check.meta["is_check_of_input"] = True
         elif default:
-            recording.graph.create_node("call_function", check_is_none, (node, name), {})
+            check = recording.graph.create_node("call_function", check_is_none, (node, name), {})
+            check.meta["is_check_of_input"] = True
     return bound.args, bound.kwargs
 
 
@@ -70,8 +73,10 @@ class _Followed:
         self._node = node
         self._stand_in = stand_in
 
-    def value(self, example: Any, name: str) -> Any:
+    def value(self, example: Any, name: str, is_optional: bool) -> Any:
         if isinstance(example, torch.Tensor):
+            if is_optional:
+                self._check(check_form, form_of(example), f"input '{name}'")
             return self._recording.follow(self._stand_in(example), self._node, None)
         if isinstance(example, _PLAIN):
             self._check(check_decision, example, f"input '{name}'")
@@ -83,6 +88,7 @@ class _Followed:
     def _check(self, check: Callable[..., Any], expected: Any, what: str) -> None:
         node = self._recording.graph.create_node("call_function", check, (self._node, expected, what), {})
         node.meta["is_guard"] = True
+        node.meta["is_check_of_input"] = True
 
     def _nested(self, value: Any, origin: Node | Part) -> Any:
         if isinstance(value, torch.Tensor):

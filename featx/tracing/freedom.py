@@ -22,6 +22,7 @@ from featx.tracing.example import ExampleTrace, ExampleTracer
 from featx.tracing.guards import check_size
 
 FREE = "free"
+CHANGED = "fixed: the model does something else at another length"
 # Dimensions at one position that have one length change together.
 _Group = tuple[int, int]
 
@@ -92,20 +93,29 @@ class _Variation:
         for group in groups:
             if group not in known:
                 known[group] = self._outcome([group])
+        if self._trace.did_modulo:
+            self._try_one_more(known)
         return known
 
-    def _outcome(self, groups: list[_Group]) -> str:
-        changes = {group: _other_size(*group, number) for number, group in enumerate(groups)}
+    def _try_one_more(self, known: dict[_Group, str]) -> None:
+        # A remainder that is the same at twice the length is another one at the next length.
+        for group in [group for group, outcome in known.items() if outcome == FREE]:
+            outcome = self._outcome([group], lambda dim, size, number: size + 1)
+            if outcome == CHANGED:
+                known[group] = outcome
+
+    def _outcome(self, groups: list[_Group], other: Callable[[int, int, int], int] | None = None) -> str:
+        changes = {group: (other or _other_size)(*group, number) for number, group in enumerate(groups)}
         args, kwargs = _resized(self._example, changes)
         try:
-            other = self._tracer.trace(self._root, args, kwargs, self._is_enough)
+            again = self._tracer.trace(self._root, args, kwargs, self._is_enough)
         except Exception as error:
             if isinstance(error, FeatxError):
                 return "fixed: at another length the model cannot be followed"
             return f"fixed: the model takes no other length ({type(error).__name__})"
-        if other.is_real == self._trace.is_real and is_same_graph(other.graph, self._trace.graph):
+        if again.is_real == self._trace.is_real and is_same_graph(again.graph, self._trace.graph):
             return FREE
-        return "fixed: the model does something else at another length"
+        return CHANGED
 
 
 def _other_size(dim: int, size: int, number: int) -> int:
@@ -151,8 +161,9 @@ def _nested(name: str, path: list[Any], value: Any) -> Iterator[tuple[str, list[
 
 
 def _check_fixed(graph: Graph, inputs: list[tuple[str, list[Any], torch.Tensor]], known: Mapping[_Group, str]) -> None:
-    last: Node = [node for node in graph.nodes if node.op == "placeholder"][-1] if inputs else graph.root
-    with graph.inserting_before(last.next):
+    # Behind the checks of what the inputs are.
+    first = next(node for node in graph.nodes if node.op != "placeholder" and not node.meta.get("is_check_of_input"))
+    with graph.inserting_before(first):
         for name, (placeholder, *keys), tensor in inputs:
             node = placeholder
             for dim, size in enumerate(tensor.shape):

@@ -22,6 +22,8 @@ class GradModes:
 
     def record(self, mode: bool) -> None:
         """Note that the model is about to switch the gradient mode to `mode`."""
+        if mode == torch.is_grad_enabled() and not (self._outer and mode == self._outer[-1]):
+            return  # `set_grad_enabled` sets it when it is made, and again when it is entered
         if self._of_caller is None:
             self._of_caller = self._create_node("call_function", torch.is_grad_enabled, (), {})
         value: Argument = mode

@@ -11,13 +11,13 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from featx.ir.effects import draws_now
+from featx.ir.effects import draws_now, operator_writes
 from featx.ir.graph import Graph
 from featx.ir.node import Argument, Node, Target
 from featx.tracing.autocast import AutocastModes
 from featx.tracing.frames import describe, is_library_code, user_frame, what_follows, written_operator
 from featx.tracing.grad_modes import GradModes
-from featx.tracing.guards import check_decision
+from featx.tracing.guards import check_decision, check_form, form_of
 from featx.tracing.lineage import Lineage, Origin, Part
 from featx.tracing.naming import QualifiedNames
 from featx.tracing.operators import MAGIC, OPERATORS, READS_VALUES, REFLECTED
@@ -57,6 +57,8 @@ class Recording(TracerBase):
         self.is_real = is_real
         # Whether Python has seen a size, so that it may have made something of it that no node shows.
         self.saw_sizes = False
+        # Whether it has computed a remainder, which one other size may well leave the same.
+        self.did_modulo = False
         self.drew = False
         self.wrote_model = False
         self._paths = paths
@@ -90,9 +92,17 @@ class Recording(TracerBase):
             return self._read_value(name, function, args, kwargs)
         if name == "__len__":
             return self._pinned(len, args, function(*args))
+        if operator_writes(name) or "out" in kwargs:
+            self._refuse_foreign((*args[:1], kwargs.get("out")))
         if not self._is_followed(args) and not (kwargs and self._is_followed(tuple(kwargs.values()))):
             return self._on_constants(function, args, kwargs)
         return self.record(function, args, kwargs)
+
+    def _refuse_foreign(self, targets: tuple[Any, ...]) -> None:
+        for target in targets:
+            if isinstance(target, torch.Tensor) and self.lineage.get(target) is None and id(target) not in self._paths:
+                if not self._is_unseen(target):
+                    raise Unfollowable(f"a tensor of shape {tuple(target.shape)} that the model does not own is written")
 
     def execute(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a torch call on stand-ins, or for real where this trace is one."""
@@ -115,6 +125,8 @@ class Recording(TracerBase):
         arguments = tuple([self.create_arg(value) for value in args])
         keywords = {key: self.create_arg(value) for key, value in kwargs.items()} if kwargs else {}
         result = self.execute(function, args, kwargs)
+        if args and result is args[0] and isinstance(result, torch.Tensor) and not operator_writes(function.__name__):
+            result = another_name(result)
         frame = self._user_frame()
         op, target, arguments, stem = _as_written(function, arguments, keywords, frame)
         node = self.add_node(op, target, arguments, keywords, stem, frame)
@@ -252,7 +264,10 @@ class Recording(TracerBase):
         result = self.execute(function, args, kwargs)
         if name in ("item", "tolist"):
             frame = self._user_frame()
-            node = self.add_node("call_method", name, tuple([self.create_arg(value) for value in args]), {}, None, frame)
+            arguments = tuple([self.create_arg(value) for value in args])
+            node = self.add_node("call_method", name, arguments, {}, None, frame)
+            if name == "tolist":
+                self._check_form(node, result, "what tolist() gives")
             return self.follow(result, node, frame)
         called: dict[str, Callable[..., Any]] = {
             "__bool__": bool, "__int__": int, "__float__": float, "__complex__": complex,
@@ -277,9 +292,9 @@ class Recording(TracerBase):
             if isinstance(origin, Node):
                 self._describe(origin, value)
             return value
-        if value is None or isinstance(value, str):
+        if value is None:
             return value
-        if isinstance(value, bool) or isinstance(value, (torch.dtype, torch.layout)):
+        if isinstance(value, (bool, str, torch.dtype, torch.layout)):
             self._guard(self.node_of(origin), value, "an answer")
             return value
         if isinstance(value, (int, float)):
@@ -355,7 +370,8 @@ class Recording(TracerBase):
     def _describe(self, node: Node, tensor: torch.Tensor) -> None:
         meta = node.meta
         meta["shape"], meta["dtype"] = tensor.shape, tensor.dtype
-        self.versions.append((node, tensor, tensor._version))
+        if not tensor.is_inference():
+            self.versions.append((node, tensor, tensor._version))
 
     # -- the trace of numbers ----------------------------------------------------------------------------------------
 
@@ -367,6 +383,7 @@ class Recording(TracerBase):
         """Record arithmetic on traced numbers."""
         if not isinstance(result, (int, float)):
             return result
+        self.did_modulo = self.did_modulo or function in _LOSSY
         node = self.add_node("call_function", function, tuple([self.create_arg(value) for value in args]), {}, None, None)
         return traced_number(result, node, self)
 
@@ -379,6 +396,10 @@ class Recording(TracerBase):
     def part(self, owner: Any, index: int) -> Node:
         """Return the node for an item of a value."""
         return self.node_of(Part(owner, operator.getitem, index))
+
+    def _check_form(self, node: Node, value: Any, what: str) -> None:
+        check = self._create_plain_node("call_function", check_form, (node, form_of(value), what), {})
+        check.meta["is_guard"] = True
 
     def _guard(self, node: Node, value: Any, what: str) -> None:
         frame = user_frame()
@@ -420,6 +441,8 @@ class Recording(TracerBase):
         self, op: str, target: Target, args: tuple[Argument, ...], kwargs: dict[str, Argument], name: str | None = None
     ) -> Node:
         self._autocast_modes.follow()
+        if torch.is_inference_mode_enabled():
+            raise Unfollowable("forward enters torch.inference_mode")
         node = self.graph.create_node(op, target, args, kwargs, name)
         node.meta["nn_module_stack"] = self.scope.stack
         return node
@@ -476,6 +499,7 @@ class Recording(TracerBase):
         return node
 
 
+_LOSSY = (operator.mod, operator.and_, operator.rshift, operator.floordiv)
 _TENSOR_ATTRIBUTES = frozenset({"T", "H", "mT", "mH", "data", "real", "imag"})
 
 
@@ -499,6 +523,12 @@ def _as_written(
     if getattr(torch.Tensor, name, None) is function:
         return "call_method", name, args, None
     return "call_function", function, args, None
+
+
+def another_name(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the same memory as another object, for a call that returns what it got, or for another input does not."""
+    with torch._C.DisableTorchFunction():
+        return torch.ops.aten.alias.default(tensor)
 
 
 def _holds_tensors(value: Any) -> bool:

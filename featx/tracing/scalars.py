@@ -85,8 +85,6 @@ class TracedInt(_Traced, int):
             self.trace.decide(operator.ne, (self, 0), plain != 0)
         return plain != 0
 
-    __hash__ = int.__hash__
-
 
 class TracedFloat(_Traced, float):
     """A float of a trace."""
@@ -102,8 +100,6 @@ class TracedFloat(_Traced, float):
         if self.trace.is_recording():
             self.trace.decide(operator.ne, (self, 0), plain != 0)
         return plain != 0
-
-    __hash__ = float.__hash__
 
 
 def traced_number(value: int | float, origin: Node | tuple[Node, int], trace: NumberTrace) -> TracedInt | TracedFloat:
@@ -139,6 +135,9 @@ def _define(kind: type, name: str, function: Callable[..., Any], *, reflected: b
 
     def implementation(self: Any, *others: Any) -> Any:
         result = known(self, *others)
+        if result is NotImplemented and isinstance(others[0], float):
+            # int leaves this to float, which would take the plain value.
+            result = getattr(float, method)(float(_plain(self)), _plain(others[0]))
         if result is NotImplemented or not self.trace.is_recording():
             return result
         return self.trace.compute(function, (*others, self) if reflected else (self, *others), result)
@@ -152,6 +151,8 @@ def _define_comparison(kind: type, name: str) -> None:
 
     def implementation(self: Any, other: Any) -> Any:
         result = known(self, other)
+        if result is NotImplemented and isinstance(other, float):
+            result = getattr(float, f"__{name}__")(float(_plain(self)), _plain(other))
         if result is not NotImplemented and self.trace.is_recording():
             self.trace.decide(function, (self, other), result)
         return result
@@ -163,6 +164,11 @@ def _define_pinning(kind: type, name: str) -> None:
     known: Callable[..., Any] | None = getattr(kind.__mro__[2], name, None)
     if known is not None:
         setattr(kind, name, lambda self, *args, **kwargs: known(_pinned(self), *args, **kwargs))
+
+
+def _hash(self: Any) -> int:
+    # A key of a dict: what is found there depends on the value.
+    return hash(_pinned(self))
 
 
 def _divmod(self: Any, other: Any) -> Any:
@@ -187,4 +193,4 @@ for _kind in (TracedInt, TracedFloat):
         _define(_kind, _name, _function)
     for _name in _COMPARISONS:
         _define_comparison(_kind, _name)
-    _kind.__hash__ = _kind.__mro__[2].__hash__
+    _kind.__hash__ = _hash

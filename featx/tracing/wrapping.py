@@ -96,6 +96,9 @@ class _Torch(_PassThrough):
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(torch, name)
+        recorder = self.recorders.get(get_ident()) if self.recorders and name == "is_grad_enabled" else None
+        if recorder is not None:
+            return lambda: recorder(value, (), {})
         return partial(_with_sizes_in_a_tuple, value) if name in _FACTORIES else value
 
 

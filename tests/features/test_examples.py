@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import types
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -339,6 +340,17 @@ def test_first_layer_is_no_guide_to_a_transformers_model() -> None:
         main_input_name = "inference_session"
 
     assert find_example(Session(nn.Linear(3, 2))) is None
+
+
+def test_transformers_config_that_tells_too_little_means_that_nothing_is_known() -> None:
+    class Hearing(nn.Module):
+        config = types.SimpleNamespace()
+        main_input_name = "input_features"
+
+        def forward(self, input_features: Tensor) -> Tensor:
+            return input_features
+
+    assert find_example(Hearing()) is None
 
 
 def test_example_cannot_be_changed() -> None:

@@ -141,8 +141,7 @@ def _compare(
     actual = run(pair.traced, arguments, grad=grad, gradients=grad)
     if actual.error is not None:
         _note_error(actual.error, where, library, verdict)
-        _equalize(pair.model, after)
-        return after
+        return _taken_back(pair, outside)
     findings = [
         ("wrong value", difference(expected.result, actual.result)),
         ("wrong effect on inputs", difference(expected.inputs, actual.inputs, "input")),
@@ -173,18 +172,30 @@ def _difference_of_state(expected: nn.Module, actual: nn.Module) -> str:
     )
 
 
+def _taken_back(pair: _Pair, outside: dict[str, Any]) -> nn.Module:
+    """Go on as if there had been no call: the traced module stopped in the middle of it."""
+    set_outer_state(pair.reference, outside)
+    _equalize(pair.model, pair.reference)
+    return pair.reference
+
+
 def _equalize(model: nn.Module, reference: nn.Module) -> None:
-    """Give `model` the weights and buffers of `reference`, so that one finding does not make all later calls differ."""
+    """Give `model` the tensors of `reference`, so that one finding does not make all later calls differ."""
     set_outer_state(model, outer_state(reference))
+    wanted = dict(_tensors_of(reference))
     with torch.no_grad():
-        for mine, its in zip(_state(model), _state(reference), strict=False):
-            if mine.shape == its.shape:
-                mine.copy_(its)
+        for name, value in _tensors_of(model):
+            if name in wanted and value.shape == wanted[name].shape:
+                value.copy_(wanted[name])
 
 
-def _state(model: nn.Module) -> Iterator[torch.Tensor]:
-    yield from model.parameters()
-    yield from model.buffers()
+def _tensors_of(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if isinstance(value, torch.Tensor):
+                yield f"{path}.{name}", value
 
 
 def _traced(
@@ -298,8 +309,7 @@ def _compare_features(
     actual = run(pair.traced, arguments, grad=case.grad)
     if actual.error is not None:
         _note_error(actual.error, where, library, verdict)
-        _equalize(pair.model, after)
-        return after
+        return _taken_back(pair, outside)
     for name in wished:
         leaf = _leaf(after, name)
         if leaf is None or not isinstance(seen.get(leaf[0], [None])[0], torch.Tensor):
