@@ -11,6 +11,7 @@ from keyword import iskeyword
 from typing import Any
 
 import torch
+from torch.amp import autocast_mode
 
 from featx.codegen.literals import function_name, literal
 from featx.codegen.paths import ModulePaths, attribute
@@ -102,9 +103,10 @@ class _Emitter:
             except ArgumentTypeError as error:
                 raise ArgumentTypeError(f"cannot write the code of node '{node.name}': {error}") from error
         body = self._body or ["pass\n"]
-        if any(node.target is torch._C._set_grad_enabled for node in self._graph.nodes):
-            body = _with_grad_mode_restored(body)
-            self._lines = {line + 2: name for line, name in self._lines.items()}
+        start, end = self._modes()
+        if end:
+            body = [*start, "try:\n", *["    " + line for line in body], "finally:\n", *["    " + line for line in end]]
+            self._lines = {line + len(start) + 1: name for line, name in self._lines.items()}
         if self._graph.code_transformer is not None:
             body = self._graph.code_transformer(body)
             self._lines = {}
@@ -112,6 +114,21 @@ class _Emitter:
         header = f"\n\n\ndef forward({signature}){self._return_annotation}:"
         indented = "\n".join(["    " + line for line in "".join(body).split("\n")])
         return PythonCode(f"{header}\n{indented}", {**_ALWAYS_KNOWN, **self._globals}, self._tensors, self._lines)
+
+    def _modes(self) -> tuple[list[str], list[str]]:
+        """Return what to run ahead of the body and after it, so that modes are restored whatever happens in it."""
+        start: list[str] = []
+        end: list[str] = []
+        if any(node.target is torch._C._set_grad_enabled for node in self._graph.nodes):
+            start.append("grad_enabled = torch.is_grad_enabled()\n")
+            end.append("torch._C._set_grad_enabled(grad_enabled)\n")
+        for node in self._graph.nodes:
+            if node.target is autocast_mode._enter_autocast:
+                # The variable is freed when the region is left.
+                name = self._variables[node]
+                start.append(f"{name} = None\n")
+                end.append(f"if {name} is not None: torch.amp.autocast_mode._exit_autocast({name})\n")
+        return start, end
 
     def _reserve_parameters(self) -> None:
         has_default = False
@@ -264,13 +281,6 @@ class _Emitter:
 def _is_item_write(node: Node) -> bool:
     """Say whether `node` is `owner[key] = value` and can stand as that statement."""
     return node.target is operator.setitem and not node.users and not node.kwargs and len(node.args) == 3
-
-
-def _with_grad_mode_restored(body: list[str]) -> list[str]:
-    """Put `body`, which switches gradients off and on, into a block that restores them whatever happens."""
-    indented = ["    " + line for line in body]
-    start = ["grad_enabled = torch.is_grad_enabled()\n", "try:\n"]
-    return [*start, *indented, "finally:\n", "    torch._C._set_grad_enabled(grad_enabled)\n"]
 
 
 def _freed_after(graph: Graph) -> dict[Node, list[Node]]:

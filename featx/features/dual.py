@@ -62,7 +62,7 @@ class DualGraphModule(GraphModule):
 
     @property
     def free_dims(self) -> Any:
-        """Which dimensions of the inputs may differ from the example, in the present mode; None if traced without one."""
+        """Which dimensions of the inputs may differ from the example, in the present mode; None without an example."""
         return self.meta.get("free_dims", {}).get(self.training)
 
     def train(self, mode: bool = True) -> DualGraphModule:

@@ -12,9 +12,10 @@ from featx.features.dual import DualGraphModule
 from featx.features.nodes import names_of, warn_of_differences
 from featx.features.prune import prune
 from featx.features.select import as_request
-from featx.features.tracing import ModelTracing, TracerName, in_mode, training_flags
+from featx.features.tracing import ModelTracing, TracerName, training_flags
 from featx.ir.graph import Graph
 from featx.tracing.freedom import FreeDims
+from featx.tracing.modes import in_mode
 
 Request = Mapping[str, str] | Sequence[str]
 
@@ -39,8 +40,9 @@ def create_feature_extractor(
     then the extractor computes what the model does in its present modes. `model` is as before afterwards, also after
     an error.
 
-    Modules that no requested value lies inside are kept whole: their class, hooks and control flow stay. What the others
-    decide in Python is checked at run time, and `extractor.free_dims` says which dimensions of the inputs are free.
+    Modules that no requested value lies inside are kept whole: their class, hooks and control flow stay. What the
+    others decide in Python is checked at run time, and `extractor.free_dims` says which dimensions of the inputs are
+    free.
 
     The model runs once or twice in each mode, on tensors without values; O(nodes + modules) each.
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import nn
 
-from featx.features.tracing import ModelTracing, TracerName, in_mode
+from featx.features.tracing import ModelTracing, TracerName
 from featx.ir.graph import Graph
+from featx.tracing.modes import in_mode
 
 
 def get_graph_node_names(

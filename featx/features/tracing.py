@@ -1,11 +1,10 @@
-"""Trace a model for feature extraction: symbolically or on an example, in train or eval mode, the model as before after."""
+"""Trace a model for feature extraction: on an example or symbolically, no further than the request needs."""
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import ModuleType
@@ -200,21 +199,6 @@ class ModelTracing:
 
 def _inputs(example: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return example.args, example.kwargs
-
-
-@contextmanager
-def in_mode(model: nn.Module, training: bool) -> Generator[None]:
-    """Put `model` into train or eval mode; afterwards each submodule has its own mode again."""
-    modes = [(module, module.training) for module in model.modules()]
-    was_training = model.training
-    try:
-        model.train(training)
-        yield
-    finally:
-        if model.training != was_training:
-            model.train(was_training)  # a model may do more than set flags here
-        for module, mode in modes:
-            module.__dict__["training"] = mode
 
 
 def training_flags(model: nn.Module) -> dict[str, bool]:

@@ -7,6 +7,7 @@ for a value, the trace starts again with real tensors.
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
 import math
@@ -105,9 +106,7 @@ class ExampleTracer:
 class ExampleTrace(Recording):
     """One run of a model on an example. `graph` is what it did."""
 
-    def __init__(
-        self, tracer: ExampleTracer, root: Any, example: Any, *, is_real: bool, keep_source: bool
-    ) -> None:
+    def __init__(self, tracer: ExampleTracer, root: Any, example: Any, *, is_real: bool, keep_source: bool) -> None:
         self.root: nn.Module = root if isinstance(root, nn.Module) else nn.Module()
         self._function: Callable[..., Any] = root.forward if isinstance(root, nn.Module) else root
         self.signature = inspect.signature(self._function)
@@ -151,9 +150,7 @@ class ExampleTrace(Recording):
                 stack.enter_context(self._saved)
             stack.enter_context(borrowed(list(self.module_paths), self._on_module))
             namespaces = self._globals_of()
-            stack.enter_context(
-                wrapped_functions(namespaces, modules, functions, self._on_draw, self._on_wrapped)
-            )
+            stack.enter_context(wrapped_functions(namespaces, modules, functions, self._on_draw, self._on_wrapped))
             stack.enter_context(self._attributes_restored())
             call_args, call_kwargs = bind_example(self, self._function, args, kwargs, self._stand_in)
             self._keep_state(self.root)
@@ -187,7 +184,10 @@ class ExampleTrace(Recording):
     def _globals_of(self) -> list[dict[str, Any]]:
         found: dict[int, dict[str, Any]] = {}
         kinds = {type(module) for module in self.module_paths}
-        functions = [inspect.unwrap(self._function), *(kind.forward for kind in kinds if kind.__module__[:6] != "torch.")]
+        functions = [
+            inspect.unwrap(self._function),
+            *(kind.forward for kind in kinds if kind.__module__[:6] != "torch."),
+        ]
         for candidate in functions:
             namespace = getattr(candidate, "__globals__", None)
             if namespace is not None:
@@ -354,6 +354,12 @@ class ExampleTrace(Recording):
         for name, value in state.rebound_buffers(self._is_of_trace).items():
             if not self.stand_ins.is_stand_in_of(value, state.buffer(name)):
                 raise Unfollowable(f"forward assigns a new tensor to the buffer '{name}'")
+        for name, value in state.assigned_tensors():
+            origin = self.lineage.get(value)
+            if origin is not None and _depends_on_inputs(self.node_of(origin)) and _is_loaded(type(module), name):
+                raise Unfollowable(
+                    f"forward keeps something of its input in the attribute '{name}', which it also reads"
+                )
         if state.drawn_generators():
             raise Unfollowable("forward draws from a random generator of its own")
 
@@ -373,9 +379,7 @@ class ExampleTrace(Recording):
             arguments = tuple([self.create_arg(value) for value in args])
             keywords = {key: self.create_arg(value) for key, value in kwargs.items()}
         call = functools.partial(function, *args, **kwargs)
-        return self._as_one_node(
-            "call_function", function, arguments, keywords, (args, kwargs), call, is_measured=True
-        )
+        return self._as_one_node("call_function", function, arguments, keywords, (args, kwargs), call, is_measured=True)
 
     def _on_grad_question(self) -> bool:
         answer = torch.is_grad_enabled()
@@ -434,6 +438,36 @@ def is_torch_module(module: nn.Module, path: str) -> bool:
     return type(module).__module__.startswith(("torch.nn", "torch.ao.nn"))
 
 
+def _depends_on_inputs(node: Node) -> bool:
+    """Say whether a value is computed from values of the inputs, and not from their sizes alone."""
+    seen = {node}
+    pending = [node]
+    while pending:
+        node = pending.pop()
+        if node.op == "placeholder":
+            return True
+        if node.target in ("size", "dim", "numel") or (node.target is getattr and node.args[1] in _FORM):
+            continue
+        fresh = [source for source in node.all_input_nodes if source not in seen]
+        seen.update(fresh)
+        pending += fresh
+    return False
+
+
+def _is_loaded(kind: type, attribute: str) -> bool:
+    """Say whether a method of a module's class reads an attribute."""
+    functions = [vars(base) for base in kind.__mro__ if not base.__module__.startswith("torch.nn.modules")]
+    codes = [value.__code__ for namespace in functions for value in namespace.values() if inspect.isfunction(value)]
+    return any(
+        instruction.argval == attribute and instruction.opname in ("LOAD_ATTR", "LOAD_METHOD")
+        for code in codes
+        for instruction in dis.get_instructions(code)
+    )
+
+
+_FORM = frozenset({"shape", "ndim", "dtype", "device", "layout"})
+
+
 def _memory_of(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else id(tensor)
 
@@ -441,6 +475,6 @@ def _memory_of(tensor: torch.Tensor) -> int:
 def _error(root: Any, what: str, place: str) -> TraceError:
     name = type(root).__name__ if isinstance(root, nn.Module) else getattr(root, "__name__", "function")
     return TraceError(
-        f"cannot trace {name}: {what} {place}. To go on, put the code that does it into a submodule, which is kept whole, "
-        "or into a function that featx.wrap marks."
+        f"cannot trace {name}: {what} {place}. To go on, put the code that does it into a submodule, which is kept "
+        "whole, or into a function that featx.wrap marks."
     )

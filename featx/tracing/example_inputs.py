@@ -66,9 +66,7 @@ def bind_example(
 class _Followed:
     """One input of the example."""
 
-    def __init__(
-        self, recording: Recording, node: Node, stand_in: Callable[[torch.Tensor], torch.Tensor]
-    ) -> None:
+    def __init__(self, recording: Recording, node: Node, stand_in: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self._recording = recording
         self._node = node
         self._stand_in = stand_in

@@ -17,7 +17,6 @@ import torch
 from featx.errors import FeatxError
 from featx.ir.equality import is_same_graph
 from featx.ir.graph import Graph
-from featx.ir.node import Node
 from featx.tracing.example import ExampleTrace, ExampleTracer
 from featx.tracing.guards import check_size
 
@@ -49,7 +48,7 @@ def trace_checked(
     kwargs: Mapping[str, Any],
     is_enough: Callable[[Graph], bool] | None = None,
 ) -> tuple[ExampleTrace, FreeDims]:
-    """Trace `root` on an example and at other sizes; return the first trace, with checks of the dimensions that are fixed.
+    """Trace `root` on an example and at other sizes; return the first trace, with checks of what is fixed.
 
     One trace where the model's own code sees no size; else two, or one more for each group of dimensions where the
     model does not accept all changes at once.

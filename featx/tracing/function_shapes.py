@@ -69,7 +69,8 @@ def _dropout(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | No
 def _elementwise(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
     if kwargs or len(args) != 2:
         return None
-    x, y = args
+    x: Any = args[0]
+    y: Any = args[1]
     if not isinstance(y, torch.Tensor):
         return _like(x) if type(y) in _PLAIN_NUMBERS and _is_dense(x) else None
     if not isinstance(x, torch.Tensor):
@@ -124,7 +125,9 @@ def _cat(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
         return None
     dim += first.dim() if dim < 0 else 0
     shapes = [list(x.shape) for x in tensors]
-    if not 0 <= dim < first.dim() or any(s[:dim] + s[dim + 1 :] != shapes[0][:dim] + shapes[0][dim + 1 :] for s in shapes):
+    if not 0 <= dim < first.dim() or any(
+        s[:dim] + s[dim + 1 :] != shapes[0][:dim] + shapes[0][dim + 1 :] for s in shapes
+    ):
         return None
     return _fresh((*shapes[0][:dim], sum(s[dim] for s in shapes), *shapes[0][dim + 1 :]), first.dtype)
 

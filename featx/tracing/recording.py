@@ -86,6 +86,8 @@ class Recording(TracerBase):
             return function(*args)
         if name == "__set__":
             raise Unfollowable(f"'{cast(Any, function).__self__.__name__}' of a tensor is assigned")
+        if name in ("set_", "resize_", "resize_as_"):
+            raise Unfollowable(f"a tensor gets other memory ({name})")
         if name in ("dim", "ndimension"):
             return function(*args, **kwargs)
         if name in READS_VALUES:
@@ -100,9 +102,9 @@ class Recording(TracerBase):
 
     def _refuse_foreign(self, targets: tuple[Any, ...]) -> None:
         for target in targets:
-            if isinstance(target, torch.Tensor) and self.lineage.get(target) is None and id(target) not in self._paths:
-                if not self._is_unseen(target):
-                    raise Unfollowable(f"a tensor of shape {tuple(target.shape)} that the model does not own is written")
+            if not isinstance(target, torch.Tensor) or self._is_of_graph((target,)) or self._is_unseen(target):
+                continue
+            raise Unfollowable(f"a tensor of shape {tuple(target.shape)} that the model does not own is written")
 
     def execute(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a torch call on stand-ins, or for real where this trace is one."""
@@ -318,7 +320,8 @@ class Recording(TracerBase):
     def _follow_size(self, size: torch.Size, origin: Origin, frame: FrameType | None) -> torch.Size:
         self.saw_sizes = True
         parts = [Part(origin, operator.getitem, index) for index in range(len(size))]
-        followed = torch.Size([traced_number(plain_number(n), part, self) for n, part in zip(size, parts, strict=True)])
+        numbers = [traced_number(plain_number(n), part, self) for n, part in zip(size, parts, strict=True)]
+        followed = torch.Size(numbers)
         self.lineage.put(followed, origin)
         if frame is not None:
             steps = what_follows(frame)
@@ -342,10 +345,9 @@ class Recording(TracerBase):
         elif type(items) is list:
             items[:] = followed
         if isinstance(origin, Node) and not is_unpacked and origin.op != "call_module" and type(items) in (tuple, list):
-            if not hasattr(items, "_fields"):
-                # A loop may run over it; how often depends on a size, mostly.
-                length = self._create_plain_node("call_function", len, (origin,), {}, None)
-                self._guard(length, len(items), "how many tensors a call gives")
+            # A loop may run over it; how often depends on a size, mostly.
+            length = self._create_plain_node("call_function", len, (origin,), {}, None)
+            self._guard(length, len(items), "how many tensors a call gives")
         return items
 
     def _make_taken(self, steps: list[int | slice | str], parts: list[Part]) -> bool:
@@ -384,7 +386,9 @@ class Recording(TracerBase):
         if not isinstance(result, (int, float)):
             return result
         self.did_modulo = self.did_modulo or function in _LOSSY
-        node = self.add_node("call_function", function, tuple([self.create_arg(value) for value in args]), {}, None, None)
+        node = self.add_node(
+            "call_function", function, tuple([self.create_arg(value) for value in args]), {}, None, None
+        )
         return traced_number(result, node, self)
 
     def decide(self, function: Callable[..., Any], args: tuple[Any, ...], result: bool) -> None:
@@ -392,10 +396,6 @@ class Recording(TracerBase):
         arguments = tuple([self.create_arg(value) for value in args])
         node = self.add_node("call_function", function, arguments, {}, None, None)
         self._guard(node, result, f"{arguments[0]} {function.__name__} {arguments[1]}")
-
-    def part(self, owner: Any, index: int) -> Node:
-        """Return the node for an item of a value."""
-        return self.node_of(Part(owner, operator.getitem, index))
 
     def _check_form(self, node: Node, value: Any, what: str) -> None:
         check = self._create_plain_node("call_function", check_form, (node, form_of(value), what), {})
@@ -506,7 +506,7 @@ _TENSOR_ATTRIBUTES = frozenset({"T", "H", "mT", "mH", "data", "real", "imag"})
 def _as_written(
     function: Callable[..., Any], args: tuple[Argument, ...], kwargs: dict[str, Argument], frame: FrameType | None
 ) -> tuple[str, Target, tuple[Argument, ...], str | None]:
-    """Return opcode, target, arguments and name for a torch call, as the model's code has it: an operator, a method..."""
+    """Return opcode, target, arguments and name for a torch call, as the model writes it: an operator, a method..."""
     name = function.__name__
     if not kwargs and len(args) > 1:
         known = OPERATORS.get(name)

@@ -1,8 +1,8 @@
 """Traced numbers: ints and floats that the model got from traced tensors, and that record the arithmetic done on them.
 
 They pass wherever Python or torch take a number. A comparison answers for the example and records a guard. A
-conversion that loses the record (`float(n)`, `int(f)`) pins the number to its present value. Outside the trace that made
-them, and inside modules that are kept whole, they are plain numbers.
+conversion that loses the record (`float(n)`, `int(f)`) pins the number to its present value. Outside the trace that
+made them, and inside modules that are kept whole, they are plain numbers.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class NumberTrace(Protocol):
         """Record that Python saw `function(*args)` to be `result`, so that the graph holds only where it is."""
         ...
 
-    def part(self, owner: Node, index: int) -> Node:
-        """Return the node for one item of the value of `owner`."""
+    def node_of(self, origin: Any) -> Node:
+        """Return the node that an origin stands for."""
         ...
 
 
@@ -49,16 +49,12 @@ class _Traced:
     """What traced ints and floats share."""
 
     trace: NumberTrace
-    # The node of this number; for an item of a size that nobody has used yet, the node of the size and the position.
-    origin: Node | tuple[Node, int]
+    origin: Any  # whatever the trace knows values by
 
     @property
     def node(self) -> Node:
         """The node of this number, made at its first use."""
-        origin = self.origin
-        if isinstance(origin, tuple):
-            origin = self.origin = self.trace.part(*origin)
-        return origin
+        return self.trace.node_of(self.origin)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self).__mro__[2], (_plain(self),)
@@ -102,7 +98,7 @@ class TracedFloat(_Traced, float):
         return plain != 0
 
 
-def traced_number(value: int | float, origin: Node | tuple[Node, int], trace: NumberTrace) -> TracedInt | TracedFloat:
+def traced_number(value: int | float, origin: Any, trace: NumberTrace) -> Any:
     """Return `value` as a number that `trace` follows."""
     number: Any = TracedFloat(value) if isinstance(value, float) else TracedInt(value)
     number.trace, number.origin = trace, origin

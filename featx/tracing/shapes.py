@@ -30,10 +30,20 @@ def output_of(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 def _attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Tensor, Any] | None:
     plain = all(type(x) is torch.Tensor and x.is_meta and x.dim() == 3 and x.dtype == torch.float32 for x in args)
-    if len(args) != 3 or not plain or not module.batch_first or set(kwargs) - {"need_weights"} or not _is_plain(module, args[0]):
+    if (
+        len(args) != 3
+        or not plain
+        or not module.batch_first
+        or set(kwargs) - {"need_weights"}
+        or not _is_plain(module, args[0])
+    ):
         return None
     (batch, length, width), source = args[0].shape, args[1].shape[1]
-    if width != module.embed_dim or args[1].shape != (batch, source, module.kdim) or args[2].shape[:2] != (batch, source):
+    if (
+        width != module.embed_dim
+        or args[1].shape != (batch, source, module.kdim)
+        or args[2].shape[:2] != (batch, source)
+    ):
         return None
     # In memory the sequence comes first.
     output = args[0].new_empty((length, batch, width)).transpose(0, 1)

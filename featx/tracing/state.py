@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
+import torch
 from torch import nn
 
 _CONTAINERS = (list, dict, set)
@@ -46,10 +47,20 @@ class ModuleState:
     def changed_values(self) -> list[str]:
         """Return the names of plain attributes that had a number, a string or None before and have another one now."""
         state = self._module.__dict__
+        changed = [name for name, before in self._attributes.items() if _is_changed(before, state.get(name))]
+        for container, items in self._items:
+            pairs = _paired(items, container)
+            if any(_is_changed(before, now) for before, now in pairs):
+                changed += [name for name, value in self._attributes.items() if value is container]
+        return changed
+
+    def assigned_tensors(self) -> list[tuple[str, torch.Tensor]]:
+        """Return name and value of the plain attributes that hold another tensor than before."""
+        state = self._module.__dict__
         return [
-            name
-            for name, before in self._attributes.items()
-            if type(before) in _PLAIN and type(now := state.get(name)) in _PLAIN and now != before
+            (name, value)
+            for name, value in state.items()
+            if isinstance(value, torch.Tensor) and name not in _LEFT_ALONE and value is not self._attributes.get(name)
         ]
 
     def drawn_generators(self) -> list[object]:
@@ -76,6 +87,16 @@ class ModuleState:
                 self._module._buffers[name] = self._buffers[name]
             else:
                 del self._module._buffers[name]
+
+
+def _is_changed(before: object, now: object) -> bool:
+    return type(before) in _PLAIN and type(now) in _PLAIN and now != before
+
+
+def _paired(before: Any, now: Any) -> list[tuple[Any, Any]]:
+    if isinstance(before, dict):
+        return [(value, now.get(key, value)) for key, value in cast(dict[Any, Any], before).items()]
+    return list(zip(before, now, strict=False)) if isinstance(before, list) else []
 
 
 def _is_generator(value: object) -> bool:

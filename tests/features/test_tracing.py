@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 import featx
-from featx.features.tracing import check_model, in_mode
+from featx.features.tracing import check_model
+from featx.tracing.modes import in_mode
 
 Unchanged = Callable[[nn.Module], Callable[[], None]]
 

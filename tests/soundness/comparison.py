@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -274,15 +275,19 @@ def _wished(model: nn.Module, names: Iterable[str], case: Case) -> list[str]:
 
 
 def _leaf(model: nn.Module, name: str) -> tuple[str, int] | None:
-    """The path of a module of torch.nn without children and the number of the call that this node is, if it is one."""
+    """The path of a module of torch.nn without children, and which call of it this node is; None for other nodes."""
     path, _, number = name.rpartition("_")
     for candidate, count in ((name, 0), (path, int(number) if number.isdigit() else -1)):
         try:
             module = model.get_submodule(candidate) if candidate and count >= 0 else None
         except AttributeError:
             continue
-        is_leaf = module is not None and type(module).__module__.startswith("torch.nn.modules")
-        if is_leaf and not isinstance(module, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
+        # A hook on attention keeps it from its fast path, so that a hook sees other values than without the hook.
+        if (
+            module is not None
+            and type(module).__module__.startswith("torch.nn.modules")
+            and not list(module.children())
+        ):
             return candidate, count
     return None
 
@@ -296,9 +301,9 @@ def _compare_features(
         return pair.reference
     seen: dict[str, list[Any]] = {}
     handles = []
-    for path, module in after.named_modules():
+    for path in {leaf[0] for leaf in map(functools.partial(_leaf, after), wished) if leaf is not None}:
         hook = lambda module, args, output, path=path: seen.setdefault(path, []).append(copied(output))  # noqa: E731
-        handles.append(module.register_forward_hook(hook))
+        handles.append(after.get_submodule(path).register_forward_hook(hook))
     outside = outer_state(pair.reference)
     expected = run(after, arguments, grad=case.grad)
     for handle in handles:
@@ -312,11 +317,13 @@ def _compare_features(
         return _taken_back(pair, outside)
     for name in wished:
         leaf = _leaf(after, name)
-        if leaf is None or not isinstance(seen.get(leaf[0], [None])[0], torch.Tensor):
+        if leaf is None:
             continue
-        outputs = seen[leaf[0]]
+        outputs = seen.get(leaf[0], [])
         if leaf[1] >= len(outputs):
             verdict.findings.append(("wrong feature", where, f"{name} is computed, and the model does not"))
+            break
+        if not isinstance(outputs[leaf[1]], torch.Tensor):
             continue
         what = difference(outputs[leaf[1]], actual.result.get(name), name)
         if what:

@@ -305,7 +305,10 @@ def test_buffer_reads_come_to_the_handler_where_it_is_asked_for() -> None:
         return value
 
     with borrowed(
-        model.modules(), lambda module, forward, args, kwargs: forward(*args, **kwargs), on_read, watched=("_parameters", "_buffers")
+        model.modules(),
+        lambda module, forward, args, kwargs: forward(*args, **kwargs),
+        on_read,
+        watched=("_parameters", "_buffers"),
     ):
         model(X)
     assert "shift" in reads
