@@ -7,7 +7,6 @@ for a value, the trace starts again with real tensors.
 
 from __future__ import annotations
 
-import dis
 import functools
 import inspect
 import math
@@ -26,6 +25,7 @@ from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.tracing.constants import tensors_of
 from featx.tracing.example_inputs import bind_example
+from featx.tracing.left_behind import what_forward_left
 from featx.tracing.recording import NeedsValues, Recording, Unfollowable, another_name
 from featx.tracing.saved_state import SavedState
 from featx.tracing.scope import borrowed, walk_modules
@@ -129,6 +129,7 @@ class ExampleTrace(Recording):
         self._states: dict[nn.Module, ModuleState] = {}
         self._training = {module: module.training for module in self.module_paths}
         self._saved = SavedState()
+        self._input_memory: list[tuple[torch.Tensor, int]] = []
         # Where a trace for real may write: the tensors of the model by their memory.
         self._owners: dict[int, list[torch.Tensor]] = {}
         for module in self.module_paths if is_real else ():
@@ -160,6 +161,7 @@ class ExampleTrace(Recording):
                 stack.enter_context(torch._C.DisableTorchFunction())
                 output = self.create_arg(result)
                 self._check_state(self.root)
+                self._check_memory()
             except (Unfollowable, NeedsValues, Exception):
                 self.whole = 0
                 self.names.assign()
@@ -175,11 +177,12 @@ class ExampleTrace(Recording):
             node.meta["is_overwritten"] = tensor._version != version
 
     def _stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
-        if not self.is_real:
-            twin = self.stand_ins.of(tensor)
-            return twin if twin is not tensor else tensor.clone()
-        copy = tensor.detach().clone(memory_format=torch.preserve_format)
-        return copy.requires_grad_(False)
+        if self.is_real or tensor.is_meta:
+            own = tensor.detach().clone(memory_format=torch.preserve_format)
+        else:
+            own = self.stand_ins.of(tensor)
+        self._input_memory.append((own, _memory_of(own)))
+        return own
 
     def _globals_of(self) -> list[dict[str, Any]]:
         found: dict[int, dict[str, Any]] = {}
@@ -342,26 +345,20 @@ class ExampleTrace(Recording):
                 return result
         return module.forward(*args, **kwargs)
 
+    def _check_memory(self) -> None:
+        # torch does not tell of Tensor.set_.
+        for tensor, memory in self._input_memory:
+            if _memory_of(tensor) != memory:
+                raise Unfollowable("forward gives an input other memory (Tensor.set_)")
+
     def _check_state(self, module: nn.Module) -> None:
         """Raise where forward left something on an opened module that a graph cannot."""
-        state = self._states.get(module)
         if module.training is not self._training[module]:
             raise Unfollowable(f"forward switches '{self.module_paths[module]}' between train and eval mode")
-        if state is None:
-            return
-        for name in state.changed_values():
-            raise Unfollowable(f"forward changes the attribute '{name}'")
-        for name, value in state.rebound_buffers(self._is_of_trace).items():
-            if not self.stand_ins.is_stand_in_of(value, state.buffer(name)):
-                raise Unfollowable(f"forward assigns a new tensor to the buffer '{name}'")
-        for name, value in state.assigned_tensors():
-            origin = self.lineage.get(value)
-            if origin is not None and _depends_on_inputs(self.node_of(origin)) and _is_loaded(type(module), name):
-                raise Unfollowable(
-                    f"forward keeps something of its input in the attribute '{name}', which it also reads"
-                )
-        if state.drawn_generators():
-            raise Unfollowable("forward draws from a random generator of its own")
+        state = self._states.get(module)
+        left = None if state is None else what_forward_left(self, module, state, self._is_of_trace)
+        if left is not None:
+            raise Unfollowable(left)
 
     # -- functions that are recorded as one node ---------------------------------------------------------------------
 
@@ -436,36 +433,6 @@ def is_torch_module(module: nn.Module, path: str) -> bool:
     if isinstance(module, (torch.jit.ScriptModule, nn.Sequential)):
         return not isinstance(module, nn.Sequential)
     return type(module).__module__.startswith(("torch.nn", "torch.ao.nn"))
-
-
-def _depends_on_inputs(node: Node) -> bool:
-    """Say whether a value is computed from values of the inputs, and not from their sizes alone."""
-    seen = {node}
-    pending = [node]
-    while pending:
-        node = pending.pop()
-        if node.op == "placeholder":
-            return True
-        if node.target in ("size", "dim", "numel") or (node.target is getattr and node.args[1] in _FORM):
-            continue
-        fresh = [source for source in node.all_input_nodes if source not in seen]
-        seen.update(fresh)
-        pending += fresh
-    return False
-
-
-def _is_loaded(kind: type, attribute: str) -> bool:
-    """Say whether a method of a module's class reads an attribute."""
-    functions = [vars(base) for base in kind.__mro__ if not base.__module__.startswith("torch.nn.modules")]
-    codes = [value.__code__ for namespace in functions for value in namespace.values() if inspect.isfunction(value)]
-    return any(
-        instruction.argval == attribute and instruction.opname in ("LOAD_ATTR", "LOAD_METHOD")
-        for code in codes
-        for instruction in dis.get_instructions(code)
-    )
-
-
-_FORM = frozenset({"shape", "ndim", "dtype", "device", "layout"})
 
 
 def _memory_of(tensor: torch.Tensor) -> int:

@@ -57,13 +57,14 @@ def _same(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
 
 
 def _dropout(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
-    if len(args) > 3 or kwargs.get("inplace") or not _is_dense(args[0]):
+    x: Any = args[0]
+    if len(args) > 3 or kwargs.get("inplace") or not _is_dense(x):
         return None
     training = args[2] if len(args) > 2 else kwargs.get("training", True)
     probability = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
     if not isinstance(training, bool) or not isinstance(probability, (int, float)) or not 0 <= probability <= 1:
         return None
-    return _like(args[0]) if training and probability > 0 else args[0]
+    return _like(x) if training and probability > 0 else x
 
 
 def _elementwise(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:

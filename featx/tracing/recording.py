@@ -1,9 +1,8 @@
-"""Recording: turn the torch calls that really run into nodes, and what they give into values that are followed."""
+"""Recording: turn the torch calls that really run into nodes."""
 
 from __future__ import annotations
 
 import operator
-import sys
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, cast
@@ -12,65 +11,19 @@ import torch
 from torch import nn
 
 from featx.ir.effects import draws_now, operator_writes
-from featx.ir.graph import Graph
 from featx.ir.node import Argument, Node, Target
-from featx.tracing.autocast import AutocastModes
-from featx.tracing.frames import describe, is_library_code, user_frame, what_follows, written_operator
-from featx.tracing.grad_modes import GradModes
-from featx.tracing.guards import check_decision, check_form, form_of
-from featx.tracing.lineage import Lineage, Origin, Part
-from featx.tracing.naming import QualifiedNames
+from featx.tracing.following import Following, Unfollowable
+from featx.tracing.frames import what_follows, written_operator
+from featx.tracing.lineage import Part
 from featx.tracing.operators import MAGIC, OPERATORS, READS_VALUES, REFLECTED
-from featx.tracing.scalars import TracedFloat, TracedInt, plain_number, traced_number
-from featx.tracing.standins import StandIns
-from featx.tracing.symbolic import Scope
-from featx.tracing.tracer import TracerBase
-
-_NUMBERS = (TracedInt, TracedFloat)
-# Attributes of a tensor that answer about its form or place; the answer is part of what was decided on the example.
-_ASKED_FORM = frozenset({"is_cuda", "is_cpu", "is_sparse", "is_quantized", "requires_grad", "names", "layout"})
-
-
-class Unfollowable(BaseException):
-    """Something in an opened module that no graph can hold. No Exception, so that no model catches it."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__(what)
-        self.what, self.place = what, describe(user_frame())
 
 
 class NeedsValues(BaseException):
     """The model asks for a value, which stand-ins have not."""
 
 
-class Recording(TracerBase):
+class Recording(Following):
     """The state of one trace on an example, and what it does with each torch call."""
-
-    def __init__(self, paths: dict[int, str], device: torch.device, *, is_real: bool, keep_source: bool) -> None:
-        self.graph = Graph(tracer_cls=type(self))
-        self.names = QualifiedNames()
-        self.lineage = Lineage()
-        self.scope = Scope("", None, {})
-        # How many modules that are kept whole the running code is inside.
-        self.whole = 0
-        self.is_active = True
-        self.is_real = is_real
-        # Whether Python has seen a size, so that it may have made something of it that no node shows.
-        self.saw_sizes = False
-        # Whether it has computed a remainder, which one other size may well leave the same.
-        self.did_modulo = False
-        self.drew = False
-        self.wrote_model = False
-        self._paths = paths
-        self._device = device
-        self._keep_source = keep_source
-        self.stand_ins = StandIns(paths)
-        self._attributes: dict[str, Node] = {}
-        self._named: set[Node] = set()
-        self._grad_modes = GradModes(self._create_plain_node)
-        self._autocast_modes = AutocastModes(self._create_plain_node)
-        # The tensors that nodes gave, with the version that they had then.
-        self.versions: list[tuple[Node, torch.Tensor, int]] = []
 
     # -- torch calls -------------------------------------------------------------------------------------------------
 
@@ -134,12 +87,6 @@ class Recording(TracerBase):
         node = self.add_node(op, target, arguments, keywords, stem, frame)
         return self.follow(result, node, frame)
 
-    def _user_frame(self) -> FrameType | None:
-        frame: FrameType | None = sys._getframe(2)
-        while frame is not None and is_library_code(frame.f_code):
-            frame = frame.f_back
-        return frame
-
     def _on_constants(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # No input of the model is involved. Where a tensor comes out it is recorded, without a name, as it may be
         # written later and must be made anew in each call; anything else is a plain value.
@@ -152,40 +99,6 @@ class Recording(TracerBase):
             node = self._create_plain_node(op, target, arguments, keywords, stem)
             return self.follow(result, node, frame)
         return result
-
-    def _is_followed(self, values: tuple[Any, ...]) -> bool:
-        # Inputs, parameters, and what was made of them or of traced sizes.
-        for value in values:
-            if isinstance(value, torch.Tensor):
-                origin = self.lineage.get(value)
-                if origin is None:
-                    if isinstance(value, nn.Parameter) or self._is_unseen(value):
-                        return True
-                elif self._is_named(origin):
-                    return True
-            elif isinstance(value, _NUMBERS):
-                return True
-            elif isinstance(value, (tuple, list)):
-                if self._is_followed(tuple(value)):
-                    return True
-            elif isinstance(value, slice) and self._is_followed((value.start, value.stop, value.step)):
-                return True
-        return False
-
-    def _is_unseen(self, tensor: torch.Tensor) -> bool:
-        # A stand-in that no call gave comes from code that torch does not tell of.
-        return tensor.is_meta and self._device.type != "meta" and id(tensor) not in self._paths
-
-    def _is_of_graph(self, values: tuple[Any, ...]) -> bool:
-        return any(
-            isinstance(value, torch.Tensor) and (self.lineage.get(value) is not None or id(value) in self._paths)
-            for value in values
-        )
-
-    def _is_named(self, origin: Origin) -> bool:
-        while isinstance(origin, Part):
-            origin = origin.owner
-        return origin in self._named
 
     # -- what is asked of a tensor -----------------------------------------------------------------------------------
 
@@ -285,221 +198,7 @@ class Recording(TracerBase):
             self._guard(node, result, f"{function.__name__}()")
         return result
 
-    # -- results -----------------------------------------------------------------------------------------------------
 
-    def follow(self, value: Any, origin: Origin, frame: FrameType | None) -> Any:
-        """Return the value of `origin` so that whatever is done with it, or with a part of it, is followed."""
-        if isinstance(value, torch.Tensor):
-            self.lineage.put(value, origin)
-            if isinstance(origin, Node):
-                self._describe(origin, value)
-            return value
-        if value is None:
-            return value
-        if isinstance(value, (bool, str, torch.dtype, torch.layout)):
-            self._guard(self.node_of(origin), value, "an answer")
-            return value
-        if isinstance(value, (int, float)):
-            self.saw_sizes = True
-            return traced_number(plain_number(value), origin, self)
-        if isinstance(value, torch.device):
-            self.lineage.put(value, origin)
-            return value
-        if isinstance(value, torch.Size):
-            return self._follow_size(value, origin, frame)
-        if isinstance(value, (tuple, list)):
-            return self._follow_items(cast(tuple[Any, ...], value), origin, frame)
-        if isinstance(value, dict):
-            for key, item in list(cast(dict[Any, Any], value).items()):
-                followed = self.follow(item, Part(origin, operator.getitem, key), None)
-                if followed is not item:
-                    value[key] = followed
-            return value
-        return self._follow_object(value, origin)
-
-    def _follow_size(self, size: torch.Size, origin: Origin, frame: FrameType | None) -> torch.Size:
-        self.saw_sizes = True
-        parts = [Part(origin, operator.getitem, index) for index in range(len(size))]
-        numbers = [traced_number(plain_number(n), part, self) for n, part in zip(size, parts, strict=True)]
-        followed = torch.Size(numbers)
-        self.lineage.put(followed, origin)
-        if frame is not None:
-            steps = what_follows(frame)
-            if steps and isinstance(steps[0], slice):
-                # A symbolic trace has a node for the slice, which counts in names.
-                self.names.skip(self.scope.module_path, "getitem")
-                taken = parts[steps[0]]
-                self._make_taken(steps[1:], taken)
-            else:
-                self._make_taken(steps, parts)
-        return followed
-
-    def _follow_items(self, items: Any, origin: Origin, frame: FrameType | None) -> Any:
-        parts = [Part(origin, operator.getitem, index) for index in range(len(items))]
-        steps = what_follows(frame) if frame is not None else []
-        followed = [self.follow(item, part, None) for item, part in zip(items, parts, strict=True)]
-        is_unpacked = self._make_taken(steps, parts)
-        if type(items) is tuple and not hasattr(items, "_fields"):
-            same = all(map(operator.is_, items, followed))
-            items = items if same else tuple(followed)
-        elif type(items) is list:
-            items[:] = followed
-        if isinstance(origin, Node) and not is_unpacked and origin.op != "call_module" and type(items) in (tuple, list):
-            # A loop may run over it; how often depends on a size, mostly.
-            length = self._create_plain_node("call_function", len, (origin,), {}, None)
-            self._guard(length, len(items), "how many tensors a call gives")
-        return items
-
-    def _make_taken(self, steps: list[int | slice | str], parts: list[Part]) -> bool:
-        """Make nodes of the parts that the code takes at once, in the order in which a symbolic trace makes them."""
-        first = steps[0] if steps else None
-        if isinstance(first, str) and first == f"unpack {len(parts)}":
-            for part in parts:
-                self.node_of(part)
-            return True
-        if isinstance(first, int) and -len(parts) <= first < len(parts):
-            self.node_of(parts[first])
-            return True
-        return False
-
-    def _follow_object(self, value: Any, origin: Origin) -> Any:
-        fields: dict[str, Any] = getattr(value, "__dict__", {})
-        for name, item in list(fields.items()):
-            if isinstance(item, torch.Tensor):
-                self.lineage.put(item, Part(origin, getattr, name))
-        return value
-
-    def _describe(self, node: Node, tensor: torch.Tensor) -> None:
-        meta = node.meta
-        meta["shape"], meta["dtype"] = tensor.shape, tensor.dtype
-        if not tensor.is_inference():
-            self.versions.append((node, tensor, tensor._version))
-
-    # -- the trace of numbers ----------------------------------------------------------------------------------------
-
-    def is_recording(self) -> bool:
-        """Say whether what the running code does with numbers is recorded."""
-        return self.is_active and not self.whole
-
-    def compute(self, function: Callable[..., Any], args: tuple[Any, ...], result: Any) -> Any:
-        """Record arithmetic on traced numbers."""
-        if not isinstance(result, (int, float)):
-            return result
-        self.did_modulo = self.did_modulo or function in _LOSSY
-        node = self.add_node(
-            "call_function", function, tuple([self.create_arg(value) for value in args]), {}, None, None
-        )
-        return traced_number(result, node, self)
-
-    def decide(self, function: Callable[..., Any], args: tuple[Any, ...], result: bool) -> None:
-        """Record that Python saw a relation between numbers to hold, or not to."""
-        arguments = tuple([self.create_arg(value) for value in args])
-        node = self.add_node("call_function", function, arguments, {}, None, None)
-        self._guard(node, result, f"{arguments[0]} {function.__name__} {arguments[1]}")
-
-    def _check_form(self, node: Node, value: Any, what: str) -> None:
-        check = self._create_plain_node("call_function", check_form, (node, form_of(value), what), {})
-        check.meta["is_guard"] = True
-
-    def _guard(self, node: Node, value: Any, what: str) -> None:
-        frame = user_frame()
-        where = f" {describe(frame)}" if frame is not None else ""
-        check = self._create_plain_node("call_function", check_decision, (node, value, f"{what}{where}"), {}, None)
-        check.meta["is_guard"] = True
-
-    # -- nodes -------------------------------------------------------------------------------------------------------
-
-    def node_of(self, origin: Origin) -> Node:
-        """Return the node of an origin, made now where it is a part that nobody has used yet."""
-        if isinstance(origin, Node):
-            return origin
-        node = origin.node
-        if node is None or node.is_erased:
-            owner = self.node_of(origin.owner)
-            if self._is_named(owner):
-                node = self.add_node("call_function", origin.function, (owner, origin.key), {}, None, None)
-            else:
-                node = self._create_plain_node("call_function", origin.function, (owner, origin.key), {}, None)
-            origin.node = node
-        return node
-
-    def add_node(
-        self, op: str, target: Target, args: tuple[Argument, ...], kwargs: dict[str, Argument], stem: str | None,
-        frame: FrameType | None,
-    ) -> Node:  # fmt: skip
-        """Add a node that gets a qualified name when the trace is done."""
-        node = self._create_plain_node(op, target, args, kwargs, stem)
-        self._named.add(node)
-        self.names.add(node, self.scope.module_path if op != "call_module" else cast(str, target), stem)
-        if self._keep_source:
-            frame = frame or user_frame()
-            if frame is not None:
-                node.meta["source"] = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        return node
-
-    def _create_plain_node(
-        self, op: str, target: Target, args: tuple[Argument, ...], kwargs: dict[str, Argument], name: str | None = None
-    ) -> Node:
-        self._autocast_modes.follow()
-        if torch.is_inference_mode_enabled():
-            raise Unfollowable("forward enters torch.inference_mode")
-        node = self.graph.create_node(op, target, args, kwargs, name)
-        node.meta["nn_module_stack"] = self.scope.stack
-        return node
-
-    def create_arg(self, a: Any) -> Argument:
-        """Turn a value of the model into an argument of a node: what is followed becomes its node, at any depth."""
-        kind = type(a)
-        if kind is torch.Tensor or kind is nn.Parameter:
-            return self._tensor(a)
-        if kind is TracedInt or kind is TracedFloat:
-            return self.node_of(a.origin) if a.trace is self else plain_number(a)
-        if kind is torch.device or kind is torch.Size:
-            origin = self.lineage.get(a)
-            if origin is not None:
-                return self.node_of(origin)
-            return a if kind is torch.device else tuple([self.create_arg(item) for item in a])
-        return super().create_arg(a)
-
-    def create_other_arg(self, a: Any) -> Argument:
-        """Turn tensors of other classes, modules and generators into arguments, and all else as every tracer does."""
-        if isinstance(a, torch.Tensor):
-            return self._tensor(a)
-        if isinstance(a, nn.Module):
-            path = self.path_of_module(a)
-            return self._create_plain_node("get_attr", path, (), {})
-        if isinstance(a, torch.Generator):
-            raise Unfollowable("a random generator is passed to a call")
-        origin = self.lineage.get(a)
-        return self.node_of(origin) if origin is not None else super().create_other_arg(a)
-
-    def path_of_module(self, mod: nn.Module) -> str:
-        """Return the path of a module in the root."""
-        raise NotImplementedError
-
-    def _tensor(self, tensor: torch.Tensor) -> Argument:
-        origin = self.lineage.get(tensor)
-        if origin is not None:
-            return self.node_of(origin)
-        path = self._paths.get(id(tensor))
-        if path is None:
-            if isinstance(tensor, nn.Parameter):
-                raise Unfollowable(f"a parameter of shape {tuple(tensor.shape)} that the model does not own is used")
-            if self._is_unseen(tensor):
-                raise Unfollowable("a tensor is used that was made where the trace does not see it")
-            return tensor
-        node = self._attributes.get(path)
-        if node is None or node.is_erased:
-            if isinstance(tensor, nn.Parameter):
-                node = self.add_node("get_attr", path, (), {}, None, None)
-            else:
-                node = self._create_plain_node("get_attr", path, (), {})
-            self._attributes[path] = node
-            self._describe(node, tensor if self.is_real else self.stand_ins.of(tensor))
-        return node
-
-
-_LOSSY = (operator.mod, operator.and_, operator.rshift, operator.floordiv)
 _TENSOR_ATTRIBUTES = frozenset({"T", "H", "mT", "mH", "data", "real", "imag"})
 
 

@@ -1,0 +1,65 @@
+"""Find what a forward left on its module that a graph cannot leave there, or would not find there the next time."""
+
+from __future__ import annotations
+
+import dis
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from featx.ir.node import Node
+from featx.tracing.following import Following
+from featx.tracing.state import ModuleState
+
+# What asks for the form of a tensor and not for its values.
+_FORM_METHODS = ("size", "dim", "numel")
+_FORM = frozenset({"shape", "ndim", "dtype", "device", "layout"})
+
+
+def what_forward_left(
+    trace: Following, module: nn.Module, state: ModuleState, is_of_trace: Callable[[Any], bool]
+) -> str | None:
+    """Say what the forward of an opened module left there, where a graph of it would not do the same; else None.
+
+    Writing into a buffer is fine, and so is an attribute that nobody reads, or that is made from sizes and constants
+    alone: a graph makes it anew.
+    """
+    for name in state.changed_values():
+        return f"forward changes the attribute '{name}'"
+    for name, value in state.rebound_buffers(is_of_trace).items():
+        if not trace.stand_ins.is_stand_in_of(value, state.buffer(name)):
+            return f"forward assigns a new tensor to the buffer '{name}'"
+    for name, value in state.assigned_tensors():
+        origin = trace.lineage.get(value)
+        if origin is not None and _depends_on_inputs(trace.node_of(origin)) and _is_loaded(type(module), name):
+            return f"forward keeps something of its input in the attribute '{name}', which it also reads"
+    return "forward draws from a random generator of its own" if state.drawn_generators() else None
+
+
+def _depends_on_inputs(node: Node) -> bool:
+    """Say whether a value is computed from values of the inputs, and not from their sizes alone."""
+    seen = {node}
+    pending = [node]
+    while pending:
+        node = pending.pop()
+        if node.op == "placeholder":
+            return True
+        if node.target in _FORM_METHODS or (node.target is getattr and node.args[1] in _FORM):
+            continue
+        fresh = [source for source in node.all_input_nodes if source not in seen]
+        seen.update(fresh)
+        pending += fresh
+    return False
+
+
+def _is_loaded(kind: type, attribute: str) -> bool:
+    """Say whether a method of a module's class reads an attribute."""
+    functions = [vars(base) for base in kind.__mro__ if not base.__module__.startswith("torch.nn.modules")]
+    codes = [value.__code__ for namespace in functions for value in namespace.values() if inspect.isfunction(value)]
+    return any(
+        instruction.argval == attribute and instruction.opname in ("LOAD_ATTR", "LOAD_METHOD")
+        for code in codes
+        for instruction in dis.get_instructions(code)
+    )
