@@ -10,11 +10,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from models import Library
+import models
 
 import featx
 
-Check = Literal["names", "values"]
+Check = Literal["names", "values", "exact"]
+Library = models.Library | Literal["transformers"]
 Mode = Literal["train", "eval"]
 MODES: tuple[Mode, ...] = ("train", "eval")
 
@@ -39,7 +40,7 @@ class Outcome:
     """What a check found in one mode.
 
     `status` is for names: equal, meant, unexplained. For values: equal, different, extractor fails,
-    model fails, not comparable.
+    model fails, not comparable. For coverage: see `coverage_checks`.
     `detail` says what differs and why, or what was compared.
     """
 
@@ -53,7 +54,7 @@ class Record:
 
     `problem` is why there is no outcome: too large, too slow, crashed, failed. `torchvision` and `featx` are
     `TRACED`, an error, or empty where the check did not try; `modes` has an outcome for each mode that was compared.
-    `source` identifies the state of featx's source that was checked.
+    `source` identifies the state of featx's source that was checked. `note` is what else the report should tell.
     """
 
     check: Check
@@ -67,6 +68,7 @@ class Record:
     featx: str = ""
     modes: dict[str, Outcome] = field(default_factory=lambda: dict[str, Outcome]())
     source: str = ""
+    note: str = ""
 
     @property
     def task(self) -> Task:

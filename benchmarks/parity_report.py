@@ -92,7 +92,7 @@ def write_report(records: Iterable[Record], path: Path) -> None:
 
 
 def _summary(models: list[_Model]) -> str:
-    table = _Table("Summary", ["library", "mode", *_COUNTS])
+    table = Table("Summary", ["library", "mode", *_COUNTS])
     for library in LIBRARIES:
         part = [model for model in models if model.library == library]
         for mode in MODES:
@@ -101,7 +101,7 @@ def _summary(models: list[_Model]) -> str:
 
 
 def _families(models: list[_Model]) -> str:
-    table = _Table("Families", ["library", "family", *_COUNTS], "A model counts as equal if it is in both modes.")
+    table = Table("Families", ["library", "family", *_COUNTS], "A model counts as equal if it is in both modes.")
     groups: dict[tuple[Library, str], list[_Model]] = {}
     for model in models:
         groups.setdefault((model.library, model.family), []).append(model)
@@ -137,10 +137,10 @@ def _worst(record: Record | None, modes: Iterable[Mode]) -> str:
 
 
 def _traces(models: list[_Model]) -> list[str]:
-    lost = _Table("Traced by torchvision, not by featx", ["library", "model", "why"])
-    gained = _Table("Traced by featx, not by torchvision", ["library", "model", "torchvision"])
-    neither = _Table("Traced by neither", ["library", "model", "why"])
-    not_checked = _Table("Not checked", ["library", "model", "check", "why"])
+    lost = Table("Traced by torchvision, not by featx", ["library", "model", "why"])
+    gained = Table("Traced by featx, not by torchvision", ["library", "model", "torchvision"])
+    neither = Table("Traced by neither", ["library", "model", "why"])
+    not_checked = Table("Not checked", ["library", "model", "check", "why"])
     for model in models:
         for record in (model.names, model.values):
             if record is not None and record.problem:
@@ -171,7 +171,7 @@ def _differences(models: list[_Model]) -> list[str]:
 
 
 def _outcomes(title: str, records: list[Record], statuses: tuple[str, ...]) -> str:
-    table = _Table(title, ["library", "model", "mode", "what"])
+    table = Table(title, ["library", "model", "mode", "what"])
     for record in records:
         found = {mode: outcome for mode, outcome in record.modes.items() if outcome.status in statuses}
         if len(found) == len(MODES) and found["train"] == found["eval"]:
@@ -186,7 +186,7 @@ def _described(outcome: Outcome) -> str:
 
 
 @dataclass
-class _Table:
+class Table:
     """A Markdown table under a heading, or the word None where it has no rows."""
 
     title: str
@@ -195,9 +195,11 @@ class _Table:
     rows: list[list[str]] = field(default_factory=lambda: list[list[str]]())
 
     def add(self, *cells: object) -> None:
+        """Append a row."""
         self.rows.append([str(cell).replace("|", "\\|") for cell in cells])
 
     def text(self) -> str:
+        """Return the table as Markdown."""
         heading = f"## {self.title}\n\n" + (f"{self.note}\n\n" if self.note else "")
         if not self.rows:
             return heading + "None.\n"

@@ -142,7 +142,7 @@ class _Observer:
 
     def _hook(self, path: str) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
-            self.outputs.setdefault(path, []).append(_cloned(output))
+            self.outputs.setdefault(path, []).append(cloned(output))
 
         return hook
 
@@ -184,7 +184,7 @@ def _differences(
             suppress_diff_warning=True,
         )
         for name, value in _run(extractor.train(mode == "train"), images).items():
-            problem = _difference(_cloned(value), expected[name])
+            problem = difference(cloned(value), expected[name])
             if problem:
                 found.append(f"`{name}` {how}: {problem}")
     return found
@@ -197,7 +197,7 @@ def _observe(model: nn.Module, chosen: Plan, images: torch.Tensor) -> dict[str, 
     expected = {name: observer.outputs[path][call] for name, (path, call) in chosen.calls.items()}
     if chosen.output is not None:
         name, index = chosen.output
-        expected.setdefault(name, _cloned(tree_leaves(output)[index]))
+        expected.setdefault(name, cloned(tree_leaves(output)[index]))
     return expected
 
 
@@ -211,11 +211,13 @@ def _run(module: nn.Module, images: torch.Tensor) -> Any:
     return result
 
 
-def _cloned(value: Any) -> list[torch.Tensor]:
+def cloned(value: Any) -> list[torch.Tensor]:
+    """Return copies of the tensors inside a nested value."""
     return [leaf.clone() for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
-def _difference(ours: list[torch.Tensor], expected: list[torch.Tensor]) -> str:
+def difference(ours: list[torch.Tensor], expected: list[torch.Tensor]) -> str:
+    """Say how two lists of tensors differ in one bit or more; nothing if they do not."""
     if len(ours) != len(expected):
         return f"{len(ours)} tensors, expected {len(expected)}"
     for one, other in zip(ours, expected, strict=True):

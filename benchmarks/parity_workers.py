@@ -19,8 +19,24 @@ from parity_names import NameCheck
 from parity_records import Record, Task, message_of, source_of_featx
 from parity_values import check_values, is_out_of_memory
 
+# Fills in the record of one model.
+Check = Callable[[Record], None]
+
 # New processes, with nothing of this one's state; torch must not be forked after it has started threads.
 _PROCESSES = multiprocessing.get_context("spawn")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What workers do; both functions belong to a module, so that they can be sent to another process.
+
+    Attributes:
+        family_of: from the names of a library and a model to that of a family.
+        start: called once in each worker with the folder of the results, returns what fills in the records.
+    """
+
+    family_of: Callable[[str, str], str]
+    start: Callable[[Path], Check]
 
 
 @dataclass(frozen=True)
@@ -38,8 +54,22 @@ class Limits:
     models: int
 
 
+def start_parity(folder: Path) -> Check:
+    """Return the checks of the parity sweep."""
+    names = NameCheck(folder)
+    return lambda record: names.run(record) if record.check == "names" else check_values(record)
+
+
+PARITY = Job(family_of, start_parity)
+
+
 def run_all(
-    tasks: Iterable[Task], jobs: int, limits: Limits, folder: Path, on_record: Callable[[Record], None]
+    tasks: Iterable[Task],
+    jobs: int,
+    limits: Limits,
+    folder: Path,
+    on_record: Callable[[Record], None],
+    job: Job = PARITY,
 ) -> None:
     """Do all tasks with `jobs` workers; `on_record` is called for each, in one thread at a time."""
     queue: SimpleQueue[Task] = SimpleQueue()
@@ -48,7 +78,7 @@ def run_all(
     lock = Lock()
 
     def work() -> None:
-        with _Worker(limits, folder) as worker:
+        with _Worker(limits, folder, job) as worker:
             while True:
                 try:
                     task = queue.get_nowait()
@@ -66,9 +96,10 @@ def run_all(
 class _Worker:
     """One process that does one task after the other; a context manager that ends it."""
 
-    def __init__(self, limits: Limits, folder: Path) -> None:
+    def __init__(self, limits: Limits, folder: Path, job: Job) -> None:
         self._limits = limits
         self._folder = folder
+        self._job = job
         self._done = 0
         self._start()
 
@@ -92,11 +123,12 @@ class _Worker:
             self._process.join()
             problem = f"crashed: exit code {self._process.exitcode}"
         self._restart()
-        return Record(task.check, task.library, task.model, family_of(task.library, task.model), problem=problem)
+        family = self._job.family_of(task.library, task.model)
+        return Record(task.check, task.library, task.model, family, problem=problem)
 
     def _start(self) -> None:
         self._pipe, other = _PROCESSES.Pipe()
-        arguments = (other, self._limits.gibibytes, self._folder)
+        arguments = (other, self._limits.gibibytes, self._folder, self._job)
         self._process = _PROCESSES.Process(target=_serve, args=arguments, daemon=True)
         self._process.start()
         other.close()
@@ -121,23 +153,21 @@ class _Worker:
         self._start()
 
 
-def _serve(pipe: Connection, gibibytes: float, folder: Path) -> None:
+def _serve(pipe: Connection, gibibytes: float, folder: Path, job: Job) -> None:
     limit = int(gibibytes * 2**30)
     # Data, not address space: the mapped libraries of torch are large and take no memory of their own.
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)  # sums come out the same each time, and workers do not take each other's cores
     source = source_of_featx()
-    names = NameCheck(folder)
+    check = job.start(folder)
     pipe.send(True)
     while True:
         task: Task = pipe.recv()
-        record = Record(task.check, task.library, task.model, family_of(task.library, task.model), source=source)
+        family = job.family_of(task.library, task.model)
+        record = Record(task.check, task.library, task.model, family, source=source)
         try:
-            if task.check == "names":
-                names.run(record)
-            else:
-                check_values(record)
+            check(record)
         except Exception as error:  # the sweep goes on, and the report lists what was raised
             record.modes = {}
             record.problem = f"failed: {message_of(error)}"

@@ -170,6 +170,7 @@ _WRITERS_BY_BASE: tuple[tuple[type, Callable[[Any, Scope], str]], ...] = (
     (dict, _dict),
     (bool, _plain),
     (int, lambda value, scope: repr(int(value))),
-    (float, lambda value, scope: _float(float(value), scope)),
+    # A float of another class (numpy has one) stays what it is.
+    (float, lambda value, scope: scope.name_of_global(f"_{type(value).__name__}", value)),
     (str, lambda value, scope: repr(str(value))),
 )

@@ -128,6 +128,7 @@ class ExampleTrace(Recording):
         ]
         self._states: dict[nn.Module, ModuleState] = {}
         self._training = {module: module.training for module in self.module_paths}
+        self._caller = self.scope
         self._saved = SavedState()
         self._input_memory: list[tuple[torch.Tensor, int]] = []
         # Where a trace for real may write: the tensors of the model by their memory.
@@ -146,7 +147,10 @@ class ExampleTrace(Recording):
     ) -> None:
         """Run the root on the example and record it. The model is as before afterwards."""
         with ExitStack() as stack:
-            stack.enter_context(torch.inference_mode(False))  # where tensors count their versions
+            grad_mode = torch.is_grad_enabled()
+            # Tensors count their versions outside inference mode only; leaving it switches gradients on.
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.set_grad_enabled(grad_mode))
             if self.is_real:
                 stack.enter_context(self._saved)
             stack.enter_context(borrowed(list(self.module_paths), self._on_module))
@@ -239,6 +243,7 @@ class ExampleTrace(Recording):
         path = self.path_of_module(module)
         outer = self.scope
         self.scope = Scope(path, type(module), outer.stack)
+        self._caller = outer
         try:
             is_leaf = self._is_leaf(module, path) if self._opened is None else path not in self._opened
             if is_leaf or isinstance(module, torch.jit.ScriptModule):
@@ -251,7 +256,7 @@ class ExampleTrace(Recording):
         self, module: nn.Module, path: str, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         last, names, lineage = self.graph.root.prev, self.names.mark(), self.lineage.mark()
-        scope, versions = self.scope, len(self.versions)
+        scope, caller, versions = self.scope, self._caller, len(self.versions)
         self._keep_state(module)
         try:
             result = forward(*args, **kwargs)
@@ -261,7 +266,7 @@ class ExampleTrace(Recording):
             if not self.may_stay_whole(path):
                 raise
             # What was recorded inside is taken back, and the module is kept whole.
-            self.scope, self.whole = scope, 0
+            self.scope, self._caller, self.whole = scope, caller, 0
             self.names.forget(names)
             self.lineage.forget(lineage)
             del self.versions[versions:]
@@ -294,7 +299,7 @@ class ExampleTrace(Recording):
             inputs = [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)] if is_measured else []
             inputs = [value for value in inputs if not value.is_inference()]
             before = [value._version for value in inputs]
-        self.drew, self.wrote_model = False, False
+        self.drew = self.wrote_model = self.wrote_unseen = False
         self.whole += 1
         try:
             result = call()
@@ -305,11 +310,14 @@ class ExampleTrace(Recording):
             if self._opened is not None and op == "call_module" and not self._is_leaf(self._module_at(target), target):
                 node.meta["is_whole"] = True
             if is_measured:
-                written = [value for value, version in zip(inputs, before, strict=True) if value._version != version]
+                pairs = zip(inputs, before, strict=True)
+                written = [value for value, version in pairs if value._version != version or self.wrote_unseen]
                 node.meta["effects"] = self._effects(node, inputs, written, result)
             if op == "call_module" and self._has_hooks(target):
                 # The hooks, which have not run, may give something else.
                 self._check_form(node, result, f"what '{target}' returns")
+            if op == "call_module":
+                self.scope = self._caller  # what is taken out of the result is taken by the caller
             if isinstance(result, torch.Tensor) and any(result is value for value in tree_leaves(values)):
                 result = another_name(result)
             return self.follow(result, node, self._user_frame())
@@ -331,7 +339,7 @@ class ExampleTrace(Recording):
             return tuple([positions[source] for source in nodes if isinstance(source, Node) and source in positions])
 
         shared = [value for value in inputs if _memory_of(value) in memory]
-        return MeasuredEffects(positions_of(written), positions_of(shared), self.drew, self.wrote_model)
+        return MeasuredEffects(positions_of(written), positions_of(shared), self.drew, self.wrote_model or self.wrote_unseen)
 
     def _result_of(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # Without its hooks: they are to run when the extractor does, and not before.

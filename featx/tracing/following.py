@@ -50,6 +50,8 @@ class Following(TracerBase):
         # Whether it has computed a remainder, which one other size may well leave the same.
         self.did_modulo = False
         self.drew = False
+        # Whether a module that is kept whole had its hands on memory in a way that no version tells.
+        self.wrote_unseen = False
         self.wrote_model = False
         self._paths = paths
         self._device = device

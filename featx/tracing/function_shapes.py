@@ -53,7 +53,11 @@ def _same(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
     x = args[0]
     if not _is_dense(x) or kwargs.get("inplace") or "out" in kwargs or kwargs.get("dtype") is not None:
         return None
-    return None if any(isinstance(value, (torch.Tensor, bool)) for value in args[1:]) else _like(x)
+    return _like(x) if all(type(value) in _PLAIN_NUMBERS for value in args[1:]) else None
+
+
+def _roll(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
+    return _fresh(args[0].shape, args[0].dtype) if _is_strided(args[0]) else None
 
 
 def _dropout(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
@@ -103,7 +107,8 @@ def _layer_norm(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor |
     weights = [value for value in (*args[2:4], kwargs.get("weight"), kwargs.get("bias")) if value is not None]
     if not _is_strided(x) or not shape or tuple(x.shape[-len(shape) :]) != tuple(shape):
         return None
-    return _fresh(x.shape, x.dtype) if all(_is_plain(w) and w.dtype is x.dtype for w in weights) else None
+    fit = all(_is_plain(w) and w.dtype is x.dtype and tuple(w.shape) == tuple(shape) for w in weights)
+    return _fresh(x.shape, x.dtype) if fit else None
 
 
 def _linear(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
@@ -114,12 +119,12 @@ def _linear(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | Non
         return None
     if bias is not None and bias.shape != weight.shape[:1]:
         return None
-    return None if torch.is_autocast_enabled() else _fresh((*x.shape[:-1], weight.shape[0]), x.dtype)
+    return _fresh((*x.shape[:-1], weight.shape[0]), x.dtype)
 
 
 def _cat(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
     tensors, dim = args[0], args[1] if len(args) > 1 else kwargs.get("dim", 0)
-    if "out" in kwargs or not isinstance(tensors, (tuple, list)) or not tensors or type(dim) is not int:
+    if set(kwargs) - {"dim"} or not isinstance(tensors, (tuple, list)) or not tensors or type(dim) is not int:
         return None
     first = tensors[0]
     if not all(_is_plain(x) and x.dtype is first.dtype and x.dim() == first.dim() for x in tensors):
@@ -148,13 +153,17 @@ def _named(*names: str) -> Iterator[Callable[..., Any]]:
 _RULES: dict[Callable[..., Any], Rule] = {
     **dict.fromkeys(
         _named("gelu", "relu", "silu", "sigmoid", "tanh", "exp", "sqrt", "rsqrt", "neg", "abs", "erf", "hardswish",
-               "hardsigmoid", "leaky_relu", "elu", "softplus", "softmax", "log_softmax", "roll", "mish", "relu6"),
+               "hardsigmoid", "leaky_relu", "elu", "softplus", "softmax", "log_softmax", "mish", "relu6"),
         _same,
     ),
-    **dict.fromkeys(_named("add", "sub", "mul", "div", "maximum", "minimum", "__rsub__"), _elementwise),
-    **dict.fromkeys(_named("gt", "lt", "ge", "le", "eq", "ne", "__eq__", "__ne__"), _comparison),
+    **dict.fromkeys(_named("add", "sub", "mul", "div", "maximum", "minimum"), _elementwise),
+    **dict.fromkeys(_named("gt", "lt", "ge", "le", "eq", "ne"), _comparison),
     **dict.fromkeys(_named("layer_norm"), _layer_norm),
+    **dict.fromkeys(_named("roll"), _roll),
     **dict.fromkeys(_named("linear"), _linear),
     **dict.fromkeys(_named("cat"), _cat),
     functional.dropout: _dropout,
+    torch.Tensor.__rsub__: _elementwise,
+    torch.Tensor.__eq__: _comparison,
+    torch.Tensor.__ne__: _comparison,
 }  # fmt: skip

@@ -13,7 +13,7 @@ from torch import nn
 from featx.ir.effects import draws_now, operator_writes
 from featx.ir.node import Argument, Node, Target
 from featx.tracing.following import Following, Unfollowable
-from featx.tracing.frames import what_follows, written_operator
+from featx.tracing.frames import is_in_try, what_follows, written_operator
 from featx.tracing.lineage import Part
 from featx.tracing.operators import MAGIC, OPERATORS, READS_VALUES, REFLECTED
 
@@ -62,6 +62,8 @@ class Recording(Following):
     def execute(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a torch call on stand-ins, or for real where this trace is one."""
         name = function.__name__
+        if not self.is_real and torch._C._is_any_autocast_enabled():
+            raise NeedsValues  # the meta device does not know of autocast
         self.drew = self.drew or draws_now(name, args, kwargs)
         if self.stand_ins.writes_model(function, args, kwargs):
             self.wrote_model = True
@@ -77,12 +79,14 @@ class Recording(Following):
 
     def record(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a torch call, make a node of it, and return its result as a followed value."""
+        frame = self._user_frame()
+        if frame is not None and is_in_try(frame):
+            raise Unfollowable("a torch call stands in a `try` that catches errors, which may come for other inputs")
         arguments = tuple([self.create_arg(value) for value in args])
         keywords = {key: self.create_arg(value) for key, value in kwargs.items()} if kwargs else {}
         result = self.execute(function, args, kwargs)
         if args and result is args[0] and isinstance(result, torch.Tensor) and not operator_writes(function.__name__):
             result = another_name(result)
-        frame = self._user_frame()
         op, target, arguments, stem = _as_written(function, arguments, keywords, frame)
         node = self.add_node(op, target, arguments, keywords, stem, frame)
         return self.follow(result, node, frame)
@@ -103,6 +107,8 @@ class Recording(Following):
     # -- what is asked of a tensor -----------------------------------------------------------------------------------
 
     def _attribute(self, name: str, function: Callable[..., Any], tensor: torch.Tensor) -> Any:
+        if name == "data" and self.whole:
+            self.wrote_unseen = True  # whatever is written through it does not count as a version
         if name == "device":
             return self._device_of(tensor, function)
         if name in ("is_cuda", "is_cpu") and not self.is_real:
@@ -140,7 +146,7 @@ class Recording(Following):
         return shape
 
     def _decide_attribute(self, tensor: torch.Tensor, name: str, value: Any) -> None:
-        if name == "requires_grad" or isinstance(value, (torch.Tensor, type(None))):
+        if isinstance(value, (torch.Tensor, type(None))):
             return
         owner = self.create_arg(tensor)
         key = f"{cast(Node, owner).name}.{name}"

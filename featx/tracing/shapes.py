@@ -23,7 +23,7 @@ def output_of(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if rule is None or kwargs or len(args) != 1:
         return None
     x = args[0]
-    if type(x) is not torch.Tensor or not x.is_meta or not x.is_contiguous():
+    if type(x) is not torch.Tensor or not x.is_meta or not x.is_floating_point() or not x.is_contiguous():
         return None
     return rule(module, x)
 
@@ -45,6 +45,9 @@ def _attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
         or args[2].shape[:2] != (batch, source)
     ):
         return None
+    is_self = args[0] is args[1] is args[2]
+    if is_self and not module.training and not torch.is_grad_enabled() and module.num_heads % 2 == 0:
+        return None  # torch's fast path
     # In memory the sequence comes first.
     output = args[0].new_empty((length, batch, width)).transpose(0, 1)
     return output, args[0].new_empty((batch, length, source)) if kwargs.get("need_weights", True) else None
@@ -65,10 +68,10 @@ def _identity(module: Any, x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def _dropout(module: Any, x: torch.Tensor) -> torch.Tensor:
-    if module.training and module.p > 0:
-        return _activation(module, x)
-    return x
+def _dropout(module: Any, x: torch.Tensor) -> torch.Tensor | None:
+    if type(module) is not nn.Dropout and x.dim() != _DROPOUT_DIMS[type(module)]:
+        return None
+    return _activation(module, x) if module.training and module.p > 0 else x
 
 
 def _batch_norm(module: Any, x: torch.Tensor) -> torch.Tensor | None:
@@ -92,7 +95,7 @@ def _linear(module: Any, x: torch.Tensor) -> torch.Tensor | None:
 
 def _convolution(module: Any, x: torch.Tensor) -> torch.Tensor | None:
     dims = len(module.kernel_size)
-    if x.dim() != dims + 2 or x.shape[1] != module.in_channels or not _is_plain(module, x):
+    if module.padding_mode != "zeros" or x.dim() != dims + 2 or x.shape[1] != module.in_channels or not _is_plain(module, x):
         return None
     sizes: list[int] = []
     for axis in range(dims):
@@ -139,15 +142,16 @@ def _adaptive_pool(module: Any, x: torch.Tensor) -> torch.Tensor | None:
 def _is_plain(module: nn.Module, x: torch.Tensor) -> bool:
     """Say whether the weight has the dtype of `x` and a contiguous layout, so that the result has them too."""
     weight = module._parameters.get("weight")
-    return weight is None or (weight.dtype == x.dtype and weight.is_contiguous() and not torch.is_autocast_enabled())
+    return weight is None or (weight.dtype == x.dtype and weight.is_contiguous())
 
 
+_DROPOUT_DIMS = {nn.Dropout1d: 3, nn.Dropout2d: 4, nn.Dropout3d: 5}
 _BATCH_NORM_DIMS = {nn.BatchNorm1d: (2, 3), nn.BatchNorm2d: (4,), nn.BatchNorm3d: (5,)}
 _RULES: dict[type, Rule] = {
     nn.Identity: _identity,
-    **dict.fromkeys((nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout), _dropout),
+    **dict.fromkeys((nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d), _dropout),
     **dict.fromkeys((nn.ReLU, nn.ReLU6, nn.SiLU, nn.Hardswish, nn.Hardsigmoid, nn.ELU, nn.LeakyReLU), _activation),
-    **dict.fromkeys((nn.GELU, nn.Sigmoid, nn.Tanh, nn.Softplus, nn.PReLU), _same),
+    **dict.fromkeys((nn.GELU, nn.Sigmoid, nn.Tanh, nn.Softplus), _same),
     **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), _batch_norm),
     nn.LayerNorm: _layer_norm,
     nn.Linear: _linear,

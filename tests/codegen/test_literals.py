@@ -108,13 +108,13 @@ def same(one: Any, other: Any) -> bool:
 @pytest.mark.parametrize("value", VALUES, ids=repr)
 def test_code_evaluates_to_the_value_it_was_written_for(value: Any) -> None:
     result = round_trip(value)
-    expected = {Text: str, np.float64: float}.get(type(value), lambda kept: kept)(value)
+    expected = {Text: str}.get(type(value), lambda kept: kept)(value)
     assert same(result, expected), f"{result!r} is not {value!r}"
 
 
 @pytest.mark.parametrize("value", VALUES, ids=repr)
 def test_value_inside_containers_survives(value: Any) -> None:
-    expected = {Text: str, np.float64: float}.get(type(value), lambda kept: kept)(value)
+    expected = {Text: str}.get(type(value), lambda kept: kept)(value)
     assert same(round_trip(([value, (value,)], Point({"k": value}))), ([expected, (expected,)], Point({"k": expected})))
 
 
