@@ -66,6 +66,8 @@ def _tasks(check: Check, options: argparse.Namespace, records: dict[Task, Record
             continue
         names = list_types() if library == "transformers" else list_names(library)
         names = [name for name in names if re.search(options.filter, name)]
+        if options.models:
+            names = [name for name in names if name in options.models]
         if library != "transformers" and options.one_per_family:
             names = _smallest_of_each_family(library, names, records)
         tasks += [Task(check, library, name) for name in names]
@@ -100,6 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--what", choices=[*_CHECKS, "all"], default="all")
     parser.add_argument("--library", choices=[*_LIBRARIES, "all"], default="all")
     parser.add_argument("--filter", default="", help="a regular expression that occurs in the names of models")
+    parser.add_argument("--models", nargs="+", default=[], help="names of models")
     family = "only the smallest model of each family; in transformers a model is one"
     parser.add_argument("--one-per-family", action="store_true", help=family)
     again = "which results to replace: what was not right, or made by another state of featx"

@@ -71,13 +71,13 @@ def check_exact(record: Record) -> None:
     """
     model, example = _build(record)
     record.parameters = _count(model)
+    _shake(model)
     names = _list_names(record, model, example)
     if names is None and "Cache" in record.featx and coverage_transformers.leave_out_cache(model):
         record.note = record.featx
         names = _list_names(record, model, example)
     if names is None or example is None:
         return
-    _shake(model)
     untouched = _Untouched(copy.deepcopy(model))
     inputs: Inputs = (example.args, example.kwargs)
     try:

@@ -128,7 +128,11 @@ def _from_transformers(ask: _Question) -> Example | None:
         if not set(ask.required) <= kwargs.keys() <= ask.parameters.keys():
             return None
         return Example((), kwargs, "transformers' dummy_inputs")
-    return Example((), kwargs, f"the {type(config).__name__} of transformers") if kwargs else None
+    if not kwargs:
+        return None
+    if "use_cache" in ask.parameters:
+        kwargs["use_cache"] = False  # a cache of keys and values is an object that no graph can hold
+    return Example((), kwargs, f"the {type(config).__name__} of transformers")
 
 
 class _TransformersInputs:

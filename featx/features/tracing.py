@@ -65,7 +65,8 @@ class FeatureTracer(Tracer):
 
     def on_example(self, opened: frozenset[str] | None = None) -> ExampleTracer:
         """Return a tracer with the same policy that follows an example."""
-        return ExampleTracer(self.is_leaf_module, self._autowrap_modules, self._autowrap_functions, opened=opened)
+        modules, functions = self._autowrap_modules, self._autowrap_functions
+        return ExampleTracer(self.is_leaf_module, modules, functions, opened=opened, keep_output=False)
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,7 @@ class ExampleTracer:
         opened: the paths of the modules that are traced through; all others are one node each, whatever `is_leaf` says,
             which then only decides how nodes are numbered. By default what `is_leaf` says.
         keep_source: note the line of the model in `node.meta["source"]`.
+        keep_output: return what the root returns; otherwise the graph returns None, and the output may be of any kind.
     """
 
     def __init__(
@@ -58,11 +59,13 @@ class ExampleTracer:
         *,
         opened: frozenset[str] | None = None,
         keep_source: bool = False,
+        keep_output: bool = True,
     ) -> None:
         self.is_leaf = is_leaf or is_torch_module
         self.opened = opened
         self._autowrap = (tuple(autowrap_modules), tuple(autowrap_functions))
         self._keep_source = keep_source
+        self.keep_output = keep_output
 
     def trace(
         self,
@@ -123,6 +126,7 @@ class ExampleTrace(Recording):
         super().__init__(owned, device, is_real=is_real, keep_source=keep_source)
         self._is_leaf = tracer.is_leaf
         self._opened = tracer.opened
+        self._keep_output = tracer.keep_output
         self._hooked = [
             path for module, path in self.module_paths.items() if module._forward_hooks or module._forward_pre_hooks
         ]
@@ -163,7 +167,7 @@ class ExampleTrace(Recording):
             try:
                 result = self._function(*call_args, **call_kwargs)
                 stack.enter_context(torch._C.DisableTorchFunction())
-                output = self.create_arg(result)
+                output = self.create_arg(result) if self._keep_output else None
                 self._check_state(self.root)
                 self._check_memory()
             except (Unfollowable, NeedsValues, Exception):
@@ -339,7 +343,9 @@ class ExampleTrace(Recording):
             return tuple([positions[source] for source in nodes if isinstance(source, Node) and source in positions])
 
         shared = [value for value in inputs if _memory_of(value) in memory]
-        return MeasuredEffects(positions_of(written), positions_of(shared), self.drew, self.wrote_model or self.wrote_unseen)
+        return MeasuredEffects(
+            positions_of(written), positions_of(shared), self.drew, self.wrote_model or self.wrote_unseen
+        )
 
     def _result_of(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # Without its hooks: they are to run when the extractor does, and not before.

@@ -46,6 +46,8 @@ def bind_example(
         is_given = name in bound.arguments
         default = () if parameter.default is parameter.empty else (parameter.default,)
         default = default if not default or isinstance(default[0], _PLAIN) else (None,)
+        if is_given and default and isinstance(bound.arguments[name], _PLAIN):
+            default = (bound.arguments[name],)  # so that who calls the graph need not repeat it
         node = recording.add_node("placeholder", stars + name, cast(Any, default), {}, None, None)
         if parameter.annotation is not parameter.empty:
             node.type = parameter.annotation

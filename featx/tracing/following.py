@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from featx.errors import ArgumentTypeError
 from featx.ir.graph import Graph
 from featx.ir.node import Argument, Node, Target
 from featx.tracing.autocast import AutocastModes
@@ -290,7 +291,12 @@ class Following(TracerBase):
         if isinstance(a, torch.Generator):
             raise Unfollowable("a random generator is passed to a call")
         origin = self.lineage.get(a)
-        return self.node_of(origin) if origin is not None else super().create_other_arg(a)
+        if origin is not None:
+            return self.node_of(origin)
+        try:
+            return super().create_other_arg(a)
+        except ArgumentTypeError:
+            raise Unfollowable(f"a {type(a).__name__}, which no graph can hold, is passed on or returned") from None
 
     def path_of_module(self, mod: nn.Module) -> str:
         """Return the path of a module in the root."""

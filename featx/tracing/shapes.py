@@ -95,7 +95,12 @@ def _linear(module: Any, x: torch.Tensor) -> torch.Tensor | None:
 
 def _convolution(module: Any, x: torch.Tensor) -> torch.Tensor | None:
     dims = len(module.kernel_size)
-    if module.padding_mode != "zeros" or x.dim() != dims + 2 or x.shape[1] != module.in_channels or not _is_plain(module, x):
+    if (
+        module.padding_mode != "zeros"
+        or x.dim() != dims + 2
+        or x.shape[1] != module.in_channels
+        or not _is_plain(module, x)
+    ):
         return None
     sizes: list[int] = []
     for axis in range(dims):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -254,9 +256,8 @@ class Failing(NormalizedByValue):
         raise ValueError("no further")
 
 
-@pytest.mark.parametrize("kind", [Failing])
-def test_model_is_as_before_after_a_trace_that_fails(kind: type[nn.Module], snapshot: Snapshot) -> None:
-    model = kind().train()
+def test_model_is_as_before_after_a_trace_that_fails(snapshot: Snapshot) -> None:
+    model = Failing().train()
     before = snapshot(model)
     with pytest.raises((ValueError, featx.TraceError)):
         featx.trace(model, image(5))
@@ -310,18 +311,15 @@ class CachingInDict(Caching):
 def test_cache_in_an_attribute_is_not_poisoned_by_a_trace(kind: type[Caching]) -> None:
     model = kind()
     expected = kind()(image())
-    try:
-        traced = featx.trace(model, image())
-    except featx.TraceError:
-        traced = None
+    traced = featx.trace(model, image())
     assert model.table is None
     assert model.by_size == {}
     assert same(model(image()), expected)
-    assert traced is None or same(traced(image()), expected)
+    assert same(traced(image()), expected)
     assert same(model(image(2, 7)), kind()(image(2, 7)))
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def positions(size: int) -> torch.Tensor:
     return torch.arange(size, dtype=torch.float32)
 
@@ -350,8 +348,8 @@ def test_einops_can_be_traced_again_and_again() -> None:
             return einops.rearrange(y, "b w h -> (b w) h") * 2
 
     model = Rearranging()
-    texts = [str(agree(model, (image(2, 6),), (image(2, 6, seed=1),)).graph) for _ in range(3)]
-    assert len(set(texts)) == 1
+    for seed in range(3):
+        agree(model, (image(2, 6),), (image(2, 6, seed=seed),))
     assert same(model(image(5, 8)), featx.trace(model, image(5, 8))(image(5, 8)))
 
 
@@ -375,11 +373,15 @@ def test_input_of_the_caller_is_unchanged_by_a_trace_and_written_by_a_run() -> N
 # -- functions of other kinds ------------------------------------------------------------------------------------------
 
 
-@torch.jit.script
-def scripted(x: torch.Tensor) -> torch.Tensor:
+def branching(x: torch.Tensor) -> torch.Tensor:
     if x.size(0) > 2:
         return x * 2
     return x + 1
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # scripting is going away; models with scripted functions are still about
+    scripted = torch.jit.script(branching)
 
 
 class CallsScripted(nn.Module):
@@ -387,17 +389,8 @@ class CallsScripted(nn.Module):
         return scripted(x) - 1
 
 
-def test_scripted_function_is_right_or_refused() -> None:
-    try:
-        traced = featx.trace(CallsScripted(), image(3))
-    except featx.TraceError:
-        return
-    for batch in (2, 3, 4):
-        try:
-            result = traced(image(batch))
-        except featx.SpecializationError:
-            continue
-        assert same(result, CallsScripted()(image(batch)))
+def test_scripted_function_is_one_node_and_keeps_its_own_control_flow() -> None:
+    agree(CallsScripted(), (image(3),), (image(2),), (image(5),))
 
 
 class Tripled(torch.autograd.Function):
@@ -415,11 +408,8 @@ class UsesOwnGradient(nn.Module):
         return Tripled.apply(x) + 1
 
 
-def test_gradient_of_an_autograd_function_is_kept_or_the_trace_refused() -> None:
-    try:
-        traced = featx.trace(UsesOwnGradient(), image())
-    except featx.TraceError:
-        return
+def test_gradient_of_an_autograd_function_is_kept() -> None:
+    traced = agree(UsesOwnGradient(), (image(),), (image(5),))
     x = image().requires_grad_()
     traced(x).sum().backward()
     assert x.grad is not None
@@ -521,12 +511,8 @@ class ReturningObject(nn.Module):
         return Result(x + 1)
 
 
-def test_output_that_is_a_dataclass_is_right_or_refused() -> None:
-    try:
-        traced = featx.trace(ReturningObject(), image())
-    except featx.FeatxError:
-        return
-    result = traced(image(5))
+def test_output_that_is_a_dataclass_is_built_by_the_graph() -> None:
+    result = featx.trace(ReturningObject(), image())(image(5))
     assert type(result) is Result
     assert same(result.logits, image(5) + 1)
     assert result.loss is None
@@ -628,18 +614,18 @@ def test_autocast_and_no_grad_regions_hold_in_the_graph() -> None:
     assert not torch.is_autocast_enabled("cpu")
 
 
-@pytest.mark.parametrize("kind", [Shared, FactoryOfSize, Slices])
-def test_graph_in_double_precision_is_right_or_refused(kind: type[nn.Module]) -> None:
+@pytest.mark.parametrize("kind", [Shared, Slices])
+def test_graph_runs_in_double_precision(kind: type[nn.Module]) -> None:
     model = kind()
-    traced = featx.trace(model, image())
     expected = kind().double()
     expected.load_state_dict(model.state_dict())
-    x = image().double()
-    try:
-        result = traced.double()(x)
-    except featx.SpecializationError:
-        return
-    assert same(result, expected(x))
+    assert same(featx.trace(model, image()).double()(image().double()), expected(image().double()))
+
+
+def test_graph_that_read_a_dtype_refuses_another_one() -> None:
+    traced = featx.trace(FactoryOfSize(), image())
+    with pytest.raises(featx.SpecializationError):
+        traced(image().double())
 
 
 # -- extractors --------------------------------------------------------------------------------------------------------
@@ -723,11 +709,7 @@ class UsesSplit(nn.Module):
 
 def test_tuple_can_be_a_feature() -> None:
     extractor = featx.create_feature_extractor(UsesSplit(), ["split"], example_inputs=image())
-    try:
-        result = extractor(image(3))["split"]
-    except featx.FeatxError:
-        pytest.fail("a tuple is refused")
-    assert same(result, (image(3)[:, :2] * 2, image(3)[:, 2:] * 2)) or torch.equal(result, image(3)[:, 2:] * 2)
+    assert same(extractor(image(3))["split"], (image(3)[:, :2] * 2, image(3)[:, 2:] * 2))
 
 
 class BadTail(nn.Module):
@@ -763,8 +745,7 @@ def test_node_of_a_trace_says_where_it_is_from_and_what_it_gave() -> None:
     assert node.meta["dtype"] is torch.float32
     assert node.meta["qualified_name"] == "relu"
     file, _, line = node.meta["source"].rpartition(":")
-    with open(file) as source:
-        assert "torch.relu(self.first" in source.read().splitlines()[int(line) - 1]
+    assert "torch.relu(self.first" in Path(file).read_text().splitlines()[int(line) - 1]
 
 
 def test_functions_of_torch_are_as_before_after_a_trace() -> None:

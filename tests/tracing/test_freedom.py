@@ -1,0 +1,98 @@
+"""trace_checked: which dimensions of the inputs a graph leaves open, and the checks of the others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from featx import ExampleTracer, GraphModule, SpecializationError
+from featx.tracing.freedom import FreeDims, trace_checked
+
+
+def free_dims(model: Any, *args: Any, **kwargs: Any) -> FreeDims:
+    return trace_checked(ExampleTracer(), model, args, kwargs)[1]
+
+
+def kinds(dims: list[str]) -> list[str]:
+    return [dim.partition(":")[0] for dim in dims]
+
+
+def test_model_that_sees_no_size_leaves_all_free() -> None:
+    assert free_dims(nn.ReLU(), torch.ones(2, 3, 4)).of == {"input": ["free", "free", "free"]}
+
+
+def loop(x: torch.Tensor) -> torch.Tensor:
+    for index in range(x.shape[1]):
+        x = x + index
+    return x
+
+
+def test_length_of_a_loop_is_fixed_and_checked() -> None:
+    trace, free = trace_checked(ExampleTracer(), loop, (torch.ones(2, 3),), {})
+    assert kinds(free.of["x"]) == ["free", "fixed"]
+    module = GraphModule(trace.root, trace.graph)
+    assert torch.equal(module(torch.ones(5, 3)), loop(torch.ones(5, 3)))
+    with pytest.raises(SpecializationError, match="dimension 1 of input 'x'"):
+        module(torch.ones(2, 4))
+
+
+def wants_width_three(x: torch.Tensor) -> torch.Tensor:
+    if x.shape[1] != 3:
+        raise ValueError("three, please")
+    return x * 2
+
+
+def test_length_that_the_model_refuses_to_change_is_fixed_and_says_so() -> None:
+    (first, second) = free_dims(wants_width_three, torch.ones(2, 3)).of["x"]
+    assert first == "free"
+    assert second.startswith("fixed")
+    assert "ValueError" in second
+
+
+def sizes(x: torch.Tensor) -> torch.Tensor:
+    return x.reshape(x.shape[0] * x.shape[1]) / x.shape[1]
+
+
+def test_arithmetic_on_sizes_leaves_them_free() -> None:
+    assert kinds(free_dims(sizes, torch.ones(2, 3)).of["x"]) == ["free", "free"]
+
+
+def two(first: torch.Tensor, more: dict[str, list[torch.Tensor]]) -> torch.Tensor:
+    return loop(first) + more["y"][0]
+
+
+def test_nested_inputs_have_names_of_their_own() -> None:
+    free = free_dims(two, torch.ones(2, 3), {"y": [torch.ones(2, 3)]})
+    assert list(free.of) == ["first", "more['y'][0]"]
+    assert kinds(free.of["first"]) == ["free", "fixed"]
+
+
+def even(x: torch.Tensor) -> torch.Tensor:
+    return x * 2 if x.shape[1] % 2 == 0 else x + 1
+
+
+@pytest.mark.parametrize("width", [3, 4, 6])
+def test_remainder_is_not_taken_for_free_because_twice_the_length_has_it_too(width: int) -> None:
+    trace, _ = trace_checked(ExampleTracer(), even, (torch.ones(2, width),), {})
+    module = GraphModule(trace.root, trace.graph)
+    for other in range(1, 9):
+        x = torch.ones(2, other)
+        try:
+            result = module(x)
+        except SpecializationError:
+            continue
+        assert torch.equal(result, even(x))
+    assert torch.equal(module(torch.ones(5, width)), even(torch.ones(5, width)))
+
+
+def test_report_has_one_line_for_each_input() -> None:
+    assert repr(FreeDims({"x": ["free", "fixed: why"], "y": ["free"]})) == "x: free, fixed: why\ny: free"
+
+
+def test_inputs_and_model_are_as_before() -> None:
+    x = torch.arange(6.0).reshape(2, 3)
+    free_dims(loop, x)
+    assert torch.equal(x, torch.arange(6.0).reshape(2, 3))

@@ -1,0 +1,85 @@
+"""The checks that a graph makes of what Python decided on the example."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+import pytest
+import torch
+
+from featx import SpecializationError
+from featx.tracing.guards import check_decision, check_form, check_size, form_of
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (True, True),
+        (3, 3),
+        (float("nan"), float("nan")),
+        ("a", "a"),
+        (None, None),
+        (torch.tensor(2), 2),
+        ((1, 2), (1, 2)),
+    ],
+)
+def test_same_decision_passes(value: Any, expected: Any) -> None:
+    check_decision(value, expected, "it")
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(True, False), (3, 4), (1.0, float("nan")), ("a", "b"), (torch.tensor(2), 3), ((1,), (1, 2))],
+)
+def test_other_decision_raises_and_names_both_and_what_was_decided(value: Any, expected: Any) -> None:
+    with pytest.raises(SpecializationError) as caught:
+        check_decision(value, expected, "x > 3 at net.py:7")
+    for part in ("x > 3 at net.py:7", repr(value), repr(expected), "trace again"):
+        assert part in str(caught.value)
+
+
+def test_long_values_are_cut_in_the_message() -> None:
+    with pytest.raises(SpecializationError) as caught:
+        check_decision("a" * 500, "b", "it")
+    assert len(str(caught.value)) < 400
+
+
+def test_size_is_compared_in_one_dimension_alone() -> None:
+    check_size(torch.ones(2, 3), 1, 3, "x")
+    check_size(torch.ones(9, 3), 1, 3, "x")
+    with pytest.raises(SpecializationError, match=r"dimension 1 of x: the input has shape \(2, 3\), the example had 4"):
+        check_size(torch.ones(2, 3), 1, 4, "x")
+
+
+def test_missing_dimension_is_another_size() -> None:
+    with pytest.raises(SpecializationError):
+        check_size(torch.ones(2), 1, 2, "x")
+
+
+X, Y = torch.ones(2), torch.ones(2, 3)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [(X, Y), ([X], (X,)), ([X], [X, X]), ({"a": X}, {"b": X}), (X, None), (1, 1.0), (None, True), ([X, [Y]], [X, [X]])],
+)
+def test_other_nesting_is_refused(one: Any, other: Any) -> None:
+    check_form(one, form_of(one), "it")
+    with pytest.raises(SpecializationError, match="the form of it"):
+        check_form(other, form_of(one), "it")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (Y, torch.zeros(7, 1)),
+        ([X], [X + 1]),
+        ({"a": X}, {"a": X * 2}),
+        ({"a": X}, OrderedDict(a=X)),
+        (1, 2),
+        (0.5, 1.5),
+    ],
+)
+def test_same_nesting_passes_whatever_the_values(one: Any, other: Any) -> None:
+    check_form(other, form_of(one), "it")
