@@ -34,7 +34,12 @@ def _is_same(one: Any, other: Any) -> bool:
     if type(one) is not type(other) or isinstance(one, Node):
         return False
     if isinstance(one, torch.Tensor):
-        return one.shape == other.shape and one.dtype == other.dtype and not one.is_meta and torch.equal(one, other)
+        return (
+            one.shape == other.shape
+            and one.dtype == other.dtype
+            and not (one.is_meta or other.is_meta)
+            and torch.equal(one, other)
+        )
     if isinstance(one, (tuple, list)):
         return len(one) == len(other) and all(map(_is_same, one, other))
     if isinstance(one, dict):

@@ -151,10 +151,10 @@ class ExampleTrace(Recording):
     ) -> None:
         """Run the root on the example and record it. The model is as before afterwards."""
         with ExitStack() as stack:
-            grad_mode = torch.is_grad_enabled()
-            # Tensors count their versions outside inference mode only; leaving it switches gradients on.
+            # Tensors count their versions outside inference mode only. Gradients are on whatever the caller has, or a
+            # `no_grad` of the model would change nothing and not be seen.
             stack.enter_context(torch.inference_mode(False))
-            stack.enter_context(torch.set_grad_enabled(grad_mode))
+            stack.enter_context(torch.enable_grad())
             if self.is_real:
                 stack.enter_context(self._saved)
             stack.enter_context(borrowed(list(self.module_paths), self._on_module))

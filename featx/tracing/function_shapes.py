@@ -53,11 +53,11 @@ def _same(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
     x = args[0]
     if not _is_dense(x) or kwargs.get("inplace") or "out" in kwargs or kwargs.get("dtype") is not None:
         return None
-    return _like(x) if all(type(value) in _PLAIN_NUMBERS for value in args[1:]) else None
+    return _like(x) if all(type(value) in _PLAIN_NUMBERS or type(value) is tuple for value in args[1:]) else None
 
 
-def _roll(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
-    return _fresh(args[0].shape, args[0].dtype) if _is_strided(args[0]) else None
+def _contiguous(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
+    return _same(args, kwargs) if _is_plain(args[0]) and "dtype" not in kwargs else None
 
 
 def _dropout(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
@@ -153,13 +153,13 @@ def _named(*names: str) -> Iterator[Callable[..., Any]]:
 _RULES: dict[Callable[..., Any], Rule] = {
     **dict.fromkeys(
         _named("gelu", "relu", "silu", "sigmoid", "tanh", "exp", "sqrt", "rsqrt", "neg", "abs", "erf", "hardswish",
-               "hardsigmoid", "leaky_relu", "elu", "softplus", "softmax", "log_softmax", "mish", "relu6"),
+               "hardsigmoid", "leaky_relu", "elu", "softplus", "mish", "relu6"),
         _same,
     ),
     **dict.fromkeys(_named("add", "sub", "mul", "div", "maximum", "minimum"), _elementwise),
     **dict.fromkeys(_named("gt", "lt", "ge", "le", "eq", "ne"), _comparison),
     **dict.fromkeys(_named("layer_norm"), _layer_norm),
-    **dict.fromkeys(_named("roll"), _roll),
+    **dict.fromkeys(_named("softmax", "log_softmax", "roll"), _contiguous),
     **dict.fromkeys(_named("linear"), _linear),
     **dict.fromkeys(_named("cat"), _cat),
     functional.dropout: _dropout,

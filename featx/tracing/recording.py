@@ -84,11 +84,15 @@ class Recording(Following):
             raise Unfollowable("a torch call stands in a `try` that catches errors, which may come for other inputs")
         arguments = tuple([self.create_arg(value) for value in args])
         keywords = {key: self.create_arg(value) for key, value in kwargs.items()} if kwargs else {}
+        name = function.__name__
         result = self.execute(function, args, kwargs)
         if args and result is args[0] and isinstance(result, torch.Tensor) and not operator_writes(function.__name__):
             result = another_name(result)
         op, target, arguments, stem = _as_written(function, arguments, keywords, frame)
         node = self.add_node(op, target, arguments, keywords, stem, frame)
+        if name in ("squeeze", "squeeze_"):
+            # How many dimensions go depends on sizes.
+            self._pinned(torch.Tensor.dim, (self.follow(result, node, frame),), result.dim())
         return self.follow(result, node, frame)
 
     def _on_constants(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -117,7 +121,7 @@ class Recording(Following):
             value = self._device.type == "meta"
         else:
             value = self.execute(function, (tensor,), {}) if name in _TENSOR_ATTRIBUTES else function(tensor)
-        if self.whole or name in ("ndim", "grad", "grad_fn", "is_leaf", "_version", "_base", "is_meta"):
+        if self.whole or name in ("ndim", "grad", "_version", "_base", "is_meta"):
             return value
         if isinstance(value, torch.Tensor):
             node = self.add_node("call_function", getattr, (self.create_arg(tensor), name), {}, None, None)
@@ -146,7 +150,7 @@ class Recording(Following):
         return shape
 
     def _decide_attribute(self, tensor: torch.Tensor, name: str, value: Any) -> None:
-        if isinstance(value, (torch.Tensor, type(None))):
+        if isinstance(value, torch.Tensor):
             return
         owner = self.create_arg(tensor)
         key = f"{cast(Node, owner).name}.{name}"

@@ -133,7 +133,8 @@ def _define(kind: type, name: str, function: Callable[..., Any], *, reflected: b
         result = known(self, *others)
         if result is NotImplemented and isinstance(others[0], float):
             # int leaves this to float, which would take the plain value.
-            result = getattr(float, method)(float(_plain(self)), _plain(others[0]))
+            of_float: Callable[..., Any] | None = getattr(float, method, None)
+            result = of_float(float(_plain(self)), _plain(others[0])) if of_float else NotImplemented
         if result is NotImplemented or not self.trace.is_recording():
             return result
         return self.trace.compute(function, (*others, self) if reflected else (self, *others), result)

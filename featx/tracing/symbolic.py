@@ -130,6 +130,10 @@ class Tracer(TracerBase):
         return self.graph
 
     def _run(self, function: Callable[..., Any], concrete_args: Any) -> None:
+        with torch.enable_grad():  # or a `no_grad` of the model would change nothing, and not be seen
+            self._run_function(function, concrete_args)
+
+    def _run_function(self, function: Callable[..., Any], concrete_args: Any) -> None:
         self._keep_state(self.root)
         signature = signature_of(function)
         target, args, kwargs = bind_inputs(self, function, signature, concrete_args)
