@@ -73,15 +73,19 @@ def check_exact(record: Record) -> None:
     record.parameters = _count(model)
     _shake(model)
     names = _list_names(record, model, example)
-    if names is None and "Cache" in record.featx and coverage_transformers.leave_out_cache(model):
-        record.note = record.featx
-        names = _list_names(record, model, example)
     if names is None or example is None:
         return
     untouched = _Untouched(copy.deepcopy(model))
     inputs: Inputs = (example.args, example.kwargs)
     try:
-        runs = _Runs(model, example, *names)
+        try:
+            runs = _Runs(model, example, *names)
+        except featx.TraceError as error:
+            if "Cache" not in str(error) or not coverage_transformers.leave_out_cache(model):
+                raise
+            record.note = message_of(error)
+            untouched = _Untouched(copy.deepcopy(model))
+            runs = _Runs(model, example, *names)
     except Exception as error:  # whatever a trace raises is what the check found
         if is_out_of_memory(error):
             raise
@@ -184,7 +188,9 @@ class _Runs:
         )
         self.extractor = extractor.eval()
         self.names = len(names)
-        self.calls = _calls_of_modules(self.extractor.eval_graph)
+        # Modules without a name inside them, and with none of their own, are kept whole and are no features.
+        calls = _calls_of_modules(self.extractor.eval_graph)
+        self.calls = {name: call for name, call in calls.items() if name in set(names)}
         self.modules = len(self.calls)
 
 

@@ -23,6 +23,7 @@ from featx.errors import FeatxError, TraceError
 from featx.ir.effects import MeasuredEffects, module_draws, module_writes_state, operator_writes
 from featx.ir.graph import Graph
 from featx.ir.node import Node
+from featx.tracing.caches import Caches
 from featx.tracing.constants import tensors_of
 from featx.tracing.example_inputs import bind_example
 from featx.tracing.left_behind import what_forward_left
@@ -159,6 +160,8 @@ class ExampleTrace(Recording):
                 stack.enter_context(self._saved)
             stack.enter_context(borrowed(list(self.module_paths), self._on_module))
             namespaces = self._globals_of()
+            kinds = {type(module) for module in self.module_paths if type(module).__module__[:9] != "torch.nn."}
+            stack.enter_context(Caches(namespaces, kinds, self._is_of_trace))
             stack.enter_context(wrapped_functions(namespaces, modules, functions, self._on_draw, self._on_wrapped))
             stack.enter_context(self._attributes_restored())
             call_args, call_kwargs = bind_example(self, self._function, args, kwargs, self._stand_in)

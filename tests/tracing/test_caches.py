@@ -1,0 +1,72 @@
+"""Caches outside the modules of a model hold no tensor of a trace afterwards."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import featx
+
+TABLE: dict[int, torch.Tensor] = {}
+KEPT: list[torch.Tensor] = []
+
+
+@functools.lru_cache
+def positions(length: int) -> torch.Tensor:
+    return torch.arange(length).float()
+
+
+class Cached(nn.Module):
+    own: dict[int, torch.Tensor] = {}
+
+    def __init__(self, look_up: Callable[[Any, int], torch.Tensor]) -> None:
+        super().__init__()
+        self.look_up = look_up
+
+    @functools.lru_cache(maxsize=8)  # noqa: B019 - what models do
+    def table(self, length: int) -> torch.Tensor:
+        return torch.arange(length).float()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.look_up(self, x.shape[1])
+
+
+def in_a_dict(model: Any, length: int) -> torch.Tensor:
+    if length not in TABLE:
+        TABLE[length] = torch.arange(length).float()
+    return TABLE[length]
+
+
+def in_a_class(model: Any, length: int) -> torch.Tensor:
+    if length not in model.own:
+        model.own[length] = torch.arange(length).float()
+    return model.own[length]
+
+
+def in_a_list(model: Any, length: int) -> torch.Tensor:
+    KEPT.append(torch.arange(length).float())
+    return KEPT[-1]
+
+
+LOOKS: dict[str, Callable[[Any, int], torch.Tensor]] = {
+    "function": lambda model, length: positions(length),
+    "method": lambda model, length: model.table(length),
+    "dict": in_a_dict,
+    "class": in_a_class,
+    "list": in_a_list,
+}
+
+
+@pytest.mark.parametrize("name", LOOKS)
+def test_model_runs_as_before_after_traces_and_after_traces_of_traces(name: str) -> None:
+    model = Cached(LOOKS[name])
+    for length in (3, 5, 3):
+        x = torch.rand(2, length)
+        traced = featx.trace(model, x)
+        assert torch.equal(traced(x), x + torch.arange(length))
+        assert torch.equal(model(x), x + torch.arange(length))
