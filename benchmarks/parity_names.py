@@ -7,6 +7,7 @@ import gc
 import json
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import timm
@@ -44,7 +45,7 @@ class NameCheck:
         """
         model = build_without_weights(record.library, record.model)
         record.parameters = sum(parameter.numel() for parameter in model.parameters())
-        ours, record.featx = _names_or_error(featx.get_graph_node_names, model)
+        ours, record.featx = _names_or_error(partial(featx.get_graph_node_names, tracer="symbolic"), model)
         theirs, record.torchvision = self._names_of_torchvision(record.library, record.model)
         if ours is None or theirs is None:
             return

@@ -182,6 +182,7 @@ def _differences(
             train_return_nodes=request["train"],
             eval_return_nodes=request["eval"],
             suppress_diff_warning=True,
+            tracer="symbolic",
         )
         for name, value in _run(extractor.train(mode == "train"), images).items():
             problem = difference(cloned(value), expected[name])

@@ -67,7 +67,7 @@ class Caches:
 
 
 def _own_code(namespaces: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the namespaces, and those of Python modules and functions that they name, without torch's and Python's own."""
+    """Yield the namespaces, and those of Python modules and functions that they name, without torch's own."""
     seen: set[int] = set()
     for namespace in namespaces:
         named = [value for value in list(namespace.values()) if isinstance(value, (ModuleType, FunctionType))]
