@@ -85,7 +85,7 @@ def check_exact(record: Record) -> None:
                 raise
             record.note = message_of(error)
             untouched = _Untouched(copy.deepcopy(model))
-            runs = _Runs(model, example, *names)
+            runs = _Runs(model, example, *(_list_names(record, model, example) or names))
     except Exception as error:  # whatever a trace raises is what the check found
         if is_out_of_memory(error):
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -38,6 +39,7 @@ _BY_SIZE = ("equal", "refused", "other", "failed")
 _FAILED = (DIFFERENT, FAILS)
 _OTHER = (MODEL_REFUSES, NOT_COMPARABLE, NO_SUCH_SIZE)
 _LENGTH = 150
+_FOLDER = re.compile(r"/\S*/(?=benchmarks/)")
 
 
 def is_failure(record: Record) -> bool:
@@ -149,4 +151,4 @@ def _lists(records: list[Record]) -> list[str]:
 
 
 def _short(text: str) -> str:
-    return text.strip(" :")[:_LENGTH].replace("`", "")
+    return _FOLDER.sub("", text).strip(" :")[:_LENGTH].replace("`", "")

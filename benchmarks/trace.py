@@ -1,5 +1,7 @@
 """Compare tracing, name lists and extractors with torch.fx and torchvision on eight models.
 
+Names and extractors are made with the symbolic tracer and with the one that follows an example.
+
 Run: python benchmarks/trace.py [--rounds 9] [--models resnet50 vit_b_16 ...]
 """
 
@@ -19,6 +21,7 @@ from torchvision.models import feature_extraction as peer
 
 import featx
 
+TRACERS = ("symbolic", "example")
 MODELS = (
     "resnet50", "efficientnet_v2_l", "swin_v2_b", "vit_b_16", "densenet201", "convnext_large", "maxvit_t",
     "vit_large_patch16_224",
@@ -36,24 +39,34 @@ def build(name: str) -> nn.Module:
 def compare_model(name: str, rounds: int) -> tuple[list[str], list[float]]:
     """Return a row of the table, and the three ratios in it."""
     model = build(name).eval()
-    names = featx.get_graph_node_names(model, suppress_diff_warning=True)[1]
-    wanted = [names[len(names) // 2]]
+    names = featx.get_graph_node_names(model, suppress_diff_warning=True, tracer="symbolic")[1]
+    shared = set(featx.get_graph_node_names(model, suppress_diff_warning=True, tracer="example")[1])
+    common = [name for name in names if name in shared]
+    wanted = [common[len(common) // 2]]
     pairs = [
         (lambda: featx.Tracer().trace(model), lambda: torch.fx.Tracer().trace(model)),
-        (
-            lambda: featx.get_graph_node_names(model, suppress_diff_warning=True),
-            lambda: peer.get_graph_node_names(model, suppress_diff_warning=True),
+        *(
+            (
+                lambda tracer=tracer: featx.get_graph_node_names(model, suppress_diff_warning=True, tracer=tracer),
+                lambda: peer.get_graph_node_names(model, suppress_diff_warning=True),
+            )
+            for tracer in TRACERS
         ),
-        (
-            lambda: featx.create_feature_extractor(model, wanted, suppress_diff_warning=True),
-            lambda: peer.create_feature_extractor(model, wanted, suppress_diff_warning=True),
+        *(
+            (
+                lambda tracer=tracer: featx.create_feature_extractor(
+                    model, wanted, suppress_diff_warning=True, tracer=tracer
+                ),
+                lambda: peer.create_feature_extractor(model, wanted, suppress_diff_warning=True),
+            )
+            for tracer in TRACERS
         ),
     ]
     row, ratios = [name, str(len(names))], []
     for ours, theirs in pairs:
         first, second = medians(ours, theirs, rounds)
         ratios.append(first / second)
-        row += [f"{first * 1e3:.1f}", f"{second * 1e3:.1f}", f"{first / second:.2f}"]
+        row += [f"{first * 1e3:.1f} / {second * 1e3:.1f}", f"{first / second:.2f}"]
     return row, ratios
 
 
@@ -71,10 +84,12 @@ def main() -> None:
         ratios.append(found)
     summary = ["median", ""]
     for column in zip(*ratios, strict=True):
-        summary += ["", "", f"{statistics.median(column):.2f}"]
+        summary += ["", f"{statistics.median(column):.2f}"]
     print(f"{describe_machine()}; ms\n")
-    headings = ["model", "nodes", "trace", "torch.fx", "ratio", "names", "torchvision", "ratio", "extractor"]
-    print_table([*headings, "torchvision", "ratio"], [*rows, summary])
+    headings = ["model", "nodes"]
+    for heading in ("trace", "names", "names, example", "extractor", "extractor, example"):
+        headings += [heading, "ratio"]
+    print_table(headings, [*rows, summary])
 
 
 if __name__ == "__main__":

@@ -85,7 +85,7 @@ class ExampleTracer:
             TraceError: what the root module itself does cannot be followed; the message says where and what to do.
         """
         try:
-            return self._run(root, args, kwargs, is_enough, is_real=False)
+            return self.run_once(root, args, kwargs, is_enough, is_real=False)
         except (NeedsValues, Exception) as error:
             if isinstance(error, FeatxError):
                 raise
@@ -94,11 +94,25 @@ class ExampleTracer:
                     raise _error(root, "the model asks for values, and the example has none", "") from error
                 raise
         try:
-            return self._run(root, args, kwargs, is_enough, is_real=True)
+            return self.run_once(root, args, kwargs, is_enough, is_real=True)
         except NeedsValues as error:
             raise _error(root, "the model asks for values, and its weights have none", "") from error
 
-    def _run(self, root: Any, args: Any, kwargs: Any, is_enough: Any, *, is_real: bool) -> ExampleTrace:
+    def run_once(
+        self,
+        root: nn.Module | Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        is_enough: Callable[[Graph], bool] | None = None,
+        *,
+        is_real: bool,
+    ) -> ExampleTrace:
+        """Trace on real tensors, or on those without values and no others; see `trace`.
+
+        Raises:
+            NeedsValues: the model asks for a value that its tensors do not have. It is no Exception.
+            TraceError: something cannot be followed.
+        """
         try:
             trace = ExampleTrace(self, root, (args, kwargs), is_real=is_real, keep_source=self._keep_source)
             trace.run(args, kwargs, *self._autowrap, is_enough)
@@ -288,9 +302,14 @@ class ExampleTrace(Recording):
         return self._opened is None
 
     def _call_whole(self, module: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        inside, self.scope = (
+            self.scope,
+            self._caller,
+        )  # what is taken out of a value to pass it on is taken by the caller
         with torch._C.DisableTorchFunction():
             arguments = tuple([self.create_arg(value) for value in args])
             keywords = {key: self.create_arg(value) for key, value in kwargs.items()} if kwargs else {}
+        self.scope = inside
         if module.training is not self._training[module]:
             raise Unfollowable(f"forward switches '{path}' between train and eval mode")
         is_own = type(module).__module__[:17] != "torch.nn.modules." or bool(module._modules)

@@ -19,6 +19,7 @@ from featx.ir.equality import is_same_graph
 from featx.ir.graph import Graph
 from featx.tracing.example import ExampleTrace, ExampleTracer
 from featx.tracing.guards import check_size
+from featx.tracing.recording import NeedsValues
 
 FREE = "free"
 CHANGED = "fixed: the model does something else at another length"
@@ -107,12 +108,12 @@ class _Variation:
         changes = {group: (other or _other_size)(*group, number) for number, group in enumerate(groups)}
         args, kwargs = _resized(self._example, changes)
         try:
-            again = self._tracer.trace(self._root, args, kwargs, self._is_enough)
-        except Exception as error:
+            again = self._tracer.run_once(self._root, args, kwargs, self._is_enough, is_real=self._trace.is_real)
+        except (NeedsValues, Exception) as error:
             if isinstance(error, FeatxError):
                 return "fixed: at another length the model cannot be followed"
             return f"fixed: the model takes no other length ({type(error).__name__})"
-        if again.is_real == self._trace.is_real and is_same_graph(again.graph, self._trace.graph):
+        if is_same_graph(again.graph, self._trace.graph):
             return FREE
         return CHANGED
 
