@@ -32,7 +32,7 @@ class Caches:
         for namespace in _own_code([*namespaces, *(dict(vars(base)) for kind in kinds for base in kind.__mro__)]):
             for value in list(namespace.values()):
                 value = getattr(value, "__func__", value)
-                value = value.__dict__.get("__wrapped__", value) if type(value) is property else value
+                value = value.fget if isinstance(value, property) else value
                 if isinstance(value, _CACHED):
                     self._functions[id(value)] = (value, value.cache_info().misses)
                 elif type(value) is dict or type(value) is list:

@@ -28,6 +28,11 @@ def what_forward_left(
     """
     for name in state.changed_values():
         return f"forward changes the attribute '{name}'"
+    for name, added in state.grown_containers():
+        origins = [trace.lineage.get(value) for value in added]
+        # A table by size is made anew by the graph.
+        if not all(origin is not None and not _depends_on_inputs(trace.node_of(origin)) for origin in origins):
+            return f"forward adds to '{name}', or takes from it,"
     for name, value in state.rebound_buffers(is_of_trace).items():
         if not trace.stand_ins.is_stand_in_of(value, state.buffer(name)):
             return f"forward assigns a new tensor to the buffer '{name}'"

@@ -133,12 +133,12 @@ def _pool(module: Any, x: torch.Tensor) -> torch.Tensor | None:
 
 
 def _at(value: Any, axis: int) -> int:
-    return value[axis] if isinstance(value, tuple) else value
+    return value[axis] if isinstance(value, (tuple, list)) else value
 
 
 def _adaptive_pool(module: Any, x: torch.Tensor) -> torch.Tensor | None:
     size = module.output_size
-    pair = size if isinstance(size, tuple) else (size, size)
+    pair = tuple(size) if isinstance(size, (tuple, list)) else (size, size)
     if x.dim() != 4 or pair[0] is None or pair[1] is None or 0 in x.shape:
         return None
     return x.new_empty((*x.shape[:2], *pair))

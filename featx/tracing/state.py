@@ -54,6 +54,16 @@ class ModuleState:
                 changed += [name for name, value in self._attributes.items() if value is container]
         return changed
 
+    def grown_containers(self) -> list[tuple[str, list[Any]]]:
+        """Return name and added values of the lists, dicts and sets that have another number of items than before."""
+        found: list[tuple[str, list[Any]]] = []
+        for container, items in self._items:
+            if len(container) != len(items):
+                is_dict = isinstance(container, dict)
+                added = [container[key] for key in container if key not in items] if is_dict else [container]
+                found += [(name, added) for name, value in self._attributes.items() if value is container]
+        return found
+
     def assigned_tensors(self) -> list[tuple[str, torch.Tensor]]:
         """Return name and value of the plain attributes that hold another tensor than before."""
         state = self._module.__dict__

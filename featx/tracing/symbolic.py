@@ -115,6 +115,7 @@ class Tracer(TracerBase):
             wrapped_functions(
                 self._globals_of(function), self._autowrap_modules, self._autowrap_functions, self._refuse_draw
             ),
+            torch.enable_grad(),  # or a `no_grad` of the model would change nothing, and not be seen
             _Mode(self),
         ):
             try:
@@ -130,10 +131,6 @@ class Tracer(TracerBase):
         return self.graph
 
     def _run(self, function: Callable[..., Any], concrete_args: Any) -> None:
-        with torch.enable_grad():  # or a `no_grad` of the model would change nothing, and not be seen
-            self._run_function(function, concrete_args)
-
-    def _run_function(self, function: Callable[..., Any], concrete_args: Any) -> None:
         self._keep_state(self.root)
         signature = signature_of(function)
         target, args, kwargs = bind_inputs(self, function, signature, concrete_args)

@@ -70,3 +70,32 @@ def test_model_runs_as_before_after_traces_and_after_traces_of_traces(name: str)
         traced = featx.trace(model, x)
         assert torch.equal(traced(x), x + torch.arange(length))
         assert torch.equal(model(x), x + torch.arange(length))
+
+
+def test_model_with_a_property_is_traced() -> None:
+    class Owner(nn.Module):
+        @property
+        def scale(self) -> float:
+            return 2.0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.scale
+
+    x = torch.rand(3)
+    assert torch.equal(featx.trace(Owner(), x)(x), x * 2)
+
+
+def test_list_that_forward_grows_and_counts_is_refused() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: list[int] = []
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.seen.append(x.shape[0])
+            return x + len(self.seen)
+
+    model = Counting()
+    with pytest.raises(featx.TraceError, match="adds to 'seen'"):
+        featx.trace(model, torch.rand(3))
+    assert model.seen == []
