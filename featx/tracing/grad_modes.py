@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from types import FrameType
 
 import torch
 
 from featx.ir.node import Argument, Node
+
+_CONTEXTS = torch.autograd.grad_mode.__file__
 
 
 class GradModes:
@@ -22,15 +26,29 @@ class GradModes:
 
     def record(self, mode: bool) -> None:
         """Note that the model is about to switch the gradient mode to `mode`."""
-        if mode == torch.is_grad_enabled() and not (self._outer and mode == self._outer[-1]):
-            return  # `set_grad_enabled` sets it when it is made, and again when it is entered
+        callers = _context_methods()
+        if callers[:1] == ["set_grad_enabled.__enter__"]:
+            return  # it has set the mode when it was made
         if self._of_caller is None:
             self._of_caller = self._create_node("call_function", torch.is_grad_enabled, (), {})
         value: Argument = mode
-        if self._outer and mode == self._outer[-1]:
+        if any(name.endswith(("__exit__", "__call__")) for name in callers) and self._outer:
             self._outer.pop()
             if not self._outer:
                 value = self._of_caller
         else:
             self._outer.append(torch.is_grad_enabled())
         self._create_node("call_function", torch._C._set_grad_enabled, (value,), {})
+
+
+def _context_methods() -> list[str]:
+    """Return which methods of torch's context managers for gradients run, the innermost first."""
+    names: list[str] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename == _CONTEXTS:
+            names.append(f"{type(frame.f_locals.get('self')).__name__}.{frame.f_code.co_name}")
+        elif names:
+            break
+        frame = frame.f_back
+    return names

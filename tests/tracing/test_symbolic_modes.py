@@ -105,3 +105,37 @@ def test_forward_that_switches_modes_is_refused_and_the_modes_are_as_before(swit
         featx.symbolic_trace(model)
     assert model.training
     assert model.norm.training
+
+
+def enabled_around_nothing(model: PartlyFrozen, x: torch.Tensor) -> torch.Tensor:
+    with torch.enable_grad():
+        pass
+    return model.trained(x)
+
+
+def enabled_inside_a_region_without(model: PartlyFrozen, x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad(), torch.enable_grad():
+        return model.trained(x)
+
+
+def set_and_left(model: PartlyFrozen, x: torch.Tensor) -> torch.Tensor:
+    with torch.set_grad_enabled(False):
+        x = model.frozen(x)
+    return model.trained(x)
+
+
+@pytest.mark.parametrize("follow", [featx.symbolic_trace, lambda model: featx.trace(model, X)])
+@pytest.mark.parametrize("run_with", [True, False])
+@pytest.mark.parametrize("compute", [enabled_around_nothing, enabled_inside_a_region_without, set_and_left])
+def test_gradients_are_on_and_off_where_the_model_has_them(
+    compute: Callable[[Any, torch.Tensor], torch.Tensor], run_with: bool, follow: Callable[[Any], Any]
+) -> None:
+    class Model(PartlyFrozen):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return compute(self, x)
+
+    model = Model()
+    traced = follow(model)
+    with torch.set_grad_enabled(run_with):
+        assert traced(X).requires_grad is model(X).requires_grad
+        assert torch.is_grad_enabled() is run_with
