@@ -26,6 +26,7 @@ from featx.ir.node import Node
 from featx.tracing.caches import Caches
 from featx.tracing.constants import tensors_of
 from featx.tracing.example_inputs import bind_example
+from featx.tracing.grad_modes import gradients_on
 from featx.tracing.left_behind import what_forward_left
 from featx.tracing.recording import NeedsValues, Recording, Unfollowable, another_name
 from featx.tracing.saved_state import SavedState
@@ -169,7 +170,7 @@ class ExampleTrace(Recording):
             # Tensors count their versions outside inference mode only. Gradients are on whatever the caller has, or a
             # `no_grad` of the model would change nothing and not be seen.
             stack.enter_context(torch.inference_mode(False))
-            stack.enter_context(torch.enable_grad())
+            stack.enter_context(gradients_on())
             if self.is_real:
                 stack.enter_context(self._saved)
             stack.enter_context(borrowed(list(self.module_paths), self._on_module))
