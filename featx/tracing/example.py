@@ -26,6 +26,7 @@ from featx.ir.node import Node
 from featx.tracing.caches import Caches
 from featx.tracing.constants import tensors_of
 from featx.tracing.example_inputs import bind_example
+from featx.tracing.frames import user_frame
 from featx.tracing.grad_modes import gradients_on
 from featx.tracing.left_behind import what_forward_left
 from featx.tracing.recording import NeedsValues, Recording, Unfollowable, another_name
@@ -33,8 +34,8 @@ from featx.tracing.saved_state import SavedState
 from featx.tracing.scope import borrowed, walk_modules
 from featx.tracing.shapes import output_of
 from featx.tracing.state import ModuleState
-from featx.tracing.symbolic import Scope
-from featx.tracing.wrapping import wrapped_functions
+from featx.tracing.symbolic import Scope, is_leaf_class
+from featx.tracing.wrapping import globals_of, wrapped_functions
 from featx.tree import tree_leaves
 
 LeafPolicy = Callable[[nn.Module, str], bool]
@@ -63,7 +64,7 @@ class ExampleTracer:
         keep_source: bool = False,
         keep_output: bool = True,
     ) -> None:
-        self.is_leaf = is_leaf or is_torch_module
+        self.is_leaf = is_leaf or (lambda module, path: is_leaf_class(type(module)))
         self.opened = opened
         self._autowrap = (tuple(autowrap_modules), tuple(autowrap_functions))
         self._keep_source = keep_source
@@ -174,8 +175,8 @@ class ExampleTrace(Recording):
             if self.is_real:
                 stack.enter_context(self._saved)
             stack.enter_context(borrowed(list(self.module_paths), self._on_module))
-            namespaces = self._globals_of()
             kinds = {type(module) for module in self.module_paths if type(module).__module__[:9] != "torch.nn."}
+            namespaces = globals_of(self._function, kinds)
             stack.enter_context(Caches(namespaces, kinds, self._is_of_trace))
             stack.enter_context(wrapped_functions(namespaces, modules, functions, self._on_draw, self._on_wrapped))
             stack.enter_context(self._attributes_restored())
@@ -209,19 +210,6 @@ class ExampleTrace(Recording):
             own = self.stand_ins.of(tensor)
         self._input_memory.append((own, _memory_of(own)))
         return own
-
-    def _globals_of(self) -> list[dict[str, Any]]:
-        found: dict[int, dict[str, Any]] = {}
-        kinds = {type(module) for module in self.module_paths}
-        functions = [
-            inspect.unwrap(self._function),
-            *(kind.forward for kind in kinds if kind.__module__[:6] != "torch."),
-        ]
-        for candidate in functions:
-            namespace = getattr(candidate, "__globals__", None)
-            if namespace is not None:
-                found[id(namespace)] = namespace
-        return list(found.values())
 
     @contextmanager
     def _attributes_restored(self) -> Generator[None]:
@@ -303,10 +291,8 @@ class ExampleTrace(Recording):
         return self._opened is None
 
     def _call_whole(self, module: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        inside, self.scope = (
-            self.scope,
-            self._caller,
-        )  # what is taken out of a value to pass it on is taken by the caller
+        inside = self.scope
+        self.scope = self._caller  # which takes out of a value what it passes on
         with torch._C.DisableTorchFunction():
             arguments = tuple([self.create_arg(value) for value in args])
             keywords = {key: self.create_arg(value) for key, value in kwargs.items()} if kwargs else {}
@@ -347,7 +333,7 @@ class ExampleTrace(Recording):
                 self.scope = self._caller  # what is taken out of the result is taken by the caller
             if isinstance(result, torch.Tensor) and any(result is value for value in tree_leaves(values)):
                 result = another_name(result)
-            return self.follow(result, node, self._user_frame())
+            return self.follow(result, node, user_frame())
 
     def _has_hooks(self, path: str) -> bool:
         return any(hooked == path or hooked.startswith(f"{path}.") for hooked in self._hooked)
@@ -463,13 +449,6 @@ class _Mode(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         return self._trace.on_call(func, args, kwargs or {})
-
-
-def is_torch_module(module: nn.Module, path: str) -> bool:
-    """Say whether a module is one of torch.nn, except Sequential, or scripted: one node by default."""
-    if isinstance(module, (torch.jit.ScriptModule, nn.Sequential)):
-        return not isinstance(module, nn.Sequential)
-    return type(module).__module__.startswith(("torch.nn", "torch.ao.nn"))
 
 
 def _memory_of(tensor: torch.Tensor) -> int:

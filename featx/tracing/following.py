@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import sys
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, cast
@@ -15,7 +14,7 @@ from featx.errors import ArgumentTypeError
 from featx.ir.graph import Graph
 from featx.ir.node import Argument, Node, Target
 from featx.tracing.autocast import AutocastModes
-from featx.tracing.frames import describe, is_library_code, user_frame, what_follows
+from featx.tracing.frames import describe, user_frame, what_follows
 from featx.tracing.grad_modes import GradModes
 from featx.tracing.guards import check_decision, check_form, form_of
 from featx.tracing.lineage import Lineage, Origin, Part
@@ -64,12 +63,6 @@ class Following(TracerBase):
         self._autocast_modes = AutocastModes(self._create_plain_node)
         # The tensors that nodes gave, with the version that they had then.
         self.versions: list[tuple[Node, torch.Tensor, int]] = []
-
-    def _user_frame(self) -> FrameType | None:
-        frame: FrameType | None = sys._getframe(2)
-        while frame is not None and is_library_code(frame.f_code):
-            frame = frame.f_back
-        return frame
 
     def _is_followed(self, values: tuple[Any, ...]) -> bool:
         # Inputs, parameters, and what was made of them or of traced sizes.

@@ -13,7 +13,7 @@ from torch import nn
 from featx.ir.effects import draws_now, operator_writes
 from featx.ir.node import Argument, Node, Target
 from featx.tracing.following import Following, Unfollowable
-from featx.tracing.frames import is_in_try, what_follows, written_operator
+from featx.tracing.frames import is_in_try, user_frame, what_follows, written_operator
 from featx.tracing.lineage import Part
 from featx.tracing.operators import MAGIC, OPERATORS, READS_VALUES, REFLECTED
 
@@ -79,21 +79,21 @@ class Recording(Following):
 
     def record(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a torch call, make a node of it, and return its result as a followed value."""
-        frame = self._user_frame()
+        frame = user_frame()
         if frame is not None and is_in_try(frame):
             raise Unfollowable("a torch call stands in a `try` that catches errors, which may come for other inputs")
         arguments = tuple([self.create_arg(value) for value in args])
         keywords = {key: self.create_arg(value) for key, value in kwargs.items()} if kwargs else {}
         name = function.__name__
         result = self.execute(function, args, kwargs)
-        if args and result is args[0] and isinstance(result, torch.Tensor) and not operator_writes(function.__name__):
+        if args and result is args[0] and isinstance(result, torch.Tensor) and not operator_writes(name):
             result = another_name(result)
         op, target, arguments, stem = _as_written(function, arguments, keywords, frame)
-        node = self.add_node(op, target, arguments, keywords, stem, frame)
+        result = self.follow(result, self.add_node(op, target, arguments, keywords, stem, frame), frame)
         if name in ("squeeze", "squeeze_"):
             # How many dimensions go depends on sizes.
-            self._pinned(torch.Tensor.dim, (self.follow(result, node, frame),), result.dim())
-        return self.follow(result, node, frame)
+            self._pinned(torch.Tensor.dim, (result,), result.dim())
+        return result
 
     def _on_constants(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # No input of the model is involved. Where a tensor comes out it is recorded, without a name, as it may be
@@ -102,7 +102,7 @@ class Recording(Following):
         if isinstance(result, torch.Tensor) or _holds_tensors(result):
             arguments = tuple([self.create_arg(value) for value in args])
             keywords = {key: self.create_arg(value) for key, value in kwargs.items()} if kwargs else {}
-            frame = self._user_frame()
+            frame = user_frame()
             op, target, arguments, stem = _as_written(function, arguments, keywords, frame)
             node = self._create_plain_node(op, target, arguments, keywords, stem)
             return self.follow(result, node, frame)
@@ -134,7 +134,7 @@ class Recording(Following):
         return value
 
     def _shape(self, shape: torch.Size, tensor: torch.Tensor) -> torch.Size:
-        frame = self._user_frame()
+        frame = user_frame()
         node = self.add_node("call_function", getattr, (self.create_arg(tensor), "shape"), {}, None, frame)
         return self.follow(shape, node, frame)
 
@@ -142,7 +142,7 @@ class Recording(Following):
         # The shape of a parameter is a plain value here and a node in a symbolic trace, which counts in names.
         if isinstance(tensor, nn.Parameter):
             self.names.skip(self.scope.module_path, "getattr")
-            frame = self._user_frame()
+            frame = user_frame()
             for step in what_follows(frame) if frame else ():
                 times = int(step[7:]) if isinstance(step, str) and step.startswith("unpack") else 1
                 for _ in range(times if step != "compare" else 0):
@@ -169,7 +169,7 @@ class Recording(Following):
         if self._is_followed((tensor,)) or id(tensor) in self._paths:
             owner = self.create_arg(tensor)
             self.lineage.put(device, Part(cast(Node, owner), getattr, "device"))
-            frame = self._user_frame()
+            frame = user_frame()
             if frame is not None and set(what_follows(frame)) & {"attribute type", "attribute index", "compare"}:
                 self._decide_device(cast(Node, owner), known)
         return device
@@ -188,7 +188,7 @@ class Recording(Following):
             raise Unfollowable("a tensor is turned into a numpy array")
         result = self.execute(function, args, kwargs)
         if name in ("item", "tolist"):
-            frame = self._user_frame()
+            frame = user_frame()
             arguments = tuple([self.create_arg(value) for value in args])
             node = self.add_node("call_method", name, arguments, {}, None, frame)
             if name == "tolist":

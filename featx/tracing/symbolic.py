@@ -26,7 +26,7 @@ from featx.tracing.proxy import ParameterProxy, Proxy, failure, find_proxy, refu
 from featx.tracing.scope import borrowed, walk_modules
 from featx.tracing.state import ModuleState
 from featx.tracing.tracer import TracerBase
-from featx.tracing.wrapping import wrapped_functions
+from featx.tracing.wrapping import globals_of, wrapped_functions
 
 
 class Scope:
@@ -110,12 +110,11 @@ class Tracer(TracerBase):
         self.refused = None
         self._modes = _modes()
         self._training = {module: module.training for module in self.submodule_paths}
+        namespaces = globals_of(function, map(type, self.submodule_paths))
         watched = ("_parameters", "_buffers") if self.proxy_buffer_attributes else ("_parameters",)
         with (
             borrowed(list(self.submodule_paths), self.call_module, self._on_read, watched=watched),
-            wrapped_functions(
-                self._globals_of(function), self._autowrap_modules, self._autowrap_functions, self._refuse_draw
-            ),
+            wrapped_functions(namespaces, self._autowrap_modules, self._autowrap_functions, self._refuse_draw),
             gradients_on(),  # or a `no_grad` of the model would change nothing, and not be seen
             _Mode(self),
         ):
@@ -201,17 +200,6 @@ class Tracer(TracerBase):
         if module not in self._states:
             self._states[module] = ModuleState(module)
 
-    def _globals_of(self, function: Callable[..., Any]) -> list[dict[str, Any]]:
-        found: dict[int, dict[str, Any]] = {}
-        kinds = {type(module) for module in self.submodule_paths}
-        # torch's own modules are leaves, and hold no function that anybody wraps.
-        functions = [inspect.unwrap(function), *(kind.forward for kind in kinds if kind.__module__[:6] != "torch.")]
-        for candidate in functions:
-            namespace = getattr(candidate, "__globals__", None)
-            if namespace is not None:
-                found[id(namespace)] = namespace
-        return list(found.values())
-
     # -- what subclasses override ------------------------------------------------------------------------------------
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
@@ -219,9 +207,7 @@ class Tracer(TracerBase):
         kind = type(m)
         known = self._leaf_kinds.get(kind)
         if known is None:
-            is_of_torch = kind.__module__.startswith(("torch.nn", "torch.ao.nn"))
-            known = issubclass(kind, torch.jit.ScriptModule) or (is_of_torch and not issubclass(kind, nn.Sequential))
-            self._leaf_kinds[kind] = known
+            known = self._leaf_kinds[kind] = is_leaf_class(kind)
         return known
 
     def path_of_module(self, mod: nn.Module) -> str:
@@ -335,6 +321,12 @@ class Tracer(TracerBase):
     def on_constant_call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer a torch call that has no traced value among its arguments."""
         return self._tensors.call(function, args, kwargs)
+
+
+def is_leaf_class(kind: type[nn.Module]) -> bool:
+    """Say whether modules of a class are one node by default: torch.nn's except Sequential, and scripted ones."""
+    is_of_torch = kind.__module__.startswith(("torch.nn", "torch.ao.nn"))
+    return issubclass(kind, torch.jit.ScriptModule) or (is_of_torch and not issubclass(kind, nn.Sequential))
 
 
 def _parameter_proxy(tracer: Tracer, path: str, parameter: nn.Parameter, node: Node) -> Proxy:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import functools
+import inspect
 import random
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -181,6 +182,18 @@ def wrapped_functions(
     finally:
         for namespace, name, entry, earlier in laid:
             _lift(namespace, name, entry, earlier)
+
+
+def globals_of(function: Callable[..., Any], kinds: Iterable[type]) -> list[dict[str, Any]]:
+    """Return the globals of `function` and of the forward methods of classes of modules, each once."""
+    found: dict[int, dict[str, Any]] = {}
+    # torch's own modules are leaves, and hold no function that anybody wraps.
+    own: list[Any] = [kind for kind in kinds if kind.__module__[:6] != "torch."]
+    for candidate in (inspect.unwrap(function), *(kind.forward for kind in own)):
+        namespace = getattr(candidate, "__globals__", None)
+        if namespace is not None:
+            found[id(namespace)] = namespace
+    return list(found.values())
 
 
 def _original(value: Any) -> Any:

@@ -6,7 +6,65 @@ import pytest
 from comparison import Library, judge
 from inputs import Case
 
-CASES: dict[str, Case] = {}
+_HEAD = (
+    "import math\nimport torch\nimport torch.nn.functional as F\nfrom torch import nn\n\n\nclass Model(nn.Module):\n"
+)
+
+
+def _forward(*lines: str) -> str:
+    return _HEAD + "    def forward(self, x):\n" + "".join(f"        {line}\n" for line in lines)
+
+
+def _with(attribute: str, *lines: str) -> str:
+    start = f"    def __init__(self):\n        super().__init__()\n        {attribute}\n\n"
+    return _forward(*lines).replace("    def forward", start + "    def forward", 1)
+
+
+CASES: dict[str, Case] = {
+    "call that returns its argument": Case(_forward("y = x.to(torch.float32)", "x.fill_(0)", "return y")),
+    "copy of what is contiguous": Case(_forward("y = x.contiguous()", "y *= 2", "return x, y")),
+    "loop over a size": Case(_forward("n = 0", "for i in range(x.shape[0]):", "    n += i", "return x + n")),
+    "loop over a remainder": Case(_forward("for _ in range(x.shape[0] % 4):", "    x = x + 1", "return x")),
+    "size times a float": Case(_forward("return x * x.shape[1] ** -0.5, int(x.shape[0] * 0.7)")),
+    "index by a size": Case(_forward("return x * [1.0, 2.0, 3.0][x.shape[0] % 3]")),
+    "key by a size": Case(_forward("return x * {3: 5, 4: 7}.get(x.shape[0], 2)")),
+    "mode of the module": Case(_forward("return x * 2 if self.training else F.dropout(x, 0.5, self.training)")),
+    "question for gradients": Case(_forward("return x + 1 if torch.is_grad_enabled() else x - 1")),
+    "gradients switched on around nothing": Case(
+        _with("self.linear = nn.Linear(4, 4)", "with torch.enable_grad():", "    pass", "return self.linear(x)")
+    ),
+    "gradients switched on inside": Case(
+        _with("self.linear = nn.Linear(4, 4)", "with torch.enable_grad():", "    y = self.linear(x)", "return x, y")
+    ),
+    "write without gradients": Case(
+        _with(
+            "self.linear = nn.Linear(4, 4)",
+            "y = x * self.linear(x)",
+            "with torch.no_grad():",
+            "    y.masked_fill_(y > 0, 0.25)",
+            "return y",
+        )
+    ),
+    "number in a dict": Case(
+        _with("self.state = {'scale': 2.0}", "self.state['scale'] += 1", "return x * self.state['scale']")
+    ),
+    "list that grows": Case(_with("self.seen = []", "self.seen.append(1)", "return x + len(self.seen)")),
+    "value of the last input": Case(
+        _with(
+            "self.last = None",
+            "y = x if self.last is None else x + self.last.mean()",
+            "self.last = x.detach()",
+            "return y",
+        )
+    ),
+    "rank after squeeze": Case(_forward("x = x.squeeze()", "return x.expand(2, *x.shape)")),
+    "other memory": Case(_forward("y = x[..., 1:]", "x.set_(x.clone())", "return x, y")),
+    "error that is caught": Case(
+        _forward("try:", "    return x.view(-1, 8)", "except RuntimeError:", "    return x * 2")
+    ),
+    "inference mode": Case(_forward("with torch.inference_mode():", "    y = x.sum()", "return x")),
+    "float of numpy": Case("import numpy as np\n" + _forward("return x, np.sqrt(x.shape[0])")),
+}
 
 
 @pytest.mark.parametrize("name", CASES)
