@@ -19,7 +19,7 @@ import torch
 from coverage_sizes import Inputs, of_one_sample, of_other_sizes
 from models import seeded
 from parity_records import EQUAL, TRACED, Outcome, Record, message_of
-from parity_values import difference, is_out_of_memory
+from parity_values import calls_of_modules, difference, is_out_of_memory
 from parity_workers import Check, Job
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
@@ -189,21 +189,9 @@ class _Runs:
         self.extractor = extractor.eval()
         self.names = len(names)
         # Modules without a name inside them, and with none of their own, are kept whole and are no features.
-        calls = _calls_of_modules(self.extractor.eval_graph)
+        calls = calls_of_modules(self.extractor.eval_graph)
         self.calls = {name: call for name, call in calls.items() if name in set(names)}
         self.modules = len(self.calls)
-
-
-def _calls_of_modules(graph: featx.Graph) -> dict[str, tuple[str, int]]:
-    """Return for the name of each module call the path of the module, and which of its calls it is."""
-    counts: dict[str, int] = {}
-    calls: dict[str, tuple[str, int]] = {}
-    for node in graph.nodes:
-        if node.op == "call_module":
-            path = str(node.target)
-            calls[node.meta["qualified_name"]] = (path, counts.get(path, 0))
-            counts[path] = counts.get(path, 0) + 1
-    return calls
 
 
 def _compared(untouched: _Untouched, runs: _Runs, inputs: Inputs) -> Outcome:

@@ -79,7 +79,7 @@ def plan(model: nn.Module) -> Plan:
     """
     tracer = _ReturnTracer()
     graph = tracer.trace(model)
-    calls = _leaf_calls(graph)
+    calls = calls_of_modules(graph)
     names = list(calls)
     prefixes = _last_value_modules(graph, tracer.returned, calls)
     chosen = [*names[len(names) // 2 :][:1], *prefixes[len(prefixes) // 2 :][:1], *names[-1:]]
@@ -87,7 +87,8 @@ def plan(model: nn.Module) -> Plan:
     return Plan({name: calls.get(name, (name, 0)) for name in chosen}, alone, _output_of(graph))
 
 
-def _leaf_calls(graph: featx.Graph) -> dict[str, tuple[str, int]]:
+def calls_of_modules(graph: featx.Graph) -> dict[str, tuple[str, int]]:
+    """Return for the name of each module call the path of the module, and which of its calls it is."""
     counts: dict[str, int] = {}
     calls: dict[str, tuple[str, int]] = {}
     for node in graph.nodes:

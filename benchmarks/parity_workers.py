@@ -69,7 +69,7 @@ def run_all(
     limits: Limits,
     folder: Path,
     on_record: Callable[[Record], None],
-    job: Job = PARITY,
+    job: Job,
 ) -> None:
     """Do all tasks with `jobs` workers; `on_record` is called for each, in one thread at a time."""
     queue: SimpleQueue[Task] = SimpleQueue()
