@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal
 
 import timm
 import torch
@@ -17,6 +17,7 @@ LIBRARIES: tuple[Library, ...] = ("torchvision", "timm")
 
 _SEED = 0
 _IMAGE = (3, 224, 224)
+_SMALL_SIDE = 160
 # Where a torchvision model needs, or is made for, something else than one image of 224 x 224.
 _TORCHVISION_INPUTS: dict[str, tuple[int, ...]] = {
     "inception_v3": (3, 299, 299),
@@ -63,13 +64,22 @@ def build_without_weights(library: Library, name: str) -> nn.Module:
         return build(library, name)
 
 
-def make_input(library: Library, name: str, model: nn.Module, batch: int) -> torch.Tensor:
-    """Return random images (batch, channels, height, width), or clips with frames after channels, from a fixed seed."""
+def input_shapes(library: Library, name: str, model: nn.Module) -> list[tuple[int, ...]]:
+    """Return the shapes of one image (channels, height, width), or clip with frames after channels, cheapest first.
+
+    The last is the one that the model is made for. Others are smaller: the model may refuse them.
+    """
     if library == "torchvision":
-        shape = _TORCHVISION_INPUTS.get(name, _IMAGE)
-    else:
-        config: dict[str, tuple[int, ...]] = getattr(model, "pretrained_cfg", {})
-        shape = config.get("input_size") or _IMAGE
+        return [_TORCHVISION_INPUTS.get(name, _IMAGE)]
+    config: dict[str, Any] = getattr(model, "pretrained_cfg", {})
+    channels, height, width = config.get("input_size") or _IMAGE
+    if config.get("fixed_input_size") or min(height, width) <= _SMALL_SIDE:
+        return [(channels, height, width)]
+    return [(channels, _SMALL_SIDE, _SMALL_SIDE), (channels, height, width)]
+
+
+def make_input(shape: tuple[int, ...], batch: int) -> torch.Tensor:
+    """Return a batch of random images or clips of `shape` from a fixed seed."""
     with seeded():
         return torch.randn(batch, *shape)
 

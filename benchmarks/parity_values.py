@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from models import build, build_without_weights, make_input, seeded
+from models import build, build_without_weights, input_shapes, make_input, seeded
 from parity_records import EQUAL, MODES, TRACED, Mode, Outcome, Record, message_of
 from torch import nn
 from torch.utils._pytree import tree_leaves
@@ -41,7 +42,8 @@ class Plan:
 def check_values(record: Record) -> None:
     """Fill in `record` for the model that it names, in eval mode at batch 1 and in train mode at batch 2.
 
-    The model runs with its own initialization and its default input size, and from the same seed each time.
+    The model runs with its own initialization, at the smallest of the sizes to try that it takes, and from the same
+    seed each time.
     """
     model = build_without_weights(record.library, record.model)
     record.parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -51,11 +53,24 @@ def check_values(record: Record) -> None:
         record.featx = message_of(error)
         return
     record.featx = TRACED
+    *smaller, shape = input_shapes(record.library, record.model, model)
+    shape = next((size for size in smaller if _takes(model, size)), shape)
+    record.pixels = math.prod(shape)
+    del model
     model = build(record.library, record.model)
     for mode in MODES:
-        images = make_input(record.library, record.model, model, _BATCHES[mode])
-        record.pixels = max(record.pixels, images[0].numel())
-        record.modes[mode] = _compare(model, mode, plans, images)
+        record.modes[mode] = _compare(model, mode, plans, make_input(shape, _BATCHES[mode]))
+
+
+def _takes(model: nn.Module, shape: tuple[int, ...]) -> bool:
+    """Say whether a model without weights runs on images of `shape` in both modes."""
+    try:
+        with torch.no_grad():
+            for mode in MODES:
+                model.train(mode == "train")(make_input(shape, _BATCHES[mode]).to("meta"))
+    except Exception:  # whatever a model raises: the size is not one that it takes
+        return False
+    return True
 
 
 class _ReturnTracer(featx.FeatureTracer):
