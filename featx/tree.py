@@ -29,7 +29,13 @@ def tree_map(function: Callable[[Any], Any], value: Any) -> Any:  # Any: inputs 
 
 def clone_tensors(value: Any) -> Any:
     """Return `value` with each tensor in it cloned; gradients flow through, memory format is kept."""
-    return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, value)
+    return tree_map(lambda leaf: _clone(leaf) if isinstance(leaf, torch.Tensor) else leaf, value)
+
+
+def _clone(tensor: torch.Tensor) -> torch.Tensor:
+    copy = tensor.clone()
+    # Without gradients a copy asks for none, where the tensor may.
+    return copy if copy.requires_grad is tensor.requires_grad else copy.requires_grad_()
 
 
 def tree_leaves(value: Any) -> Iterator[Any]:  # Any: as above

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -15,17 +16,26 @@ from featx.errors import ArgumentTypeError
 # What asking strangers raises: a config that lacks a value, has one of another kind, or one that fits nothing.
 _UNKNOWN = (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError)
 _TEXT_LENGTH, _SAMPLES, _FRAMES, _PATCHES = 12, 4800, 200, 8
+_DRAWS = 16381  # prime, so that no two rows of an image are the same
 _CONVOLUTION_SIZES = {1: (64,), 2: (224, 224), 3: (16, 112, 112)}
 _NORM_SIZES = {nn.BatchNorm1d: (), nn.BatchNorm2d: (32, 32), nn.BatchNorm3d: (8, 16, 16)}
 
 
 @dataclass(frozen=True)
 class Example:
-    """Inputs of a model; `source` says where they come from, for messages: "the first Conv2d"."""
+    """Inputs of a model.
+
+    Attributes:
+        args: positional ones.
+        kwargs: those by name.
+        source: where they come from, for messages: "the first Conv2d".
+        is_for_one_mode: whether the other of train and eval mode takes other inputs.
+    """
 
     args: tuple[Any, ...]  # Any: models take anything
     kwargs: dict[str, Any]
     source: str
+    is_for_one_mode: bool = False
 
 
 def as_example(example_inputs: Any) -> Example:
@@ -89,8 +99,13 @@ class _Question:
         self._generator = torch.Generator().manual_seed(0)
 
     def floats(self, *shape: int) -> Tensor:
-        # The caller may have set another default device, which the generator would not fit.
-        return torch.rand(shape, generator=self._generator, device="cpu", dtype=torch.float32).to(self._dtype)
+        # The caller may have set another default device, which the generator would not fit. A large image has the same
+        # draws again and again: to draw them all, or to wake torch's threads, takes as long as tracing a small model.
+        values = torch.empty(math.prod(shape), device="cpu", dtype=torch.float32)
+        draws = torch.rand(_DRAWS, generator=self._generator, device="cpu", dtype=torch.float32)
+        for piece in values.split(_DRAWS):
+            piece.copy_(draws[: len(piece)])
+        return values.view(shape).to(self._dtype)
 
     def integers(self, high: int, *shape: int) -> Tensor:
         return torch.randint(high, shape, generator=self._generator, device="cpu")
@@ -270,7 +285,8 @@ def _from_torchvision(ask: _Question) -> Example | None:
         return None
     images = [ask.floats(3, 128, 160), ask.floats(3, 160, 128)]
     targets = [_target(model, image) for image in images]
-    return Example((images, targets) if ask.training else (images,), {}, "torchvision's detection")
+    inputs = (images, targets) if ask.training else (images,)
+    return Example(inputs, {}, "torchvision's detection", is_for_one_mode=True)
 
 
 def _target(model: nn.Module, image: Tensor) -> dict[str, Tensor]:
@@ -326,12 +342,13 @@ def _input_of(layer: nn.Module, ask: _Question) -> Tensor | None:
 def _declared_size(model: nn.Module, dimensions: int) -> tuple[int, ...]:
     """Return the size that a model of torchvision was built for, `model` or one inside it, or else a usual one."""
     for module in model.modules():
-        side = getattr(module, "image_size", None)
+        parts: dict[str, Any] = module._modules
+        side = vars(module).get("image_size")
         if dimensions == 2 and isinstance(side, int):
             return side, side
-        if dimensions == 2 and hasattr(module, "Mixed_7c"):  # Inception3: the head for training fits one size only
+        if dimensions == 2 and "Mixed_7c" in parts:  # Inception3: the head for training fits one size only
             return 299, 299
-        position, stem = getattr(module, "pos_encoding", None), getattr(module, "conv_proj", None)
+        position, stem = parts.get("pos_encoding"), parts.get("conv_proj")
         if dimensions == 3 and position is not None and isinstance(stem, nn.Conv3d):  # MViT
             grid = (position.temporal_size, *position.spatial_size)
             return tuple(count * stride for count, stride in zip(grid, stem.stride, strict=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
@@ -13,6 +14,7 @@ from featx.features.nodes import names_of, warn_of_differences
 from featx.features.prune import prune
 from featx.features.select import as_request
 from featx.features.tracing import ModelTracing, TracerName, training_flags
+from featx.features.untraced import untraced_graph
 from featx.ir.graph import Graph
 from featx.tracing.freedom import FreeDims
 from featx.tracing.modes import in_mode
@@ -44,7 +46,8 @@ def create_feature_extractor(
     others decide in Python is checked at run time, and `extractor.free_dims` says which dimensions of the inputs are
     free.
 
-    The model runs once or twice in each mode, on tensors without values; O(nodes + modules) each.
+    The model runs once or twice in each mode, on tensors without values; O(nodes + modules) each. A model that can be
+    traced in one mode only gives an extractor for that mode, which raises `TraceError` where it is run in the other.
 
     Args:
         model: where the values come from.
@@ -64,35 +67,84 @@ def create_feature_extractor(
         NodeNameError: a name does not exist in a mode; the message has close matches.
         RequestError: nothing is requested, too much is, or one key is given twice.
         ArgumentTypeError: `model` is not a module, or the request is neither a dict nor a list.
-        TraceError: the model cannot be traced; the message says where and what to do.
+        TraceError: the model cannot be traced in either mode, or in one where the requests are given for each; the
+            message says where and what to do.
     """
     tracing = ModelTracing(model, tracer_kwargs, concrete_args, example_inputs, tracer)
     requests = _requests(return_nodes, train_return_nodes, eval_return_nodes)
-    graphs: dict[bool, Graph] = {}
-    names: list[list[str]] = []
-    flags: dict[bool, dict[str, bool]] = {}
-    free_dims: dict[bool, FreeDims | None] = {}
-    for training, request in requests.items():
-        with in_mode(model, training):
-            traced = tracing.wanted(request, "train" if training else "eval")
-            names.append(names_of(traced.graph))
-            graphs[training] = prune(traced.graph, traced.wanted, model)
-            flags[training] = training_flags(model)
-            free_dims[training] = traced.free_dims
+    modes = {training: _trace_mode(tracing, request, training) for training, request in requests.items()}
+    _settle(modes[model.training], modes[not model.training], is_lenient=return_nodes is not None)
     present = None
-    if training_flags(model) != flags[model.training]:
+    if training_flags(model) != modes[model.training].flags:
         # Somebody has put parts of the model into another mode than the whole.
         traced = tracing.wanted(requests[model.training], "as it is now")
         present = prune(traced.graph, traced.wanted, model)
-    if not suppress_diff_warning:
-        warn_of_differences(*names)
-    exceptions = {mode: [path for path in paths if paths[path] != mode] for mode, paths in flags.items()}
-    class_name = type(model).__name__
+    if not suppress_diff_warning and not any(mode.error for mode in modes.values()):
+        warn_of_differences(modes[True].names, modes[False].names)
     extractor = DualGraphModule(
-        model, graphs[True], graphs[False], class_name, present_graph=present, exceptions=exceptions
+        model,
+        modes[True].graph,
+        modes[False].graph,
+        type(model).__name__,
+        present_graph=present,
+        exceptions={training: mode.exceptions for training, mode in modes.items()},
     )
-    extractor.meta["free_dims"] = free_dims
+    extractor.meta["free_dims"] = {training: mode.free_dims for training, mode in modes.items()}
     return extractor
+
+
+@dataclass
+class _Mode:
+    """What became of a model in train mode or in eval mode.
+
+    Attributes:
+        training: which of the two.
+        flags: the mode of each submodule, by path.
+        error: why it could not be traced, if it could not.
+    """
+
+    training: bool
+    flags: dict[str, bool]
+    graph: Graph = field(default_factory=Graph)
+    names: list[str] = field(default_factory=lambda: list[str]())
+    free_dims: FreeDims | None = None
+    error: Exception | None = None
+
+    @property
+    def exceptions(self) -> list[str]:
+        """The paths of the submodules that the model itself keeps in the other mode."""
+        return [path for path, training in self.flags.items() if training != self.training]
+
+
+def _trace_mode(tracing: ModelTracing, request: dict[str, str], training: bool) -> _Mode:
+    with in_mode(tracing.model, training):
+        mode = _Mode(training, training_flags(tracing.model))
+        try:
+            traced = tracing.wanted(request, _name_of(training))
+        except RequestError:
+            raise
+        except Exception as error:  # the model's own too: a batch of one sample, targets that are missing
+            mode.error = error
+        else:
+            mode.names = names_of(traced.graph)
+            mode.graph = prune(traced.graph, traced.wanted, tracing.model)
+            mode.free_dims = traced.free_dims
+    return mode
+
+
+def _settle(present: _Mode, other: _Mode, *, is_lenient: bool) -> None:
+    """Let a mode that could not be traced raise when it runs; where that is not lenient or both are such, raise now."""
+    error = present.error or other.error
+    if error is None:
+        return
+    if not is_lenient or (present.error and other.error):
+        raise error
+    failed, traced = (present, other) if present.error else (other, present)
+    failed.graph = untraced_graph(traced.graph, error, _name_of(failed.training))
+
+
+def _name_of(training: bool) -> str:
+    return "train" if training else "eval"
 
 
 def _requests(

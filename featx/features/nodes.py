@@ -29,29 +29,48 @@ def get_graph_node_names(
     them, and any prefix such as `layer1`, can be given to `create_feature_extractor`.
 
     The model runs once in each mode, on tensors without values; it is as before afterwards. O(nodes + modules) each.
+    Where it can be traced in one mode only, the list of the other is empty, and a warning says why.
 
     Args:
         model: what to trace.
         tracer_kwargs: `leaf_modules`, `autowrap_modules`, `autowrap_functions` and `param_shapes_constant` of
             `FeatureTracer`. Modules of torch.nn and torchvision.ops are leaves always.
-        suppress_diff_warning: do not warn when the two lists differ.
+        suppress_diff_warning: do not warn when the two lists differ, or one is empty.
         concrete_args: inputs that are fixed to a value, by name.
         example_inputs: as for `create_feature_extractor`.
         tracer: as for `create_feature_extractor`.
 
     Raises:
         ArgumentTypeError: `model` is not a module.
-        TraceError: the model cannot be traced; the message says where and what to do.
+        TraceError: the model cannot be traced in either mode; the message says where and what to do.
     """
     tracing = ModelTracing(model, tracer_kwargs, concrete_args, example_inputs, tracer)
-    names: list[list[str]] = []
+    names: dict[bool, list[str]] = {}
+    errors: dict[bool, Exception] = {}
     for training in (True, False):
         with in_mode(model, training):
-            names.append(names_of(tracing.graph()))
-    train_names, eval_names = names
+            try:
+                names[training] = names_of(tracing.graph())
+            except Exception as error:  # the model's own too
+                errors[training] = error
+    if len(errors) == 2:
+        raise errors[model.training]
     if not suppress_diff_warning:
-        warn_of_differences(train_names, eval_names)
-    return train_names, eval_names
+        if errors:
+            _warn_of_failure(errors)
+        else:
+            warn_of_differences(names[True], names[False])
+    return names.get(True, []), names.get(False, [])
+
+
+def _warn_of_failure(errors: Mapping[bool, Exception]) -> None:
+    for training, error in errors.items():
+        mode = "train" if training else "eval"
+        warnings.warn(
+            f"the model cannot be traced in {mode} mode, for which no names are listed: {type(error).__name__}: "
+            f"{error}",
+            stacklevel=3,
+        )
 
 
 def names_of(graph: Graph) -> list[str]:

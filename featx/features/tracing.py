@@ -6,7 +6,6 @@ import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from types import ModuleType
 from typing import Any, Literal
 
@@ -100,6 +99,7 @@ class ModelTracing:
         self._new_tracer()  # a wrong option is refused before anything runs
         self._concrete_args = concrete_args
         self._tracer = tracer
+        self._found: Example | None = None
         self._given = None if example_inputs is None else as_example(example_inputs)
         if self._given is not None and tracer == "symbolic":
             raise ArgumentTypeError("example_inputs are of no use to tracer='symbolic'; leave one of them out")
@@ -115,14 +115,15 @@ class ModelTracing:
                 f"{error}"
             ) from error
 
-    @cached_property
-    def _found(self) -> Example | None:
-        return find_example(self.model)
+    def _find_example(self) -> Example | None:
+        if self._found is None or self._found.is_for_one_mode:
+            self._found = find_example(self.model, self.model.training)
+        return self._found
 
     def _example(self) -> Example | None:
         if self._tracer == "symbolic":
             return None
-        example = self._given or (find_example(self.model, True) if self.model.training else self._found)
+        example = self._given or self._find_example()
         if example is None and self._tracer == "example":
             raise TraceError(
                 f"{type(self.model).__name__} says nowhere what its inputs look like; give "

@@ -1,7 +1,7 @@
-"""Keep tensors of a trace out of the caches that a model's code has outside its modules.
+"""Keep a trace out of the caches and counters that a model's code has outside its modules.
 
 Functions cached by size, dicts and lists of a Python module or a class live on after the trace; a tensor without values
-that stayed in one would break the model for good.
+that stayed in one would break the model for good, and a call that was counted would change what it does next.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from typing import Any, cast
 import torch
 
 _CACHED = functools._lru_cache_wrapper
+_NUMBERS = frozenset({bool, int, float})
 
 
 class Caches:
     """The caches that `namespaces` (globals of Python modules) and `kinds` (classes) name. A context manager.
 
-    Afterwards a cached function that was called with something new is emptied, and what was added to a dict or a list
-    is taken out where it holds a tensor for which `is_of_trace` holds. O(names).
+    Afterwards a cached function that was called with something new is emptied, what was added to a dict or a list is
+    taken out where it holds a tensor for which `is_of_trace` holds, and numbers are what they were. O(names).
     """
 
     def __init__(
@@ -28,15 +29,22 @@ class Caches:
     ) -> None:
         self._is_of_trace = is_of_trace
         self._functions: dict[int, tuple[Any, int]] = {}
-        self._containers: dict[int, tuple[Any, int]] = {}
-        for namespace in _own_code([*namespaces, *(dict(vars(base)) for kind in kinds for base in kind.__mro__)]):
-            for value in list(namespace.values()):
+        self._holders: list[_Holder] = []
+        bases = {base for kind in kinds for base in kind.__mro__}
+        classes = {id(members): (base, members) for base, members in ((base, dict(vars(base))) for base in bases)}
+        for namespace in _own_code([*namespaces, *(members for _, members in classes.values())]):
+            self._holders.append(_Holder(classes[id(namespace)][0] if id(namespace) in classes else namespace))
+            for name, value in list(namespace.items()):
                 value = getattr(value, "__func__", value)
                 value = value.fget if isinstance(value, property) else value
                 if isinstance(value, _CACHED):
                     self._functions[id(value)] = (value, value.cache_info().misses)
-                elif type(value) is dict or type(value) is list:
-                    self._containers[id(value)] = (value, len(cast(list[Any], value)))
+                elif (type(value) is dict or type(value) is list) and not name.startswith("__"):
+                    self._holders.append(_Holder(value))
+
+    def changed_number(self) -> str | None:
+        """Say which number the code has changed, by its key or name; None where there is none."""
+        return next((repr(key) for holder in self._holders for key in holder.changed()), None)
 
     def __enter__(self) -> None:
         return None
@@ -47,23 +55,63 @@ class Caches:
         for function, misses in self._functions.values():
             if function.cache_info().misses != misses:
                 function.cache_clear()
-        for container, length in self._containers.values():
-            if len(container) > length:
-                self._take_out(container, length)
-
-    def _take_out(self, container: Any, length: int) -> None:
-        if isinstance(container, dict):
-            added = list(cast(dict[Any, Any], container))[length:]
-            for key in added:
-                if self._holds_of_trace(container[key]):
-                    del container[key]
-        elif any(map(self._holds_of_trace, container[length:])):
-            del container[length:]
+        for holder in self._holders:
+            holder.restore(self._holds_of_trace)
 
     def _holds_of_trace(self, value: Any) -> bool:
         if isinstance(value, (tuple, list)):
             return any(map(self._holds_of_trace, cast(list[Any], value)))
         return isinstance(value, torch.Tensor) and self._is_of_trace(value)
+
+
+class _Holder:
+    """A dict, a list or a class, how long it is and which numbers stand in it."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+        items = self._items()
+        self._length = len(items)
+        self._numbers = {key: item for key, item in items if type(item) in _NUMBERS}
+
+    def changed(self) -> Iterator[Any]:
+        """Yield the keys at which a number was changed, added or taken away."""
+        items = dict(self._items())
+        for key, number in self._numbers.items():
+            now = items.get(key)
+            if now is not number and (type(now) is not type(number) or now != number):
+                yield key
+        for key in list(items)[self._length :]:
+            if type(items[key]) in _NUMBERS and key not in self._numbers:
+                yield key
+
+    def restore(self, holds_of_trace: Callable[[Any], bool]) -> None:
+        """Put the numbers back, and take out what was added of a trace."""
+        added = self._items()[self._length :]
+        if isinstance(self._value, list):
+            if any(holds_of_trace(item) for _, item in added):
+                del self._value[self._length :]
+        else:
+            for key in [key for key, item in added if type(item) in _NUMBERS or holds_of_trace(item)]:
+                self._drop(key)
+        for key in list(self.changed()):
+            self._put(key, self._numbers[key])
+
+    def _items(self) -> list[tuple[Any, Any]]:
+        if isinstance(self._value, list):
+            return list(enumerate(cast(list[Any], self._value)))
+        return list((vars(self._value) if isinstance(self._value, type) else self._value).items())
+
+    def _put(self, key: Any, number: Any) -> None:
+        if isinstance(self._value, type):
+            setattr(self._value, key, number)
+        elif not isinstance(self._value, list) or key < len(self._items()):
+            self._value[key] = number
+
+    def _drop(self, key: Any) -> None:
+        if isinstance(self._value, type):
+            delattr(self._value, key)
+        else:
+            del self._value[key]
 
 
 def _own_code(namespaces: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -110,7 +110,7 @@ class ModelTensors:
         if operator_draws(name):
             return self._tracer.create_proxy("call_function", function, args, kwargs, name.strip("_"))
         if name in _READS_VALUES:
-            if is_own or any(_memory_of(tensor) in self._stale for tensor in tensors):
+            if is_own or any(memory_of(tensor) in self._stale for tensor in tensors):
                 what = f"the values of a parameter or buffer decide what runs ({name})"
                 raise refusal(self._tracer, ControlFlowError, what)
             return function(*args, **kwargs)
@@ -122,11 +122,11 @@ class ModelTensors:
                 return self._tracer.proxy(node)
             return function(*args, **kwargs)
         self._foreign.update(
-            _memory_of(tensor) for tensor in tensors if id(tensor) not in self._paths and id(tensor) not in self._made
+            memory_of(tensor) for tensor in tensors if id(tensor) not in self._paths and id(tensor) not in self._made
         )
         result = function(*args, **kwargs)
-        if any(_memory_of(tensor) in self._stale for tensor in tensors):
-            self._stale.update(_memory_of(leaf) for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))
+        if any(memory_of(tensor) in self._stale for tensor in tensors):
+            self._stale.update(memory_of(leaf) for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))
         self._remember(function, args, kwargs, result, is_own)
         return result
 
@@ -134,7 +134,7 @@ class ModelTensors:
         """Note that the graph writes into the first real tensor, or `out`, of a call that does not run."""
         self._refuse_foreign_target(args, kwargs)
         for leaf in _targets(args, kwargs):
-            self._stale.add(_memory_of(leaf))
+            self._stale.add(memory_of(leaf))
 
     def refuse_assignment(self, function: Callable[..., Any], tensor: torch.Tensor) -> None:
         """Raise: an assignment such as `tensor.data = value` is no call that a graph could hold."""
@@ -147,7 +147,7 @@ class ModelTensors:
         # A tensor that is older than the trace and not registered: in a list or dict of the model, or a global.
         for leaf in _targets(args, kwargs):
             is_foreign = id(leaf) not in self._paths and id(leaf) not in self._made
-            if is_foreign or _memory_of(leaf) in self._foreign:
+            if is_foreign or memory_of(leaf) in self._foreign:
                 what = f"forward writes into a tensor of shape {tuple(leaf.shape)} that the model does not own"
                 raise refusal(self._tracer, ModulePathError, what, "register that tensor as a buffer of the model")
 
@@ -225,8 +225,12 @@ def _targets(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor
     return [leaf for leaf in tree_leaves((args[:1], kwargs.get("out"))) if isinstance(leaf, torch.Tensor)]
 
 
-def _memory_of(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+def memory_of(tensor: torch.Tensor) -> int:
+    """Return what is the same for tensors that share memory, while they live."""
+    try:
+        return tensor.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):  # sparse tensors, and those of torch.func, have no memory of their own
+        return id(tensor)
 
 
 def _replace(user: Node, node: Node, tensor: torch.Tensor) -> None:

@@ -24,10 +24,10 @@ from featx.ir.effects import MeasuredEffects, module_draws, module_writes_state,
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.tracing.caches import Caches
-from featx.tracing.constants import tensors_of
+from featx.tracing.constants import memory_of, tensors_of
 from featx.tracing.example_inputs import bind_example
 from featx.tracing.frames import user_frame
-from featx.tracing.grad_modes import gradients_on
+from featx.tracing.grad_modes import gradients_set
 from featx.tracing.left_behind import what_forward_left
 from featx.tracing.recording import NeedsValues, Recording, Unfollowable, another_name
 from featx.tracing.saved_state import SavedState
@@ -86,19 +86,27 @@ class ExampleTracer:
         Raises:
             TraceError: what the root module itself does cannot be followed; the message says where and what to do.
         """
-        try:
-            return self.run_once(root, args, kwargs, is_enough, is_real=False)
-        except (NeedsValues, Exception) as error:
-            if isinstance(error, FeatxError):
-                raise
-            if any(value.is_meta for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)):
-                if isinstance(error, NeedsValues):
-                    raise _error(root, "the model asks for values, and the example has none", "") from error
-                raise
-        try:
-            return self.run_once(root, args, kwargs, is_enough, is_real=True)
-        except NeedsValues as error:
-            raise _error(root, "the model asks for values, and its weights have none", "") from error
+        is_without_values = any(
+            value.is_meta for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)
+        )
+        # Gradients are on whatever the caller has, or a `no_grad` of the model would change nothing and not be seen;
+        # but some models run without only.
+        gradients = (True,) if torch.is_grad_enabled() else (True, False)
+        errors: list[Exception] = []
+        for is_real in (False,) if is_without_values else (False, True):
+            for enabled in gradients:
+                try:
+                    return self.run_once(root, args, kwargs, is_enough, is_real=is_real, gradients=enabled)
+                except FeatxError:
+                    raise
+                except NeedsValues as error:
+                    if is_real or is_without_values:
+                        whose = "its weights have" if is_real else "the example has"
+                        raise _error(root, f"the model asks for values, and {whose} none", "") from error
+                    break
+                except Exception as error:
+                    errors.append(error)
+        raise errors[-1]
 
     def run_once(
         self,
@@ -108,8 +116,9 @@ class ExampleTracer:
         is_enough: Callable[[Graph], bool] | None = None,
         *,
         is_real: bool,
+        gradients: bool = True,
     ) -> ExampleTrace:
-        """Trace on real tensors, or on those without values and no others; see `trace`.
+        """Trace on real tensors, or on those without values and no others, with gradients or without; see `trace`.
 
         Raises:
             NeedsValues: the model asks for a value that its tensors do not have. It is no Exception.
@@ -117,6 +126,7 @@ class ExampleTracer:
         """
         try:
             trace = ExampleTrace(self, root, (args, kwargs), is_real=is_real, keep_source=self._keep_source)
+            trace.gradients = gradients
             trace.run(args, kwargs, *self._autowrap, is_enough)
         except Unfollowable as error:
             raise _error(root, error.what, error.place) from error
@@ -150,13 +160,14 @@ class ExampleTrace(Recording):
         self._states: dict[nn.Module, ModuleState] = {}
         self._training = {module: module.training for module in self.module_paths}
         self._caller = self.scope
+        # Whether it runs with gradients switched on.
+        self.gradients = True
         self._saved = SavedState()
-        self._input_memory: list[tuple[torch.Tensor, int]] = []
         # Where a trace for real may write: the tensors of the model by their memory.
         self._owners: dict[int, list[torch.Tensor]] = {}
         for module in self.module_paths if is_real else ():
             for _, tensor in tensors_of(module):
-                self._owners.setdefault(_memory_of(tensor), []).append(tensor)
+                self._owners.setdefault(memory_of(tensor), []).append(tensor)
 
     def run(
         self,
@@ -168,20 +179,22 @@ class ExampleTrace(Recording):
     ) -> None:
         """Run the root on the example and record it. The model is as before afterwards."""
         with ExitStack() as stack:
-            # Tensors count their versions outside inference mode only. Gradients are on whatever the caller has, or a
-            # `no_grad` of the model would change nothing and not be seen.
+            # Tensors count their versions outside inference mode only.
             stack.enter_context(torch.inference_mode(False))
-            stack.enter_context(gradients_on())
+            stack.enter_context(gradients_set(self.gradients))
             if self.is_real:
                 stack.enter_context(self._saved)
             stack.enter_context(borrowed(list(self.module_paths), self._on_module))
             kinds = {type(module) for module in self.module_paths if type(module).__module__[:9] != "torch.nn."}
             namespaces = globals_of(self._function, kinds)
-            stack.enter_context(Caches(namespaces, kinds, self._is_of_trace))
+            caches = Caches(namespaces, kinds, self._is_of_trace)
+            stack.enter_context(caches)
             stack.enter_context(wrapped_functions(namespaces, modules, functions, self._on_draw, self._on_wrapped))
             stack.enter_context(self._attributes_restored())
             call_args, call_kwargs = bind_example(self, self._function, args, kwargs, self._stand_in)
             self._keep_state(self.root)
+            if not self.gradients:
+                self._on_grad_question()
             stack.enter_context(_Mode(self))
             try:
                 result = self._function(*call_args, **call_kwargs)
@@ -189,6 +202,9 @@ class ExampleTrace(Recording):
                 output = self.create_arg(result) if self._keep_output else None
                 self._check_state(self.root)
                 self._check_memory()
+                number = caches.changed_number()
+                if number is not None:
+                    raise Unfollowable(f"forward changes the number {number} of its Python module or of a class")
             except (Unfollowable, NeedsValues, Exception):
                 self.whole = 0
                 self.names.assign()
@@ -201,15 +217,12 @@ class ExampleTrace(Recording):
         self.is_active = False
         self.names.assign()
         for node, tensor, version in self.versions:
-            node.meta["is_overwritten"] = tensor._version != version
+            node.meta["is_overwritten"] = tensor._version != version or memory_of(tensor) in self.uncounted
 
     def _stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
         if self.is_real or tensor.is_meta:
-            own = tensor.detach().clone(memory_format=torch.preserve_format)
-        else:
-            own = self.stand_ins.of(tensor)
-        self._input_memory.append((own, _memory_of(own)))
-        return own
+            return tensor.detach().clone(memory_format=torch.preserve_format)
+        return self.stand_ins.of(tensor)
 
     @contextmanager
     def _attributes_restored(self) -> Generator[None]:
@@ -266,7 +279,7 @@ class ExampleTrace(Recording):
         self, module: nn.Module, path: str, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         last, names, lineage = self.graph.root.prev, self.names.mark(), self.lineage.mark()
-        scope, caller, versions = self.scope, self._caller, len(self.versions)
+        scope, caller, versions, memories = self.scope, self._caller, len(self.versions), len(self.memories)
         self._keep_state(module)
         try:
             result = forward(*args, **kwargs)
@@ -279,7 +292,7 @@ class ExampleTrace(Recording):
             self.scope, self._caller, self.whole = scope, caller, 0
             self.names.forget(names)
             self.lineage.forget(lineage)
-            del self.versions[versions:]
+            del self.versions[versions:], self.memories[memories:]
             for node in reversed(self.graph.nodes):
                 if node is last:
                     break
@@ -303,14 +316,17 @@ class ExampleTrace(Recording):
         if is_own:
             self._keep_state(module)
         call = functools.partial(self._result_of, module, args, kwargs)
-        return self._as_one_node("call_module", path, arguments, keywords, (args, kwargs), call, is_measured=is_own)
+        values = args if not kwargs else (args, kwargs)
+        return self._as_one_node("call_module", path, arguments, keywords, values, call, is_measured=is_own)
 
     def _as_one_node(
         self, op: str, target: Any, args: Any, kwargs: Any, values: Any, call: Callable[[], Any], *, is_measured: bool
     ) -> Any:
         with torch._C.DisableTorchFunction():
-            inputs = [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)] if is_measured else []
-            inputs = [value for value in inputs if not value.is_inference()]
+            leaves = values if len(values) == 1 and type(values[0]) is torch.Tensor else tuple(tree_leaves(values))
+            inputs: list[torch.Tensor] = []
+            if is_measured:
+                inputs = [value for value in leaves if isinstance(value, torch.Tensor) and not value.is_inference()]
             before = [value._version for value in inputs]
         self.drew = self.wrote_model = self.wrote_unseen = False
         self.whole += 1
@@ -326,12 +342,12 @@ class ExampleTrace(Recording):
                 pairs = zip(inputs, before, strict=True)
                 written = [value for value, version in pairs if value._version != version or self.wrote_unseen]
                 node.meta["effects"] = self._effects(node, inputs, written, result)
-            if op == "call_module" and self._has_hooks(target):
+            if op == "call_module" and self._hooked and self._has_hooks(target):
                 # The hooks, which have not run, may give something else.
                 self._check_form(node, result, f"what '{target}' returns")
             if op == "call_module":
                 self.scope = self._caller  # what is taken out of the result is taken by the caller
-            if isinstance(result, torch.Tensor) and any(result is value for value in tree_leaves(values)):
+            if isinstance(result, torch.Tensor) and any(result is value for value in leaves):
                 result = another_name(result)
             return self.follow(result, node, user_frame())
 
@@ -345,13 +361,13 @@ class ExampleTrace(Recording):
         self, node: Node, inputs: list[torch.Tensor], written: list[torch.Tensor], result: Any
     ) -> MeasuredEffects:
         positions = {source: position for position, source in enumerate(node.all_input_nodes)}
-        memory = {_memory_of(value) for value in tree_leaves(result) if isinstance(value, torch.Tensor)}
+        memory = {memory_of(value) for value in tree_leaves(result) if isinstance(value, torch.Tensor)}
 
         def positions_of(values: list[torch.Tensor]) -> tuple[int, ...]:
             nodes = [self.create_arg(value) for value in values]
             return tuple([positions[source] for source in nodes if isinstance(source, Node) and source in positions])
 
-        shared = [value for value in inputs if _memory_of(value) in memory]
+        shared = [value for value in inputs if memory_of(value) in memory]
         return MeasuredEffects(
             positions_of(written), positions_of(shared), self.drew, self.wrote_model or self.wrote_unseen
         )
@@ -370,9 +386,9 @@ class ExampleTrace(Recording):
 
     def _check_memory(self) -> None:
         # torch does not tell of Tensor.set_.
-        for tensor, memory in self._input_memory:
-            if _memory_of(tensor) != memory:
-                raise Unfollowable("forward gives an input other memory (Tensor.set_)")
+        for tensor, memory in self.memories:
+            if memory_of(tensor) != memory:
+                raise Unfollowable("forward gives a tensor other memory (Tensor.set_)")
 
     def _check_state(self, module: nn.Module) -> None:
         """Raise where forward left something on an opened module that a graph cannot."""
@@ -432,7 +448,7 @@ class ExampleTrace(Recording):
         if self.is_real and (operator_writes(function.__name__) or "out" in kwargs):
             with torch._C.DisableTorchFunction():
                 for target in tree_leaves((args[:1], kwargs.get("out"))):
-                    owners = self._owners.get(_memory_of(target), []) if isinstance(target, torch.Tensor) else []
+                    owners = self._owners.get(memory_of(target), []) if isinstance(target, torch.Tensor) else []
                     self.wrote_model = self.wrote_model or bool(owners)
                     self._saved.save(owners)
         return super().execute(function, args, kwargs)
@@ -449,10 +465,6 @@ class _Mode(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         return self._trace.on_call(func, args, kwargs or {})
-
-
-def _memory_of(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else id(tensor)
 
 
 def _error(root: Any, what: str, place: str) -> TraceError:

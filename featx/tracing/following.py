@@ -9,11 +9,13 @@ from typing import Any, cast
 
 import torch
 from torch import nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 from featx.errors import ArgumentTypeError
 from featx.ir.graph import Graph
 from featx.ir.node import Argument, Node, Target
 from featx.tracing.autocast import AutocastModes
+from featx.tracing.constants import memory_of
 from featx.tracing.frames import describe, user_frame, what_follows
 from featx.tracing.grad_modes import GradModes
 from featx.tracing.guards import check_decision, check_form, form_of
@@ -47,8 +49,6 @@ class Following(TracerBase):
         self.is_real = is_real
         # Whether Python has seen a size, so that it may have made something of it that no node shows.
         self.saw_sizes = False
-        # Whether it has computed a remainder, which one other size may well leave the same.
-        self.did_modulo = False
         self.drew = False
         # Whether a module that is kept whole had its hands on memory in a way that no version tells.
         self.wrote_unseen = False
@@ -63,6 +63,10 @@ class Following(TracerBase):
         self._autocast_modes = AutocastModes(self._create_plain_node)
         # The tensors that nodes gave, with the version that they had then.
         self.versions: list[tuple[Node, torch.Tensor, int]] = []
+        # Memory that may be written without a new version.
+        self.uncounted: set[int] = set()
+        # The tensors that are followed, with their memory.
+        self.memories: list[tuple[torch.Tensor, int]] = []
 
     def _is_followed(self, values: tuple[Any, ...]) -> bool:
         # Inputs, parameters, and what was made of them or of traced sizes.
@@ -104,6 +108,7 @@ class Following(TracerBase):
         """Return the value of `origin` so that whatever is done with it, or with a part of it, is followed."""
         if isinstance(value, torch.Tensor):
             self.lineage.put(value, origin)
+            self.memories.append((value, memory_of(value)))
             if isinstance(origin, Node):
                 self._describe(origin, value)
             return value
@@ -198,7 +203,6 @@ class Following(TracerBase):
         """Record arithmetic on traced numbers."""
         if not isinstance(result, (int, float)):
             return result
-        self.did_modulo = self.did_modulo or function in _LOSSY
         node = self.add_node(
             "call_function", function, tuple([self.create_arg(value) for value in args]), {}, None, None
         )
@@ -303,6 +307,8 @@ class Following(TracerBase):
         if path is None:
             if isinstance(tensor, nn.Parameter):
                 raise Unfollowable(f"a parameter of shape {tuple(tensor.shape)} that the model does not own is used")
+            if is_functorch_wrapped_tensor(tensor):
+                raise Unfollowable("a function of torch.func (vmap, grad) calls torch")
             if self._is_unseen(tensor):
                 raise Unfollowable("a tensor is used that was made where the trace does not see it")
             return tensor
@@ -317,4 +323,5 @@ class Following(TracerBase):
         return node
 
 
-_LOSSY = (operator.mod, operator.and_, operator.rshift, operator.floordiv)
+# Arithmetic of sizes that one other size may well leave the same.
+LOSSY = (operator.mod, operator.and_, operator.rshift, operator.floordiv)

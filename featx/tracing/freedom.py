@@ -17,7 +17,9 @@ import torch
 from featx.errors import FeatxError
 from featx.ir.equality import is_same_graph
 from featx.ir.graph import Graph
+from featx.ir.node import Node
 from featx.tracing.example import ExampleTrace, ExampleTracer
+from featx.tracing.following import LOSSY
 from featx.tracing.guards import check_size
 from featx.tracing.recording import NeedsValues
 
@@ -93,22 +95,21 @@ class _Variation:
         for group in groups:
             if group not in known:
                 known[group] = self._outcome([group])
-        if self._trace.did_modulo:
-            self._try_one_more(known)
-        return known
-
-    def _try_one_more(self, known: dict[_Group, str]) -> None:
         # A remainder that is the same at twice the length is another one at the next length.
+        suspects = _with_remainders(self._trace.graph)
         for group in [group for group, outcome in known.items() if outcome == FREE]:
-            outcome = self._outcome([group], lambda dim, size, number: size + 1)
-            if outcome == CHANGED:
-                known[group] = outcome
+            if suspects is None or group in suspects:
+                outcome = self._outcome([group], lambda dim, size, number: size + 1)
+                if outcome == CHANGED:
+                    known[group] = outcome
+        return known
 
     def _outcome(self, groups: list[_Group], other: Callable[[int, int, int], int] | None = None) -> str:
         changes = {group: (other or _other_size)(*group, number) for number, group in enumerate(groups)}
-        args, kwargs = _resized(self._example, changes)
+        args, kwargs = _resized(self._example, changes, self._trace.is_real)
         try:
-            again = self._tracer.run_once(self._root, args, kwargs, self._is_enough, is_real=self._trace.is_real)
+            modes = {"is_real": self._trace.is_real, "gradients": self._trace.gradients}
+            again = self._tracer.run_once(self._root, args, kwargs, self._is_enough, **modes)
         except (NeedsValues, Exception) as error:
             if isinstance(error, FeatxError):
                 return "fixed: at another length the model cannot be followed"
@@ -118,23 +119,56 @@ class _Variation:
         return CHANGED
 
 
+def _with_remainders(graph: Graph) -> set[_Group] | None:
+    """Return the dimensions of inputs of which the model computes a remainder; None where it may be any of them."""
+    pending = [node for node in graph.nodes if node.op == "call_function" and node.target in LOSSY]
+    seen: set[Node] = set()
+    found: set[_Group] = set()
+    while pending:
+        node = pending.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        group = _length_of_input(node)
+        if group is not None:
+            found.add(group)
+        elif node.op == "call_function" and node.target.__module__ == "_operator":
+            pending += node.all_input_nodes
+        else:
+            return None
+    return found
+
+
+def _length_of_input(node: Node) -> _Group | None:
+    if node.target is not operator.getitem or not isinstance(node.args[0], Node) or type(node.args[1]) is not int:
+        return None
+    shape, position = node.args
+    if shape.target is not getattr or shape.args[1] != "shape" or cast(Node, shape.args[0]).op != "placeholder":
+        return None
+    lengths = cast(Node, shape.args[0]).meta["shape"]
+    return position % len(lengths), lengths[position]
+
+
 def _other_size(dim: int, size: int, number: int) -> int:
     # Far enough away that an integer division of it changes too, and a multiple: many models need one.
     return 2 * size + 1 if dim == 0 else size * (2 + number % 3)
 
 
-def _resized(value: Any, changes: Mapping[_Group, int]) -> Any:
+def _resized(value: Any, changes: Mapping[_Group, int], has_values: bool) -> Any:
     if isinstance(value, torch.Tensor):
-        for dim, size in enumerate(value.shape):
-            wanted = changes.get((dim, size), size)
+        shape = [changes.get((dim, size), size) for dim, size in enumerate(value.shape)]
+        if not has_values:
+            return value.new_empty(shape)
+        for dim, (size, wanted) in enumerate(zip(value.shape, shape, strict=True)):
             if wanted != size:
                 # The values repeat, so that what depends on them stays likely to go the same way.
                 value = value.repeat_interleave(-(-wanted // max(size, 1)), dim).narrow(dim, 0, wanted)
         return value
     if isinstance(value, dict):
-        return type(value)({key: _resized(item, changes) for key, item in cast(dict[Any, Any], value).items()})
+        items = cast(dict[Any, Any], value).items()
+        return type(value)({key: _resized(item, changes, has_values) for key, item in items})
     if isinstance(value, (tuple, list)):
-        items = [_resized(item, changes) for item in cast(list[Any], value)]
+        items = [_resized(item, changes, has_values) for item in cast(list[Any], value)]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     return value
 

@@ -6,11 +6,14 @@ torch computes the form of many results in Python, at up to a millisecond a call
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.nn import functional
+
+from featx.tracing.scalars import plain_number
 
 _META = torch.device("meta")
 Rule = Callable[[tuple[Any, ...], dict[str, Any]], "torch.Tensor | None"]
@@ -34,15 +37,35 @@ def _is_strided(value: Any) -> bool:
 
 
 def _is_dense(value: Any) -> bool:
-    """Say whether a tensor fills its memory without gaps, in any order of dimensions; results then have that order."""
+    """Say whether a tensor fills its memory without gaps, in any order of dimensions."""
     if not _is_strided(value) or not value.numel():
         return False
     last = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
     return last == value.numel() - 1 and 0 not in value.stride()
 
 
+def _has_one_order(value: Any) -> bool:
+    """Say whether the strides put the dimensions of a tensor in one order, which results keep; there may be gaps."""
+    if not _is_strided(value) or 1 in value.shape or not value.numel():
+        return False
+    strides = value.stride()
+    return 0 not in strides and len(set(strides)) == len(strides)
+
+
+def _has_order(value: Any) -> bool:
+    return _is_dense(value) or _has_one_order(value)
+
+
 def _like(x: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=_META)
+    """Return a dense tensor of the same shape, with the dimensions in the same order."""
+    strides = x.stride()
+    if not _is_dense(x):
+        dense, step = list(strides), 1
+        for dim in sorted(range(x.dim()), key=strides.__getitem__):
+            dense[dim] = step
+            step *= x.shape[dim]
+        strides = tuple(dense)
+    return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=_META)
 
 
 def _fresh(shape: Any, dtype: torch.dtype) -> torch.Tensor:
@@ -51,7 +74,7 @@ def _fresh(shape: Any, dtype: torch.dtype) -> torch.Tensor:
 
 def _same(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
     x = args[0]
-    if not _is_dense(x) or kwargs.get("inplace") or "out" in kwargs or kwargs.get("dtype") is not None:
+    if not _has_order(x) or kwargs.get("inplace") or "out" in kwargs or kwargs.get("dtype") is not None:
         return None
     return _like(x) if all(type(value) in _PLAIN_NUMBERS or type(value) is tuple for value in args[1:]) else None
 
@@ -77,16 +100,39 @@ def _elementwise(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor 
     x: Any = args[0]
     y: Any = args[1]
     if not isinstance(y, torch.Tensor):
-        return _like(x) if type(y) in _PLAIN_NUMBERS and _is_dense(x) else None
+        return _like(x) if type(y) in _PLAIN_NUMBERS and _has_order(x) else None
     if not isinstance(x, torch.Tensor):
-        return _like(y) if type(x) in _PLAIN_NUMBERS and _is_dense(y) else None
+        return _like(y) if type(x) in _PLAIN_NUMBERS and _has_order(y) else None
     if x.shape == y.shape and x.stride() == y.stride() and x.dtype is y.dtype and _is_dense(x) and _is_strided(y):
         return _like(x)
-    if not _is_plain(x) or not _is_plain(y) or x.dtype is not y.dtype:
+    if x.dtype is not y.dtype:
+        return None
+    if _has_one_order(x) and _is_strided(y) and _fits_into(y.shape, x.shape):
+        return _like(x)
+    if _has_one_order(y) and _is_strided(x) and _fits_into(x.shape, y.shape) and x.numel() == max(x.shape, default=1):
+        return _like(y)  # with one dimension, the first operand says nothing of an order
+    if not _is_plain(x) or not _is_plain(y):
         return None
     if x.shape == y.shape or _fits_into(y.shape, x.shape):
         return _fresh(x.shape, x.dtype)
     return _fresh(y.shape, y.dtype) if _fits_into(x.shape, y.shape) else None
+
+
+def _written(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
+    x: Any = args[0]
+    if len(args) != 2 or kwargs or not x.is_meta or not _has_order(x) or x.requires_grad:
+        return None
+    y = args[1]
+    if type(y) not in _PLAIN_NUMBERS and not (_is_strided(y) and y.dtype is x.dtype and _fits_into(y.shape, x.shape)):
+        return None
+    if isinstance(y, torch.Tensor) and y.requires_grad:
+        return None
+    torch.autograd.graph.increment_version(x)
+    return x
+
+
+def _reflected(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
+    return _elementwise(args[::-1], kwargs)
 
 
 def _fits_into(small: torch.Size, large: torch.Size) -> bool:
@@ -100,6 +146,58 @@ def _comparison(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor |
     if result is None:
         return None
     return torch.empty_strided(result.shape, result.stride(), dtype=torch.bool, device=_META)
+
+
+def _clamp(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
+    bounds = (*args[1:], *kwargs.values())
+    known = bool(bounds) and all(bound is None or type(bound) in _PLAIN_NUMBERS for bound in bounds)
+    return _like(args[0]) if known and _has_order(args[0]) else None
+
+
+def _normalize(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
+    known = all(type(value) in _PLAIN_NUMBERS for value in (*args[1:], *kwargs.values()))
+    is_clear = _is_plain(args[0]) or _has_one_order(args[0])
+    return _like(args[0]) if known and is_clear and args[0].numel() and args[0].dim() else None
+
+
+def _masked_fill(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
+    if kwargs or len(args) != 3 or type(args[2]) not in _PLAIN_NUMBERS:
+        return None
+    x: Any = args[0]
+    mask: Any = args[1]
+    known = _is_plain(x) and isinstance(mask, torch.Tensor) and mask.dtype is torch.bool
+    return _fresh(x.shape, x.dtype) if known and _fits_into(mask.shape, x.shape) else None
+
+
+def _matmul(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
+    if kwargs or len(args) != 2 or not all(map(_is_strided, args)):
+        return None
+    x, y = args
+    fit = x.dtype is y.dtype and x.dim() == y.dim() > 2 and x.shape[:-2] == y.shape[:-2] and x.shape[-1] == y.shape[-2]
+    return _fresh((*x.shape[:-1], y.shape[-1]), x.dtype) if fit else None
+
+
+def _reshape(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
+    x: Any = args[0]
+    if kwargs or not _is_strided(x) or not x.is_meta or not x.numel():
+        return None
+    shape = args[1] if len(args) == 2 and isinstance(args[1], (tuple, list)) else args[1:]
+    try:
+        return x.view([plain_number(size) for size in shape])
+    except (RuntimeError, TypeError):
+        # Where no view can be had it is a copy.
+        sizes = _without_wildcard(shape, x.numel())
+        return None if sizes is None else _fresh(sizes, x.dtype)
+
+
+def _without_wildcard(shape: Any, numel: int) -> list[int] | None:
+    sizes = [plain_number(size) for size in shape]
+    if not all(type(size) is int for size in sizes) or sizes.count(-1) > 1:
+        return None
+    known = math.prod(size for size in sizes if size != -1)
+    if -1 in sizes and known > 0:
+        sizes[sizes.index(-1)] = numel // known
+    return sizes if min(sizes, default=1) > 0 and math.prod(sizes) == numel else None
 
 
 def _layer_norm(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
@@ -161,9 +259,17 @@ _RULES: dict[Callable[..., Any], Rule] = {
     **dict.fromkeys(_named("layer_norm"), _layer_norm),
     **dict.fromkeys(_named("softmax", "log_softmax", "roll"), _contiguous),
     **dict.fromkeys(_named("linear"), _linear),
+    **dict.fromkeys(_named("clamp"), _clamp),
+    **dict.fromkeys(_named("masked_fill"), _masked_fill),
+    **dict.fromkeys(_named("matmul"), _matmul),
+    **dict.fromkeys(_named("reshape"), _reshape),
     **dict.fromkeys(_named("cat"), _cat),
     functional.dropout: _dropout,
-    torch.Tensor.__rsub__: _elementwise,
+    functional.normalize: _normalize,
+    torch.Tensor.__matmul__: _matmul,
+    **dict.fromkeys((torch.Tensor.add_, torch.Tensor.sub_, torch.Tensor.mul_, torch.Tensor.div_), _written),
+    **dict.fromkeys((torch.Tensor.__iadd__, torch.Tensor.__isub__, torch.Tensor.__imul__), _written),
+    torch.Tensor.__rsub__: _reflected,
     torch.Tensor.__eq__: _comparison,
     torch.Tensor.__ne__: _comparison,
 }  # fmt: skip

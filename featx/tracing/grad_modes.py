@@ -43,11 +43,11 @@ class GradModes:
 
 
 @contextmanager
-def gradients_on() -> Generator[None]:
-    """Switch gradients on, unseen by a trace that runs around this one."""
+def gradients_set(enabled: bool) -> Generator[None]:
+    """Switch gradients on or off, unseen by a trace that runs around this one."""
     earlier = torch.is_grad_enabled()
     with torch._C.DisableTorchFunction():
-        torch._C._set_grad_enabled(True)
+        torch._C._set_grad_enabled(enabled)
     try:
         yield
     finally:

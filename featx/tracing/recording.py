@@ -12,6 +12,7 @@ from torch import nn
 
 from featx.ir.effects import draws_now, operator_writes
 from featx.ir.node import Argument, Node, Target
+from featx.tracing.constants import memory_of
 from featx.tracing.following import Following, Unfollowable
 from featx.tracing.frames import is_in_try, user_frame, what_follows, written_operator
 from featx.tracing.lineage import Part
@@ -64,7 +65,8 @@ class Recording(Following):
         name = function.__name__
         if not self.is_real and torch._C._is_any_autocast_enabled():
             raise NeedsValues  # the meta device does not know of autocast
-        self.drew = self.drew or draws_now(name, args, kwargs)
+        if self.whole:  # of a node of its own the graph knows
+            self.drew = self.drew or draws_now(name, args, kwargs)
         if self.stand_ins.writes_model(function, args, kwargs):
             self.wrote_model = True
             self.before_write(args, kwargs)
@@ -111,8 +113,9 @@ class Recording(Following):
     # -- what is asked of a tensor -----------------------------------------------------------------------------------
 
     def _attribute(self, name: str, function: Callable[..., Any], tensor: torch.Tensor) -> Any:
-        if name == "data" and self.whole:
-            self.wrote_unseen = True  # whatever is written through it does not count as a version
+        if name == "data":  # whatever is written through it does not count as a version
+            self.uncounted.add(memory_of(tensor))
+            self.wrote_unseen = self.wrote_unseen or bool(self.whole)
         if name == "device":
             return self._device_of(tensor, function)
         if name in ("is_cuda", "is_cpu") and not self.is_real:

@@ -19,7 +19,7 @@ from featx.ir.graph import Graph
 from featx.ir.node import Argument, Node, Target
 from featx.tracing.constants import ModelTensors
 from featx.tracing.frames import describe, user_frame
-from featx.tracing.grad_modes import gradients_on
+from featx.tracing.grad_modes import gradients_set
 from featx.tracing.inputs import bind_inputs, signature_of
 from featx.tracing.naming import QualifiedNames
 from featx.tracing.proxy import ParameterProxy, Proxy, failure, find_proxy, refusal
@@ -115,7 +115,7 @@ class Tracer(TracerBase):
         with (
             borrowed(list(self.submodule_paths), self.call_module, self._on_read, watched=watched),
             wrapped_functions(namespaces, self._autowrap_modules, self._autowrap_functions, self._refuse_draw),
-            gradients_on(),  # or a `no_grad` of the model would change nothing, and not be seen
+            gradients_set(True),  # or a `no_grad` of the model would change nothing, and not be seen
             _Mode(self),
         ):
             try:

@@ -287,6 +287,7 @@ def _leaf(model: nn.Module, name: str) -> tuple[str, int] | None:
             module is not None
             and type(module).__module__.startswith("torch.nn.modules")
             and not list(module.children())
+            and not isinstance(module, (nn.ParameterList, nn.ParameterDict))  # which nobody calls
         ):
             return candidate, count
     return None

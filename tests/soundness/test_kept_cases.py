@@ -59,6 +59,33 @@ CASES: dict[str, Case] = {
     ),
     "rank after squeeze": Case(_forward("x = x.squeeze()", "return x.expand(2, *x.shape)")),
     "other memory": Case(_forward("y = x[..., 1:]", "x.set_(x.clone())", "return x, y")),
+    "other memory of a result": Case(_forward("y = x * 2", "z = y + 1", "y.set_(z.clone())", "return y")),
+    "vmap where values are needed": Case(
+        _forward("if x.max() < 2:", "    pass", "return torch.func.vmap(lambda row: row * 2)(x)")
+    ),
+    "write that gradients forbid": Case(_forward("y = x.detach().requires_grad_()", "y.relu_()", "return y")),
+    "write into one of several views": Case(
+        _with(
+            "self.linear = nn.Linear(4, 4)",
+            "x = self.linear(x)",
+            "for part in x.chunk(2, 1):",
+            "    part.add_(x.sum().item())",
+            "return x",
+        )
+    ),
+    "write behind the back of versions": Case(
+        _with("self.identity = nn.Identity()", "y = self.identity(x * 1)", "y.data.mul_(2)", "return y")
+    ),
+    "feature that asks for gradients and is overwritten": Case(
+        _with(
+            "self.identity = nn.Identity()",
+            "y = self.identity(x.detach().requires_grad_())",
+            "x += 1",
+            "return x",
+        )
+    ),
+    "counter in a global": Case("CALLS = {'n': 0}\n" + _forward("CALLS['n'] += 1", "return x * CALLS['n']")),
+    "counter of a class": Case(_forward("Model.calls = getattr(Model, 'calls', 0) + 1", "return x * Model.calls")),
     "error that is caught": Case(
         _forward("try:", "    return x.view(-1, 8)", "except RuntimeError:", "    return x * 2")
     ),

@@ -184,6 +184,61 @@ def test_linear_that_torch_refuses_or_that_is_no_matrix_is_left_to_torch(weight:
     assert result_of(functional.linear, tuple(values), {}) is None
 
 
+@pytest.mark.parametrize("function", [torch.clamp, METHODS.clamp])
+def test_clamp_gives_what_the_rule_says(function: Callable[..., Any]) -> None:
+    for x in every_input():
+        for bounds in ((0,), (0, 1), (None, 1.5), (x,), (0, x), ()):
+            check(function, x, *bounds)
+        check(function, x, min=0.5)
+        check(function, x, min=0, max=x)
+    assert check(function, torch.ones(2, 3).t(), 0, max=1)
+
+
+def test_normalize_gives_what_the_rule_says() -> None:
+    for x in every_input():
+        check(functional.normalize, x)
+        check(functional.normalize, x, 1.0, -1)
+        check(functional.normalize, x, dim=0, eps=1e-3)
+        check(functional.normalize, x, out=torch.ones_like(x))
+    assert check(functional.normalize, torch.ones(2, 3), dim=-1)
+
+
+@pytest.mark.parametrize("function", [torch.masked_fill, METHODS.masked_fill])
+def test_masked_fill_gives_what_the_rule_says(function: Callable[..., Any]) -> None:
+    for x in every_input():
+        for mask in (x > 0, *[torch.ones(shape, dtype=torch.bool) for shape in BROADCAST]):
+            check(function, x, mask, 0.5)
+            check(function, x, mask, value=1)
+        check(function, x, torch.ones_like(x), 0)
+    assert check(function, torch.ones(2, 3), torch.ones(3, dtype=torch.bool), 0)
+
+
+@pytest.mark.parametrize("function", [torch.matmul, METHODS.matmul, METHODS.__matmul__])
+def test_matmul_gives_what_the_rule_says(function: Callable[..., Any]) -> None:
+    for x in every_input((torch.float32, torch.bfloat16)):
+        for y in (x, x.transpose(-1, -2) if x.dim() > 1 else x, torch.ones(x.shape[-1:] + (3,)).to(x.dtype)):
+            check(function, x, y)
+            check(function, y, x)
+    assert check(function, torch.ones(2, 3, 4), torch.ones(2, 5, 4).transpose(1, 2))
+    assert check(function, torch.ones(2, 2, 3, 4), torch.ones(2, 2, 4, 1))
+
+
+@pytest.mark.parametrize(
+    "shape", [(-1,), (2, -1), (-1, 4), (2, 4), (4, 2), (2, 24), (8, 6), (2, 2, -1), (-1, -1), (2, -1, 0), (5, -1), ()]
+)
+def test_reshape_gives_what_the_rule_says_and_shares_memory_where_torch_does(shape: tuple[int, ...]) -> None:
+    for x in every_input():
+        for call in (METHODS.reshape, torch.reshape):
+            if check(call, x, shape):
+                answer = result_of(call, (on_meta(x), shape), {})
+                assert answer is not None
+                assert answer._is_view() == (call(x, shape).data_ptr() == x.data_ptr())
+        check(METHODS.reshape, x, *shape)
+    assert shape in ((-1, -1), (2, -1, 0), (5, -1), (), (2, 4), (4, 2)) or check(
+        METHODS.reshape, torch.ones(6, 4, 2).permute(2, 1, 0), shape
+    )
+
+
 @pytest.mark.parametrize("dim", [0, 1, -1, -2, 3, 9, -9])
 def test_cat_gives_what_the_rule_says(dim: int) -> None:
     for x in every_input():

@@ -150,6 +150,13 @@ def test_version_of_what_is_written_in_place_goes_up_as_in_torch(module: nn.Modu
     assert (twin._version > before) == (x._version > real)
 
 
+@pytest.mark.parametrize(
+    "module", [nn.Conv2d(4, 6, 3), nn.Conv2d(4, 6, 1), nn.BatchNorm2d(4), nn.Identity(), nn.ReLU(), nn.GELU()]
+)
+def test_rule_keeps_channels_last_where_the_module_does(module: nn.Module) -> None:
+    assert check(module, torch.randn(2, 4, 7, 5).contiguous(memory_format=torch.channels_last))
+
+
 @pytest.mark.parametrize("x", [torch.ones(3, 4).t(), torch.ones(1, 4).expand(3, 4), torch.ones(3, 8)[:, ::2]])
 def test_rule_leaves_what_is_not_contiguous_to_torch(x: torch.Tensor) -> None:
     assert output_of(nn.ReLU(), (on_meta(x),), {}) is None

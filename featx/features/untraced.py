@@ -1,0 +1,30 @@
+"""What stands for a model in a mode in which it cannot be traced: a graph that says so when it runs."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from featx.errors import TraceError
+from featx.ir.graph import Graph
+
+
+def untraced_graph(like: Graph, error: Exception, mode: str) -> Graph:
+    """Return a graph with the inputs of `like` that raises when it runs, because of `error`. O(inputs)."""
+    graph = Graph(tracer_cls=like.tracer_cls)
+    for node in like.find_nodes(op="placeholder"):
+        graph.node_copy(node)
+    graph.call_function(raise_untraced, (mode, f"{type(error).__name__}: {error}"))
+    graph.output({})
+    return graph
+
+
+def raise_untraced(mode: str, reason: str) -> NoReturn:
+    """Raise what kept a model from being traced in this mode.
+
+    Raises:
+        TraceError: always.
+    """
+    raise TraceError(
+        f"this extractor has no graph for {mode} mode, in which the model cannot be traced on the example that was "
+        f"used: {reason}"
+    )
