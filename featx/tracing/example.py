@@ -29,7 +29,7 @@ from featx.tracing.example_inputs import bind_example
 from featx.tracing.frames import user_frame
 from featx.tracing.grad_modes import gradients_set
 from featx.tracing.left_behind import what_forward_left
-from featx.tracing.recording import NeedsValues, Recording, Unfollowable, another_name
+from featx.tracing.recording import NeedsValues, Recording, Unfollowable
 from featx.tracing.saved_state import SavedState
 from featx.tracing.scope import borrowed, walk_modules
 from featx.tracing.shapes import output_of
@@ -348,7 +348,7 @@ class ExampleTrace(Recording):
             if op == "call_module":
                 self.scope = self._caller  # what is taken out of the result is taken by the caller
             if isinstance(result, torch.Tensor) and any(result is value for value in leaves):
-                result = another_name(result)
+                result = self.another_name(result, user_frame())
             return self.follow(result, node, user_frame())
 
     def _has_hooks(self, path: str) -> bool:

@@ -65,6 +65,8 @@ class Following(TracerBase):
         self.versions: list[tuple[Node, torch.Tensor, int]] = []
         # Memory that may be written without a new version.
         self.uncounted: set[int] = set()
+        # Memory of tensors that the model may know as one object, and the trace as several.
+        self._renamed: set[int] = set()
         # The tensors that are followed, with their memory.
         self.memories: list[tuple[torch.Tensor, int]] = []
 

@@ -184,6 +184,17 @@ def what_follows(frame: FrameType) -> list[int | slice | str]:
     return found
 
 
+def compares_objects(frame: FrameType) -> bool:
+    """Say whether the code of `frame` has an `a is b` of two variables anywhere."""
+    last = ""
+    for instruction in dis.get_instructions(frame.f_code):
+        if instruction.opname == "IS_OP" and last.startswith(("LOAD_FAST", "LOAD_DEREF", "LOAD_ATTR")):
+            return True
+        if instruction.opname not in ("CACHE", "EXTENDED_ARG"):
+            last = instruction.opname
+    return False
+
+
 def is_in_try(frame: FrameType) -> bool:
     """Say whether `frame` is at code of a `try` with an `except`; Python 3.10 does not tell."""
     code = frame.f_code

@@ -14,7 +14,7 @@ from featx.ir.effects import draws_now, operator_writes
 from featx.ir.node import Argument, Node, Target
 from featx.tracing.constants import memory_of
 from featx.tracing.following import Following, Unfollowable
-from featx.tracing.frames import is_in_try, user_frame, what_follows, written_operator
+from featx.tracing.frames import compares_objects, is_in_try, user_frame, what_follows, written_operator
 from featx.tracing.lineage import Part
 from featx.tracing.operators import MAGIC, OPERATORS, READS_VALUES, REFLECTED
 
@@ -42,6 +42,8 @@ class Recording(Following):
             raise Unfollowable(f"'{cast(Any, function).__self__.__name__}' of a tensor is assigned")
         if name in ("set_", "resize_", "resize_as_"):
             raise Unfollowable(f"a tensor gets other memory ({name})")
+        if name in _RESHAPES and memory_of(args[0]) in self._renamed:
+            raise Unfollowable(f"a tensor that other values may be too changes its shape in place ({name})")
         if name in ("dim", "ndimension"):
             return function(*args, **kwargs)
         if name in READS_VALUES:
@@ -89,13 +91,25 @@ class Recording(Following):
         name = function.__name__
         result = self.execute(function, args, kwargs)
         if args and result is args[0] and isinstance(result, torch.Tensor) and not operator_writes(name):
-            result = another_name(result)
+            result = self.another_name(result, frame)
         op, target, arguments, stem = _as_written(function, arguments, keywords, frame)
         result = self.follow(result, self.add_node(op, target, arguments, keywords, stem, frame), frame)
         if name in ("squeeze", "squeeze_"):
             # How many dimensions go depends on sizes.
             self._pinned(torch.Tensor.dim, (result,), result.dim())
         return result
+
+    def another_name(self, tensor: torch.Tensor, frame: FrameType | None) -> torch.Tensor:
+        """Return the same memory as another object, for a call that returns what it got, or for another input does not.
+
+        Raises:
+            Unfollowable: the code of `frame` would notice.
+        """
+        if frame is not None and compares_objects(frame):
+            raise Unfollowable("forward may ask with `is` whether a call returns what it got")
+        self._renamed.add(memory_of(tensor))
+        with torch._C.DisableTorchFunction():
+            return torch.ops.aten.alias.default(tensor)
 
     def _on_constants(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # No input of the model is involved. Where a tensor comes out it is recorded, without a name, as it may be
@@ -212,6 +226,8 @@ class Recording(Following):
         return result
 
 
+# What changes the shape of a tensor and of all that are the same object.
+_RESHAPES = frozenset({"squeeze_", "unsqueeze_", "t_", "transpose_", "swapdims_", "swapaxes_", "as_strided_"})
 _TENSOR_ATTRIBUTES = frozenset({"T", "H", "mT", "mH", "data", "real", "imag"})
 
 
@@ -235,12 +251,6 @@ def _as_written(
     if getattr(torch.Tensor, name, None) is function:
         return "call_method", name, args, None
     return "call_function", function, args, None
-
-
-def another_name(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the same memory as another object, for a call that returns what it got, or for another input does not."""
-    with torch._C.DisableTorchFunction():
-        return torch.ops.aten.alias.default(tensor)
 
 
 def _holds_tensors(value: Any) -> bool:

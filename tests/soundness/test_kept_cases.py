@@ -84,6 +84,11 @@ CASES: dict[str, Case] = {
             "return x",
         )
     ),
+    "question whether it is the same object": Case(_forward("y = x.contiguous()", "return x + 1 if y is x else y")),
+    "other shape of the same object": Case(
+        _with("self.identity = nn.Identity()", "y = self.identity(x)", "x.squeeze_()", "return torch.ones(*y.size())"),
+        shape=(1, 4, 6, 6),
+    ),
     "counter in a global": Case("CALLS = {'n': 0}\n" + _forward("CALLS['n'] += 1", "return x * CALLS['n']")),
     "counter of a class": Case(_forward("Model.calls = getattr(Model, 'calls', 0) + 1", "return x * Model.calls")),
     "error that is caught": Case(
