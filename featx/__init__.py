@@ -15,6 +15,7 @@ from featx.errors import (
     TargetError,
     TraceError,
 )
+from featx.features.adaptive import AdaptiveExtractor
 from featx.features.dual import DualGraphModule
 from featx.features.extractor import create_feature_extractor
 from featx.features.nodes import get_graph_node_names
@@ -34,6 +35,7 @@ from featx.tracing.wrapping import wrap
 __version__ = "0.1.0"
 __all__ = [
     "PH",
+    "AdaptiveExtractor",
     "ArgumentTypeError",
     "Attribute",
     "ControlFlowError",

@@ -45,6 +45,8 @@ def as_example(example_inputs: Any) -> Example:
         ArgumentTypeError: it is something else, or the keys of the dict are no strings.
     """
     source = "example_inputs"
+    if isinstance(example_inputs, Example):
+        return example_inputs
     if isinstance(example_inputs, Tensor):
         return Example((example_inputs,), {}, source)
     if isinstance(example_inputs, (tuple, list)):

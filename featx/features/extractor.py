@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, overload
 
 from torch import nn
 
-from featx.errors import RequestError
+from featx.errors import ArgumentTypeError, RequestError
+from featx.features.adaptive import AdaptiveExtractor
 from featx.features.dual import DualGraphModule
 from featx.features.nodes import names_of, warn_of_differences
 from featx.features.prune import prune
@@ -22,6 +24,7 @@ from featx.tracing.modes import in_mode
 Request = Mapping[str, str] | Sequence[str]
 
 
+@overload
 def create_feature_extractor(
     model: nn.Module,
     return_nodes: Request | None = None,
@@ -33,7 +36,39 @@ def create_feature_extractor(
     *,
     example_inputs: Any = None,
     tracer: TracerName = "auto",
-) -> DualGraphModule:
+    adaptive: Literal[False] = False,
+) -> DualGraphModule: ...
+
+
+@overload
+def create_feature_extractor(
+    model: nn.Module,
+    return_nodes: Request | None = None,
+    train_return_nodes: Request | None = None,
+    eval_return_nodes: Request | None = None,
+    tracer_kwargs: Mapping[str, Any] | None = None,
+    suppress_diff_warning: bool = False,
+    concrete_args: dict[str, Any] | None = None,
+    *,
+    example_inputs: Any = None,
+    tracer: TracerName = "auto",
+    adaptive: bool,
+) -> DualGraphModule | AdaptiveExtractor: ...
+
+
+def create_feature_extractor(
+    model: nn.Module,
+    return_nodes: Request | None = None,
+    train_return_nodes: Request | None = None,
+    eval_return_nodes: Request | None = None,
+    tracer_kwargs: Mapping[str, Any] | None = None,
+    suppress_diff_warning: bool = False,
+    concrete_args: dict[str, Any] | None = None,
+    *,
+    example_inputs: Any = None,
+    tracer: TracerName = "auto",
+    adaptive: bool = False,
+) -> DualGraphModule | AdaptiveExtractor:
     """Return a module that computes the requested values of `model`, as a dict, and nothing that they do not need.
 
     A value is what the node had when it was computed, even where the model overwrites it later. Weights are shared
@@ -62,6 +97,8 @@ def create_feature_extractor(
             default what the model declares (timm, transformers, torchvision) or its first layer suggests.
         tracer: "example" follows the example, "symbolic" runs the model on symbols; "auto" does the first where there
             is an example and the second where there is none.
+        adaptive: trace again for an input for which no graph so far holds, instead of raising `SpecializationError`,
+            and keep one graph for each case; see `AdaptiveExtractor`.
 
     Raises:
         NodeNameError: a name does not exist in a mode; the message has close matches.
@@ -70,16 +107,40 @@ def create_feature_extractor(
         TraceError: the model cannot be traced in either mode, or in one where the requests are given for each; the
             message says where and what to do.
     """
-    tracing = ModelTracing(model, tracer_kwargs, concrete_args, example_inputs, tracer)
     requests = _requests(return_nodes, train_return_nodes, eval_return_nodes)
+    options = _Options(tracer_kwargs, concrete_args, tracer, return_nodes is not None, suppress_diff_warning)
+    if not adaptive:
+        return _build(model, requests, options, example_inputs)
+    if tracer == "symbolic":
+        raise ArgumentTypeError("adaptive=True follows each new input; tracer='symbolic' follows none")
+    first = _build(model, requests, options, example_inputs)
+    options = replace(options, suppress_diff_warning=True)
+    return AdaptiveExtractor(model, first, functools.partial(_build, model, requests, options))
+
+
+@dataclass(frozen=True)
+class _Options:
+    """How an extractor is built: see `create_feature_extractor`; `is_lenient` lets one mode be left out."""
+
+    tracer_kwargs: Mapping[str, Any] | None
+    concrete_args: dict[str, Any] | None
+    tracer: TracerName
+    is_lenient: bool
+    suppress_diff_warning: bool
+
+
+def _build(
+    model: nn.Module, requests: dict[bool, dict[str, str]], options: _Options, example_inputs: Any
+) -> DualGraphModule:
+    tracing = ModelTracing(model, options.tracer_kwargs, options.concrete_args, example_inputs, options.tracer)
     modes = {training: _trace_mode(tracing, request, training) for training, request in requests.items()}
-    _settle(modes[model.training], modes[not model.training], is_lenient=return_nodes is not None)
+    _settle(modes[model.training], modes[not model.training], is_lenient=options.is_lenient)
     present = None
     if training_flags(model) != modes[model.training].flags:
         # Somebody has put parts of the model into another mode than the whole.
         traced = tracing.wanted(requests[model.training], "as it is now")
         present = prune(traced.graph, traced.wanted, model)
-    if not suppress_diff_warning and not any(mode.error for mode in modes.values()):
+    if not options.suppress_diff_warning and not any(mode.error for mode in modes.values()):
         warn_of_differences(modes[True].names, modes[False].names)
     extractor = DualGraphModule(
         model,

@@ -1,0 +1,140 @@
+"""AdaptiveExtractor: for any input what the model computes, with one graph for each case that it distinguishes."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import featx
+
+
+class BySize(nn.Module):
+    """Pads narrow inputs, and has a part that only wide ones need."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.wide = nn.Conv1d(2, 3, 1), nn.Conv1d(3, 3, 3)
+        self.last = nn.ReLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        if x.shape[-1] > 8:
+            x = self.wide(x)
+        return self.last(x)
+
+
+class ByValue(nn.Module):
+    """Counts batches, draws, and overwrites its input, all ahead of a branch on a value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.drop, self.last = nn.BatchNorm1d(3), nn.Dropout(0.5), nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x.mul_(2)
+        x = self.drop(self.norm(x))
+        if x.sum() > 0:
+            return self.last(x * 2)
+        return self.last(x - 1)
+
+
+def adaptive(model: nn.Module, example: Any) -> featx.AdaptiveExtractor:
+    extractor = featx.create_feature_extractor(
+        model, ["last"], example_inputs=example, suppress_diff_warning=True, adaptive=True
+    )
+    assert isinstance(extractor, featx.AdaptiveExtractor)
+    return extractor
+
+
+def feature(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """What a hook sees."""
+    seen: list[torch.Tensor] = []
+    handle = model.get_submodule("last").register_forward_hook(lambda m, args, output: seen.append(output.clone()))
+    model(x)
+    handle.remove()
+    return seen[0]
+
+
+def test_input_of_another_case_is_traced_once_and_gives_what_the_model_gives() -> None:
+    model = BySize()
+    extractor = adaptive(model, torch.rand(1, 2, 4))
+    for width, graphs in ((5, 1), (12, 2), (20, 2), (3, 2)):
+        x = torch.rand(2, 2, width)
+        assert torch.equal(extractor(x)["last"], feature(model, x))
+        assert len(extractor.extractors) == graphs
+
+
+def test_without_it_the_same_input_raises() -> None:
+    extractor = featx.create_feature_extractor(BySize(), ["last"], example_inputs=torch.rand(1, 2, 4))
+    with pytest.raises(featx.SpecializationError):
+        extractor(torch.rand(2, 2, 12))
+
+
+def test_it_has_the_weights_of_the_model_under_the_same_keys() -> None:
+    model = BySize()
+    extractor = adaptive(model, torch.rand(1, 2, 4))
+    assert list(extractor.state_dict()) == list(model.state_dict())
+    assert [id(weight) for weight in extractor.parameters()] == [id(weight) for weight in model.parameters()]
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_graph_that_fails_late_leaves_nothing_behind(training: bool) -> None:
+    model = ByValue().train(training)
+    reference = copy.deepcopy(model)
+    extractor = adaptive(model, torch.full((4, 3), 5.0))
+    for seed in range(12):
+        x = torch.randn(4, 3, generator=torch.Generator().manual_seed(seed))
+        inputs = x.clone(), x.clone()
+        torch.manual_seed(seed)
+        expected = feature(reference, inputs[0])
+        torch.manual_seed(seed)
+        assert torch.equal(extractor(inputs[1])["last"], expected)
+        assert torch.equal(*inputs)
+        for ours, theirs in zip(model.buffers(), reference.buffers(), strict=True):
+            assert torch.equal(ours, theirs)
+    assert len(extractor.extractors) == 2
+
+
+def test_it_follows_modes_dtypes_and_copies() -> None:
+    model = BySize()
+    extractor = adaptive(model, torch.rand(1, 2, 4))
+    extractor(torch.rand(1, 2, 12))
+    copies = (copy.deepcopy(extractor), pickle.loads(pickle.dumps(extractor)))
+    for copied in (extractor, *copies):
+        for training in (True, False):
+            x = torch.rand(2, 2, 12)
+            assert copied.train(training).training is training
+            assert torch.equal(copied(x)["last"], feature(model, x))
+    extractor.double()
+    for width in (4, 12):
+        x = torch.rand(2, 2, width, dtype=torch.float64)
+        assert torch.equal(extractor(x)["last"], feature(model, x))
+
+
+def test_model_keeps_its_own_train() -> None:
+    class Frozen(BySize):
+        def train(self, mode: bool = True) -> Frozen:
+            super().train(mode)
+            self.first.eval()
+            return self
+
+    model = Frozen()
+    adaptive(model, torch.rand(1, 2, 4)).train()
+    assert not model.first.training
+    assert model.last.training
+
+
+def test_error_of_the_model_itself_comes_through() -> None:
+    extractor = adaptive(BySize(), torch.rand(1, 2, 4))
+    with pytest.raises(RuntimeError, match="expected input"):
+        extractor(torch.rand(1, 5, 4))
+
+
+def test_symbolic_tracer_cannot_adapt() -> None:
+    with pytest.raises(featx.ArgumentTypeError, match="follows none"):
+        featx.create_feature_extractor(BySize(), ["last"], tracer="symbolic", adaptive=True)
