@@ -178,10 +178,11 @@ class _Runs:
 
     def __init__(self, model: nn.Module, example: Example, train_names: list[str], names: list[str]) -> None:
         self.trace = featx.trace(model, *example.args, **example.kwargs)
+        # Some models cannot be traced in train mode, which is not asked here.
+        modes = {"train_return_nodes": train_names[:1], "eval_return_nodes": names}
         extractor = featx.create_feature_extractor(
             model,
-            train_return_nodes=train_names[:1],
-            eval_return_nodes=names,
+            **(modes if train_names else {"return_nodes": names}),
             suppress_diff_warning=True,
             example_inputs=_given(model, example),
             tracer="example",

@@ -141,7 +141,7 @@ def _build(
         traced = tracing.wanted(requests[model.training], "as it is now")
         present = prune(traced.graph, traced.wanted, model)
     if not options.suppress_diff_warning and not any(mode.error for mode in modes.values()):
-        warn_of_differences(modes[True].names, modes[False].names)
+        warn_of_differences(modes[True].names, modes[False].names, level=4)
     extractor = DualGraphModule(
         model,
         modes[True].graph,

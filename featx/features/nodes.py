@@ -78,8 +78,11 @@ def names_of(graph: Graph) -> list[str]:
     return [node.meta["qualified_name"] for node in graph.nodes if "qualified_name" in node.meta]
 
 
-def warn_of_differences(train_names: Sequence[str], eval_names: Sequence[str]) -> None:
-    """Warn if a model has other nodes in train mode than in eval mode, as torchvision does."""
+def warn_of_differences(train_names: Sequence[str], eval_names: Sequence[str], level: int = 3) -> None:
+    """Warn if a model has other nodes in train mode than in eval mode, as torchvision does.
+
+    `level` says whose line it is: 3 is the caller of the caller.
+    """
     if train_names == eval_names:
         return
     if _is_subsequence(eval_names, train_names):
@@ -91,7 +94,7 @@ def warn_of_differences(train_names: Sequence[str], eval_names: Sequence[str]) -
     warnings.warn(
         f"{relation} A name may exist in one of them only, or mean another place there; where it matters, give "
         "train_return_nodes and eval_return_nodes separately.",
-        stacklevel=3,
+        stacklevel=level,
     )
 
 

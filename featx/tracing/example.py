@@ -394,6 +394,9 @@ class ExampleTrace(Recording):
         """Raise where forward left something on an opened module that a graph cannot."""
         if module.training is not self._training[module]:
             raise Unfollowable(f"forward switches '{self.module_paths[module]}' between train and eval mode")
+        if self.gave_memory:
+            self.gave_memory = False
+            raise Unfollowable("forward gives a tensor other memory (Tensor.set_)")
         state = self._states.get(module)
         left = None if state is None else what_forward_left(self, module, state, self._is_of_trace)
         if left is not None:

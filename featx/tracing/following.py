@@ -16,7 +16,7 @@ from featx.ir.graph import Graph
 from featx.ir.node import Argument, Node, Target
 from featx.tracing.autocast import AutocastModes
 from featx.tracing.constants import memory_of
-from featx.tracing.frames import describe, user_frame, what_follows
+from featx.tracing.frames import describe, is_comparison, user_frame, what_follows
 from featx.tracing.grad_modes import GradModes
 from featx.tracing.guards import check_decision, check_form, form_of
 from featx.tracing.lineage import Lineage, Origin, Part
@@ -65,6 +65,8 @@ class Following(TracerBase):
         self.versions: list[tuple[Node, torch.Tensor, int]] = []
         # Memory that may be written without a new version.
         self.uncounted: set[int] = set()
+        # Whether an opened module has given a tensor other memory.
+        self.gave_memory = False
         # Memory of tensors that the model may know as one object, and the trace as several.
         self._renamed: set[int] = set()
         # The tensors that are followed, with their memory.
@@ -213,7 +215,11 @@ class Following(TracerBase):
     def decide(self, function: Callable[..., Any], args: tuple[Any, ...], result: bool) -> None:
         """Record that Python saw a relation between numbers to hold, or not to."""
         arguments = tuple([self.create_arg(value) for value in args])
-        node = self.add_node("call_function", function, arguments, {}, None, None)
+        frame = user_frame()
+        if frame is not None and is_comparison(frame):
+            node = self.add_node("call_function", function, arguments, {}, None, frame)
+        else:  # a dict, or the cache of a function, looks for a key: how often depends on what is in it
+            node = self._create_plain_node("call_function", function, arguments, {})
         self._guard(node, result, f"{arguments[0]} {function.__name__} {arguments[1]}")
 
     def _check_form(self, node: Node, value: Any, what: str) -> None:

@@ -143,6 +143,12 @@ def written_operator(frame: FrameType) -> str | None:
     return None
 
 
+def is_comparison(frame: FrameType) -> bool:
+    """Say whether `frame` is at a comparison that the model writes out, `a == b`, and not at a call that makes one."""
+    position = frame.f_lasti
+    return position >= 0 and dis.opname[frame.f_code.co_code[position]] == "COMPARE_OP"
+
+
 def what_follows(frame: FrameType) -> list[int | slice | str]:
     """Return what `frame` does next with the value that it is about to get, as far as its code says so plainly.
 

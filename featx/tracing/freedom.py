@@ -25,6 +25,7 @@ from featx.tracing.recording import NeedsValues
 
 FREE = "free"
 CHANGED = "fixed: the model does something else at another length"
+REFUSED = "fixed: the model takes no other length"
 # Dimensions at one position that have one length change together.
 _Group = tuple[int, int]
 
@@ -95,6 +96,10 @@ class _Variation:
         for group in groups:
             if group not in known:
                 known[group] = self._outcome([group])
+            if group in likely and known[group].startswith(REFUSED) and group[0] > 0:
+                # It may be as long as the model takes: a table of positions may have no more.
+                smaller = self._outcome([group], lambda dim, size, number: max(size // 2, 1))
+                known[group] = FREE if smaller == FREE else known[group]
         # A remainder that is the same at twice the length is another one at the next length.
         suspects = _with_remainders(self._trace.graph)
         for group in [group for group, outcome in known.items() if outcome == FREE]:
@@ -113,7 +118,7 @@ class _Variation:
         except (NeedsValues, Exception) as error:
             if isinstance(error, FeatxError):
                 return "fixed: at another length the model cannot be followed"
-            return f"fixed: the model takes no other length ({type(error).__name__})"
+            return f"{REFUSED} ({type(error).__name__})"
         if is_same_graph(again.graph, self._trace.graph):
             return FREE
         return CHANGED

@@ -40,7 +40,10 @@ class Recording(Following):
             return function(*args)
         if name == "__set__":
             raise Unfollowable(f"'{cast(Any, function).__self__.__name__}' of a tensor is assigned")
-        if name in ("set_", "resize_", "resize_as_"):
+        if name == "set_":  # torch loses an error that is raised here
+            self.gave_memory = True
+            return function(*args, **kwargs)
+        if name in ("resize_", "resize_as_"):
             raise Unfollowable(f"a tensor gets other memory ({name})")
         if name in _RESHAPES and memory_of(args[0]) in self._renamed:
             raise Unfollowable(f"a tensor that other values may be too changes its shape in place ({name})")

@@ -60,6 +60,14 @@ CASES: dict[str, Case] = {
     "rank after squeeze": Case(_forward("x = x.squeeze()", "return x.expand(2, *x.shape)")),
     "other memory": Case(_forward("y = x[..., 1:]", "x.set_(x.clone())", "return x, y")),
     "other memory of a result": Case(_forward("y = x * 2", "z = y + 1", "y.set_(z.clone())", "return y")),
+    "other memory where values are needed": Case(
+        _with(
+            "self.state = nn.Parameter(torch.rand(4))",
+            "y = x * self.state.sum()",
+            "y.set_(y.clone())",
+            "return y * y.sum().item()",
+        )
+    ),
     "vmap where values are needed": Case(
         _forward("if x.max() < 2:", "    pass", "return torch.func.vmap(lambda row: row * 2)(x)")
     ),
