@@ -230,7 +230,8 @@ class ExampleTrace(Recording):
             yield
         finally:
             for state in self._states.values():
-                state.restore(self._is_of_trace)
+                # For real, what a module that is kept whole assigns is not followed.
+                state.restore(self._is_of_trace if not self.is_real else lambda value: True)
             for module, mode in self._training.items():
                 if module.training is not mode:
                     module.__dict__["training"] = mode

@@ -20,6 +20,19 @@ def _with(attribute: str, *lines: str) -> str:
     return _forward(*lines).replace("    def forward", start + "    def forward", 1)
 
 
+# A module that no graph can hold.
+_COUNTING = """class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls = self.calls + 1
+        return x * self.calls
+
+
+"""
+
 CASES: dict[str, Case] = {
     "call that returns its argument": Case(_forward("y = x.to(torch.float32)", "x.fill_(0)", "return y")),
     "copy of what is contiguous": Case(_forward("y = x.contiguous()", "y *= 2", "return x, y")),
@@ -67,6 +80,11 @@ CASES: dict[str, Case] = {
             "y.set_(y.clone())",
             "return y * y.sum().item()",
         )
+    ),
+    "buffer that is assigned where values are needed": Case(
+        _HEAD.replace("class Model", _COUNTING + "class Model")
+        + "    def __init__(self):\n        super().__init__()\n        self.block = Block()\n\n"
+        + "    def forward(self, x):\n        return self.block(self.block(x)) * torch.rand(()).item()\n"
     ),
     "vmap where values are needed": Case(
         _forward("if x.max() < 2:", "    pass", "return torch.func.vmap(lambda row: row * 2)(x)")
