@@ -110,7 +110,8 @@ class _Variation:
         return known
 
     def _outcome(self, groups: list[_Group], other: Callable[[int, int, int], int] | None = None) -> str:
-        changes = {group: (other or _other_size)(*group, number) for number, group in enumerate(groups)}
+        usual = _other_size_for_real if self._trace.is_real else _other_size
+        changes = {group: (other or usual)(*group, number) for number, group in enumerate(groups)}
         args, kwargs = _resized(self._example, changes, self._trace.is_real)
         try:
             modes = {"is_real": self._trace.is_real, "gradients": self._trace.gradients}
@@ -157,6 +158,13 @@ def _length_of_input(node: Node) -> _Group | None:
 def _other_size(dim: int, size: int, number: int) -> int:
     # Far enough away that an integer division of it changes too, and a multiple: many models need one.
     return 2 * size + 1 if dim == 0 else size * (2 + number % 3)
+
+
+def _other_size_for_real(dim: int, size: int, number: int) -> int:
+    # What is computed for real takes about as long as at the size of the example.
+    if dim == 0:
+        return size + 1
+    return size // 2 if number % 2 and size > 1 else 2 * size
 
 
 def _resized(value: Any, changes: Mapping[_Group, int], has_values: bool) -> Any:
