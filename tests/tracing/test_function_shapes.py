@@ -200,7 +200,8 @@ def test_normalize_gives_what_the_rule_says() -> None:
         check(functional.normalize, x, 1.0, -1)
         check(functional.normalize, x, dim=0, eps=1e-3)
         check(functional.normalize, x, out=torch.ones_like(x))
-    assert check(functional.normalize, torch.ones(2, 3), dim=-1)
+    assert check(functional.normalize, torch.ones(2, 3), dim=-1, out=None)  # as torch hands it on
+    assert check(functional.normalize, torch.ones(2, 3, 4).permute(1, 0, 2), 2.0, -1, 1e-12)
 
 
 @pytest.mark.parametrize("function", [torch.masked_fill, METHODS.masked_fill])
