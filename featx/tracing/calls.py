@@ -14,10 +14,10 @@ from featx.ir.effects import MeasuredEffects, module_draws, module_writes_state
 from featx.ir.node import Node
 from featx.tracing.constants import memory_of
 from featx.tracing.frames import user_frame
-from featx.tracing.left_behind import what_forward_left
+from featx.tracing.left_behind import assigned_to_others, what_forward_left
 from featx.tracing.recording import Recording, Unfollowable
 from featx.tracing.shapes import output_of
-from featx.tracing.state import ModuleState
+from featx.tracing.states import ModuleStates
 from featx.tracing.symbolic import Scope
 from featx.tree import tree_leaves
 
@@ -58,7 +58,10 @@ class Calls(Recording):
         self._hooked = [
             path for module, path in module_paths.items() if module._forward_hooks or module._forward_pre_hooks
         ]
-        self._states: dict[nn.Module, ModuleState] = {}
+        self.states = ModuleStates(module_paths)
+        self._assigned: dict[type, set[str]] = {}
+        # The modules that were traced through, without an end in the middle.
+        self._looked_into: set[nn.Module] = {root}
         self._training = {module: module.training for module in module_paths}
         self._caller = self.scope
 
@@ -75,17 +78,11 @@ class Calls(Recording):
             return False
         return self.lineage.get(value) is not None or value.is_meta
 
-    def keep_state(self, module: nn.Module) -> None:
-        """Note what a module that is about to run has in its attributes."""
-        if module not in self._states and type(module).__module__[:17] != "torch.nn.modules.":
-            self._states[module] = ModuleState(module)
-
     def on_module(
         self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Answer a call of a module: one node, or whatever its forward does."""
         if self.whole:
-            self.keep_state(module)
             if self._opened is not None and module in self.module_paths:
                 path = self.module_paths[module]
                 if self._is_leaf(module, path):
@@ -108,10 +105,11 @@ class Calls(Recording):
     ) -> Any:
         last, names, lineage = self.graph.root.prev, self.names.mark(), self.lineage.mark()
         scope, caller, versions, memories = self.scope, self._caller, len(self.versions), len(self.memories)
-        self.keep_state(module)
+        mark = self.states.mark(module) if self.may_stay_whole(path) else {}
         try:
             result = forward(*args, **kwargs)
             self.check_state(module)
+            self._looked_into.add(module)
             return result
         except Unfollowable:
             if not self.may_stay_whole(path):
@@ -121,6 +119,7 @@ class Calls(Recording):
             self.names.forget(names)
             self.lineage.forget(lineage)
             del self.versions[versions:], self.memories[memories:]
+            self.states.reset(mark)
             for node in reversed(self.graph.nodes):
                 if node is last:
                     break
@@ -142,10 +141,18 @@ class Calls(Recording):
             raise Unfollowable(f"forward switches '{path}' between train and eval mode")
         is_own = type(module).__module__[:17] != "torch.nn.modules." or bool(module._modules)
         if is_own:
-            self.keep_state(module)
+            self._check_untouched(module, path)
         call = functools.partial(self._result_of, module, args, kwargs)
         values = args if not kwargs else (args, kwargs)
-        return self._as_one_node("call_module", path, arguments, keywords, values, call, is_measured=is_own)
+        result = self._as_one_node("call_module", path, arguments, keywords, values, call, is_measured=is_own)
+        if is_own:
+            self.states.note_call(module)
+        return result
+
+    def _check_untouched(self, module: nn.Module, path: str) -> None:
+        name = self.states.changed_by_others(module)
+        if name is not None:
+            raise Unfollowable(f"forward changes the attribute '{name}' of or inside '{path}', which is kept whole,")
 
     def _as_one_node(
         self, op: str, target: Any, args: Any, kwargs: Any, values: Any, call: Callable[[], Any], *, is_measured: bool
@@ -226,10 +233,32 @@ class Calls(Recording):
         if self.gave_memory:
             self.gave_memory = False
             raise Unfollowable("forward gives a tensor other memory (Tensor.set_)")
-        state = self._states.get(module)
+        self._check_assignments(module)
+        state = self.states.initial(module)
         left = None if state is None else what_forward_left(self, module, state, self.is_of_trace)
         if left is not None:
             raise Unfollowable(left)
+
+    def _check_assignments(self, module: nn.Module) -> None:
+        kind = type(module)
+        names = self._assigned.get(kind)
+        if names is None:
+            names = self._assigned[kind] = assigned_to_others(kind)
+        for name in names:
+            for inner in module.modules():
+                if inner is not module and inner not in self._looked_into and name in inner.__dict__:
+                    raise Unfollowable(f"forward may assign '{name}' to a {type(inner).__name__} that is kept whole")
+
+    def check_states(self) -> None:
+        """Raise where a module is not what its own calls, or a graph of them, leave it."""
+        for module, path in self.module_paths.items():
+            if module in self._looked_into:
+                self.check_state(module)
+            elif self.states.initial(module) is not None and not any(map(self._is_looked_into, module.children())):
+                self._check_untouched(module, path)
+
+    def _is_looked_into(self, module: nn.Module) -> bool:
+        return module in self._looked_into
 
     # -- functions that are recorded as one node ---------------------------------------------------------------------
 

@@ -178,7 +178,6 @@ class ExampleTrace(Calls):
             stack.enter_context(wrapped_functions(namespaces, modules, functions, self.on_draw, self.on_wrapped))
             stack.enter_context(self._attributes_restored())
             call_args, call_kwargs = bind_example(self, self._function, args, kwargs, self._stand_in)
-            self.keep_state(self.root)
             if not self.gradients:
                 self.on_grad_question()
             stack.enter_context(_Mode(self))
@@ -186,7 +185,7 @@ class ExampleTrace(Calls):
                 result = self._function(*call_args, **call_kwargs)
                 stack.enter_context(torch._C.DisableTorchFunction())
                 output = self.create_arg(result) if self._keep_output else None
-                self.check_state(self.root)
+                self.check_states()
                 self.check_memory()
                 number = caches.changed_number()
                 if number is not None:
@@ -215,9 +214,8 @@ class ExampleTrace(Calls):
         try:
             yield
         finally:
-            for state in self._states.values():
-                # For real, what a module that is kept whole assigns is not followed.
-                state.restore(self.is_of_trace if not self.is_real else lambda value: True)
+            # For real, what a module that is kept whole assigns is not followed.
+            self.states.restore(self.is_of_trace if not self.is_real else lambda value: True)
             for module, mode in self._training.items():
                 if module.training is not mode:
                     module.__dict__["training"] = mode
