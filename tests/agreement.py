@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -16,14 +17,20 @@ def image(batch: int = 2, width: int = 4, seed: int = 0) -> torch.Tensor:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Compare two outputs bit for bit, at any depth."""
+    """Compare two outputs bit for bit, at any depth, with the types of what holds them."""
     if isinstance(one, torch.Tensor):
-        return isinstance(other, torch.Tensor) and one.dtype == other.dtype and torch.equal(one, other)
+        if not isinstance(other, torch.Tensor) or (one.dtype, one.layout) != (other.dtype, other.layout):
+            return False
+        return same(one.unbind(), other.unbind()) if one.is_nested else torch.equal(one, other)
+    if type(one) is not type(other):
+        return False
+    if dataclasses.is_dataclass(one):
+        return all(same(getattr(one, field.name), getattr(other, field.name)) for field in dataclasses.fields(one))
     if isinstance(one, dict):
-        return isinstance(other, dict) and one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
     if isinstance(one, (tuple, list)):
-        return type(one) is type(other) and len(one) == len(other) and all(map(same, one, other))
-    return bool(one == other) and type(one) is type(other)
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
 
 
 def run(module: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -37,4 +44,21 @@ def agree(model: nn.Module, example: tuple[Any, ...], *others: tuple[Any, ...]) 
     traced = featx.trace(model, *example)
     for args in (example, *others):
         assert same(run(traced, *args), run(model, *args))
+    return traced
+
+
+def gradients(module: Callable[..., Any], model: nn.Module, x: torch.Tensor) -> list[torch.Tensor | None]:
+    """Return the gradients of the sum of what `module` returns: of the input and of the weights of `model`."""
+    model.zero_grad()
+    x = x.clone().requires_grad_()
+    torch.manual_seed(0)
+    module(x).square().sum().backward()
+    return [x.grad, *(None if weight.grad is None else weight.grad.clone() for weight in model.parameters())]
+
+
+def agree_with_gradients(model: nn.Module) -> featx.GraphModule:
+    """Compare values and gradients with the model at two sizes, and return what was traced."""
+    traced = agree(model, (image(),), (image(5),))
+    for x in (image(), image(5)):
+        assert same(gradients(traced, model, x), gradients(model, model, x))
     return traced
