@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from agreement import image, same
+from agreement import agree, image, same
 from torch import nn
 
 import featx
@@ -31,6 +31,47 @@ def test_keyword_only_input_is_an_input_and_what_is_left_out_is_checked() -> Non
     assert same(masked(image(), image(seed=4), 3.0, shift=shift), model(image(), image(seed=4), 3.0, shift=shift))
     with pytest.raises(featx.FeatxError):
         masked(image(), shift=shift)
+
+
+class OnlyKeywords(nn.Module):
+    def forward(self, *, x: torch.Tensor, y: torch.Tensor | None = None, **more: torch.Tensor) -> torch.Tensor:
+        x = x if y is None else x - y
+        return x * 2 + sum((value.sum() for value in more.values()), torch.zeros(()))
+
+
+@pytest.mark.parametrize("names", ["x", "x y", "x y z", "x z w"])
+def test_model_of_keywords_alone_takes_those_of_the_example(names: str) -> None:
+    def inputs(seed: int, batch: int = 2) -> dict[str, torch.Tensor]:
+        return {name: image(batch, seed=seed + place) for place, name in enumerate(names.split())}
+
+    model = OnlyKeywords()
+    traced = featx.trace(model, **inputs(0))
+    extractor = featx.create_feature_extractor(model, ["mul"], example_inputs=inputs(0))
+    for batch in (2, 5):
+        given = inputs(7, batch)
+        assert same(traced(**given), model(**given))
+        assert same(extractor(**given)["mul"], (given["x"] - given["y"] if "y" in given else given["x"]) * 2)
+    with pytest.raises(TypeError, match="positional"):
+        traced(image())
+    if "z" in names:
+        with pytest.raises(featx.SpecializationError, match="the form of input 'more'"):
+            traced(**inputs(0), v=image())
+
+
+class Variadic(nn.Module):
+    def forward(self, x: torch.Tensor, /, *others: torch.Tensor, power: int = 2) -> torch.Tensor:
+        for other in others:
+            x = x - other.mean()
+        return x**power
+
+
+def test_positional_inputs_are_as_many_as_in_the_example() -> None:
+    model = Variadic()
+    traced = agree(model, (image(), image(seed=1), image(3, seed=2)), (image(5), image(seed=4), image(1, seed=5)))
+    with pytest.raises(featx.SpecializationError, match="the form of input"):
+        traced(image(), image())
+    with pytest.raises(featx.TraceError, match="power=3 is given now"):
+        traced(image(), image(), image(), power=3)
 
 
 class Nested(nn.Module):

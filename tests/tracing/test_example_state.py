@@ -86,21 +86,71 @@ def test_counter_is_left_alone_by_the_trace_and_counts_in_the_graph(snapshot: Sn
     assert model.steps == 3
 
 
-class Adding(nn.Module):
+class Writing(nn.Module):
+    def __init__(self, write: Callable[[torch.Tensor], object]) -> None:
+        super().__init__()
+        self.write = write
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x += 1
-        x[:, 0] = 0
+        self.write(x)
         return x * 2
 
 
-def test_input_of_the_caller_is_unchanged_by_a_trace_and_written_by_a_run() -> None:
-    x = image()
-    traced = featx.trace(Adding(), x)
+def add_and_set(x: torch.Tensor) -> None:
+    x += 1
+    x[:, 0] = 0
+
+
+WRITES: dict[str, Callable[[torch.Tensor], object]] = {
+    "operators": add_and_set,
+    "method": lambda x: x.add_(1),
+    "view": lambda x: x.view(-1)[1:].mul_(3),
+    "module": nn.ReLU(inplace=True),
+    "function": lambda x: functional.relu(x, inplace=True),
+    "out": lambda x: torch.add(x, 1, out=x),
+    "copy": lambda x: x.copy_(torch.ones(4)),
+    "draw": lambda x: x.uniform_(),
+    "by value": lambda x: x.mul_(x.max().item()),
+    "several": lambda x: torch._foreach_add_([x, x[:1]], 1),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_input_of_the_caller_is_unchanged_by_a_trace_and_written_by_a_run(name: str) -> None:
+    model, x = Writing(WRITES[name]), image()
+    traced = featx.trace(model, x)
+    extractor = featx.create_feature_extractor(model, ["x", "mul"], example_inputs=x)
     assert torch.equal(x, image())
-    one, other = image(), image()
-    assert same(traced(one), Adding()(other))
-    assert torch.equal(one, other)
+    one, other, third = image(), image(), image()
+    torch.manual_seed(0)
+    result = traced(one)
+    torch.manual_seed(0)
+    expected = model(other)
+    torch.manual_seed(0)
+    features = extractor(third)
+    assert same(result, expected)
+    assert same(features, {"x": image(), "mul": expected})
+    assert same([one, third], [other, other])
     assert not torch.equal(one, image())
+
+
+class WritingNested(nn.Module):
+    def forward(self, xs: list[torch.Tensor], more: dict[str, torch.Tensor]) -> torch.Tensor:
+        xs[0].add_(1)
+        more["y"][:, 0] = xs[1][:, 0]
+        return xs[0] + more["y"]
+
+
+def test_nested_input_is_unchanged_by_a_trace_and_written_by_a_run() -> None:
+    def inputs() -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+        return [image(), image(seed=1)], {"y": image(seed=2)}
+
+    given, one, other = inputs(), inputs(), inputs()
+    traced = featx.trace(WritingNested(), *given)
+    assert same(given, inputs())
+    assert same(traced(*one), WritingNested()(*other))
+    assert same(one, other)
+    assert not same(one, inputs())
 
 
 def test_functions_of_torch_are_as_before_after_a_trace() -> None:
