@@ -13,9 +13,10 @@ from torch import nn
 from featx.ir.effects import MeasuredEffects, module_draws, module_writes_state
 from featx.ir.node import Node
 from featx.tracing.constants import memory_of
+from featx.tracing.following import LeftBehind, Unfollowable
 from featx.tracing.frames import user_frame
 from featx.tracing.left_behind import assigned_to_others, what_forward_left
-from featx.tracing.recording import Recording, Unfollowable
+from featx.tracing.recording import Recording
 from featx.tracing.shapes import output_of
 from featx.tracing.states import ModuleStates
 from featx.tracing.symbolic import Scope
@@ -139,6 +140,9 @@ class Calls(Recording):
         self.scope = inside
         if module.training is not self._training[module]:
             raise Unfollowable(f"forward switches '{path}' between train and eval mode")
+        for inner in module.modules():
+            if any(value is not None and id(value) not in self._paths for value in inner._parameters.values()):
+                raise Unfollowable(f"'{path}' runs with other parameters than its own")
         is_own = type(module).__module__[:17] != "torch.nn.modules." or bool(module._modules)
         if is_own:
             self._check_untouched(module, path)
@@ -152,7 +156,7 @@ class Calls(Recording):
     def _check_untouched(self, module: nn.Module, path: str) -> None:
         name = self.states.changed_by_others(module)
         if name is not None:
-            raise Unfollowable(f"forward changes the attribute '{name}' of or inside '{path}', which is kept whole,")
+            raise LeftBehind(f"forward changes the attribute '{name}' of or inside '{path}', which is kept whole,")
 
     def _as_one_node(
         self, op: str, target: Any, args: Any, kwargs: Any, values: Any, call: Callable[[], Any], *, is_measured: bool
@@ -224,20 +228,20 @@ class Calls(Recording):
         # torch does not tell of Tensor.set_.
         for tensor, memory in self.memories:
             if memory_of(tensor) != memory:
-                raise Unfollowable("forward gives a tensor other memory (Tensor.set_)")
+                raise LeftBehind("forward gives a tensor other memory (Tensor.set_)")
 
     def check_state(self, module: nn.Module) -> None:
         """Raise where forward left something on an opened module that a graph cannot."""
         if module.training is not self._training[module]:
-            raise Unfollowable(f"forward switches '{self.module_paths[module]}' between train and eval mode")
+            raise LeftBehind(f"forward switches '{self.module_paths[module]}' between train and eval mode")
         if self.gave_memory:
             self.gave_memory = False
-            raise Unfollowable("forward gives a tensor other memory (Tensor.set_)")
+            raise LeftBehind("forward gives a tensor other memory (Tensor.set_)")
         self._check_assignments(module)
         state = self.states.initial(module)
         left = None if state is None else what_forward_left(self, module, state, self.is_of_trace)
         if left is not None:
-            raise Unfollowable(left)
+            raise LeftBehind(left)
 
     def _check_assignments(self, module: nn.Module) -> None:
         kind = type(module)
@@ -247,7 +251,7 @@ class Calls(Recording):
         for name in names:
             for inner in module.modules():
                 if inner is not module and inner not in self._looked_into and name in inner.__dict__:
-                    raise Unfollowable(f"forward may assign '{name}' to a {type(inner).__name__} that is kept whole")
+                    raise LeftBehind(f"forward may assign '{name}' to a {type(inner).__name__} that is kept whole")
 
     def check_states(self) -> None:
         """Raise where a module is not what its own calls, or a graph of them, leave it."""

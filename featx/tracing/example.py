@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import operator
 from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import ModuleType
@@ -25,8 +26,9 @@ from featx.tracing.caches import Caches
 from featx.tracing.calls import Calls, LeafPolicy
 from featx.tracing.constants import memory_of, tensors_of
 from featx.tracing.example_inputs import bind_example
+from featx.tracing.following import LeftBehind, Unfollowable
 from featx.tracing.grad_modes import gradients_set
-from featx.tracing.recording import NeedsValues, Unfollowable
+from featx.tracing.recording import NeedsValues
 from featx.tracing.saved_state import SavedState
 from featx.tracing.scope import borrowed, walk_modules
 from featx.tracing.symbolic import is_leaf_class
@@ -185,11 +187,8 @@ class ExampleTrace(Calls):
                 result = self._function(*call_args, **call_kwargs)
                 stack.enter_context(torch._C.DisableTorchFunction())
                 output = self.create_arg(result) if self._keep_output else None
-                self.check_states()
-                self.check_memory()
-                number = caches.changed_number()
-                if number is not None:
-                    raise Unfollowable(f"forward changes the number {number} of its Python module or of a class")
+            except LeftBehind:
+                raise
             except (Unfollowable, NeedsValues, Exception):
                 self.whole = 0
                 self.names.assign()
@@ -197,6 +196,11 @@ class ExampleTrace(Calls):
                     raise
                 output = None
             stack.enter_context(torch._C.DisableTorchFunction())
+            self.check_states()
+            self.check_memory()
+            number = caches.changed_number()
+            if number is not None:
+                raise LeftBehind(f"forward changes the number {number} of its Python module or of a class")
             self._autocast_modes.leave()
             self.graph.output(output)
         self.is_active = False
@@ -207,15 +211,24 @@ class ExampleTrace(Calls):
     def _stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
         if self.is_real or tensor.is_meta:
             return tensor.detach().clone(memory_format=torch.preserve_format)
-        return self.stand_ins.of(tensor)
+        return self.stand_ins.new(tensor)  # one tensor may be given as two inputs
 
     @contextmanager
     def _attributes_restored(self) -> Generator[None]:
+        # The attributes of torch's modules, and the parameters and submodules of all.
+        kept: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        for each in self.module_paths:
+            kept += [(held, held.copy()) for held in (each._parameters, each._modules) if isinstance(held, dict)]
+            if self.states.initial(each) is None:
+                kept.append((each.__dict__, each.__dict__.copy()))
         try:
             yield
         finally:
-            # For real, what a module that is kept whole assigns is not followed.
-            self.states.restore(self.is_of_trace if not self.is_real else lambda value: True)
+            self.states.restore()
+            for state, before in kept:
+                if len(state) != len(before) or not all(map(operator.is_, state.values(), before.values())):
+                    state.clear()
+                    state.update(before)
             for module, mode in self._training.items():
                 if module.training is not mode:
                     module.__dict__["training"] = mode

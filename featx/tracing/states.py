@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
 
 from torch import nn
 
@@ -50,10 +49,9 @@ class ModuleStates:
         found = (self._latest[inner].difference() for inner in self._at_or_inside(module))
         return next((name for name in found if name is not None), None)
 
-    def restore(self, is_of_trace: Callable[[Any], bool]) -> None:
+    def restore(self) -> None:
         """Put all modules back as they were at the start."""
-        for state in self._initial.values():
-            state.restore(is_of_trace)
+        self.reset(self._initial)
 
     def _at_or_inside(self, module: nn.Module) -> list[nn.Module]:
         known = self._inside.get(module)
