@@ -134,12 +134,12 @@ class Interpreter:
                 for node in graph.nodes:
                     if node not in env:
                         env[node] = self.run_node(node)
+                    if graph.edits != edits:
+                        last_uses = {}
                     for value in last_uses.get(node, ()):
                         env.pop(value, None)
                     if node.op == "output":
                         return env[node]
-                    if graph.edits != edits:
-                        last_uses = {}
             except Exception as error:
                 if node is not None and self.extra_traceback:
                     add_note(error, describe(node))
