@@ -64,20 +64,18 @@ class Transformer(Interpreter):
         result = super().run()
         output = self.graph.root.prev
         if output.op == "output":
-            made = self.tracer.begin(output)
+            self.tracer.begin(output)
             node = self.tracer.create_node("output", "output", (self.tracer.create_arg(result),), {})
-            _carry_meta(output, node, made, self.env)
+            self.tracer.finish(output, node, self.env)
         module = GraphModule(self.module, self.new_graph, self.module._get_name())
         module.meta.update(getattr(self.module, "meta", {}))
         return module
 
     def run_node(self, n: Node) -> Any:
         """Return what takes the place of `n`, a proxy as a rule, and give the meta of `n` to what was made for it."""
-        tracer = self.tracer
-        made = tracer.begin(n)
+        self.tracer.begin(n)
         result = super().run_node(n)
-        _carry_meta(n, _node_of(result), made, self.env)
-        tracer.origin = None
+        self.tracer.finish(n, _node_of(result), self.env)
         return result
 
     # -- one method for each opcode ----------------------------------------------------------------------------------
@@ -116,17 +114,42 @@ class _Retracer(Tracer):
         self._tensors = ModelTensors(self, root)
         # A tensor that stands literally in the graph is among the buffers of a GraphModule too.
         self._literals = {id(getattr(root, name)) for name in getattr(root, "_literals", ())}
-        # In whose place nodes are made, whether one of them is its copy yet, and which they are.
-        self.origin: Node | None = None
-        self._is_copied = False
+        # In whose place nodes are made, which of them has its name, and all of them.
+        self._origin: Node | None = None
+        self._copy: Node | None = None
         self._made: list[Node] = []
         # By name, the nodes that are no copies.
         self._others: dict[str, Node] = {}
 
-    def begin(self, origin: Node) -> list[Node]:
-        """Note what is made from now on, until `origin` is set anew, in the list that this returns."""
-        self.origin, self._is_copied, self._made = origin, False, []
-        return self._made
+    def begin(self, origin: Node) -> None:
+        """Take what is made from now on for made in the place of `origin`."""
+        self._origin, self._copy, self._made = origin, None, []
+
+    def finish(self, origin: Node, result: Node | None, env: Mapping[Node, Any]) -> None:
+        """Give what was made for `origin`, of which `result` takes its place, what of its meta holds for it.
+
+        What a node has in its meta already stays. `env` has the proxies in the places of the inputs of `origin`.
+        """
+        for node in self._made:
+            if node is not result:
+                keys: Iterable[str] = _ORIGIN
+            elif node.op != origin.op or node.target != origin.target:
+                keys = (*_ORIGIN, "qualified_name")
+            else:
+                keys = origin.meta
+                self._name_copy(node)
+            meta = {key: origin.meta[key] for key in keys if key in origin.meta}
+            if "effects" in meta and node.all_input_nodes != [_node_of(env[old]) for old in origin.all_input_nodes]:
+                del meta["effects"]  # they count the inputs by position
+            node.meta = {**meta, **node.meta}
+        self._origin = None
+
+    def _name_copy(self, node: Node) -> None:
+        first = self._copy
+        if first is not None and first is not node:
+            first.name, node.name = node.name, first.name
+            node.type = first.type if node.type is None else node.type
+            self._others[first.name] = first
 
     def create_proxy(
         self,
@@ -154,16 +177,15 @@ class _Retracer(Tracer):
         name: str | None = None,
         type_expr: Any = None,
     ) -> Node:
-        """Add a node. The first one in the place of another that does the same is its copy, and gets its name."""
-        origin = self.origin
-        if origin is None or self._is_copied or kind != origin.op or target != origin.target:
+        """Add a node. The first one in the place of another that does the same gets its name and type."""
+        origin = self._origin
+        if origin is None or self._copy is not None or kind != origin.op or target != origin.target:
             node = self.graph.create_node(kind, target, args, kwargs, name, type_expr)
             self._others[node.name] = node
         else:
-            self._is_copied = True
             self._make_way(origin.name)
             type_expr = origin.type if type_expr is None else type_expr
-            node = self.graph.create_node(kind, target, args, kwargs, origin.name, type_expr)
+            node = self._copy = self.graph.create_node(kind, target, args, kwargs, origin.name, type_expr)
         self._made.append(node)
         return node
 
@@ -178,23 +200,6 @@ class _Retracer(Tracer):
     def create_other_arg(self, a: Any) -> Argument:
         """Leave a literal tensor of the graph as it is, and do with everything else what every tracer does."""
         return a if id(a) in self._literals else super().create_other_arg(a)
-
-
-def _carry_meta(old: Node, result: Node | None, made: list[Node], env: Mapping[Node, Any]) -> None:
-    """Give the nodes that were made for `old`, of which `result` takes its place, what of its meta holds for them.
-
-    What they have in their meta already stays.
-    """
-    for node in made:
-        keys: Iterable[str] = _ORIGIN
-        if node is result:
-            is_copy = node.op == old.op and node.target == old.target
-            keys = old.meta if is_copy else (*_ORIGIN, "qualified_name")
-        meta = {key: old.meta[key] for key in keys if key in old.meta}
-        # Measured effects count the inputs by position.
-        if "effects" in meta and node.all_input_nodes != [_node_of(env[source]) for source in old.all_input_nodes]:
-            del meta["effects"]
-        node.meta = {**meta, **node.meta}
 
 
 def _node_of(value: Any) -> Node | None:
