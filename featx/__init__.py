@@ -7,6 +7,7 @@ from featx.errors import (
     FeatxError,
     ForeignNodeError,
     GraphError,
+    InputError,
     ModulePathError,
     NodeInUseError,
     NodeNameError,
@@ -22,6 +23,8 @@ from featx.features.nodes import get_graph_node_names
 from featx.features.prune import prune
 from featx.features.select import select
 from featx.features.tracing import FeatureTracer
+from featx.interpret.interpreter import Interpreter
+from featx.interpret.transformer import Transformer
 from featx.ir.graph import Graph
 from featx.ir.node import Node, map_aggregate, map_arg
 from featx.module import GraphModule, symbolic_trace, trace
@@ -48,6 +51,8 @@ __all__ = [
     "GraphAppendingTracer",
     "GraphError",
     "GraphModule",
+    "InputError",
+    "Interpreter",
     "ModulePathError",
     "Node",
     "NodeInUseError",
@@ -61,6 +66,7 @@ __all__ = [
     "TraceError",
     "Tracer",
     "TracerBase",
+    "Transformer",
     "create_feature_extractor",
     "get_graph_node_names",
     "map_aggregate",

@@ -6,6 +6,7 @@ FeatxError
 │   ├── ForeignNodeError                    a node of another graph, or one that was erased
 │   └── TargetError         AttributeError  a call_module or get_attr target that does not exist
 ├── ArgumentTypeError       TypeError       an argument of the wrong kind, or a value that no code can express
+│   └── InputError          RuntimeError    a graph is run on other inputs than it takes
 ├── TraceError              ValueError      symbolic tracing cannot go on
 │   ├── ControlFlowError    TypeError       Python asked a traced value for its bool, length, int or type
 │   ├── ModulePathError     NameError       a module or parameter that the root does not own
@@ -44,6 +45,10 @@ class TargetError(GraphError, AttributeError):
 
 class ArgumentTypeError(FeatxError, TypeError):
     """An argument has the wrong type, or cannot be written as code."""
+
+
+class InputError(ArgumentTypeError, RuntimeError):
+    """A graph is run on other inputs than it takes."""
 
 
 class TraceError(FeatxError, ValueError):
