@@ -60,7 +60,8 @@ def to_torch_fx(module: GraphModule | Graph, *, graph: Graph | None = None) -> t
     given = cast(object, module)
     if isinstance(given, Graph):
         conversion = _ToTorch(given, None)
-        conversion.check(conversion.result)
+        if given.root.prev.op == "output":
+            conversion.check(conversion.result)
         return conversion.result
     if not isinstance(given, GraphModule):
         raise ArgumentTypeError(
@@ -252,8 +253,8 @@ class _ToTorch:
         for node, twin in self._twins.items():
             twin.meta = translated.meta(node.meta)
             target = node.target
-            if isinstance(target, FunctionType) and not torch.fx.graph._is_from_torch(target):
-                # Or a trace of the code, which unpickling is too, would go into the function.
+            if isinstance(target, FunctionType) and target.__module__.startswith("featx."):
+                # Or torch.fx would go into the function when it traces the code again, as it does to unpickle it.
                 twin.meta.setdefault("is_wrapped", _WRAPPED_HERE)
 
     def _choose_code(self, graph: Graph) -> None:
@@ -322,7 +323,9 @@ class _ToTorch:
             alone = torch.fx.Graph()
             inputs = {source: alone.placeholder(f"input_{source.name}") for source in twin.all_input_nodes}
             try:
-                alone.node_copy(twin, inputs.__getitem__)
+                copy = alone.node_copy(twin, inputs.__getitem__)
+                if copy.op != "output":
+                    alone.output(None)  # of inputs alone torch.fx makes no code that Python takes
                 compile(alone.python_code("self").src, "<torch.fx>", "exec")
             except Exception as reason:
                 return ArgumentTypeError(
@@ -368,9 +371,9 @@ def _from_graph(graph: torch.fx.Graph, module: torch.fx.GraphModule | None) -> G
     for node in graph.nodes:
         if node.target is operator.setitem and node.users:
             raise _setitem_error(node)
-        helped = _helped_value(node, module)
+        helped = _helped_value(node, module, value_of)
         if helped is not None:
-            values[node] = torch.fx.map_arg(helped[0], value_of)
+            values[node] = helped[0]
             continue
         args, kwargs = [torch.fx.map_arg(arguments, value_of) for arguments in (node.args, node.kwargs)]
         twin = result.create_node(node.op, node.target, args, kwargs, node.name, node.type)
@@ -385,7 +388,9 @@ def _from_graph(graph: torch.fx.Graph, module: torch.fx.GraphModule | None) -> G
     return result
 
 
-def _helped_value(node: torch.fx.Node, module: torch.fx.GraphModule | None) -> tuple[Any] | None:
+def _helped_value(
+    node: torch.fx.Node, module: torch.fx.GraphModule | None, value_of: Callable[[torch.fx.Node], Any]
+) -> tuple[Any] | None:
     """Return what a helper node stands for, unless somebody has made another node of it."""
     kind = node.meta.get(_HELPER)
     if kind == "constant" and node.op == "get_attr" and module is not None:
@@ -393,7 +398,7 @@ def _helped_value(node: torch.fx.Node, module: torch.fx.GraphModule | None) -> t
     if kind == "alias" and node.target is operator.getitem:
         match node.args:
             case ((value,), 0):
-                return (value,)
+                return (torch.fx.map_arg(value, value_of),)
             case _:
                 pass
     return None
