@@ -13,14 +13,21 @@ from featx.ir.names import CODE_GLOBALS
 def put_modes_back(body: list[str]) -> list[str]:
     """Let the code put back gradient mode and autocast whatever happens in it, as featx's does."""
     text = "".join(body).rstrip("\n")
-    enabled = "_grad_enabled"
-    while enabled in text:
-        enabled = f"_{enabled}"
-    regions = re.findall(r"^(\w+) = torch\.amp\.autocast_mode\._enter_autocast\(", text, re.MULTILINE)
-    start = [f"{enabled} = torch.is_grad_enabled()", *[f"{region} = None" for region in regions], "try:"]
-    end = ["finally:", f"    torch._C._set_grad_enabled({enabled})"]
-    end += [f"    if {region} is not None: torch.amp.autocast_mode._exit_autocast({region})" for region in regions]
+    suffix = "_mode"
+    while f"{suffix} " in text:
+        suffix += "_"
+    # In a variable of its own, as torch.fx's code forgets that of a region that nothing leaves.
+    text, regions = _ENTERS.sub(rf"\1{suffix} = \1 = \2", text), _ENTERS.findall(text)
+    text = _LEAVES.sub(rf"\1;  \2{suffix} = None", text)
+    names = [f"{name}{suffix}" for name, _ in regions]
+    start = [f"gradient{suffix} = torch.is_grad_enabled()", *[f"{name} = None" for name in names], "try:"]
+    end = ["finally:", f"    torch._C._set_grad_enabled(gradient{suffix})"]
+    end += [f"    if {name} is not None: torch.amp.autocast_mode._exit_autocast({name})" for name in reversed(names)]
     return ["\n".join([*start, *["    " + line for line in text.split("\n")], *end, ""])]
+
+
+_ENTERS = re.compile(r"^(\w+) = (torch\.amp\.autocast_mode\._enter_autocast\()", re.MULTILINE)
+_LEAVES = re.compile(r"(torch\.amp\.autocast_mode\._exit_autocast\((\w+)\))")
 
 
 def hidden_name(source: str, inputs: Mapping[str, str]) -> str | None:

@@ -29,6 +29,9 @@ class Translation:
             if known is None:
                 known = self._known[id(value)] = (value, self._container(value))
             return known[1]
+        if isinstance(value, slice):
+            start, stop, step = self._container((value.start, value.stop, value.step))
+            return slice(start, stop, step)
         if isinstance(value, self._kind):
             return self._twins.get(value, value)
         return value

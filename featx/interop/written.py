@@ -33,7 +33,7 @@ _ASSIGNING = frozenset(
 
 
 def is_written(value: Any, *, nested: bool) -> bool:  # Any: whatever stands in the arguments of a node
-    """Say whether torch.fx's code has `value`, which holds no node, as what it is.
+    """Say whether torch.fx's code has `value` as what it is; False if there is a node in it.
 
     `nested` says that it stands in a dict or a named tuple, of which torch.fx writes the `repr`.
     """
@@ -45,8 +45,14 @@ def is_written(value: Any, *, nested: bool) -> bool:  # Any: whatever stands in 
         return bool(value.real and value.imag and math.isfinite(value.real) and math.isfinite(value.imag))
     if kind is range:
         return True
-    if kind in (set, frozenset, tuple):
-        return all(is_written(item, nested=nested or kind is not tuple) for item in value)
+    if kind is tuple or isinstance(value, list):
+        return all(is_written(item, nested=nested) for item in value)
+    if kind is slice:
+        return all(is_written(item, nested=nested) for item in (value.start, value.stop, value.step))
+    if kind in (set, frozenset):
+        return all(is_written(item, nested=True) for item in value)
+    if isinstance(value, dict):
+        return all(is_written(item, nested=True) for pair in value.items() for item in pair)
     if nested:
         return False
     if isinstance(value, enum.Enum):

@@ -18,7 +18,7 @@ from torch import nn
 
 import featx
 
-Point = collections.namedtuple("Point", "x y")  # noqa: PYI024 - as models have them
+Point = collections.namedtuple("Point", "x y")
 X = torch.tensor([1.0, -2.0])
 
 
@@ -66,7 +66,7 @@ LITERALS: dict[str, Any] = {
     "complex": 1.5 - 2.5j,
     "complex zero": complex(-0.0, -0.0),
     "complex nan": complex(math.nan, math.inf),
-    "string": "it's \"quoted\"\n\\ {x}",
+    "string": 'it\'s "quoted"\n\\ {x}',
     "bytes": b"\x00'",
     "none": None,
     "ellipsis": ...,
@@ -80,7 +80,7 @@ LITERALS: dict[str, Any] = {
     "empty tuple": (),
     "tuple of one": (1,),
     "nested": ([1, (2.5, [None])], {"a": {"b": [math.inf]}}),
-    "dict with odd keys": {1: 2, None: 3, (1, "a"): 4, torch.float32: 5, True: 6},
+    "dict with odd keys": {1: 2, None: 3, (1, "a"): 4, torch.float32: 5},
     "named tuple": Point(1, 2.0),
     "named tuple with nan": Point(math.nan, complex(0.0, -0.0)),
     "named tuple in a list": [Point(1, 2)],
@@ -405,7 +405,7 @@ def test_function_that_torch_fx_would_call_by_a_wrong_name_is_refused() -> None:
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script")
 def test_scripted_function_is_refused() -> None:
     module = call(torch.jit.script(named))
-    with pytest.raises(featx.ArgumentTypeError, match="torch.jit.ScriptFunction"):
+    with pytest.raises(featx.ArgumentTypeError, match=r"torch\.jit\.ScriptFunction"):
         featx.to_torch_fx(module)
 
 
