@@ -45,15 +45,19 @@ def to_torch_fx(module: GraphModule | Graph, *, graph: Graph | None = None) -> t
     parameters and buffers are shared, also submodules that are graph modules of featx. `module` is not changed.
     O(nodes + edges + modules).
 
-    Literals that torch.fx cannot write (tensors, sizes, functions) become attributes that helper nodes read; others
-    give an argument another name where torch.fx's code would assign it. `from_torch_fx` takes them away again.
+    Literals that torch.fx cannot write (tensors, sizes, functions) become attributes that helper nodes read; other
+    helper nodes give an argument a second name where torch.fx's code would assign it. `from_torch_fx` takes them away.
+
+    The code puts the gradient mode and autocast back as featx's does, also after an error; an Interpreter does not.
+    torch.fx pickles a module by tracing its code again and so loses writes in place, switched modes and what was
+    decided on `training`: pickle the module of featx instead.
 
     Args:
         module: what to convert; of a `DualGraphModule` the graph of its present mode.
         graph: convert this graph, on the submodules of `module`: `extractor.eval_graph`, for example.
 
     Raises:
-        ArgumentTypeError: torch.fx's code cannot express an argument or a target; the message names the node.
+        ArgumentTypeError: torch.fx's code cannot express an argument, a target or a type; the message names the node.
         GraphError: the graph is malformed, or uses names that torch.fx's code gives another meaning.
         TargetError: torch.fx.GraphModule needs the name of an attribute that the graph reads.
     """
@@ -67,7 +71,7 @@ def to_torch_fx(module: GraphModule | Graph, *, graph: Graph | None = None) -> t
         raise ArgumentTypeError(
             f"to_torch_fx takes a featx.GraphModule or featx.Graph, got {type(given).__name__}; trace a model first"
         )
-    conversion = _ToTorch(graph or given.graph, given)
+    conversion = _ToTorch(given.graph if graph is None else graph, given)
     return conversion.module(given)
 
 
@@ -100,7 +104,7 @@ def from_torch_fx(
             f"from_torch_fx takes a torch.fx.GraphModule or torch.fx.Graph, got {type(given).__name__}; "
             "trace a model with featx.trace instead"
         )
-    converted = _from_graph(graph or given.graph, given)
+    converted = _from_graph(given.graph if graph is None else graph, given)
     result = GraphModule(given, converted, type(given).__name__)
     result.meta.update(given.meta)
     return result
@@ -164,17 +168,17 @@ class _ToTorch:
         return twin
 
     def _check_function(self, function: Callable[..., Any]) -> None:
-        if id(function) in self._functions or not torch.fx.graph._is_from_torch(function):
+        if id(function) in self._functions:
             return
         self._functions.add(id(function))
+        next_step = "call it in a function of your own, and wrap that one (featx.wrap)"
         try:
             name = torch.fx.node._get_qualified_name(function)
-        except (AttributeError, RuntimeError):
-            return  # no code comes of it, which `check` finds
-        if name.startswith("torch.") and resolve(name) is not function:
+        except (AttributeError, RuntimeError) as error:
+            raise ArgumentTypeError(f"torch.fx's code has no name for {function!r} ({error}); {next_step}") from error
+        if torch.fx.graph._is_from_torch(function) and resolve(name) is not function:
             raise ArgumentTypeError(
-                f"torch.fx's code would call it '{name}', and that is something else than {function!r}; "
-                "call it in a function of your own, and wrap that one (featx.wrap)"
+                f"torch.fx's code would call it '{name}', and that is something else than {function!r}; {next_step}"
             )
 
     # -- arguments -----------------------------------------------------------------------------------------------------
