@@ -23,8 +23,8 @@ from featx.interop.generated import hidden_name, put_modes_back
 from featx.interop.meta import Translation
 from featx.interop.written import is_misread, is_written, last_readers
 from featx.ir.graph import Graph
-from featx.ir.names import resolve
-from featx.ir.node import Node
+from featx.ir.names import name_of_target, resolve
+from featx.ir.node import Node, collect_nodes
 from featx.ir.verify import find_attribute, verify
 from featx.module import GraphModule
 
@@ -46,7 +46,8 @@ def to_torch_fx(module: GraphModule | Graph, *, graph: Graph | None = None) -> t
     O(nodes + edges + modules).
 
     Literals that torch.fx cannot write (tensors, sizes, functions) become attributes that helper nodes read; other
-    helper nodes give an argument a second name where torch.fx's code would assign it. `from_torch_fx` takes them away.
+    helper nodes give an argument a second name where torch.fx's code would assign it. Functions that it would call by a
+    wrong name are in a `Named`. `from_torch_fx` takes all that away.
 
     The code puts the gradient mode and autocast back as featx's does, also after an error; an Interpreter does not.
     torch.fx pickles a module by tracing its code again and so loses writes in place, switched modes and what was
@@ -127,7 +128,8 @@ class _ToTorch:
         # Helper nodes by the id of the literal, which the graph keeps alive; and what they read from the module.
         self._constants: dict[int, torch.fx.Node] = {}
         self._attributes: dict[str, Any] = {}
-        self._functions: set[int] = set()
+        self._functions: dict[int, Callable[..., Any]] = {}
+        self._numbers = {"_tensor_constant": itertools.count(), "_constant": itertools.count()}
         self._last = last_readers(graph)
         for node in graph.nodes:
             try:
@@ -146,7 +148,7 @@ class _ToTorch:
         if target is operator.setitem and node.users:
             raise _setitem_error(node)
         if node.op == "call_function":
-            self._check_function(target)
+            target = self._function(target)
         if node.op == "placeholder":
             for default in node.args:
                 if not is_written(default, nested=False):
@@ -156,7 +158,8 @@ class _ToTorch:
                     )
         args = tuple([self._argument(value) for value in node.args])
         if is_misread(node, self._last):
-            args = (self._alias(args[0], node.name), *args[1:])
+            alias = self._helper("alias", "call_function", operator.getitem, ((args[0],), 0), f"{node.name}_argument")
+            args = (alias, *args[1:])
         kwargs = {key: self._argument(value) for key, value in node.kwargs.items()}
         return self._add(node.op, target, args, kwargs, node.name, node.type)
 
@@ -167,19 +170,12 @@ class _ToTorch:
         twin.name = name  # whatever torch.fx makes of it: its code finds free names anyway
         return twin
 
-    def _check_function(self, function: Callable[..., Any]) -> None:
-        if id(function) in self._functions:
-            return
-        self._functions.add(id(function))
-        next_step = "call it in a function of your own, and wrap that one (featx.wrap)"
-        try:
-            name = torch.fx.node._get_qualified_name(function)
-        except (AttributeError, RuntimeError) as error:
-            raise ArgumentTypeError(f"torch.fx's code has no name for {function!r} ({error}); {next_step}") from error
-        if torch.fx.graph._is_from_torch(function) and resolve(name) is not function:
-            raise ArgumentTypeError(
-                f"torch.fx's code would call it '{name}', and that is something else than {function!r}; {next_step}"
-            )
+    def _function(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `function`, in a `Named` where torch.fx's code would call something else by its name."""
+        known = self._functions.get(id(function))
+        if known is None:
+            known = self._functions[id(function)] = function if _has_name(function) else Named(function)
+        return known
 
     # -- arguments -----------------------------------------------------------------------------------------------------
 
@@ -196,12 +192,22 @@ class _ToTorch:
             return tuple([self._argument(item, nested=nested) for item in value])
         if kind is slice:
             return slice(*[self._argument(item, nested=nested) for item in (value.start, value.stop, value.step)])
-        if isinstance(value, tuple) and hasattr(value, "_fields") and not nested:
-            self._check_function(kind)
-            return kind(*[self._argument(item, nested=True) for item in cast(tuple[Any, ...], value)])
         if isinstance(value, dict):
             return self._dict(cast(dict[Any, Any], value))
-        return self._constant(value)
+        return self._tuple(cast(tuple[Any, ...], value), nested) if isinstance(value, tuple) else self._constant(value)
+
+    def _tuple(self, value: tuple[Any, ...], nested: bool) -> Any:
+        # Of a class of its own. torch.fx keeps named tuples, outside of dicts and of each other.
+        kind: Any = type(value)
+        is_named = hasattr(value, "_fields")
+        if is_named and not nested and self._function(kind) is kind:
+            return kind(*[self._argument(item, nested=True) for item in value])
+        found: dict[Node, None] = {}
+        collect_nodes(value, found)
+        if not found:
+            return self._constant(value)
+        items = tuple([self._argument(item) for item in value])
+        return self._helper("built", "call_function", self._function(kind), items if is_named else (items,), "tuple_1")
 
     def _dict(self, value: dict[Any, Any]) -> dict[Any, Any]:
         for key in value:
@@ -226,19 +232,17 @@ class _ToTorch:
         else:
             name, value_now = self._free_attribute(value, self._module), value
         self._attributes[name] = value_now
-        helper = self._add("get_attr", name, (), {}, self._free_name(name))
-        helper.meta[_HELPER] = "constant"
-        self._constants[id(value)] = helper
+        helper = self._constants[id(value)] = self._helper("constant", "get_attr", name, (), name)
         return helper
 
     def _free_attribute(self, value: Any, module: GraphModule) -> str:
         stem = "_tensor_constant" if isinstance(value, torch.Tensor) else "_constant"
-        numbered = (f"{stem}{number}" for number in itertools.count())
+        numbered = (f"{stem}{number}" for number in self._numbers[stem])
         return next(name for name in numbered if name not in self._attributes and not hasattr(module, name))
 
-    def _alias(self, value: Any, name: str) -> torch.fx.Node:
-        helper = self._add("call_function", operator.getitem, ((value,), 0), {}, self._free_name(f"{name}_argument"))
-        helper.meta[_HELPER] = "alias"
+    def _helper(self, kind: str, op: str, target: Any, args: tuple[Any, ...], stem: str) -> torch.fx.Node:
+        helper = self._add(op, target, args, {}, self._free_name(stem))
+        helper.meta[_HELPER] = kind
         return helper
 
     def _free_name(self, stem: str) -> str:
@@ -256,8 +260,8 @@ class _ToTorch:
         translated = Translation(self._twins, Node)
         for node, twin in self._twins.items():
             twin.meta = translated.meta(node.meta)
-            target = node.target
-            if isinstance(target, FunctionType) and target.__module__.startswith("featx."):
+            target = twin.target
+            if isinstance(target, (FunctionType, Named)) and target.__module__.startswith("featx."):
                 # Or torch.fx would go into the function when it traces the code again, as it does to unpickle it.
                 twin.meta.setdefault("is_wrapped", _WRAPPED_HERE)
 
@@ -339,6 +343,26 @@ class _ToTorch:
         return GraphError(f"torch.fx cannot write the code of this graph: {error}; run it with featx, or change it")
 
 
+class Named:
+    """A callable in a graph of torch.fx that has no name of its own by which torch.fx's code could call it."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.__name__ = self.__qualname__ = name_of_target(function)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function."""
+        return self.function(*args, **kwargs)
+
+
+def _has_name(function: Callable[..., Any]) -> bool:
+    try:
+        name = torch.fx.node._get_qualified_name(function)
+    except (AttributeError, RuntimeError):
+        return False
+    return not torch.fx.graph._is_from_torch(function) or resolve(name) is function
+
+
 class _Code(CodeGen):
     """torch.fx's code with keyword-only inputs."""
 
@@ -380,7 +404,8 @@ def _from_graph(graph: torch.fx.Graph, module: torch.fx.GraphModule | None) -> G
             values[node] = helped[0]
             continue
         args, kwargs = [torch.fx.map_arg(arguments, value_of) for arguments in (node.args, node.kwargs)]
-        twin = result.create_node(node.op, node.target, args, kwargs, node.name, node.type)
+        target = node.target.function if isinstance(node.target, Named) else node.target
+        twin = result.create_node(node.op, target, args, kwargs, node.name, node.type)
         twin.name = node.name
         values[node] = twins[node] = twin
     translation = Translation(values, torch.fx.Node)
@@ -396,16 +421,16 @@ def _helped_value(
     node: torch.fx.Node, module: torch.fx.GraphModule | None, value_of: Callable[[torch.fx.Node], Any]
 ) -> tuple[Any] | None:
     """Return what a helper node stands for, unless somebody has made another node of it."""
-    kind = node.meta.get(_HELPER)
-    if kind == "constant" and node.op == "get_attr" and module is not None:
-        return (find_attribute(module, str(node.target), cast(Any, node)),)
-    if kind == "alias" and node.target is operator.getitem:
-        match node.args:
-            case ((value,), 0):
-                return (torch.fx.map_arg(value, value_of),)
-            case _:
-                pass
-    return None
+    shape: Any = (node.meta.get(_HELPER), node.op, node.target, node.args)
+    match shape:
+        case "constant", "get_attr", str(path), _ if module is not None:
+            return (find_attribute(module, path, cast(Any, node)),)
+        case "alias", "call_function", operator.getitem, ((value,), 0):
+            return (torch.fx.map_arg(value, value_of),)
+        case "built", "call_function", kind, args if isinstance(kind, (type, Named)):
+            return (kind(*torch.fx.map_arg(args, value_of)),)
+        case _:
+            return None
 
 
 def _setitem_error(node: Node | torch.fx.Node) -> GraphError:
