@@ -1,5 +1,7 @@
 """featx gets any intermediate feature out of a PyTorch model: exactly, fast, and pruned to what was asked."""
 
+from typing import TYPE_CHECKING, Any
+
 from featx.codegen.emit import PythonCode
 from featx.errors import (
     ArgumentTypeError,
@@ -35,6 +37,9 @@ from featx.tracing.symbolic import Tracer
 from featx.tracing.tracer import GraphAppendingTracer, TracerBase
 from featx.tracing.wrapping import wrap
 
+if TYPE_CHECKING:
+    from featx.interop.torch_fx import from_torch_fx, to_torch_fx
+
 __version__ = "0.1.0"
 __all__ = [
     "PH",
@@ -68,12 +73,23 @@ __all__ = [
     "TracerBase",
     "Transformer",
     "create_feature_extractor",
+    "from_torch_fx",
     "get_graph_node_names",
     "map_aggregate",
     "map_arg",
     "prune",
     "select",
     "symbolic_trace",
+    "to_torch_fx",
     "trace",
     "wrap",
 ]
+
+
+def __getattr__(name: str) -> Any:  # Any: whatever is asked for
+    # Loaded when it is used, so that featx itself never needs torch.fx.
+    if name in ("from_torch_fx", "to_torch_fx"):
+        from featx.interop import torch_fx
+
+        return getattr(torch_fx, name)
+    raise AttributeError(f"module 'featx' has no attribute '{name}'")
