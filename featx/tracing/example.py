@@ -13,7 +13,7 @@ import operator
 from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -218,7 +218,11 @@ class ExampleTrace(Calls):
         # The attributes of torch's modules, and the parameters and submodules of all.
         kept: list[tuple[dict[str, Any], dict[str, Any]]] = []
         for each in self.module_paths:
-            kept += [(held, held.copy()) for held in (each._parameters, each._modules) if isinstance(held, dict)]
+            kept += [
+                (held, held.copy())
+                for held in (each._parameters, each._modules)
+                if isinstance(cast(object, held), dict)
+            ]
             if self.states.initial(each) is None:
                 kept.append((each.__dict__, each.__dict__.copy()))
         try:
