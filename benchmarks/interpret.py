@@ -57,6 +57,8 @@ TASKS: tuple[tuple[str, Callable[[ModuleType, Any], Callable[[Any], object]]], .
         "transform by a subclass",
         lambda library, module: lambda value: swapping(library, library.Transformer)(module).transform(),
     ),
+    # What Python needs of that to compile the generated code.
+    ("compile alone", lambda library, module: lambda value: compile(module.code, "code", "exec")),
 )
 
 

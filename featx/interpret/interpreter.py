@@ -233,9 +233,7 @@ class Interpreter:
         try:
             return self._value_of(args)
         except KeyError as error:
-            missing = error.args[0]
-            if not isinstance(missing, Node):
-                raise
+            missing: Node = error.args[0]
             raise GraphError(
                 f"node '{n.name}' reads '{missing.name}', which has not run or whose value was dropped; check the "
                 "order with graph.lint(), or keep all values with garbage_collect_values=False if the graph is edited "

@@ -19,7 +19,8 @@ def describe(node: Node) -> str:
     source = node.meta.get("source")
     if source:
         file, _, number = source.rpartition(":")
-        lines.append(f"at {source}: `{linecache.getline(file, int(number)).strip()}`")
+        line = linecache.getline(file, int(number)).strip() if number.isdigit() else ""
+        lines.append(f"at {source}: `{line}`" if line else f"at {source}")
     elif node.stack_trace:
         lines.append(node.stack_trace)
     return "\n".join(lines)

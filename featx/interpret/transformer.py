@@ -191,11 +191,12 @@ class _Retracer(Tracer):
 
     def _make_way(self, name: str) -> None:
         other = self._others.pop(name, None)
-        if other is not None and other.name == name:
-            names = self.graph._names
-            other.name = names.create_name(name)
+        if other is None:
+            return
+        if other.name == name:
+            other.name = self.graph._names.create_name(name)
             self._others[other.name] = other
-            names.release(name)
+        self.graph._names.release(name)
 
     def create_other_arg(self, a: Any) -> Argument:
         """Leave a literal tensor of the graph as it is, and do with everything else what every tracer does."""

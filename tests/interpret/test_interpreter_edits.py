@@ -73,6 +73,17 @@ def test_graph_that_is_assigned_to_the_module_runs() -> None:
     assert interpreter.run(X) == 40
 
 
+def test_another_graph_with_as_many_edits_is_not_taken_for_the_same() -> None:
+    one, other = Graph(), Graph()
+    one.output(one.call_function(torch.neg, (one.placeholder("x"),)))
+    other.output([other.placeholder("x"), other.placeholder("y")])
+    assert one.edits == other.edits
+    interpreter = Interpreter(nn.Module(), graph=one)
+    assert interpreter.boxed_run([X]) == -3
+    interpreter.graph = other
+    assert interpreter.boxed_run([X, 7]) == [X, 7]
+
+
 def test_node_that_is_inserted_behind_the_running_one_runs() -> None:
     def edit(node: Node) -> None:
         with module.graph.inserting_after(node):

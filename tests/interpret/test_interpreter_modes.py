@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.amp import autocast_mode
 
 import featx
 from featx import Graph, GraphModule, Interpreter
@@ -36,6 +37,12 @@ class InLowPrecision(nn.Module):
 X = torch.rand(2, 3)
 
 
+def open_regions() -> int:
+    count = torch.autocast_increment_nesting() - 1
+    torch.autocast_decrement_nesting()
+    return count
+
+
 @pytest.mark.parametrize("garbage_collect_values", [True, False])
 @pytest.mark.parametrize("kind", [WithoutGradients, InLowPrecision])
 def test_modes_are_switched_and_put_back(kind: type[nn.Module], garbage_collect_values: bool) -> None:
@@ -48,6 +55,7 @@ def test_modes_are_switched_and_put_back(kind: type[nn.Module], garbage_collect_
     assert gradients == [kind is InLowPrecision] * 2 + [True] * 2
     assert torch.is_grad_enabled()
     assert not torch.is_autocast_enabled("cpu")
+    assert open_regions() == 0
 
 
 @pytest.mark.parametrize("garbage_collect_values", [True, False])
@@ -66,6 +74,18 @@ def test_modes_are_put_back_after_an_error(kind: type[nn.Module], garbage_collec
     assert modes == [(False, False) if kind is WithoutGradients else (True, True)]
     assert torch.is_grad_enabled()
     assert not torch.is_autocast_enabled("cpu")
+
+
+def test_regions_are_left_from_the_inside_out_after_an_error() -> None:
+    graph = Graph()
+    x = graph.placeholder("x")
+    for dtype in (torch.bfloat16, torch.float16):
+        graph.call_function(autocast_mode._enter_autocast, ("cpu", dtype, True, True))
+    graph.output(graph.call_method("no_such_method", (x,)))
+    with pytest.raises(AttributeError, match="no_such_method"):
+        Interpreter(GraphModule(nn.Module(), graph)).run(X)
+    assert not torch.is_autocast_enabled("cpu")
+    assert open_regions() == 0
 
 
 def test_caller_without_gradients_stays_without() -> None:

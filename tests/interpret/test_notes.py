@@ -85,6 +85,15 @@ def test_note_quotes_what_the_tracer_recorded_of_the_stack() -> None:
     assert f"{__file__}:{LINE}, in forward: `" in note
 
 
+@pytest.mark.parametrize("source", ["elsewhere.py:3", "written by hand"])
+def test_source_that_cannot_be_read_is_named_only(source: str) -> None:
+    module = symbolic_trace(Model())
+    next(node for node in module.graph.nodes if node.name == "view").meta["source"] = source
+    with pytest.raises(RuntimeError) as caught:
+        Interpreter(module).run(BAD)
+    assert notes_of(caught.value)[0].endswith(f"\nat {source}")
+
+
 def test_note_of_a_node_that_no_tracer_made_is_its_line() -> None:
     with pytest.raises(ZeroDivisionError) as caught:
         Interpreter(failing(ZeroDivisionError("none"))).run(1)

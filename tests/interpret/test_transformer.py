@@ -47,6 +47,7 @@ def test_transformer_that_changes_nothing_makes_an_equal_module() -> None:
     assert [node.type for node in copy.graph.nodes] == [node.type for node in module.graph.nodes]
     assert any(node.type is not None for node in copy.graph.nodes)
     assert copy.meta == module.meta
+    assert copy.graph.tracer_cls is module.graph.tracer_cls is featx.Tracer
     assert str(copy) == str(module)
     args, kwargs = (X, 3.0, "other"), {"bias": 5, "a": 7}
     for one, other in zip(copy(*args, **kwargs).values(), module(*args, **kwargs).values(), strict=True):
