@@ -10,6 +10,7 @@ from featx.errors import (
     ModulePathError,
     NodeInUseError,
     NodeNameError,
+    PatternError,
     RequestError,
     SpecializationError,
     TargetError,
@@ -24,6 +25,8 @@ from featx.features.tracing import FeatureTracer
 from featx.ir.graph import Graph
 from featx.ir.node import Node, map_aggregate, map_arg
 from featx.module import GraphModule, symbolic_trace, trace
+from featx.rewrite.match import SubgraphMatcher
+from featx.rewrite.replace import Match, ReplacedPatterns, replace_pattern, replace_pattern_with_filters
 from featx.tracing.example import ExampleTracer
 from featx.tracing.inputs import PH
 from featx.tracing.proxy import Attribute, ParameterProxy, Proxy
@@ -46,15 +49,19 @@ __all__ = [
     "GraphAppendingTracer",
     "GraphError",
     "GraphModule",
+    "Match",
     "ModulePathError",
     "Node",
     "NodeInUseError",
     "NodeNameError",
     "ParameterProxy",
+    "PatternError",
     "Proxy",
     "PythonCode",
+    "ReplacedPatterns",
     "RequestError",
     "SpecializationError",
+    "SubgraphMatcher",
     "TargetError",
     "TraceError",
     "Tracer",
@@ -64,6 +71,8 @@ __all__ = [
     "map_aggregate",
     "map_arg",
     "prune",
+    "replace_pattern",
+    "replace_pattern_with_filters",
     "select",
     "symbolic_trace",
     "trace",
