@@ -36,7 +36,8 @@ class Edit:
         self.called_before: dict[str, None] = {}
         self._values: dict[Node, Any] = {}
         self._gone: set[Node] = set()
-        self._movable: set[Node] = set()
+        # The new nodes, and whether they may move.
+        self._added: dict[Node, bool] = {}
 
     def replace(self, site: Site, place: Place) -> None:
         """Add the replacement of a match to the graph, if there is a point where it can go."""
@@ -50,8 +51,7 @@ class Edit:
             for node in replacement.nodes:
                 values[node] = self._copy(node, values, site)
                 added.append(values[node])
-        if place is Place.ANYWHERE and replacement.is_pure:
-            self._movable.update(added)
+        self._added.update(dict.fromkeys(added, place is Place.ANYWHERE and replacement.is_pure))
         for node, value in site.outputs:
             self._values[node] = values[value] if isinstance(value, Node) else value
         _carry_meta(site, values)
@@ -79,7 +79,7 @@ class Edit:
         return point_anywhere(site, inputs, self._gone, self._is_movable, self._inputs_of)
 
     def _is_movable(self, node: Node) -> bool:
-        return node in self._movable or self._may_move(node)
+        return self._added[node] if node in self._added else self._may_move(node)
 
     def _inputs_of(self, node: Node) -> list[Node]:
         return nodes_in([self._current_node(source) for source in node.all_input_nodes])

@@ -20,8 +20,9 @@ class Replacement:
 
     `nodes` are its operations, `outputs` pairs each node that the pattern returns with the node or constant that
     replaces it, and `returned` has those nodes; `sources[node]` is the node of the pattern that an operation helps to
-    replace; `used` are the inputs that it reads, `targets` the paths, each with a node. `roots` and `writes` are what `memory_of` says, and `is_pure` that its
-    operations do nothing but compute. Made in O(nodes + edges).
+    replace; `used` are the inputs that it reads, `targets` the paths, each with a node. `roots` and `writes` are what
+    `memory_of` says; `is_pure` says that its operations do nothing but compute, and `is_separate` that what it returns
+    shares no memory with anything. Made in O(nodes + edges).
 
     Raises:
         PatternError: inputs or outputs are not those of the pattern, or there is a wildcard in it.
@@ -51,6 +52,7 @@ class Replacement:
         effects = Effects(graph, root)
         self.is_pure = not any(has_effect(effects.of(node)) for node in self.nodes)
         self.roots, self.writes = memory_of(self.nodes, effects)
+        self.is_separate = not self.writes and self._returns_fresh_values()
 
     def _pair_outputs(self, pattern: Pattern) -> list[tuple[Node, Any]]:
         wanted = list(leaves_of(pattern.graph.output_node().args[0]))
@@ -77,6 +79,11 @@ class Replacement:
                     "its place; what others make of that input is not part of a match, so return the input"
                 )
         return [(node, value) for node, value in outputs.items() if node.op != "placeholder"]
+
+    def _returns_fresh_values(self) -> bool:
+        roots = [root for value in self.returned for root in self.roots.get(value) or {value}]
+        is_one_each = len(self.returned) == len(self.outputs) and len(set(roots)) == len(roots)
+        return is_one_each and all(root.op not in ("placeholder", "get_attr") for root in roots)
 
     def _find_sources(self) -> dict[Node, Node]:
         sources: dict[Node, Node] = {}

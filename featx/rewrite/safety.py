@@ -12,7 +12,7 @@ from torch import nn
 from featx.ir.effects import Effects
 from featx.ir.graph import Graph
 from featx.ir.node import Node
-from featx.rewrite.replacement import memory_of, nodes_in
+from featx.rewrite.replacement import has_effect, memory_of, nodes_in
 from featx.rewrite.site import Site
 from featx.rewrite.timeline import Timeline
 
@@ -32,24 +32,27 @@ class Safety:
 
     A match must not where something between its nodes writes what it reads or reads what it writes, where its
     replacement would part, or bring together, memory that is written later, where it would change what is read later,
-    and where two of its inputs may be one memory that it writes. `places` has no entry for such a match; for the others it says where the replacement may go. The graph is not
-    changed. O(nodes + edges), or O(nodes of the matches) where each match is a run of nodes that only the next node
-    reads and whose replacement shares and writes the memory that it does.
+    and where two of its inputs may be one memory that it writes. `places` has no entry for such a match; for the others
+    it says where the replacement may go.
+
+    The graph is not changed. O(nodes + edges), or O(nodes of the matches) where each match is a run of nodes that only
+    the next node reads and whose replacement shares and writes the memory that it does.
     """
 
     def __init__(self, graph: Graph, root: nn.Module, sites: Sequence[Site]) -> None:
         self.places: dict[Site, Place] = {}
         self._timeline: Timeline | None = None
         effects = Effects(graph, root)
-        changes = {site: change for site in sites if (change := _Change(site, effects))}
-        if not changes and all(map(_is_run, sites)):
+        changes = {site: _Change(site, effects) for site in sites if _may_change(site, effects)}
+        if not any(changes.values()) and all(map(_is_run, sites)):
             self.places = dict.fromkeys(sites, Place.BEHIND)
+            return
+        if not any(change.has_writes for change in changes.values()) and _is_quiet(graph, effects):
+            self.places = dict.fromkeys(sites, Place.ANYWHERE)
             return
         self._timeline = timeline = Timeline(graph, effects)
         for change in changes.values():
-            for value in change.written:
-                if isinstance(value, Node):
-                    timeline.expect_write(value)
+            change.announce(timeline)
         for site in sites:
             change = changes.get(site)
             place = _place(site, timeline) if change is None or not change.does_harm(timeline) else None
@@ -58,7 +61,21 @@ class Safety:
 
     def may_move(self, node: Node) -> bool:
         """Say whether a node that was in the graph may stand anywhere that its inputs and readers allow."""
-        return self._timeline is not None and self._timeline.is_free([node])
+        if node.op == "placeholder":
+            return False  # their order is the signature
+        return self._timeline is None or self._timeline.is_free([node])
+
+
+def _may_change(site: Site, effects: Effects) -> bool:
+    """Say, quickly, whether a match and its replacement may differ in the memory that they share and write."""
+    return not site.replacement.is_separate or any(
+        found.shares or found.writes for found in map(effects.of, site.nodes)
+    )
+
+
+def _is_quiet(graph: Graph, effects: Effects) -> bool:
+    """Say whether no node of a graph does anything but compute its value."""
+    return not any(has_effect(effects.of(node)) for node in graph.nodes)
 
 
 def _is_run(site: Site) -> bool:
@@ -112,7 +129,18 @@ class _Change:
         self.overlaps = self._overlaps(old_writes | new_writes)
 
     def __bool__(self) -> bool:
-        return bool(self.parted or self.pairs or self.written or self.unwritten or self.overlaps)
+        return bool(self.parted or self.pairs or self.has_writes or self.overlaps)
+
+    @property
+    def has_writes(self) -> bool:
+        """Whether the replacement writes what the match does not, or the other way round."""
+        return bool(self.written or self.unwritten)
+
+    def announce(self, timeline: Timeline) -> None:
+        """Tell `timeline` what is going to be written that was not."""
+        for value in self.written:
+            if isinstance(value, Node):
+                timeline.expect_write(value)
 
     def _overlaps(self, writes: Iterable[_Root]) -> list[tuple[_Root, Node]]:
         """Pair what is written with the other inputs of the match, which must not be the same memory.

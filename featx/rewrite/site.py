@@ -15,16 +15,14 @@ from featx.rewrite.replacement import Replacement
 class Site:
     """A match and its replacement.
 
-    `nodes` are the operations of the match in graph order, and `paths` maps the targets in the replacement to targets in
-    the graph.
+    `nodes` are the operations of the match in graph order, and `paths` maps the targets in the replacement to targets
+    in the graph.
     """
 
     # Kept for each match, so as small as can be: garbage collections cost more than all else in a large graph.
     __slots__ = ("_pattern", "match", "nodes", "paths", "replacement")
 
-    def __init__(
-        self, pattern: Pattern, match: InternalMatch, replacement: Replacement, paths: dict[str, str]
-    ) -> None:
+    def __init__(self, pattern: Pattern, match: InternalMatch, replacement: Replacement, paths: dict[str, str]) -> None:
         self._pattern = pattern
         self.match, self.replacement, self.paths = match, replacement, paths
         self.nodes: list[Node] = sorted(
