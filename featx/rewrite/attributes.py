@@ -15,15 +15,15 @@ from featx.ir.node import Node
 from featx.ir.verify import find_attribute
 from featx.module import GraphModule
 from featx.rewrite.replacement import Replacement
-from featx.rewrite.targets import longest_prefix
+from featx.rewrite.targets import is_interchangeable, longest_prefix
 
 
 class Attributes:
     """Translates the paths of replacements into paths of `module`, and collects what only replacements have.
 
     A path that the pattern has too means what was matched there, and a path below it what lies below that. Any other
-    path means, if `share`, what the module has there, as in torch.fx, if that is of the same class; and else what the
-    replacement has, of which the module gets a copy, under another path if this one is taken.
+    path means, if `share`, what the module has there, as in torch.fx, if that differs in nothing but the values of its
+    tensors; and else what the replacement has. Of that the module gets a copy, under another path if this one is taken.
     """
 
     def __init__(self, module: GraphModule, *, share: bool) -> None:
@@ -77,7 +77,7 @@ class Attributes:
                 f"node '{node.name}' of the replacement refers to '{target}', which neither the replacement nor "
                 f"{self._module._get_name()} has; give the replacement as a module that has it"
             )
-        if own is present or (self._share and type(own) is type(present)):
+        if own is present or (self._share and is_interchangeable(own, present)):
             return target
         path = next(name for name in _names_like(target) if self._is_free(name))
         twin = copy.deepcopy(own, self._memos.setdefault(replacement, {}))

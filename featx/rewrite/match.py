@@ -11,7 +11,7 @@ from torch import nn
 from featx.errors import PatternError
 from featx.ir.graph import Graph
 from featx.ir.node import Node
-from featx.rewrite.pattern import Pattern, Source, graph_of
+from featx.rewrite.pattern import Pattern, Source, graph_of, without_guards
 from featx.rewrite.search import Search
 from featx.rewrite.targets import AlsoNamed, MatchModules, tests_of
 
@@ -72,6 +72,7 @@ class SubgraphMatcher:
         commutative: bool = False,
     ) -> None:
         graph, root = graph_of(pattern, "pattern")
+        graph = without_guards(graph)
         self._plan = Pattern(graph, root, match_output=match_output)
         self.pattern = graph
         self.match_output = match_output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias, cast
@@ -39,6 +40,24 @@ def graph_of(source: Source, what: str) -> tuple[Graph, nn.Module | None]:
     tracer = Tracer()
     graph = tracer.trace(source)
     return graph, tracer.root
+
+
+def without_guards(graph: Graph) -> Graph:
+    """Return `graph`, or, where a tracer left guards in it, a copy without them and what only they read.
+
+    Guards say for which inputs a trace holds. The graph that is searched has its own.
+    """
+    if not any(node.meta.get("is_guard") for node in graph.nodes):
+        return graph
+    root = graph.owning_module
+    graph = copy.deepcopy(graph)
+    graph.owning_module = root
+    only_guarded: set[Node] = set()
+    for node in reversed(graph.nodes):
+        if node.meta.get("is_guard") or (node in only_guarded and not node.users and node.op != "placeholder"):
+            only_guarded.update(node.all_input_nodes)
+            graph.erase_node(node)
+    return graph
 
 
 def leaves_of(argument: Any) -> Iterator[Any]:

@@ -89,15 +89,16 @@ def replace_pattern_with_filters(
     first reader of the result, or where the last node of the match was.
 
     In `replacement`, a module or parameter at a path that the pattern has too is the one that was matched, with its
-    weights, and so is what lies below it (`self.conv.weight`). One at any other path is what `gm` has there if that is
-    of the same class and modules match by path; otherwise `gm` gets a copy of the replacement's, in eval mode if `gm`
-    is, which all matches share. Submodules of `gm` that a replaced match alone called are removed if the replacement
-    is a module.
+    weights, and so is what lies below it (`self.conv.weight`). One at any other path is, where modules match by path,
+    what `gm` has there, as in torch.fx, if that differs in nothing but the values of its tensors; otherwise `gm` gets a
+    copy of the replacement's, in eval mode if `gm` is, which all matches share. Submodules of `gm` that only replaced
+    matches called are removed if the replacement is a module.
 
     The node that returns a value takes over the `meta` of the node that it replaces (its name, modules, source line,
     shape), except what describes the call; other new nodes take over its modules and source line.
 
-    `gm` is changed, and recompiled when it runs; `pattern` and `replacement` are not. O(nodes of the graph x nodes of
+    `gm` is changed, and recompiled when it runs; `pattern` and `replacement` are not. Of a module with a graph for each
+    mode, the present one is rewritten. O(nodes of the graph x nodes of
     the pattern), in practice O(nodes of the graph).
 
     Args:
@@ -146,7 +147,7 @@ def replace_pattern_with_filters(
         edit.replace(site, place)
     edit.finish()
     attributes.install(edit.targets)
-    if isinstance(replacement, nn.Module) and edit.replaced:
+    if replacements.has_modules and edit.replaced:
         remove_unused(gm, edit.called_before)
     graph.lint()
     return [
@@ -171,6 +172,7 @@ class _Replacements:
     ) -> None:
         self._matcher, self._graph, self._callback = matcher, graph, callback
         self._known: dict[Graph, Replacement] = {}
+        self.has_modules = False
         self._common = None if callback is not None or replacement is None else self._prepare(replacement)
 
     def of(self, match: InternalMatch) -> Replacement:
@@ -182,6 +184,7 @@ class _Replacements:
 
     def _prepare(self, source: Source) -> Replacement:
         graph, root = graph_of(source, "replacement")
+        self.has_modules = self.has_modules or isinstance(source, nn.Module)
         if graph is self._graph or self._matcher.pattern is self._graph:
             raise PatternError("the graph to rewrite is the pattern or replacement itself; give a deepcopy of it")
         known = self._known.get(graph)

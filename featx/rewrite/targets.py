@@ -172,6 +172,13 @@ def has_same_settings(one: nn.Module, other: nn.Module) -> bool:
     )
 
 
+def is_interchangeable(one: Any, other: Any) -> bool:
+    """Say whether two attributes of modules differ in nothing but the values of their tensors."""
+    if isinstance(one, nn.Module):
+        return isinstance(other, nn.Module) and has_same_settings(one, other)
+    return _is_same_setting(one, other)
+
+
 def _is_same_setting(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor):
         return _has_same_form(one, other)
