@@ -16,6 +16,8 @@ from featx.rewrite.site import Site
 # What of `meta` says where a value comes from, and what describes the call that makes it.
 _ORIGIN = ("nn_module_stack", "source", "stack_trace")
 _OF_THE_CALL = frozenset({"effects", "is_guard"})
+# What a tracer has seen of the whole graph: whether a value is written after it was made.
+_OF_THE_GRAPH = "is_overwritten"
 
 
 class Edit:
@@ -71,6 +73,9 @@ class Edit:
             if node.op == "call_module":
                 self.called_before[node.target] = None
             self._graph.erase_node(node)
+        if self.replaced:
+            for node in self._graph.nodes:
+                node.meta.pop(_OF_THE_GRAPH, None)
         for site in self.replaced:
             site.update_inputs(self._current)
 

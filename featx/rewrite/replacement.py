@@ -34,8 +34,8 @@ class Replacement:
         self.nodes = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
         if len(self.placeholders) != len(pattern.placeholders):
             raise PatternError(
-                f"the pattern has {len(pattern.placeholders)} inputs ({_names(pattern.placeholders)}) and the "
-                f"replacement {len(self.placeholders)} ({_names(self.placeholders)}); give it the same, used or not"
+                f"the pattern has the inputs {_names(pattern.placeholders)} and the replacement "
+                f"{_names(self.placeholders)}; give it as many, used or not"
             )
         for node in self.nodes:
             for value in (node.target, *leaves_of((node.args, node.kwargs))):
@@ -61,8 +61,8 @@ class Replacement:
             wanted = list[Any](pattern.returning)
         if len(wanted) != len(given):
             raise PatternError(
-                f"the pattern returns {len(wanted)} values ({_names(wanted)}) and the replacement {len(given)} "
-                f"({_names(given)}); let both return the same number"
+                f"the pattern returns {_names(wanted)} and the replacement {_names(given)}; "
+                "let both return the same number of values"
             )
         outputs: dict[Node, Any] = {}
         for node, value in zip(wanted, given, strict=True):
@@ -133,4 +133,4 @@ def nodes_in(value: Any) -> list[Node]:
 
 
 def _names(values: Iterable[Any]) -> str:
-    return ", ".join([f"'{value}'" for value in values]) or "none"
+    return f"({', '.join([str(value) for value in values])})"
