@@ -47,6 +47,18 @@ def twice_read(library: ModuleType, nodes: int) -> Any:
     return library.GraphModule(nn.Module(), graph)
 
 
+def in_place(library: ModuleType, nodes: int) -> Any:
+    """Build a chain in which every fourth call writes, and no match is a run of nodes."""
+    graph = library.Graph()
+    value = graph.placeholder("x")
+    for _ in range(nodes // 4):
+        first = graph.call_function(torch.relu, (value,))
+        other = graph.call_method("add_", (graph.call_function(torch.sigmoid, (value,)), 1))
+        value = graph.call_method("sub", (graph.call_function(torch.neg, (first,)), other))
+    graph.output(value)
+    return library.GraphModule(nn.Module(), graph)
+
+
 def fan(library: ModuleType, nodes: int) -> Any:
     """Build pairs of calls on one input, which the output returns all."""
     graph = library.Graph()
@@ -88,6 +100,7 @@ class Case:
 CASES = (
     Case("chain, 2 nodes", chain, two_calls),
     Case("matches with two readers", twice_read, two_calls),
+    Case("with in-place calls between", in_place, two_calls),
     Case("one input, one reader of all", fan, two_calls),
     Case("chain, 256 nodes", chain, long_chain),
 )

@@ -56,7 +56,8 @@ def replace_pattern(
 ) -> list[Match]:
     """Replace each match of `pattern` in the graph of `gm`, and return the matches that were replaced.
 
-    See `replace_pattern_with_filters`.
+    Inputs and outputs of `pattern` and `replacement` correspond by position. What a match is, when it stays as it is,
+    which modules a replacement means, what it costs and what is raised: see `replace_pattern_with_filters`.
     """
     replaced = replace_pattern_with_filters(
         gm, pattern, replacement, match_modules=match_modules, commutative=commutative

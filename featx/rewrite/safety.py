@@ -50,9 +50,12 @@ class Safety:
         if not any(change.has_writes for change in changes.values()) and _is_quiet(graph, effects):
             self.places = dict.fromkeys(sites, Place.ANYWHERE)
             return
-        self._timeline = timeline = Timeline(graph, effects)
-        for change in changes.values():
-            change.announce(timeline)
+        self._timeline = timeline = Timeline(
+            graph,
+            effects,
+            changes=[value for change in changes.values() for value in change.written if isinstance(value, Node)],
+            others=[value for change in changes.values() for value in change.roots if isinstance(value, Node)],
+        )
         for site in sites:
             change = changes.get(site)
             place = _place(site, timeline) if change is None or not change.does_harm(timeline) else None
@@ -136,11 +139,12 @@ class _Change:
         """Whether the replacement writes what the match does not, or the other way round."""
         return bool(self.written or self.unwritten)
 
-    def announce(self, timeline: Timeline) -> None:
-        """Tell `timeline` what is going to be written that was not."""
-        for value in self.written:
-            if isinstance(value, Node):
-                timeline.expect_write(value)
+    @property
+    def roots(self) -> Iterator[_Root]:
+        """The memory whose readers make a difference."""
+        yield from (root for _, root in self.parted)
+        yield from self.written
+        yield from self.unwritten
 
     def _overlaps(self, writes: Iterable[_Root]) -> list[tuple[_Root, Node]]:
         """Pair what is written with the other inputs of the match, which must not be the same memory.

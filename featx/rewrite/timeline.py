@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
 
 from featx.ir.effects import Effects
 from featx.ir.graph import Graph
@@ -17,39 +16,56 @@ from featx.rewrite.replacement import has_effect
 class Timeline:
     """The effects of the nodes of a graph, by position.
 
-    It says how things were when it was made: ask it about nodes that were there then. Made in O(nodes + edges), asked
-    in O(log nodes) for each node of a question.
+    It says how things were when it was made: ask it about nodes that were there then. `changes` are values whose memory
+    is going to be written by what takes the place of matches, `others` values whose readers will be asked for. Made in
+    O(nodes + edges), asked in O(log nodes) for each node of a question.
     """
 
-    def __init__(self, graph: Graph, effects: Effects) -> None:
+    def __init__(
+        self, graph: Graph, effects: Effects, changes: Iterable[Node] = (), others: Iterable[Node] = ()
+    ) -> None:
         self._effects = effects
         self._memory = memory = MemoryGroups(graph, effects)
         self._positions = {node: position for position, node in enumerate(graph.nodes)}
         self._writes: defaultdict[int, list[int]] = defaultdict(list)
-        self._touches: defaultdict[int, list[int]] = defaultdict(list)
         self._draws: list[int] = []
         self._checks: list[int] = []
         self._switches: list[int] = []
-        # For each memory, where its values are made and where each is read last.
-        lives: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
-        positions = self._positions
+        for node, position in self._positions.items():
+            if has_effect(effects.of(node)):
+                self._note(node, position)
+        self._further_writes = {memory.of(value) for value in changes}
+        # Only what is written makes a difference to those who read it.
+        self._watched = self._further_writes.union(self._writes, map(memory.of, others))
+        self._touches: dict[int, list[int]] = {group: [] for group in self._watched}
+        # For each memory, where its values are made and where they and those ahead of them are read last.
+        self._made: dict[int, list[int]] = {group: [] for group in self._watched}
+        self._read: dict[int, list[int]] = {group: [] for group in self._watched}
+        if self._watched:
+            self._watch()
+
+    def _note(self, node: Node, position: int) -> None:
+        found = self._effects.of(node)
+        for group in self.written_by(node):
+            self._writes[group].append(position)
+        if found.is_random:
+            self._draws.append(position)
+        if found.is_check:
+            self._checks.append(position)
+        if found.changes_global_state:
+            self._switches.append(position)
+
+    def _watch(self) -> None:
+        positions, memory = self._positions, self._memory
         for node, position in positions.items():
-            found = effects.of(node)
-            for group in self.written_by(node):
-                self._writes[group].append(position)
-            for group in self.touched_by(node):
+            for group in self.touched_by(node) & self._watched:
                 self._touches[group].append(position)
-            for happens, places in (
-                (found.is_random, self._draws),
-                (found.is_check, self._checks),
-                (found.changes_global_state, self._switches),
-            ):
-                if happens:
-                    places.append(position)
-            lives[memory.of(node)].append((position, max(map(positions.__getitem__, node.users), default=position)))
-        self._made = {group: [made for made, _ in values] for group, values in lives.items()}
-        self._read = {group: list(accumulate([read for _, read in values], max)) for group, values in lives.items()}
-        self._further_writes: set[int] = set()
+            group = memory.of(node)
+            if group in self._watched:
+                last = max(map(positions.__getitem__, node.users), default=position)
+                reads = self._read[group]
+                reads.append(max(last, reads[-1]) if reads else last)
+                self._made[group].append(position)
 
     def touched_by(self, node: Node) -> set[int]:
         """Return the memory that `node` reads, writes or makes."""
@@ -68,10 +84,6 @@ class Timeline:
             groups.add(memory.state_of(node))
         return groups
 
-    def expect_write(self, value: Node) -> None:
-        """Note that something new is going to write the memory of `value`."""
-        self._further_writes.add(self._memory.of(value))
-
     # -- questions ---------------------------------------------------------------------------------------------------
 
     def is_free(self, nodes: Iterable[Node]) -> bool:
@@ -84,7 +96,7 @@ class Timeline:
         for node in nodes:
             if node not in self._positions or has_effect(self._effects.of(node)):
                 return False
-            if any(self._writes.get(group) or group in self._further_writes for group in self.touched_by(node)):
+            if any(group in self._writes or group in self._further_writes for group in self.touched_by(node)):
                 return False
         return True
 
