@@ -13,6 +13,7 @@ from featx.errors import (
     ModulePathError,
     NodeInUseError,
     NodeNameError,
+    PatternError,
     RequestError,
     SpecializationError,
     TargetError,
@@ -30,6 +31,8 @@ from featx.interpret.transformer import Transformer
 from featx.ir.graph import Graph
 from featx.ir.node import Node, map_aggregate, map_arg
 from featx.module import GraphModule, symbolic_trace, trace
+from featx.rewrite.match import SubgraphMatcher
+from featx.rewrite.replace import Match, ReplacedPatterns, replace_pattern, replace_pattern_with_filters
 from featx.tracing.example import ExampleTracer
 from featx.tracing.inputs import PH
 from featx.tracing.proxy import Attribute, ParameterProxy, Proxy
@@ -58,15 +61,19 @@ __all__ = [
     "GraphModule",
     "InputError",
     "Interpreter",
+    "Match",
     "ModulePathError",
     "Node",
     "NodeInUseError",
     "NodeNameError",
     "ParameterProxy",
+    "PatternError",
     "Proxy",
     "PythonCode",
+    "ReplacedPatterns",
     "RequestError",
     "SpecializationError",
+    "SubgraphMatcher",
     "TargetError",
     "TraceError",
     "Tracer",
@@ -78,6 +85,8 @@ __all__ = [
     "map_aggregate",
     "map_arg",
     "prune",
+    "replace_pattern",
+    "replace_pattern_with_filters",
     "select",
     "symbolic_trace",
     "to_torch_fx",
