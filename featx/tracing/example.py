@@ -20,13 +20,14 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from featx.errors import FeatxError, TraceError
-from featx.ir.effects import operator_writes
 from featx.ir.graph import Graph
 from featx.tracing.caches import Caches
 from featx.tracing.calls import Calls, LeafPolicy
 from featx.tracing.constants import memory_of, tensors_of
 from featx.tracing.example_inputs import bind_example
 from featx.tracing.following import LeftBehind, Unfollowable
+from featx.tracing.frames import user_frame
+from featx.tracing.generators import SharedGenerators
 from featx.tracing.grad_modes import gradients_set
 from featx.tracing.recording import NeedsValues
 from featx.tracing.saved_state import SavedState
@@ -167,9 +168,13 @@ class ExampleTrace(Calls):
     ) -> None:
         """Run the root on the example and record it. The model is as before afterwards."""
         with ExitStack() as stack:
+            self.caller = user_frame()
+            stack.callback(setattr, self, "caller", None)
             # Tensors count their versions outside inference mode only.
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(gradients_set(self.gradients))
+            self._grad_modes.is_enabled = self.gradients
+            generators = SharedGenerators()
             if self.is_real:
                 stack.enter_context(self._saved)
             stack.enter_context(borrowed(list(self.module_paths), self.on_module))
@@ -182,10 +187,13 @@ class ExampleTrace(Calls):
             call_args, call_kwargs = bind_example(self, self._function, args, kwargs, self._stand_in)
             if not self.gradients:
                 self.on_grad_question()
+            stack.enter_context(self.kernels)
             stack.enter_context(_Mode(self))
             try:
                 result = self._function(*call_args, **call_kwargs)
+                self.check_unseen()
                 stack.enter_context(torch._C.DisableTorchFunction())
+                stack.enter_context(self.kernels.seen())
                 output = self.create_arg(result) if self._keep_output else None
             except LeftBehind:
                 raise
@@ -198,6 +206,9 @@ class ExampleTrace(Calls):
             stack.enter_context(torch._C.DisableTorchFunction())
             self.check_states()
             self.check_memory()
+            if generators.have_drawn():
+                generators.restore()
+                raise LeftBehind("forward draws from a random generator of Python or numpy by a name of its own")
             number = caches.changed_number()
             if number is not None:
                 raise LeftBehind(f"forward changes the number {number} of its Python module or of a class")
@@ -237,17 +248,16 @@ class ExampleTrace(Calls):
                 if module.training is not mode:
                     module.__dict__["training"] = mode
 
-    def execute(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a torch call; for real, tensors of the model whose memory it may write are saved ahead of it."""
-        name = function.__name__
-        is_norm = name in ("batch_norm", "instance_norm")
-        if self.is_real and (is_norm or operator_writes(name) or "out" in kwargs):
-            with torch._C.DisableTorchFunction():
-                for target in tree_leaves((args, kwargs) if is_norm else (args[:1], kwargs.get("out"))):
-                    owners = self._owners.get(memory_of(target), []) if isinstance(target, torch.Tensor) else []
-                    self.wrote_model = self.wrote_model or bool(owners)
-                    self._saved.save(owners)
-        return super().execute(function, args, kwargs)
+    def on_write(self, function: Any, tensors: list[torch.Tensor]) -> None:
+        """Save the tensors of the model whose memory a kernel of a trace for real is about to write."""
+        if "_foreach_" in function._schema.name:  # under a dispatch mode, its writes make no new versions
+            self.uncounted.update(map(memory_of, tensors))
+            self.wrote_unseen = self.wrote_unseen or bool(self.whole)
+        for tensor in tensors:
+            owners = self._owners.get(memory_of(tensor))
+            if owners:
+                self.wrote_model = True
+                self._saved.save(owners)
 
 
 class _Mode(TorchFunctionMode):
@@ -260,7 +270,8 @@ class _Mode(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        return self._trace.on_call(func, args, kwargs or {})
+        with self._trace.kernels.seen():
+            return self._trace.on_call(func, args, kwargs or {})
 
 
 def _error(root: Any, what: str, place: str) -> TraceError:
