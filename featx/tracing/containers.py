@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, cast
 
 import torch
@@ -13,6 +14,7 @@ _CONTAINERS = (list, dict, set)
 _LEAVES = frozenset({bool, int, float, complex, str, bytes, type(None), torch.Tensor, nn.Parameter, FunctionType})
 # What has attributes and is no place for a cache, or is looked after elsewhere.
 _OTHERS = (nn.Module, torch.Tensor, type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
+_LIBRARIES = sys.stdlib_module_names | {"torch", "featx"}
 _DEPTH = 3
 # What is larger is a registry or a vocabulary, whose items are looked at, and not what is inside those.
 _LARGE = 32
@@ -49,7 +51,8 @@ def copy_of(container: Any) -> Any:
 def _container(value: Any) -> Any:
     if isinstance(value, _CONTAINERS):
         return value
-    if isinstance(value, _OTHERS) or type(value).__module__.startswith(("torch.", "featx.")):
+    kind = type(value)
+    if isinstance(value, _OTHERS) or (kind is not SimpleNamespace and kind.__module__.partition(".")[0] in _LIBRARIES):
         return None
     try:
         attributes = object.__getattribute__(value, "__dict__")

@@ -52,6 +52,10 @@ class ModuleState:
         """Return the buffer of that name as it was."""
         return self._buffers.get(name)
 
+    def attribute(self, name: str) -> Any:
+        """Return the plain attribute of that name as it was, or None."""
+        return self._attributes.get(name)
+
     def changed_values(self) -> list[str]:
         """Return the names of plain attributes that had a number, a string or None before and have another one now."""
         state = self._module.__dict__
