@@ -14,7 +14,7 @@ from torch import nn
 from featx.ir.effects import MeasuredEffects, module_draws, module_writes_state
 from featx.ir.node import Node
 from featx.tracing.constants import memory_of
-from featx.tracing.following import LeftBehind, Unfollowable
+from featx.tracing.following import LeftBehind, Unfollowable, Unholdable
 from featx.tracing.generators import SharedGenerators
 from featx.tracing.kernels import Kernels
 from featx.tracing.left_behind import assigned_to_others, what_forward_left
@@ -67,6 +67,8 @@ class Calls(Recording):
         self._looked_into: set[nn.Module] = {root}
         self._training = {module: module.training for module in module_paths}
         self._caller = self.scope
+        # The module in which the trace broke off.
+        self.broken_off = ""
         self.kernels = Kernels(self.on_unseen_kernel, self.on_write if is_real else None)
         # What a call that is one node has drawn from, and is to be put back.
         self._generators: SharedGenerators | None = None
@@ -102,8 +104,15 @@ class Calls(Recording):
         try:
             is_leaf = self._is_leaf(module, path) if self._opened is None else path not in self._opened
             if is_leaf or isinstance(module, torch.jit.ScriptModule):
-                return self._call_whole(module, path, args, kwargs)
+                try:
+                    return self._call_whole(module, path, args, kwargs)
+                except Unholdable:  # a cache of keys and values, say, that forward has made
+                    if self._opened is None or self._is_leaf(module, path):
+                        raise
             return self._open(module, path, forward, args, kwargs)
+        except BaseException:
+            self.broken_off = self.broken_off or path
+            raise
         finally:
             self.scope = outer
 
@@ -122,7 +131,7 @@ class Calls(Recording):
             if not self.may_stay_whole(path):
                 raise
             # What was recorded inside is taken back, and the module is kept whole.
-            self.scope, self._caller, self.whole, self.unseen = scope, caller, 0, None
+            self.scope, self._caller, self.whole, self.unseen, self.broken_off = scope, caller, 0, None, ""
             self.names.forget(names)
             self.lineage.forget(lineage)
             del self.versions[versions:], self.memories[memories:]
@@ -140,10 +149,12 @@ class Calls(Recording):
     def _call_whole(self, module: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         inside = self.scope
         self.scope = self._caller  # which takes out of a value what it passes on
-        with torch._C.DisableTorchFunction():
-            arguments = tuple([self.create_arg(value) for value in args])
-            keywords = {key: self.create_arg(value) for key, value in kwargs.items()} if kwargs else {}
-        self.scope = inside
+        try:
+            with torch._C.DisableTorchFunction():
+                arguments = tuple([self.create_arg(value) for value in args])
+                keywords = {key: self.create_arg(value) for key, value in kwargs.items()} if kwargs else {}
+        finally:
+            self.scope = inside
         if module.training is not self._training[module]:
             raise Unfollowable(f"forward switches '{path}' between train and eval mode")
         for inner in module.modules():

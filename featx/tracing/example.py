@@ -36,6 +36,8 @@ from featx.tracing.symbolic import is_leaf_class
 from featx.tracing.wrapping import globals_of, wrapped_functions
 from featx.tree import tree_leaves
 
+IsEnough = Callable[[Graph, str], bool]
+
 
 class ExampleTracer:
     """Traces a module or function on an example.
@@ -71,13 +73,13 @@ class ExampleTracer:
         root: nn.Module | Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        is_enough: Callable[[Graph], bool] | None = None,
+        is_enough: IsEnough | None = None,
     ) -> ExampleTrace:
         """Run `root(*args, **kwargs)` and return what was recorded.
 
         Nothing is computed, unless the model asks for values; then it runs on the example for real. The model and the
-        inputs are as before afterwards, also after an error. Where something fails and `is_enough` says of the graph so
-        far that it has all that is wanted, the trace ends there.
+        inputs are as before afterwards, also after an error. Where something fails, and `is_enough` says of the graph so
+        far and the path of the innermost module that failed that all that is wanted is there, the trace ends there.
 
         Raises:
             TraceError: what the root module itself does cannot be followed; the message says where and what to do.
@@ -109,7 +111,7 @@ class ExampleTracer:
         root: nn.Module | Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        is_enough: Callable[[Graph], bool] | None = None,
+        is_enough: IsEnough | None = None,
         *,
         is_real: bool,
         gradients: bool = True,
@@ -164,7 +166,7 @@ class ExampleTrace(Calls):
         kwargs: Mapping[str, Any],
         modules: tuple[ModuleType, ...],
         functions: tuple[Callable[..., Any], ...],
-        is_enough: Callable[[Graph], bool] | None,
+        is_enough: IsEnough | None,
     ) -> None:
         """Run the root on the example and record it. The model is as before afterwards."""
         with ExitStack() as stack:
@@ -200,7 +202,7 @@ class ExampleTrace(Calls):
             except (Unfollowable, NeedsValues, Exception):
                 self.whole = 0
                 self.names.assign()
-                if is_enough is None or not is_enough(self.graph):
+                if is_enough is None or not is_enough(self.graph, self.broken_off):
                     raise
                 output = None
             stack.enter_context(torch._C.DisableTorchFunction())

@@ -35,6 +35,10 @@ class Unfollowable(BaseException):
         self.what, self.place = what, describe(user_frame())
 
 
+class Unholdable(Unfollowable):
+    """A value that no graph can hold is passed to a call that is one node."""
+
+
 class LeftBehind(Unfollowable):
     """What forward left somewhere, which the next call would find; it matters although all that is wanted is there."""
 
@@ -331,7 +335,7 @@ class Following(TracerBase):
         try:
             return super().create_other_arg(a)
         except ArgumentTypeError:
-            raise Unfollowable(f"a {type(a).__name__}, which no graph can hold, is passed on or returned") from None
+            raise Unholdable(f"a {type(a).__name__}, which no graph can hold, is passed on or returned") from None
 
     def path_of_module(self, mod: nn.Module) -> str:
         """Return the path of a module in the root."""
