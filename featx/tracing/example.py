@@ -78,8 +78,8 @@ class ExampleTracer:
         """Run `root(*args, **kwargs)` and return what was recorded.
 
         Nothing is computed, unless the model asks for values; then it runs on the example for real. The model and the
-        inputs are as before afterwards, also after an error. Where something fails, and `is_enough` says of the graph so
-        far and the path of the innermost module that failed that all that is wanted is there, the trace ends there.
+        inputs are as before afterwards, also after an error. Where something fails, `is_enough` is asked with the graph
+        so far and the path of the innermost module that failed; if all that is wanted is there, the trace ends there.
 
         Raises:
             TraceError: what the root module itself does cannot be followed; the message says where and what to do.
