@@ -7,6 +7,7 @@ that stayed in one would break the model for good, and a call that was counted w
 from __future__ import annotations
 
 import functools
+import gc
 import operator
 from collections.abc import Callable, Iterable, Iterator
 from types import FunctionType, ModuleType, TracebackType
@@ -17,6 +18,8 @@ import torch
 from featx.tracing.containers import containers_in, copy_of
 
 _CACHED = functools._lru_cache_wrapper
+# How deep in the result of a cached function a tensor may lie.
+_NESTING = 3
 _NUMBERS = frozenset({bool, int, float})
 
 
@@ -68,6 +71,20 @@ class Caches:
         if isinstance(value, (tuple, list)):
             return any(map(self._holds_of_trace, cast(list[Any], value)))
         return isinstance(value, torch.Tensor) and self._is_of_trace(value)
+
+
+def empty_functions_that_keep(tensors: list[torch.Tensor]) -> None:
+    """Empty the cached functions, of whatever file, that keep one of `tensors`, also inside tuples, lists and dicts.
+
+    Costs nothing where there are no tensors, and a walk over all objects of the process where there are.
+    """
+    kept: list[Any] = list(tensors)
+    for _ in range(_NESTING if kept else 0):
+        holders = gc.get_referrers(*kept)
+        for holder in holders:
+            if isinstance(holder, _CACHED):
+                holder.cache_clear()
+        kept = [holder for holder in holders if type(holder) in (tuple, list, dict) and holder is not kept]
 
 
 class _Holder:

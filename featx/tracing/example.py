@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 import operator
+import weakref
 from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import ModuleType
@@ -21,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from featx.errors import FeatxError, TraceError
 from featx.ir.graph import Graph
-from featx.tracing.caches import Caches
+from featx.tracing.caches import Caches, empty_functions_that_keep
 from featx.tracing.calls import Calls, LeafPolicy
 from featx.tracing.constants import memory_of, tensors_of
 from featx.tracing.example_inputs import bind_example
@@ -29,9 +30,12 @@ from featx.tracing.following import LeftBehind, Unfollowable
 from featx.tracing.frames import user_frame
 from featx.tracing.generators import SharedGenerators
 from featx.tracing.grad_modes import gradients_set
+from featx.tracing.lineage import Lineage
 from featx.tracing.recording import NeedsValues
 from featx.tracing.saved_state import SavedState
 from featx.tracing.scope import borrowed, walk_modules
+from featx.tracing.standins import StandIns
+from featx.tracing.states import ModuleStates
 from featx.tracing.symbolic import is_leaf_class
 from featx.tracing.wrapping import globals_of, wrapped_functions
 from featx.tree import tree_leaves
@@ -128,6 +132,7 @@ class ExampleTracer:
             trace.run(args, kwargs, *self._autowrap, is_enough)
         except Unfollowable as error:
             raise _error(root, error.what, error.place) from error
+        empty_functions_that_keep(trace.let_go())
         return trace
 
 
@@ -220,6 +225,16 @@ class ExampleTrace(Calls):
         self.names.assign()
         for node, tensor, version in self.versions:
             node.meta["is_overwritten"] = tensor._version != version or memory_of(tensor) in self.uncounted
+
+    def let_go(self) -> list[torch.Tensor]:
+        """Drop all values of the trace, which is over; return the stand-ins that somebody else keeps."""
+        followed = [
+            weakref.ref(tensor) for tensor, _ in self.memories if tensor.is_meta and self._device.type != "meta"
+        ]
+        self.lineage, self.stand_ins, self.states = Lineage(), StandIns({}), ModuleStates(())
+        self.versions, self.memories = [], []
+        kept = (reference() for reference in followed)
+        return [tensor for tensor in kept if tensor is not None]
 
     def _stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
         if self.is_real or tensor.is_meta:
