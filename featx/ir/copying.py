@@ -144,7 +144,7 @@ def _from_positions(value: Any, nodes: list[Node]) -> Any:
         if all(one is other for one, other in zip(items, sequence, strict=True)):
             return sequence
         kind = type(sequence)
-        return kind(*items) if hasattr(value, "_fields") else kind(items)
+        return tuple.__new__(kind, items) if hasattr(value, "_fields") else kind(items)
     if isinstance(value, dict):
         mapping = cast(dict[Any, Any], value)
         changed = {key: _from_positions(item, nodes) for key, item in mapping.items()}

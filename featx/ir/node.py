@@ -379,7 +379,7 @@ def _freeze(argument: Argument, uses: dict[Node, None]) -> Argument:
     if isinstance(argument, tuple):
         items = [_freeze(item, uses) for item in cast(tuple[Any, ...], argument)]
         if hasattr(argument, "_fields"):
-            return kind(*items)
+            return tuple.__new__(kind, items)
         return tuple(items) if kind is tuple else kind(items)
     if isinstance(argument, list):
         return ImmutableList([_freeze(item, uses) for item in cast(list[Any], argument)])
@@ -453,7 +453,7 @@ def _map_structure(
         items = [recurse(item) for item in cast(tuple[Any, ...], a)]
         kind = type(cast(tuple[Any, ...], a))
         if hasattr(a, "_fields"):
-            return kind(*items)
+            return tuple.__new__(kind, items)
         return tuple(items) if kind is tuple else kind(items)
     if isinstance(a, list):
         return ImmutableList([recurse(item) for item in cast(list[Any], a)])

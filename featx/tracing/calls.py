@@ -105,6 +105,8 @@ class Calls(Recording):
         self._caller = outer
         try:
             is_leaf = self._is_leaf(module, path) if self._opened is None else path not in self._opened
+            if has_own_call(type(module)):
+                is_leaf = False  # what it does ahead of forward is recorded by now, and must not run twice
             if is_leaf or isinstance(module, torch.jit.ScriptModule):
                 try:
                     return self._call_whole(module, path, args, kwargs)
@@ -194,6 +196,8 @@ class Calls(Recording):
             result = call()
         finally:
             self.whole -= 1
+            if self.is_real or self.drew:
+                self.note_draw()  # whatever the call did to the generator, it will do again
             if self._generators is not None:
                 self._generators.restore()
                 self._generators = None
@@ -256,7 +260,7 @@ class Calls(Recording):
         """
         if self.whole or self.unseen is not None:
             return
-        is_random = torch.Tag.nondeterministic_seeded in function.tags
+        is_random = torch.Tag.nondeterministic_seeded in getattr(function, "tags", ())
         if is_random or any(self._is_of_graph((tensor,)) or self._is_unseen(tensor) for tensor in tensors):
             self.unseen = Unfollowable(f"{function} runs in compiled or scripted code, which torch does not tell of,")
 
@@ -381,3 +385,9 @@ class Calls(Recording):
             self._generators = self._generators or SharedGenerators()
             return function(*args, **kwargs)
         raise Unfollowable(f"forward draws from a random generator of Python or numpy ({function.__name__})")
+
+
+def has_own_call(kind: type[nn.Module]) -> bool:
+    """Say whether a class of modules does something of its own in `__call__`, around `forward` and hooks."""
+    call = kind.__call__
+    return call is not nn.Module.__call__ and not call.__module__.startswith("torch.")

@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from featx.errors import FeatxError, TraceError
 from featx.ir.graph import Graph
 from featx.tracing.caches import Caches, empty_functions_that_keep
-from featx.tracing.calls import Calls, LeafPolicy
+from featx.tracing.calls import Calls, LeafPolicy, has_own_call
 from featx.tracing.constants import memory_of, tensors_of
 from featx.tracing.example_inputs import bind_example
 from featx.tracing.following import AssignedAnew, LeftBehind, Unfollowable
@@ -157,6 +157,11 @@ class ExampleTrace(Calls):
 
     def __init__(self, tracer: ExampleTracer, root: Any, example: Any, *, is_real: bool, keep_source: bool) -> None:
         module = root if isinstance(root, nn.Module) else nn.Module()
+        if has_own_call(type(module)):
+            raise TraceError(
+                f"{type(module).__name__} overrides __call__, which a graph of its forward would leave out; put that "
+                "code into forward, or make the model a submodule of one that calls it"
+            )
         self._function: Callable[..., Any] = root.forward if isinstance(root, nn.Module) else root
         self.signature = inspect.signature(self._function)
         module_paths = {module: path for path, module in walk_modules(module)}
@@ -198,8 +203,10 @@ class ExampleTrace(Calls):
             stack.enter_context(gradients_set(self.gradients))
             self._grad_modes.is_enabled = self.gradients
             generators = SharedGenerators()
+            stack.enter_context(torch.random.fork_rng(devices=None if self.is_real else []))
             if self.is_real:
                 stack.enter_context(self._saved)
+            self.generator_state = torch.get_rng_state()
             stack.enter_context(borrowed(list(self.module_paths), self.on_module))
             kinds = {type(module) for module in self.module_paths if type(module).__module__[:9] != "torch.nn."}
             namespaces = globals_of(self._function, kinds)
@@ -215,7 +222,7 @@ class ExampleTrace(Calls):
             stack.enter_context(self.kernels)
             stack.enter_context(_Mode(self))
             try:
-                result = self._function(*call_args, **call_kwargs)
+                result = self._call(*call_args, **call_kwargs)
                 self.check_unseen()
                 stack.enter_context(torch._C.DisableTorchFunction())
                 stack.enter_context(self.kernels.seen())
@@ -231,6 +238,7 @@ class ExampleTrace(Calls):
             stack.enter_context(torch._C.DisableTorchFunction())
             self.check_states()
             self.check_memory()
+            self.check_generator()
             if generators.have_drawn():
                 generators.restore()
                 raise LeftBehind("forward draws from a random generator of Python or numpy by a name of its own")
@@ -243,6 +251,12 @@ class ExampleTrace(Calls):
         self.names.assign()
         for node, tensor, version in self.versions:
             node.meta["is_overwritten"] = tensor._version != version or memory_of(tensor) in self.uncounted
+
+    def _call(self, *args: Any, **kwargs: Any) -> Any:
+        # The hooks of the root are code like any other, and what they do to its inputs, all else is computed from.
+        if self.root._forward_pre_hooks or self.root._forward_hooks:
+            return type(self.root)._call_impl(self.root, *args, **kwargs)
+        return self._function(*args, **kwargs)
 
     def let_go(self) -> list[torch.Tensor]:
         """Drop all values of the trace, which is over; return the stand-ins that somebody else keeps."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import operator
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
@@ -103,4 +104,23 @@ class _Followed:
             items = cast(list[Any], value)
             parts = [self._nested(item, Part(origin, operator.getitem, i)) for i, item in enumerate(items)]
             return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+        self._check_leaf(value, origin)
         return value
+
+    def _check_leaf(self, value: Any, origin: Node | Part) -> None:
+        # Texts, truth values and None are part of the form; what no graph can hold is known by its type there.
+        is_number = isinstance(value, (int, float, complex)) and not isinstance(value, bool)
+        if is_number or callable(value) or isinstance(value, (enum.Enum, torch.dtype, torch.device)):
+            check = check_decision if is_number else check_is_same
+            self._mark(check, (self._plain_node(origin), value, f"input '{str(self._node.target).lstrip('*')}'"))
+
+    def _plain_node(self, origin: Node | Part) -> Node:
+        if isinstance(origin, Node):
+            return origin
+        return self._mark(origin.function, (self._plain_node(origin.owner), origin.key))
+
+    def _mark(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Node:
+        node = self._recording.graph.create_node("call_function", function, arguments, {})
+        node.meta["is_guard"] = function is check_decision or function is check_is_same
+        node.meta["is_check_of_input"] = True
+        return node

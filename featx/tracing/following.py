@@ -75,6 +75,8 @@ class Following(TracerBase):
         # Attributes that are not there during this trace, and those that forward reads before it assigns them.
         self.absent: set[tuple[nn.Module, str]] = set()
         self.read_first: set[tuple[nn.Module, str]] = set()
+        # The state of torch's generator after the last draw that the trace knows of.
+        self.generator_state: torch.Tensor | None = None
         # What ran on a value of the trace where no call told of it.
         self.unseen: Unfollowable | None = None
         # Whether a module that is kept whole had its hands on memory in a way that no version tells.

@@ -9,8 +9,8 @@ import torch
 from featx.errors import SpecializationError
 
 _HINT = (
-    "The graph holds only where this stays as it was on the example; trace again with an example like this input, or "
-    "keep the module that decides it whole"
+    "The graph holds only where this stays as it was on the example; for other inputs give create_feature_extractor "
+    "adaptive=True, or trace again with an example like this input"
 )
 
 

@@ -26,6 +26,8 @@ class Kernels(TorchDispatchMode):
             costs nothing.
     """
 
+    supports_higher_order_operators = True  # torch.cond and the like
+
     def __init__(self, on_unseen: OnKernel, on_write: OnKernel | None) -> None:
         super().__init__()
         self._on_unseen = on_unseen
@@ -79,7 +81,9 @@ def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> list[torch
 
 
 def _written(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> list[torch.Tensor]:
-    schema = function._schema
+    schema = getattr(function, "_schema", None)
+    if schema is None:  # an operator of higher order, whose branches come by themselves
+        return []
     if "batch_norm" in schema.name:  # which writes its statistics, and does not say so
         return _tensors(args, kwargs)
     if not schema.is_mutable:

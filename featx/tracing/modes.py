@@ -5,19 +5,36 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 
+import torch
 from torch import nn
+
+from featx.tracing.state import ModuleState
 
 
 @contextmanager
 def in_mode(model: nn.Module, training: bool) -> Generator[None]:
-    """Put `model` into train or eval mode; afterwards each submodule has its own mode again."""
+    """Put `model` into train or eval mode; afterwards each submodule has its own mode again.
+
+    What a module that overrides `train` does to its own weights (LoRA merges them in) is undone to the last bit.
+    """
     modes = [(module, module.training) for module in model.modules()]
     was_training = model.training
+    # A model may do more than set flags here.
+    switching = [module for module, _ in modes if type(module).train is not nn.Module.train]
+    states = [ModuleState(module) for module in switching]
+    tensors = [tensor for module in switching for tensor in (*module.parameters(), *module.buffers())]
+    saved = [(tensor, tensor.detach().clone()) for tensor in {id(tensor): tensor for tensor in tensors}.values()]
     try:
         model.train(training)
         yield
     finally:
         if model.training != was_training:
-            model.train(was_training)  # a model may do more than set flags here
+            model.train(was_training)
         for module, mode in modes:
             module.__dict__["training"] = mode
+        with torch.no_grad():
+            for tensor, before in saved:
+                if not torch.equal(tensor, before):
+                    tensor.copy_(before)
+        for state in states:
+            state.restore(lambda value: False)

@@ -10,10 +10,10 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from featx.ir.effects import draws_now, operator_writes
+from featx.ir.effects import draws_now, operator_draws, operator_writes
 from featx.ir.node import Argument, Node, Target
 from featx.tracing.constants import memory_of
-from featx.tracing.following import Following, Unfollowable
+from featx.tracing.following import Following, LeftBehind, Unfollowable
 from featx.tracing.frames import compares_objects, is_in_try, what_follows, written_operator
 from featx.tracing.lineage import Part
 from featx.tracing.operators import MAGIC, OPERATORS, READS_VALUES, REFLECTED
@@ -46,6 +46,8 @@ class Recording(Following):
         if name == "set_":  # torch loses an error that is raised here
             self.gave_memory = True
             return function(*args, **kwargs)
+        if name in _MEMORY and self._is_of_graph(args):
+            raise Unfollowable(f"the memory of a tensor is read past torch ({name})")
         if name in ("resize_", "resize_as_"):
             raise Unfollowable(f"a tensor gets other memory ({name})")
         if name in _RESHAPES and memory_of(args[0]) in self._renamed:
@@ -98,7 +100,7 @@ class Recording(Following):
         arguments = tuple([self.create_arg(value) for value in args])
         keywords = {key: self.create_arg(value) for key, value in kwargs.items()} if kwargs else {}
         name = function.__name__
-        result = self.execute(function, args, kwargs)
+        result = self._executed(function, args, kwargs)
         if args and result is args[0] and isinstance(result, torch.Tensor) and not operator_writes(name):
             result = self.another_name(result, frame)
         op, target, arguments, stem = _as_written(function, arguments, keywords, frame)
@@ -107,6 +109,28 @@ class Recording(Following):
             # How many dimensions go depends on sizes.
             self._pinned(torch.Tensor.dim, (result,), result.dim())
         return result
+
+    def _executed(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        # The numbers that a graph draws follow from the state of the generator, which it must find as the model does.
+        is_draw = operator_draws(function.__name__)
+        if is_draw:
+            self.check_generator()
+        result = self.execute(function, args, kwargs)
+        if is_draw:
+            self.note_draw()
+        return result
+
+    def note_draw(self) -> None:
+        """Remember the state in which the next draw should find torch's generator."""
+        if not self.is_real:  # where stand-ins draw nothing, something else does, so that the state tells
+            with torch._C.DisableTorchFunction():
+                torch.empty(1, device="cpu").uniform_()
+        self.generator_state = torch.get_rng_state()
+
+    def check_generator(self) -> None:
+        """Raise where forward has put torch's generator into another state than that of the last draw."""
+        if self.generator_state is not None and not torch.equal(torch.get_rng_state(), self.generator_state):
+            raise LeftBehind("forward seeds torch's random generator, or puts it back,")
 
     def another_name(self, tensor: torch.Tensor, frame: FrameType | None) -> torch.Tensor:
         """Return the same memory as another object, for a call that returns what it got, or for another input does not.
@@ -125,7 +149,7 @@ class Recording(Following):
     def _on_constants(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # No input of the model is involved. Where a tensor comes out it is recorded, without a name, as it may be
         # written later and must be made anew in each call; anything else is a plain value.
-        result = self.execute(function, args, kwargs)
+        result = self._executed(function, args, kwargs)
         if isinstance(result, torch.Tensor) or _holds_tensors(result):
             arguments = tuple([self.create_arg(value) for value in args])
             keywords = {key: self.create_arg(value) for key, value in kwargs.items()} if kwargs else {}
@@ -149,6 +173,8 @@ class Recording(Following):
             value = self._device.type == "meta"
         else:
             value = self.execute(function, (tensor,), {}) if name in _TENSOR_ATTRIBUTES else function(tensor)
+        if name in _ABOUT_GRADIENTS and tensor.is_meta and not self.whole and not self.is_real:
+            raise NeedsValues  # stand-ins do not know
         if self.whole or name in ("ndim", "grad", "_version", "_base", "is_meta"):
             return value
         if isinstance(value, torch.Tensor):
@@ -239,6 +265,8 @@ class Recording(Following):
 
 # What changes the shape of a tensor and of all that are the same object.
 _RESHAPES = frozenset({"squeeze_", "unsqueeze_", "t_", "transpose_", "swapdims_", "swapaxes_", "as_strided_"})
+_ABOUT_GRADIENTS = frozenset({"requires_grad", "is_leaf", "grad_fn"})
+_MEMORY = frozenset({"untyped_storage", "storage", "_typed_storage", "__dlpack__"})
 _TENSOR_ATTRIBUTES = frozenset({"T", "H", "mT", "mH", "data", "real", "imag"})
 
 

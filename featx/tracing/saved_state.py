@@ -9,10 +9,7 @@ import torch
 
 
 class SavedState:
-    """Tensors that are about to be written, and the state of the random generators.
-
-    A context manager: at its end the tensors have their values again, and the generators go on where they were.
-    """
+    """Tensors that are about to be written. A context manager: at its end they have their values again."""
 
     def __init__(self) -> None:
         self._saved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -24,14 +21,11 @@ class SavedState:
                 self._saved[id(tensor)] = (tensor, tensor.detach().clone())
 
     def __enter__(self) -> SavedState:
-        self._fork = torch.random.fork_rng()
-        self._fork.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._fork.__exit__(kind, error, traceback)
         with torch.no_grad():
             for tensor, saved in self._saved.values():
                 tensor.copy_(saved)

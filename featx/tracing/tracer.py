@@ -103,7 +103,8 @@ class TracerBase:
         if isinstance(a, tuple):
             items = [self.create_arg(item) for item in cast(tuple[Any, ...], a)]
             kind = type(cast(tuple[Any, ...], a))
-            return kind(*items) if hasattr(a, "_fields") else kind(items)
+            # A named tuple may have a constructor of its own, which wants tensors (PackedSequence).
+            return tuple.__new__(kind, items) if hasattr(a, "_fields") else kind(items)
         if isinstance(a, list):
             return [self.create_arg(item) for item in cast(list[Any], a)]
         if isinstance(a, dict):

@@ -170,6 +170,8 @@ def wrapped_functions(
             original = _original(value)
             if _is_opaque_to_proxies(original) or (record is not None and isinstance(original, _CACHED)):
                 places[id(namespace), name] = namespace
+    for namespace, name in _functions_of_einops(seen):
+        places[id(namespace), name] = namespace
     for namespace, name in _random_functions(seen):
         places.setdefault((id(namespace), name), namespace)
     laid: list[tuple[dict[str, Any], str, _PassThrough, Recorder | None]] = []
@@ -208,6 +210,13 @@ def _original(value: Any) -> Any:
 
 def _is_of_einops(value: Any) -> bool:
     return type(value) is FunctionType and str(value.__module__).startswith("einops")
+
+
+def _functions_of_einops(seen_globals: Iterable[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], str]]:
+    einops = sys.modules.get("einops")
+    if einops is not None and any(value is einops for namespace in seen_globals for value in namespace.values()):
+        owner = einops.__dict__
+        yield from ((owner, name) for name in owner if _is_of_einops(_original(owner[name])))
 
 
 def _is_opaque_to_proxies(value: Any) -> bool:
