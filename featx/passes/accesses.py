@@ -1,0 +1,187 @@
+"""What memory the nodes of a graph read and write, so that passes can tell what must keep its order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import nn
+
+from featx.ir.effects import Effects
+from featx.ir.graph import Graph
+from featx.ir.memory import MemoryGroups
+from featx.ir.node import Node
+from featx.ir.repeatable import RepeatableCalls, depends_on_mode, is_known_module, may_draw
+from featx.module import GraphModule
+from featx.tracing.constants import memory_of
+from featx.tree import tree_leaves
+
+# Cells that are no memory: the generators of random numbers, and modes such as autocast.
+DRAWS, MODES = -1, -2
+
+
+class Accesses:
+    """Which cells each node of `gm` reads and writes, as its graph is now.
+
+    A cell is memory that values may share: groups of `MemoryGroups`, joined where modules hold one tensor under two
+    paths. Two inputs may be one tensor, so they are one cell as soon as one of them is written; that an input is a
+    tensor of the model is not expected. Make a new object after editing. O(nodes + edges + tensors of the modules).
+    """
+
+    def __init__(self, gm: GraphModule) -> None:
+        graph = gm.graph
+        self.effects = Effects(graph, gm)
+        self.repeatable = RepeatableCalls(self.effects)
+        self._memory = MemoryGroups(graph, self.effects)
+        self._parents: dict[object, object] = {}
+        self._known: dict[str, bool] = {}
+        self._join_modules(graph, gm)
+        self._join_inputs(graph)
+        # The cells of what the model keeps.
+        self.state = {self.cell_of(node) for node in graph.nodes if node.op == "get_attr"}
+        self.state |= {self.state_of(node) for node in graph.nodes if node.op == "call_module"}
+        self._written = {cell for node in graph.nodes for cell in self.writes(node)}
+        self._rebindable = {
+            self.state_of(node)
+            for node in graph.nodes
+            if node.op == "call_module" and self.effects.of(node).writes_state and not self._is_known(node)
+        }
+
+    def cell_of(self, node: Node) -> object:
+        """Return the cell of the value of `node`."""
+        return self._find(self._memory.of(node))
+
+    def state_of(self, node: Node) -> object:
+        """Return the cell of what the module that `node` calls keeps."""
+        return self._find(self._memory.state_of(node))
+
+    def is_written(self, node: Node) -> bool:
+        """Say whether any node writes the memory of the value of `node`, before it or after it."""
+        return self.cell_of(node) in self._written
+
+    def is_state_written(self, node: Node) -> bool:
+        """Say whether any node writes what the module that `node` calls keeps."""
+        return self.state_of(node) in self._written
+
+    def is_fixed_read(self, node: Node) -> bool:
+        """Say whether `node` reads an attribute that is the same object during the whole run."""
+        return node.op == "get_attr" and self.cell_of(node) not in self._rebindable
+
+    def sets_seed(self, node: Node) -> bool:
+        """Say whether `node` is `torch.manual_seed` or a function of that name for another generator."""
+        is_switch = self.effects.of(node).changes_global_state
+        return is_switch and getattr(node.target, "__name__", None) == "manual_seed"
+
+    def reads(self, node: Node) -> list[object]:
+        """Return the cells whose contents decide what `node` does."""
+        cells = dict.fromkeys([self.cell_of(source) for source in node.all_input_nodes])
+        if node.op == "call_module":
+            cells[self.state_of(node)] = None
+        elif node.op == "get_attr":
+            cells[self.cell_of(node)] = None
+        return list(cells)
+
+    def writes(self, node: Node) -> list[object]:
+        """Return the cells that `node` may change; what it draws and switches are cells too."""
+        effects = self.effects.of(node)
+        cells = dict.fromkeys([self.cell_of(target) for target in effects.writes])
+        if effects.writes_state and node.op == "call_module":
+            cells[self.state_of(node)] = None
+        if effects.is_random:
+            cells[DRAWS] = None
+        if effects.changes_global_state:
+            cells[MODES] = cells[DRAWS] = None  # a seed is set for good
+        return list(cells)
+
+    def dependencies(self, nodes: Iterable[Node], *, in_modes: bool) -> Iterator[tuple[Node, Node]]:
+        """Yield pairs of `nodes` of which the first must run before the second, enough to imply all such pairs.
+
+        A pair has a value that the second reads, or a cell that one of them writes, in train mode or in eval mode; with
+        `in_modes` every node must also stay between the same switches. A check may come later than a write behind it.
+        O(nodes + edges).
+        """
+        chosen = set(nodes)
+        writers: dict[object, Node] = {}
+        readers: dict[object, list[Node]] = {}
+        for node in nodes:
+            for source in node.all_input_nodes:
+                if source in chosen:
+                    yield source, node
+            reads, writes = self.reads(node), [*self.writes(node), *self._writes_in_other_mode(node)]
+            for cell in [*reads, MODES] if in_modes else reads:
+                if cell in writers:
+                    yield writers[cell], node
+                readers.setdefault(cell, []).append(node)
+            for cell in writes:
+                if writers.get(cell, node) is not node:
+                    yield writers[cell], node
+                for reader in readers.pop(cell, ()):
+                    if reader is not node:
+                        yield reader, node
+                writers[cell] = node
+
+    def _writes_in_other_mode(self, node: Node) -> list[object]:
+        module = self.effects.module_of(node) if node.op == "call_module" else None
+        if module is None:
+            return []
+        # What an unknown module was seen to do on the example is not all that it may do.
+        is_unknown = not self._is_known(node)
+        cells: list[object] = [DRAWS] if is_unknown or may_draw(module) else []
+        return [*cells, self.state_of(node)] if is_unknown or depends_on_mode(module) else cells
+
+    def _is_known(self, node: Node) -> bool:
+        known = self._known.get(node.target)
+        if known is None:
+            module = self.effects.module_of(node)
+            known = self._known[node.target] = module is not None and is_known_module(module)
+        return known
+
+    # -- joining -----------------------------------------------------------------------------------------------------
+
+    def _join_modules(self, graph: Graph, gm: GraphModule) -> None:
+        done: set[tuple[str, str]] = set()
+        for node in graph.nodes:
+            if node.op not in ("call_module", "get_attr"):
+                continue
+            cell = self._memory.of(node) if node.op == "get_attr" else self._memory.state_of(node)
+            if (node.op, node.target) not in done:
+                done.add((node.op, node.target))
+                for part in _held(gm, node.target):
+                    self._join(cell, part)
+
+    def _join_inputs(self, graph: Graph) -> None:
+        inputs = [node for node in graph.nodes if node.op == "placeholder"]
+        written = {self.cell_of(target) for node in graph.nodes for target in self.effects.of(node).writes}
+        if any(self.cell_of(node) in written for node in inputs):
+            for node in inputs:
+                self._join(self._memory.of(inputs[0]), self._memory.of(node))
+
+    def _find(self, cell: object) -> object:
+        parents = self._parents
+        while (parent := parents.get(cell, cell)) != cell:
+            parents[cell] = parents.get(parent, parent)
+            cell = parent
+        return cell
+
+    def _join(self, one: object, other: object) -> None:
+        one, other = self._find(one), self._find(other)
+        if one != other:
+            self._parents[other] = one
+
+
+def _held(gm: GraphModule, path: str) -> Iterator[object]:
+    """Yield what stands for each module and tensor that `gm` has at `path`, the same under every path to it."""
+    value: object = gm
+    for part in path.split("."):
+        value = getattr(value, part, None)
+    if isinstance(value, torch.Tensor):
+        yield ("memory", memory_of(value))
+    elif isinstance(value, nn.Module):
+        for module in value.modules():
+            yield ("module", id(module))
+        for tensor in (*value.parameters(), *value.buffers()):
+            yield ("memory", memory_of(tensor))
+    elif isinstance(value, (list, tuple, dict)):
+        for leaf in tree_leaves(value):
+            if isinstance(leaf, torch.Tensor):
+                yield ("memory", memory_of(leaf))
