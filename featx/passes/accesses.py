@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 
 import torch
@@ -29,6 +30,7 @@ class Accesses:
     """
 
     def __init__(self, gm: GraphModule) -> None:
+        self._gm = gm
         graph = gm.graph
         self.effects = Effects(graph, gm)
         self.repeatable = RepeatableCalls(self.effects)
@@ -41,11 +43,14 @@ class Accesses:
         self.state = {self.cell_of(node) for node in graph.nodes if node.op == "get_attr"}
         self.state |= {self.state_of(node) for node in graph.nodes if node.op == "call_module"}
         self._written = {cell for node in graph.nodes for cell in self.writes(node)}
-        self._rebindable = {
-            self.state_of(node)
+        self._written_in_other_mode = {cell for node in graph.nodes for cell in self.writes_in_other_mode(node)}
+        # Modules that may assign their attributes anew.
+        self._assigning = {
+            node.target: self.state_of(node)
             for node in graph.nodes
             if node.op == "call_module" and self.effects.of(node).writes_state and not self._is_known(node)
         }
+        self._assigned = set(self._assigning.values())
 
     def cell_of(self, node: Node) -> object:
         """Return the cell of the value of `node`."""
@@ -59,18 +64,32 @@ class Accesses:
         """Say whether any node writes the memory of the value of `node`, before it or after it."""
         return self.cell_of(node) in self._written
 
+    def is_written_in_other_mode(self, node: Node) -> bool:
+        """Say whether any node writes that memory in train or eval mode, whichever `gm` is not in."""
+        return self.cell_of(node) in self._written_in_other_mode
+
     def is_state_written(self, node: Node) -> bool:
         """Say whether any node writes what the module that `node` calls keeps."""
         return self.state_of(node) in self._written
 
     def is_fixed_read(self, node: Node) -> bool:
         """Say whether `node` reads an attribute that is the same object during the whole run."""
-        return node.op == "get_attr" and self.cell_of(node) not in self._rebindable
+        return node.op == "get_attr" and self.cell_of(node) not in self._assigned
 
     def sets_seed(self, node: Node) -> bool:
         """Say whether `node` is `torch.manual_seed` or a function of that name for another generator."""
         is_switch = self.effects.of(node).changes_global_state
         return is_switch and getattr(node.target, "__name__", None) == "manual_seed"
+
+    def share_assigning_modules(self, module: GraphModule) -> None:
+        """Let `module`, which shares what `gm` has, read attributes that a module assigns anew from that module itself.
+
+        It would have their present values otherwise.
+        """
+        for node in module.graph.find_nodes(op="get_attr") if self._assigning else ():
+            for path in itertools.accumulate(node.target.split("."), lambda start, part: f"{start}.{part}"):
+                if path in self._assigning:
+                    module.add_submodule(path, self._gm.get_submodule(path))
 
     def reads(self, node: Node) -> list[object]:
         """Return the cells whose contents decide what `node` does."""
@@ -93,6 +112,18 @@ class Accesses:
             cells[MODES] = cells[DRAWS] = None  # a seed is set for good
         return list(cells)
 
+    def writes_in_other_mode(self, node: Node) -> list[object]:
+        """Return the cells that `node` may change besides, if its module is put into the other one of train and eval.
+
+        For an unknown module also those that it was not seen to change on the example.
+        """
+        module = self.effects.module_of(node) if node.op == "call_module" else None
+        if module is None:
+            return []
+        is_unknown = not self._is_known(node)
+        cells: list[object] = [DRAWS] if is_unknown or may_draw(module) else []
+        return [*cells, self.state_of(node)] if is_unknown or depends_on_mode(module) else cells
+
     def dependencies(self, nodes: Iterable[Node], *, in_modes: bool) -> Iterator[tuple[Node, Node]]:
         """Yield pairs of `nodes` of which the first must run before the second, enough to imply all such pairs.
 
@@ -107,7 +138,7 @@ class Accesses:
             for source in node.all_input_nodes:
                 if source in chosen:
                     yield source, node
-            reads, writes = self.reads(node), [*self.writes(node), *self._writes_in_other_mode(node)]
+            reads, writes = self.reads(node), [*self.writes(node), *self.writes_in_other_mode(node)]
             for cell in [*reads, MODES] if in_modes else reads:
                 if cell in writers:
                     yield writers[cell], node
@@ -119,15 +150,6 @@ class Accesses:
                     if reader is not node:
                         yield reader, node
                 writers[cell] = node
-
-    def _writes_in_other_mode(self, node: Node) -> list[object]:
-        module = self.effects.module_of(node) if node.op == "call_module" else None
-        if module is None:
-            return []
-        # What an unknown module was seen to do on the example is not all that it may do.
-        is_unknown = not self._is_known(node)
-        cells: list[object] = [DRAWS] if is_unknown or may_draw(module) else []
-        return [*cells, self.state_of(node)] if is_unknown or depends_on_mode(module) else cells
 
     def _is_known(self, node: Node) -> bool:
         known = self._known.get(node.target)

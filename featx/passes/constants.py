@@ -62,7 +62,7 @@ class _Folding:
         self._returned = {self._accesses.cell_of(node) for node in gm.graph.output_node().all_input_nodes}
         self._own = {id(tensor) for tensor in (*gm.parameters(), *gm.buffers())}
         self._values: dict[Node, Any] = {}
-        # Those of them that come from what the module holds, and those that would differ in the other mode.
+        # Those of them that come from what the module holds, and those that may be others in the other mode.
         self._from_module: set[Node] = set()
         self._of_mode: set[Node] = set()
 
@@ -78,7 +78,7 @@ class _Folding:
                     continue
                 if self._may_hold(node, value):
                     self._values[node] = value
-                    self._note_source(node)
+                    self._note_sources(node)
 
     def choose(self) -> None:
         """Choose the constants that are read by what is not constant, and stand for tensors that can be stored."""
@@ -93,12 +93,14 @@ class _Folding:
                 del self._values[node]  # it stays, and so does what it reads
 
     def store(self) -> None:
-        """Put the values of the chosen nodes into the graph and erase what nobody reads then."""
+        """Put the values of the chosen nodes into the graph and erase what nobody reads any more."""
         if not self.chosen:
             return
         graph = self._gm.graph
-        if not self._of_mode.isdisjoint(self._values):
+        if not self._of_mode.isdisjoint(self.chosen):
             require_present_mode(self._gm, "results of modules that differ in train mode were made constants")
+        # What nobody read before may be there for what it does in the other mode.
+        read = [node for node in graph.nodes if node in self._values and node.users]
         literals: dict[Node, Argument] = {}
         for node in self.chosen:
             value = _compact(self._values[node])
@@ -108,8 +110,8 @@ class _Folding:
                 literals[node] = value
         for node in graph.nodes:
             replace_inputs(node, literals)
-        for node in reversed(graph.nodes):
-            if node in self._values and not node.users:
+        for node in reversed(read):
+            if not node.users:
                 graph.erase_node(node)
 
     # -- what is constant --------------------------------------------------------------------------------------------
@@ -133,10 +135,8 @@ class _Folding:
     def _is_constant_module(self, node: Node, module: nn.Module) -> bool:
         if self._accesses.is_state_written(node):
             return False
-        if depends_on_mode(module):
-            if any(part.training is not self._gm.training for part in module.modules()):
-                return False
-            self._of_mode.add(node)
+        if depends_on_mode(module) and any(part.training is not self._gm.training for part in module.modules()):
+            return False
         return self._include_trainable or not any(tensor.requires_grad for tensor in module.parameters())
 
     def _run(self, node: Node) -> Any:
@@ -154,11 +154,15 @@ class _Folding:
         tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
         return all(tensor.layout == torch.strided and _bytes_of(tensor) <= self._max_bytes for tensor in tensors)
 
-    def _note_source(self, node: Node) -> None:
-        module = self._module_of(node)
+    def _note_sources(self, node: Node) -> None:
+        module, inputs = self._module_of(node), node.all_input_nodes
         is_source = node.op == "get_attr" or (module is not None and bool(module.state_dict()))
-        if is_source or not self._from_module.isdisjoint(node.all_input_nodes):
+        if is_source or not self._from_module.isdisjoint(inputs):
             self._from_module.add(node)
+        is_of_mode = module is not None and depends_on_mode(module)
+        is_of_mode = is_of_mode or (node.op == "get_attr" and self._accesses.is_written_in_other_mode(node))
+        if is_of_mode or not self._of_mode.isdisjoint(inputs):
+            self._of_mode.add(node)
 
     def _become_buffer(self, node: Node, value: torch.Tensor) -> None:
         name = f"_folded_{node.name}"

@@ -44,19 +44,25 @@ class _Merging:
         self._accesses = Accesses(gm)
         self._modes = Modes(gm.graph, self._accesses)
         self._returned = {self._accesses.cell_of(node) for node in gm.graph.output_node().all_input_nodes}
-        self._first: dict[Any, Node] = {}
-        # How often each cell was written so far.
+        # By what it computes: the first node, and what would be written between nodes in the other mode.
+        self._first: dict[Any, tuple[Node, list[int]]] = {}
+        # How often each cell was written so far, and would have been in the other mode.
         self._writes: dict[object, int] = {}
+        self._other_writes: dict[object, int] = {}
 
     def visit(self, node: Node) -> None:
         key = self._key(node)
         replace_inputs(node, self.replacements)
         if key is not None:
-            first = self._first.setdefault(key, node)
+            others = [self._other_writes.get(cell, 0) for cell in self._accesses.reads(node)]
+            first, others_then = self._first.setdefault(key, (node, others))
             if first is not node and self._can_merge(first, node):
                 self.replacements[node] = first
+                self.used_mode = self.used_mode or others != others_then
         for cell in self._accesses.writes(node):
             self._writes[cell] = self._writes.get(cell, 0) + 1
+        for cell in self._accesses.writes_in_other_mode(node):
+            self._other_writes[cell] = self._other_writes.get(cell, 0) + 1
 
     def _key(self, node: Node) -> Any:
         """Return what is equal for nodes that compute the same; None where that is not known."""

@@ -56,7 +56,9 @@ def extract_subgraph(
     values = [results.get(node, copy.of(node)) for node in wanted]
     graph = copy.finish(())
     graph.output_node().args = (values[0],) if is_single else (tuple(values),)
-    return GraphModule(gm, graph, gm._get_name())
+    module = GraphModule(gm, graph, gm._get_name())
+    cut.accesses.share_assigning_modules(module)
+    return module
 
 
 class _Cut:
@@ -117,8 +119,14 @@ class _Cut:
             start = self._starts.get(cell, -math.inf)
             done = self._asked.get(cell, 0)
             while done < len(writers) and writers[done] < reader:
-                if writers[done].label > start:
-                    yield writers[done]
+                writer = writers[done]
+                if writer.label > start:
+                    if writer in self._given and self.accesses.cell_of(writer) != cell:
+                        raise PassError(
+                            f"'{reader.name}' reads memory that '{writer.name}' writes besides computing its value; "
+                            f"'{writer.name}' cannot be an input, because then it does not run"
+                        )
+                    yield writer
                 done += 1
             self._asked[cell] = done
 
@@ -141,6 +149,7 @@ class _Cut:
         for node in self._nodes:
             if node in self._given:
                 available.add(node)
+                lost.update(self.accesses.writes(node))
                 lost.discard(self.accesses.cell_of(node))
             elif (
                 node.op != "placeholder"

@@ -73,6 +73,7 @@ class Regrouping:
         graph.output_node().meta = dict(output.meta)
         module = GraphModule(_with_children(self._gm, children), graph, self._gm._get_name())
         module.meta.update(self._gm.meta)
+        self._accesses.share_assigning_modules(module)
         return module
 
     def _is_inner(self, node: Node) -> bool:
@@ -148,7 +149,9 @@ class Regrouping:
             outer.let_stand_for(outputs[0], call)
         else:
             self._unpack(call, outputs, outer)
-        return GraphModule(self._gm, graph, name)
+        child = GraphModule(self._gm, graph, name)
+        self._accesses.share_assigning_modules(child)
+        return child
 
     def _inputs(self, unit: int) -> list[Node]:
         inputs: dict[Node, None] = {}

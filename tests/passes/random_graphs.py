@@ -11,14 +11,35 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 from torch import nn
+from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 from torch.nn import functional
 
 from featx import Graph, GraphModule, Node
 from featx.errors import SpecializationError
+from featx.ir.effects import MeasuredEffects
 from featx.tracing.guards import check_decision
 
 # `choose(limit)` gives an int from 0 to limit - 1; smaller is simpler.
 Choose = Callable[[int], int]
+
+
+class Counting(nn.Module):
+    """A module that nothing is known of: it counts its calls, draws numbers and assigns a buffer anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        self.register_buffer("table", torch.zeros(4, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.table = self.table + self.calls + torch.rand(4, 4)
+        return x * self.calls
+
+
+def write_second(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    b.add_(1)
+    return a * 2
 
 
 class Model(nn.Module):
@@ -32,6 +53,7 @@ class Model(nn.Module):
         self.drop = nn.Dropout(0.5)
         self.relu = nn.ReLU(inplace=True)
         self.inner = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
+        self.counting = Counting()
         self.weight = nn.Parameter(torch.rand(4, 4))
         self.frozen = nn.Parameter(torch.rand(4, 4), requires_grad=False)
         self.tied = self.frozen
@@ -40,8 +62,8 @@ class Model(nn.Module):
 
 
 LITERAL = torch.full((4, 4), 0.5)
-ATTRIBUTES = ("weight", "frozen", "tied", "table", "count", "norm.running_mean", "inner.0.weight")
-MODULES = ("linear", "norm", "same_norm", "drop", "relu", "inner")
+ATTRIBUTES = ("weight", "frozen", "tied", "table", "count", "norm.running_mean", "inner.0.weight", "counting.table")
+MODULES = ("linear", "norm", "same_norm", "drop", "relu", "inner", "counting")
 Emit = Callable[[Graph, Node, Node], Node]
 
 
@@ -51,6 +73,13 @@ def function(target: Callable[..., Any], *args: Any, **kwargs: Any) -> Emit:
 
 def method(target: str, *args: Any) -> Emit:
     return lambda graph, a, b: graph.call_method(target, (a, *args))
+
+
+def measured(graph: Graph, a: Node, b: Node) -> Node:
+    node = graph.call_function(write_second, (a, b))
+    position = node.all_input_nodes.index(b)
+    node.meta["effects"] = MeasuredEffects(writes=(position,), shares=())
+    return node
 
 
 EMITTERS: list[Emit] = [
@@ -78,6 +107,8 @@ EMITTERS: list[Emit] = [
     function(functional.relu, inplace=True),
     function(operator.setitem, 0, 1.5),
     lambda graph, a, b: graph.call_method("copy_", (a, b)),
+    lambda graph, a, b: graph.call_function(write_second, (a, b)),
+    measured,
     # draws
     function(torch.rand_like),
     function(functional.dropout, 0.5, True),
@@ -91,6 +122,7 @@ def build(choose: Choose) -> GraphModule:
     graph = Graph()
     values = [graph.placeholder("x"), graph.placeholder("y")]
     caller: Node | None = None
+    region: Node | None = None
     # Few kinds of calls, so that some are made twice.
     emitters = [EMITTERS[choose(len(EMITTERS))] for _ in range(2 + choose(6))]
     attribute, module = choose(len(ATTRIBUTES)), choose(len(MODULES))
@@ -101,6 +133,12 @@ def build(choose: Choose) -> GraphModule:
             values.append(graph.get_attr(ATTRIBUTES[attribute - choose(2)]))
         elif kind == 10:
             values.append(graph.call_module(MODULES[module - choose(3)], (a,)))
+        elif kind == 11 and choose(3) == 2:
+            if region is None:
+                region = graph.call_function(_enter_autocast, ("cpu", torch.bfloat16, True, True))
+            else:
+                graph.call_function(_exit_autocast, (region,))
+                region = None
         elif kind == 11 and choose(2):
             rank = graph.call_function(getattr, (a, "ndim"))
             graph.call_function(check_decision, (rank, 2, "the rank")).meta["is_guard"] = True
@@ -111,6 +149,8 @@ def build(choose: Choose) -> GraphModule:
             node = emitters[choose(len(emitters))](graph, a, b)
             if node.target is not operator.setitem:
                 values.append(node)
+    if region is not None:
+        graph.call_function(_exit_autocast, (region,))
     results = [values[-1 - choose(len(values))] for _ in range(choose(3))]
     graph.output((values[-1], *results))
     return GraphModule(Model(), graph)
