@@ -1,5 +1,7 @@
 """featx gets any intermediate feature out of a PyTorch model: exactly, fast, and pruned to what was asked."""
 
+from typing import TYPE_CHECKING, Any
+
 from featx.codegen.emit import PythonCode
 from featx.errors import (
     ArgumentTypeError,
@@ -7,10 +9,12 @@ from featx.errors import (
     FeatxError,
     ForeignNodeError,
     GraphError,
+    InputError,
     ModulePathError,
     NodeInUseError,
     NodeNameError,
     PassError,
+    PatternError,
     RequestError,
     SpecializationError,
     TargetError,
@@ -23,15 +27,22 @@ from featx.features.nodes import get_graph_node_names
 from featx.features.prune import prune
 from featx.features.select import select
 from featx.features.tracing import FeatureTracer
+from featx.interpret.interpreter import Interpreter
+from featx.interpret.transformer import Transformer
 from featx.ir.graph import Graph
 from featx.ir.node import Node, map_aggregate, map_arg
 from featx.module import GraphModule, symbolic_trace, trace
+from featx.rewrite.match import SubgraphMatcher
+from featx.rewrite.replace import Match, ReplacedPatterns, replace_pattern, replace_pattern_with_filters
 from featx.tracing.example import ExampleTracer
 from featx.tracing.inputs import PH
 from featx.tracing.proxy import Attribute, ParameterProxy, Proxy
 from featx.tracing.symbolic import Tracer
 from featx.tracing.tracer import GraphAppendingTracer, TracerBase
 from featx.tracing.wrapping import wrap
+
+if TYPE_CHECKING:
+    from featx.interop.torch_fx import from_torch_fx, to_torch_fx
 
 __version__ = "0.1.0"
 __all__ = [
@@ -49,27 +60,47 @@ __all__ = [
     "GraphAppendingTracer",
     "GraphError",
     "GraphModule",
+    "InputError",
+    "Interpreter",
+    "Match",
     "ModulePathError",
     "Node",
     "NodeInUseError",
     "NodeNameError",
     "ParameterProxy",
     "PassError",
+    "PatternError",
     "Proxy",
     "PythonCode",
+    "ReplacedPatterns",
     "RequestError",
     "SpecializationError",
+    "SubgraphMatcher",
     "TargetError",
     "TraceError",
     "Tracer",
     "TracerBase",
+    "Transformer",
     "create_feature_extractor",
+    "from_torch_fx",
     "get_graph_node_names",
     "map_aggregate",
     "map_arg",
     "prune",
+    "replace_pattern",
+    "replace_pattern_with_filters",
     "select",
     "symbolic_trace",
+    "to_torch_fx",
     "trace",
     "wrap",
 ]
+
+
+def __getattr__(name: str) -> Any:  # Any: whatever is asked for
+    # Loaded when it is used, so that featx itself never needs torch.fx.
+    if name in ("from_torch_fx", "to_torch_fx"):
+        from featx.interop import torch_fx
+
+        return getattr(torch_fx, name)
+    raise AttributeError(f"module 'featx' has no attribute '{name}'")

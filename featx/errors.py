@@ -6,11 +6,13 @@ FeatxError
 │   ├── ForeignNodeError                    a node of another graph, or one that was erased
 │   └── TargetError         AttributeError  a call_module or get_attr target that does not exist
 ├── ArgumentTypeError       TypeError       an argument of the wrong kind, or a value that no code can express
+│   └── InputError          RuntimeError    a graph is run on other inputs than it takes
 ├── TraceError              ValueError      symbolic tracing cannot go on
 │   ├── ControlFlowError    TypeError       Python asked a traced value for its bool, length, int or type
 │   ├── ModulePathError     NameError       a module or parameter that the root does not own
 │   └── SpecializationError RuntimeError    an input for which the model would do something else than was traced
 ├── PassError               RuntimeError    a pass that cannot do what was asked, or that broke the graph
+├── PatternError            ValueError      a pattern that cannot be looked for, or a replacement that does not fit it
 └── RequestError            ValueError      a feature request that is empty or contradicts itself
     └── NodeNameError       KeyError        a name that the model does not have in this mode
 
@@ -47,6 +49,10 @@ class ArgumentTypeError(FeatxError, TypeError):
     """An argument has the wrong type, or cannot be written as code."""
 
 
+class InputError(ArgumentTypeError, RuntimeError):
+    """A graph is run on other inputs than it takes."""
+
+
 class TraceError(FeatxError, ValueError):
     """Symbolic tracing cannot go on."""
 
@@ -65,6 +71,10 @@ class SpecializationError(TraceError, RuntimeError):
 
 class PassError(FeatxError, RuntimeError):
     """A pass cannot do what was asked with this graph, or left a graph that cannot run."""
+
+
+class PatternError(FeatxError, ValueError):
+    """A pattern that cannot be looked for, or a replacement that does not fit it."""
 
 
 class RequestError(FeatxError, ValueError):

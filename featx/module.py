@@ -128,6 +128,13 @@ class GraphModule(nn.Module):
         graph.owning_module = self
         return code
 
+    def name_of_literal(self, tensor: torch.Tensor) -> str | None:
+        """Return the name of the attribute that keeps a tensor which stands in the graph, if there is one by now.
+
+        The attribute follows the module to a device; the tensor in the graph does not.
+        """
+        return self._literal_names.get(id(tensor))
+
     def _name_literal(self, tensor: torch.Tensor) -> str:
         names = self._literal_names
         name = names.get(id(tensor))

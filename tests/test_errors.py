@@ -22,6 +22,7 @@ CAUGHT_TODAY = [
     (errors.ControlFlowError, TypeError),
     (errors.ModulePathError, ValueError),
     (errors.ModulePathError, NameError),
+    (errors.PatternError, ValueError),
     (errors.RequestError, ValueError),
     (errors.NodeNameError, ValueError),
     (errors.NodeNameError, KeyError),

@@ -91,13 +91,36 @@ def test_rule_finds_what_it_should(file: str, source: str, expected: list[str]) 
     assert faults(ROOT / file, ast.parse(source)) == expected
 
 
-@pytest.mark.parametrize("path", FILES, ids=name)
-def test_file_does_not_import_torch_fx(path: Path) -> None:
-    if name(path) == "interop/torch_fx.py":
-        pytest.skip("converts to and from torch.fx")
-    for module, names, _ in imports(ast.parse(path.read_text())):
-        assert not f"{module}.".startswith("torch.fx.")
-        assert module != "torch" or "fx" not in names
+def uses_torch_fx(tree: ast.AST) -> bool:
+    """Say whether code imports torch.fx or takes it from torch, wherever in the file."""
+    imported = any(f"{module}.".startswith("torch.fx.") or (module == "torch" and "fx" in names)
+                   for module, names, _ in imports(tree))  # fmt: skip
+    return imported or any(
+        isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.fx" for node in ast.walk(tree)
+    )
+
+
+def test_one_file_uses_torch_fx() -> None:
+    files = [*FILES, ROOT / "__init__.py"]
+    assert [name(path) for path in files if uses_torch_fx(ast.parse(path.read_text()))] == ["interop/torch_fx.py"]
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("import torch.fx", True),
+        ("import torch.fx.passes as passes", True),
+        ("from torch import fx", True),
+        ("from torch.fx import Graph", True),
+        ("def f():\n    from torch.fx.node import Node", True),
+        ("if TYPE_CHECKING:\n    import torch.fx", True),
+        ("import torch\ndef f():\n    return torch.fx.Graph()", True),
+        ("import torch.fxx", False),
+        ("import torch\n'torch.fx'", False),
+    ],
+)
+def test_uses_of_torch_fx_are_found(source: str, expected: bool) -> None:
+    assert uses_torch_fx(ast.parse(source)) is expected
 
 
 @pytest.mark.parametrize("path", FILES, ids=name)

@@ -348,11 +348,19 @@ def _statistics(node: Node) -> tuple[Node, ...]:
 
 
 def _is_sequence(value: Any) -> bool:
-    if not isinstance(value, Node):
-        return isinstance(value, (tuple, list))
-    if value.target is operator.add:
-        return any(_is_sequence(item) for item in value.args)
-    return str(getattr(value.target, "__name__", value.target)) in _RETURNS_SEQUENCE
+    pending, seen = [value], set[Node]()
+    while pending:
+        item = pending.pop()
+        if not isinstance(item, Node):
+            if isinstance(item, (tuple, list)):
+                return True
+        elif item not in seen:
+            seen.add(item)
+            if item.target is operator.add:
+                pending += item.args
+            elif str(getattr(item.target, "__name__", item.target)) in _RETURNS_SEQUENCE:
+                return True
+    return False
 
 
 # -- arguments ---------------------------------------------------------------------------------------------------------

@@ -54,6 +54,10 @@ class Namespace:
         """Never give out `name`."""
         self._used.add(name)
 
+    def release(self, name: str) -> None:
+        """Let `name` be given out again."""
+        self._used.discard(name)
+
 
 def identifier_of(candidate: str) -> str:
     """Return `candidate` with what cannot stand in an identifier replaced: `layer1.0` gives `layer1_0`."""

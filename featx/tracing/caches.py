@@ -69,24 +69,33 @@ class _Holder:
 
     def __init__(self, value: Any) -> None:
         self._value = value
-        items = self._items()
-        self._length = len(items)
-        self._numbers = {key: item for key, item in items if type(item) in _NUMBERS}
+        self._numbers = {key: item for key, item in self._items() if type(item) in _NUMBERS}
+        self._length = len(self._content)
+
+    @property
+    def _content(self) -> Any:
+        return vars(self._value) if isinstance(self._value, type) else self._value
+
+    def _items(self) -> Iterable[tuple[Any, Any]]:
+        return enumerate(self._content) if isinstance(self._value, list) else self._content.items()
 
     def changed(self) -> Iterator[Any]:
         """Yield the keys at which a number was changed, added or taken away."""
-        items = dict(self._items())
+        content = self._content
         for key, number in self._numbers.items():
-            now = items.get(key)
+            if isinstance(content, list):
+                now = content[key] if key < len(cast(list[Any], content)) else None
+            else:
+                now = content.get(key)
             if now is not number and (type(now) is not type(number) or now != number):
                 yield key
-        for key in list(items)[self._length :]:
-            if type(items[key]) in _NUMBERS and key not in self._numbers:
+        for key, item in self._added():
+            if type(item) in _NUMBERS:
                 yield key
 
     def restore(self, holds_of_trace: Callable[[Any], bool]) -> None:
         """Put the numbers back, and take out what was added of a trace."""
-        added = self._items()[self._length :]
+        added = self._added()
         if isinstance(self._value, list):
             if any(holds_of_trace(item) for _, item in added):
                 del self._value[self._length :]
@@ -96,15 +105,13 @@ class _Holder:
         for key in list(self.changed()):
             self._put(key, self._numbers[key])
 
-    def _items(self) -> list[tuple[Any, Any]]:
-        if isinstance(self._value, list):
-            return list(enumerate(cast(list[Any], self._value)))
-        return list((vars(self._value) if isinstance(self._value, type) else self._value).items())
+    def _added(self) -> list[tuple[Any, Any]]:
+        return list(self._items())[self._length :] if len(self._content) > self._length else []
 
     def _put(self, key: Any, number: Any) -> None:
         if isinstance(self._value, type):
             setattr(self._value, key, number)
-        elif not isinstance(self._value, list) or key < len(self._items()):
+        elif not isinstance(self._value, list) or key < len(cast(list[Any], self._value)):
             self._value[key] = number
 
     def _drop(self, key: Any) -> None:

@@ -56,6 +56,9 @@ def bind_example(
         if is_given:
             is_optional = parameter.default is not parameter.empty
             bound.arguments[name] = _Followed(recording, node, stand_in).value(bound.arguments[name], name, is_optional)
+        elif stars:
+            followed = _Followed(recording, node, stand_in)
+            followed.value(() if parameter.kind is parameter.VAR_POSITIONAL else {}, name, False)
         elif default and parameter.default is not None:
             check = recording.graph.create_node("call_function", check_is_same, (node, *default, name), {})
             check.meta["is_check_of_input"] = True

@@ -35,6 +35,10 @@ class Unfollowable(BaseException):
         self.what, self.place = what, describe(user_frame())
 
 
+class LeftBehind(Unfollowable):
+    """What forward left somewhere, which the next call would find; it matters although all that is wanted is there."""
+
+
 class Following(TracerBase):
     """The graph of one trace on an example, and the values that are followed in it."""
 

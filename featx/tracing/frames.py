@@ -21,6 +21,7 @@ _OWN_FOLDERS = (
 _PARAMETER_CHECK = type(torch.nn.Parameter).__instancecheck__.__code__
 _PYTHON_FOLDER = os.path.dirname(os.__file__) + os.sep
 _UNPACK_SEQUENCE = dis.opmap["UNPACK_SEQUENCE"]
+_IS_OP = dis.opmap["IS_OP"]
 _MATCH_CLASS = dis.opmap["MATCH_CLASS"]
 _EXTENDED_ARG = dis.opmap["EXTENDED_ARG"]
 _OLD_OPERATORS = {
@@ -192,12 +193,15 @@ def what_follows(frame: FrameType) -> list[int | slice | str]:
 
 def compares_objects(frame: FrameType) -> bool:
     """Say whether the code of `frame` has an `a is b` of two variables anywhere."""
-    last = ""
-    for instruction in dis.get_instructions(frame.f_code):
-        if instruction.opname == "IS_OP" and last.startswith(("LOAD_FAST", "LOAD_DEREF", "LOAD_ATTR")):
+    operations = frame.f_code.co_code[::2]
+    position = operations.find(_IS_OP)
+    while position >= 0:
+        before = position - 1
+        while before > 0 and dis.opname[operations[before]] in ("CACHE", "EXTENDED_ARG"):
+            before -= 1
+        if dis.opname[operations[before]].startswith(("LOAD_FAST", "LOAD_DEREF", "LOAD_ATTR")):
             return True
-        if instruction.opname not in ("CACHE", "EXTENDED_ARG"):
-            last = instruction.opname
+        position = operations.find(_IS_OP, position + 1)
     return False
 
 

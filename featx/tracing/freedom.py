@@ -96,8 +96,9 @@ class _Variation:
         for group in groups:
             if group not in known:
                 known[group] = self._outcome([group])
-            if group in likely and known[group].startswith(REFUSED) and group[0] > 0:
-                # It may be as long as the model takes: a table of positions may have no more.
+            if group in likely and known[group].startswith(REFUSED) and group[0] > 0 and "Assert" not in known[group]:
+                # It may be as long as the model takes: a table of positions may have no more. (Assertions, as a rule,
+                # want one length.)
                 smaller = self._outcome([group], lambda dim, size, number: max(size // 2, 1))
                 known[group] = FREE if smaller == FREE else known[group]
         # A remainder that is the same at twice the length is another one at the next length.

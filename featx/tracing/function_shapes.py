@@ -155,7 +155,8 @@ def _clamp(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None
 
 
 def _normalize(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
-    known = all(type(value) in _PLAIN_NUMBERS for value in (*args[1:], *kwargs.values()))
+    given = [value for key, value in kwargs.items() if key != "out" or value is not None]
+    known = all(type(value) in _PLAIN_NUMBERS for value in (*args[1:], *given))
     is_clear = _is_plain(args[0]) or _has_one_order(args[0])
     return _like(args[0]) if known and is_clear and args[0].numel() and args[0].dim() else None
 

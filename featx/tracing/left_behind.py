@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import inspect
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 from torch import nn
@@ -15,6 +16,7 @@ from featx.tracing.state import ModuleState
 
 # What asks for the form of a tensor and not for its values.
 _FORM_METHODS = ("size", "dim", "numel")
+_STORE_ATTR = dis.opmap["STORE_ATTR"]
 _FORM = frozenset({"shape", "ndim", "dtype", "device", "layout"})
 
 
@@ -41,6 +43,39 @@ def what_forward_left(
         if origin is not None and _depends_on_inputs(trace.node_of(origin)) and _is_loaded(type(module), name):
             return f"forward keeps something of its input in the attribute '{name}', which it also reads"
     return "forward draws from a random generator of its own" if state.drawn_generators() else None
+
+
+def assigned_to_others(kind: type) -> set[str]:
+    """Return the attributes that the forward of a class of modules, and methods that it calls, assign to other objects.
+
+    A loop over modules, `self.child.state = None`: whoever is assigned to, a graph does not do it.
+    """
+    pending: list[Any] = [getattr(kind, "forward", None)]
+    seen: set[CodeType] = set()
+    found: set[str] = set()
+    while pending:
+        code: CodeType | None = getattr(pending.pop(), "__code__", None)
+        if code is None or code in seen:
+            continue
+        seen.add(code)
+        pending += [inspect.getattr_static(kind, name, None) for name in code.co_names]
+        if _STORE_ATTR in code.co_code[::2]:
+            found |= _stored_elsewhere(code)
+    return found
+
+
+def _stored_elsewhere(code: CodeType) -> set[str]:
+    own = code.co_varnames[:1]
+    before: dis.Instruction | None = None
+    found: set[str] = set()
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("CACHE", "EXTENDED_ARG"):
+            continue
+        if instruction.opname == "STORE_ATTR":
+            is_own = before is not None and before.opname.startswith("LOAD_FAST") and before.argval in own
+            found |= set() if is_own else {instruction.argval}
+        before = instruction
+    return found
 
 
 def _depends_on_inputs(node: Node) -> bool:

@@ -74,15 +74,11 @@ class Recording(Following):
             self.drew = self.drew or draws_now(name, args, kwargs)
         if self.stand_ins.writes_model(function, args, kwargs):
             self.wrote_model = True
-            self.before_write(args, kwargs)
         if self.is_real:
             return function(*args, **kwargs)
         if name in READS_VALUES and any(isinstance(value, torch.Tensor) and value.is_meta for value in args):
             raise NeedsValues
         return self.stand_ins.run(function, args, kwargs)
-
-    def before_write(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Called ahead of a call that writes into tensors of the model; a trace for real saves them."""
 
     def record(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a torch call, make a node of it, and return its result as a followed value."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import TracebackType
-from typing import Any
 
 import torch
 
@@ -17,13 +17,11 @@ class SavedState:
     def __init__(self) -> None:
         self._saved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def save(self, values: Any) -> None:
-        """Copy each tensor in `values` that is not saved yet."""
-        for value in values:
-            if isinstance(value, torch.Tensor) and id(value) not in self._saved:
-                self._saved[id(value)] = (value, value.detach().clone())
-            elif isinstance(value, (tuple, list)):
-                self.save(value)
+    def save(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Copy each tensor that is not saved yet."""
+        for tensor in tensors:
+            if id(tensor) not in self._saved:
+                self._saved[id(tensor)] = (tensor, tensor.detach().clone())
 
     def __enter__(self) -> SavedState:
         self._fork = torch.random.fork_rng()

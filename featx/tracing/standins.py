@@ -36,14 +36,16 @@ class StandIns:
             return tensor
         known = self._made.get(id(tensor))
         if known is None:
-            if tensor.layout == torch.strided:
-                twin = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_META)
-            else:
-                twin = tensor.detach().to(_META)
-            known = self._made[id(tensor)] = (tensor, twin)
+            known = self._made[id(tensor)] = (tensor, self.new(tensor))
             if id(tensor) in self._owned:
-                self._twins_of_owned.add(id(twin))
+                self._twins_of_owned.add(id(known[1]))
         return known[1]
+
+    def new(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return another stand-in for a tensor that has, or may have, one."""
+        if tensor.layout != torch.strided:
+            return tensor.detach().to(_META)
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_META)
 
     def is_stand_in_of(self, value: object, tensor: object) -> bool:
         """Say whether `value` is the stand-in that was made for `tensor`."""

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 _CONTAINERS = (list, dict, set)
+_ABSENT = object()
 _PLAIN = frozenset({bool, int, float, complex, str, type(None)})
 # Not put back: what nn.Module itself keeps, which other threads may change meanwhile, and what the trace lays over it.
 _LEFT_ALONE = frozenset({*nn.Module().__dict__, "_call_impl", "_compiled_call_impl"})
@@ -73,6 +74,25 @@ class ModuleState:
             if isinstance(value, torch.Tensor) and name not in _LEFT_ALONE and value is not self._attributes.get(name)
         ]
 
+    def difference(self) -> str | None:
+        """Return the name of an attribute or buffer that is not what it was; None where there is none."""
+        state = self._module.__dict__
+        for name, before in self._attributes.items():
+            now = state.get(name, _ABSENT)
+            if now is not before and (type(before) not in _PLAIN or type(now) is not type(before) or now != before):
+                return name
+        if len(state) != len(self._attributes):
+            for name in state:
+                if name not in self._attributes and name not in _LEFT_ALONE:
+                    return name
+        for name, buffer in self._module._buffers.items():
+            if buffer is not self._buffers.get(name):
+                return name
+        for container, items in self._items:
+            if not _has_items(container, items):
+                return next(name for name, value in self._attributes.items() if value is container)
+        return None
+
     def drawn_generators(self) -> list[object]:
         """Return the generators of Python or numpy that forward has drawn from."""
         return [value for value, state in self._generators if repr(_state_of(value)) != repr(state)]
@@ -117,14 +137,18 @@ def _state_of(generator: Any) -> Any:
     return generator.getstate() if isinstance(generator, random.Random) else generator.bit_generator.state
 
 
-def _refill(container: Any, items: Any) -> None:
+def _has_items(container: Any, items: Any) -> bool:
+    if len(container) != len(items):
+        return False
     if isinstance(container, list):
-        same = len(container) == len(items) and all(map(_is, container, items))
-    elif isinstance(container, dict):
-        same = len(container) == len(items) and all(container.get(key) is value for key, value in items.items())
-    else:
-        same = container == items
-    if not same:
+        return all(map(_is, container, items))
+    if isinstance(container, dict):
+        return all(cast(dict[Any, Any], container).get(key) is value for key, value in items.items())
+    return container == items
+
+
+def _refill(container: Any, items: Any) -> None:
+    if not _has_items(container, items):
         container.clear()
         (container.extend if isinstance(container, list) else container.update)(items)
 

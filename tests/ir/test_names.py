@@ -75,6 +75,13 @@ def test_numbered_wish_that_is_free_is_granted() -> None:
     assert [names.create_name(wish) for wish in ("x_5", "x", "x_5", "x")] == ["x_5", "x", "x_6", "x_7"]
 
 
+def test_released_name_is_given_out_again() -> None:
+    names = Namespace()
+    assert [names.create_name("relu"), names.create_name("relu")] == ["relu", "relu_1"]
+    names.release("relu")
+    assert [names.create_name("relu"), names.create_name("relu")] == ["relu", "relu_2"]
+
+
 def test_reserved_name_is_never_given_out() -> None:
     names = Namespace()
     names.reserve("self")

@@ -33,6 +33,19 @@ _COUNTING = """class Block(nn.Module):
 
 """
 
+_REMEMBERING = """class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.last = None
+
+    def forward(self, x):
+        y = x if self.last is None else x + self.last
+        self.last = x.detach().mean(0)
+        return y
+
+
+"""
+
 CASES: dict[str, Case] = {
     "call that returns its argument": Case(_forward("y = x.to(torch.float32)", "x.fill_(0)", "return y")),
     "copy of what is contiguous": Case(_forward("y = x.contiguous()", "y *= 2", "return x, y")),
@@ -85,6 +98,11 @@ CASES: dict[str, Case] = {
         _HEAD.replace("class Model", _COUNTING + "class Model")
         + "    def __init__(self):\n        super().__init__()\n        self.block = Block()\n\n"
         + "    def forward(self, x):\n        return self.block(self.block(x)) * torch.rand(()).item()\n"
+    ),
+    "state of a child that the parent takes back": Case(
+        _HEAD.replace("class Model", _REMEMBERING + "class Model")
+        + "    def __init__(self):\n        super().__init__()\n        self.block = Block()\n\n"
+        + "    def forward(self, x):\n        self.block.last = None\n        return self.block(x)\n"
     ),
     "vmap where values are needed": Case(
         _forward("if x.max() < 2:", "    pass", "return torch.func.vmap(lambda row: row * 2)(x)")

@@ -1,0 +1,46 @@
+"""Put the nodes of one graph in the place of another's in `node.meta`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+
+class Translation:
+    """Translates `meta` for a copy of a graph.
+
+    `twins` maps the nodes of the graph, which are of class `kind`, to what they are in the copy. A value without nodes
+    stays the object that it is, and so does a node that is not in `twins`.
+    """
+
+    def __init__(self, twins: Mapping[Any, Any], kind: type) -> None:
+        self._twins = twins
+        self._kind = kind
+        # Containers that many nodes share, by id: themselves, so that they stay alive, and what came of them.
+        self._known: dict[int, tuple[Any, Any]] = {}
+
+    def meta(self, meta: dict[str, Any]) -> dict[str, Any]:
+        """Return a copy of `meta`, one level deep."""
+        return {key: self._value(value) for key, value in meta.items()}
+
+    def _value(self, value: Any) -> Any:
+        if isinstance(value, (tuple, list, dict)):
+            known = self._known.get(id(value))
+            if known is None:
+                known = self._known[id(value)] = (value, self._container(value))
+            return known[1]
+        if isinstance(value, slice):
+            start, stop, step = self._container((value.start, value.stop, value.step))
+            return slice(start, stop, step)
+        if isinstance(value, self._kind):
+            return self._twins.get(value, value)
+        return value
+
+    def _container(self, value: Any) -> Any:
+        if isinstance(value, dict):
+            changed = {key: self._value(item) for key, item in cast(dict[Any, Any], value).items()}
+            return value if all(changed[key] is value[key] for key in changed) else changed
+        items = [self._value(item) for item in value]
+        if all(item is earlier for item, earlier in zip(items, value, strict=True)):
+            return value
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)

@@ -1,0 +1,86 @@
+"""Say which values and which calls the code that torch.fx generates has otherwise than the graph, or not at all.
+
+torch.fx writes most values as `repr` does, and some calls as statements that also assign their first argument.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import operator
+from typing import Any
+
+import torch
+
+from featx.ir.graph import Graph
+from featx.ir.node import Node
+
+_BY_REPR: frozenset[type] = frozenset(
+    {
+        int, bool, str, bytes, float, type(None), type(Ellipsis),
+        torch.device, torch.dtype, torch.layout, torch.memory_format,
+    }
+)  # fmt: skip
+_BY_NAME = (torch._ops.OpOverload, torch._ops.HigherOrderOperator)
+# Written as `x += y; result = x`, which gives x another value where the call makes a new object.
+_ASSIGNING = frozenset(
+    {
+        operator.iadd, operator.iand, operator.ifloordiv, operator.ilshift, operator.imod, operator.imul,
+        operator.imatmul, operator.ior, operator.ipow, operator.irshift, operator.isub, operator.itruediv,
+        operator.ixor,
+    }
+)  # fmt: skip
+
+
+def is_written(value: Any, *, nested: bool) -> bool:  # Any: whatever stands in the arguments of a node
+    """Say whether torch.fx's code has `value` as what it is; False if there is a node in it.
+
+    `nested` says that it stands in a dict or a named tuple, of which torch.fx writes the `repr`.
+    """
+    kind = type(value)
+    if kind in _BY_REPR:
+        return True
+    if kind is complex:
+        # The repr of one that has a zero, nan or inf in it is another number, or no number.
+        return bool(value.real and value.imag and math.isfinite(value.real) and math.isfinite(value.imag))
+    if kind is range:
+        return True
+    if kind is tuple or isinstance(value, list):
+        return all(is_written(item, nested=nested) for item in value)
+    if kind is slice:
+        return all(is_written(item, nested=nested) for item in (value.start, value.stop, value.step))
+    if kind in (set, frozenset):
+        return all(is_written(item, nested=True) for item in value)
+    if isinstance(value, dict):
+        return all(is_written(item, nested=True) for pair in value.items() for item in pair)
+    if nested:
+        return False
+    if isinstance(value, enum.Enum):
+        # A combination of flags has no member of its own.
+        return type(value).__members__.get(value.name) is value
+    return isinstance(value, _BY_NAME)
+
+
+def last_readers(graph: Graph) -> dict[Node, Node]:
+    """Map each node that is read to the last node that reads it. O(nodes + edges)."""
+    last: dict[Node, Node] = {}
+    for node in reversed(graph.nodes):
+        for source in node.all_input_nodes:
+            last.setdefault(source, node)
+    return last
+
+
+def is_misread(node: Node, last: dict[Node, Node]) -> bool:
+    """Say whether torch.fx's code for `node` takes or leaves its first argument otherwise than the graph.
+
+    `last` is what `last_readers` gave. `x += y` assigns x, which others may read later, and cannot assign a literal;
+    `-2 ** x` is `-(2 ** x)`; `-1.real` is no better.
+    """
+    if not node.args:
+        return False
+    first = node.args[0]
+    if node.op == "call_function" and node.target in _ASSIGNING:
+        return not isinstance(first, Node) or last[first] is not node
+    if node.op == "call_method" or (node.op == "call_function" and node.target in (operator.pow, getattr)):
+        return type(first) in (int, float)
+    return False

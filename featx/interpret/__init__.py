@@ -1,0 +1,1 @@
+"""Run a graph node by node, and rebuild one that way."""

@@ -1,0 +1,38 @@
+"""Say in an error which node raised it, and where that node is in the model."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+
+from featx.errors import GraphError
+from featx.ir.node import Node
+
+
+def describe(node: Node) -> str:
+    """Return the line of `node` in its graph and, where the tracer left them, its module and its line in the model."""
+    lines = [f"While executing {node.format_node()}"]
+    stack = node.meta.get("nn_module_stack")
+    if stack:
+        path, kind = list(stack.values())[-1]
+        lines.append(f"in module '{path}' ({getattr(kind, '__name__', kind)})")
+    source = node.meta.get("source")
+    if source:
+        file, _, number = source.rpartition(":")
+        line = linecache.getline(file, int(number)).strip() if number.isdigit() else ""
+        lines.append(f"at {source}: `{line}`" if line else f"at {source}")
+    elif node.stack_trace:
+        lines.append(node.stack_trace)
+    return "\n".join(lines)
+
+
+def add_note(error: Exception, note: str) -> None:
+    """Add `note` to what is printed of `error`; its type and message stay as they are."""
+    if sys.version_info >= (3, 11):
+        error.add_note(note)
+        return
+    # Python 3.10 prints no notes: what caused an error is printed ahead of it.
+    cause = GraphError(note)
+    cause.__cause__, cause.__suppress_context__ = error.__cause__, error.__suppress_context__
+    cause.__context__ = error.__context__
+    error.__cause__ = cause

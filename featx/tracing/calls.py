@@ -1,0 +1,307 @@
+"""Calls: which modules and functions a trace on an example looks into, and which are one node each."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from featx.ir.effects import MeasuredEffects, module_draws, module_writes_state
+from featx.ir.node import Node
+from featx.tracing.constants import memory_of
+from featx.tracing.following import LeftBehind, Unfollowable
+from featx.tracing.frames import user_frame
+from featx.tracing.left_behind import assigned_to_others, what_forward_left
+from featx.tracing.recording import Recording
+from featx.tracing.shapes import output_of
+from featx.tracing.states import ModuleStates
+from featx.tracing.symbolic import Scope
+from featx.tree import tree_leaves
+
+LeafPolicy = Callable[[nn.Module, str], bool]
+
+
+class Calls(Recording):
+    """What one trace does with the calls of modules and of wrapped functions.
+
+    Args:
+        root: what is traced.
+        module_paths: the path of each module in it.
+        is_leaf: says, for a module and its path, whether a call of it is one node.
+        opened: the paths of the modules that are traced through, where that is known; `is_leaf` numbers nodes then.
+        paths: the tensors of the model, by id.
+        device: where they are.
+        is_real: whether tensors have values.
+        keep_source: note the line of the model in each node.
+    """
+
+    def __init__(
+        self,
+        root: nn.Module,
+        module_paths: dict[nn.Module, str],
+        is_leaf: LeafPolicy,
+        opened: frozenset[str] | None,
+        paths: dict[int, str],
+        device: torch.device,
+        *,
+        is_real: bool,
+        keep_source: bool,
+    ) -> None:
+        super().__init__(paths, device, is_real=is_real, keep_source=keep_source)
+        self.root = root
+        self.module_paths = module_paths
+        self._is_leaf = is_leaf
+        self._opened = opened
+        self._hooked = [
+            path for module, path in module_paths.items() if module._forward_hooks or module._forward_pre_hooks
+        ]
+        self.states = ModuleStates(module_paths)
+        self._assigned: dict[type, set[str]] = {}
+        # The modules that were traced through, without an end in the middle.
+        self._looked_into: set[nn.Module] = {root}
+        self._training = {module: module.training for module in module_paths}
+        self._caller = self.scope
+
+    def path_of_module(self, mod: nn.Module) -> str:
+        """Return the path of a module in the root, the first one where it has several."""
+        path = self.module_paths.get(mod)
+        if path is None:
+            raise Unfollowable(f"a {type(mod).__name__} that is not registered as a submodule is used")
+        return path
+
+    def is_of_trace(self, value: Any) -> bool:
+        """Say whether a value is a tensor that this trace has made."""
+        if not isinstance(value, torch.Tensor) or id(value) in self._paths:
+            return False
+        return self.lineage.get(value) is not None or value.is_meta
+
+    def on_module(
+        self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Answer a call of a module: one node, or whatever its forward does."""
+        if self.whole:
+            if self._opened is not None and module in self.module_paths:
+                path = self.module_paths[module]
+                if self._is_leaf(module, path):
+                    self.names.skip_call(path)
+            return self._result_of(module, args, kwargs)
+        path = self.path_of_module(module)
+        outer = self.scope
+        self.scope = Scope(path, type(module), outer.stack)
+        self._caller = outer
+        try:
+            is_leaf = self._is_leaf(module, path) if self._opened is None else path not in self._opened
+            if is_leaf or isinstance(module, torch.jit.ScriptModule):
+                return self._call_whole(module, path, args, kwargs)
+            return self._open(module, path, forward, args, kwargs)
+        finally:
+            self.scope = outer
+
+    def _open(
+        self, module: nn.Module, path: str, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        last, names, lineage = self.graph.root.prev, self.names.mark(), self.lineage.mark()
+        scope, caller, versions, memories = self.scope, self._caller, len(self.versions), len(self.memories)
+        mark = self.states.mark(module) if self.may_stay_whole(path) else {}
+        try:
+            result = forward(*args, **kwargs)
+            self.check_state(module)
+            self._looked_into.add(module)
+            return result
+        except Unfollowable:
+            if not self.may_stay_whole(path):
+                raise
+            # What was recorded inside is taken back, and the module is kept whole.
+            self.scope, self._caller, self.whole = scope, caller, 0
+            self.names.forget(names)
+            self.lineage.forget(lineage)
+            del self.versions[versions:], self.memories[memories:]
+            self.states.reset(mark)
+            for node in reversed(self.graph.nodes):
+                if node is last:
+                    break
+                self.graph.erase_node(node)
+            return self._call_whole(module, path, args, kwargs)
+
+    def may_stay_whole(self, path: str) -> bool:
+        """Say whether the module at `path` may be kept whole where it cannot be followed."""
+        return self._opened is None
+
+    def _call_whole(self, module: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        inside = self.scope
+        self.scope = self._caller  # which takes out of a value what it passes on
+        with torch._C.DisableTorchFunction():
+            arguments = tuple([self.create_arg(value) for value in args])
+            keywords = {key: self.create_arg(value) for key, value in kwargs.items()} if kwargs else {}
+        self.scope = inside
+        if module.training is not self._training[module]:
+            raise Unfollowable(f"forward switches '{path}' between train and eval mode")
+        for inner in module.modules():
+            if any(value is not None and id(value) not in self._paths for value in inner._parameters.values()):
+                raise Unfollowable(f"'{path}' runs with other parameters than its own")
+        is_own = type(module).__module__[:17] != "torch.nn.modules." or bool(module._modules)
+        if is_own:
+            self._check_untouched(module, path)
+        call = functools.partial(self._result_of, module, args, kwargs)
+        values = args if not kwargs else (args, kwargs)
+        result = self._as_one_node("call_module", path, arguments, keywords, values, call, is_measured=is_own)
+        if is_own:
+            self.states.note_call(module)
+        return result
+
+    def _check_untouched(self, module: nn.Module, path: str) -> None:
+        name = self.states.changed_by_others(module)
+        if name is not None:
+            raise LeftBehind(f"forward changes the attribute '{name}' of or inside '{path}', which is kept whole,")
+
+    def _as_one_node(
+        self, op: str, target: Any, args: Any, kwargs: Any, values: Any, call: Callable[[], Any], *, is_measured: bool
+    ) -> Any:
+        with torch._C.DisableTorchFunction():
+            leaves = values if len(values) == 1 and type(values[0]) is torch.Tensor else tuple(tree_leaves(values))
+            inputs: list[torch.Tensor] = []
+            if is_measured:
+                inputs = [value for value in leaves if isinstance(value, torch.Tensor) and not value.is_inference()]
+            before = [value._version for value in inputs]
+        self.drew = self.wrote_model = self.wrote_unseen = False
+        self.whole += 1
+        try:
+            result = call()
+        finally:
+            self.whole -= 1
+        with torch._C.DisableTorchFunction():
+            node = self.add_node(op, target, args, kwargs, None, None)
+            if self._opened is not None and op == "call_module" and not self._is_leaf(self._module_at(target), target):
+                node.meta["is_whole"] = True
+            if is_measured:
+                pairs = zip(inputs, before, strict=True)
+                written = [value for value, version in pairs if value._version != version or self.wrote_unseen]
+                node.meta["effects"] = self._effects(node, inputs, written, result)
+            if op == "call_module" and self._hooked and self._has_hooks(target):
+                # The hooks, which have not run, may give something else.
+                self._check_form(node, result, f"what '{target}' returns")
+            if op == "call_module":
+                self.scope = self._caller  # what is taken out of the result is taken by the caller
+            if isinstance(result, torch.Tensor) and any(result is value for value in leaves):
+                result = self.another_name(result, user_frame())
+            return self.follow(result, node, user_frame())
+
+    def _has_hooks(self, path: str) -> bool:
+        return any(hooked == path or hooked.startswith(f"{path}.") for hooked in self._hooked)
+
+    def _module_at(self, path: str) -> nn.Module:
+        return self.root.get_submodule(path)
+
+    def _effects(
+        self, node: Node, inputs: list[torch.Tensor], written: list[torch.Tensor], result: Any
+    ) -> MeasuredEffects:
+        positions = {source: position for position, source in enumerate(node.all_input_nodes)}
+        memory = {memory_of(value) for value in tree_leaves(result) if isinstance(value, torch.Tensor)}
+
+        def positions_of(values: list[torch.Tensor]) -> tuple[int, ...]:
+            nodes = [self.create_arg(value) for value in values]
+            return tuple([positions[source] for source in nodes if isinstance(source, Node) and source in positions])
+
+        shared = [value for value in inputs if memory_of(value) in memory]
+        return MeasuredEffects(
+            positions_of(written), positions_of(shared), self.drew, self.wrote_model or self.wrote_unseen
+        )
+
+    def _result_of(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        # Without its hooks: they are to run when the extractor does, and not before.
+        if not self.is_real:
+            with torch._C.DisableTorchFunction():
+                result = output_of(module, args, kwargs)
+            if result is not None:
+                if module.training:
+                    self.drew = self.drew or module_draws(module)
+                    self.wrote_model = self.wrote_model or module_writes_state(module)
+                return result
+        return module.forward(*args, **kwargs)
+
+    def check_memory(self) -> None:
+        """Raise where forward gave a tensor other memory."""
+        # torch does not tell of Tensor.set_.
+        for tensor, memory in self.memories:
+            if memory_of(tensor) != memory:
+                raise LeftBehind("forward gives a tensor other memory (Tensor.set_)")
+
+    def check_state(self, module: nn.Module) -> None:
+        """Raise where forward left something on an opened module that a graph cannot."""
+        if module.training is not self._training[module]:
+            raise LeftBehind(f"forward switches '{self.module_paths[module]}' between train and eval mode")
+        if self.gave_memory:
+            self.gave_memory = False
+            raise LeftBehind("forward gives a tensor other memory (Tensor.set_)")
+        self._check_assignments(module)
+        state = self.states.initial(module)
+        left = None if state is None else what_forward_left(self, module, state, self.is_of_trace)
+        if left is not None:
+            raise LeftBehind(left)
+
+    def _check_assignments(self, module: nn.Module) -> None:
+        kind = type(module)
+        names = self._assigned.get(kind)
+        if names is None:
+            names = self._assigned[kind] = assigned_to_others(kind)
+        for name in names:
+            for inner in module.modules():
+                if inner is not module and inner not in self._looked_into and name in inner.__dict__:
+                    raise LeftBehind(f"forward may assign '{name}' to a {type(inner).__name__} that is kept whole")
+
+    def check_states(self) -> None:
+        """Raise where a module is not what its own calls, or a graph of them, leave it."""
+        for module, path in self.module_paths.items():
+            if module in self._looked_into:
+                self.check_state(module)
+            elif self.states.initial(module) is not None and not any(map(self._is_looked_into, module.children())):
+                self._check_untouched(module, path)
+
+    def _is_looked_into(self, module: nn.Module) -> bool:
+        return module in self._looked_into
+
+    # -- functions that are recorded as one node ---------------------------------------------------------------------
+
+    def on_wrapped(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Answer a call of a function that is recorded as one node, of a cached one, or of one of `math`."""
+        if isinstance(function, functools._lru_cache_wrapper):
+            # Past the cache, which must not keep a tensor of this trace.
+            return function.__wrapped__(*args, **kwargs)
+        if function is torch.is_grad_enabled:
+            return self.on_grad_question()
+        if self.whole or not self._is_followed((*tree_leaves(args), *tree_leaves(kwargs))):
+            return function(*args, **kwargs)
+        if getattr(math, getattr(function, "__name__", ""), None) is function:
+            return self._on_math(function, args)
+        with torch._C.DisableTorchFunction():
+            arguments = tuple([self.create_arg(value) for value in args])
+            keywords = {key: self.create_arg(value) for key, value in kwargs.items()}
+        call = functools.partial(function, *args, **kwargs)
+        return self._as_one_node("call_function", function, arguments, keywords, (args, kwargs), call, is_measured=True)
+
+    def on_grad_question(self) -> bool:
+        """Answer whether gradients are enabled, and record that the answer must be the same again."""
+        answer = torch.is_grad_enabled()
+        if not self.whole:
+            node = self._create_plain_node("call_function", torch.is_grad_enabled, (), {})
+            self._guard(node, answer, "whether gradients are enabled")
+        return answer
+
+    def _on_math(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        arguments = tuple([self.create_arg(value) for value in args])
+        self.whole += 1
+        try:
+            result = function(*args)
+        finally:
+            self.whole -= 1
+        if isinstance(result, bool) or not isinstance(result, (int, float)):
+            return result
+        return self.follow(result, self.add_node("call_function", function, arguments, {}, None, None), None)
+
+    def on_draw(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Refuse a call of a random generator that is not torch's."""
+        raise Unfollowable(f"forward draws from a random generator of Python or numpy ({function.__name__})")

@@ -1,0 +1,60 @@
+"""Know who has changed the attributes of which module during a trace: its own call, or the code of another one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import nn
+
+from featx.tracing.state import ModuleState
+
+Mark = dict[nn.Module, ModuleState]
+
+
+class ModuleStates:
+    """The attributes of modules that are no torch modules, as they were at the start and after their last call.
+
+    What a module that is kept whole does to itself and to those inside it, it will do again when the graph runs. What
+    other code does to them is in no graph. O(attributes) at the start and for each call of such a module.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        own = [module for module in modules if type(module).__module__[:17] != "torch.nn.modules."]
+        self._initial: Mark = {module: ModuleState(module) for module in own}
+        self._latest: Mark = dict(self._initial)
+        self._inside: dict[nn.Module, list[nn.Module]] = {}
+
+    def initial(self, module: nn.Module) -> ModuleState | None:
+        """Return what a module was like at the start; None for one of torch."""
+        return self._initial.get(module)
+
+    def mark(self, module: nn.Module) -> Mark:
+        """Return what `reset` needs to undo whatever happens to a module, and to those inside it, from now on."""
+        return {inner: self._latest[inner] for inner in self._at_or_inside(module)}
+
+    def reset(self, mark: Mark) -> None:
+        """Put modules back."""
+        for state in mark.values():
+            state.restore(lambda value: True)
+        self._latest.update(mark)
+
+    def note_call(self, module: nn.Module) -> None:
+        """Take what a module and those inside it are like as the work of its call, which is over."""
+        for inner in self._at_or_inside(module):
+            if self._latest[inner].difference() is not None:
+                self._latest[inner] = ModuleState(inner)
+
+    def changed_by_others(self, module: nn.Module) -> str | None:
+        """Return an attribute of a module, or of one inside it, that is another than after its last call."""
+        found = (self._latest[inner].difference() for inner in self._at_or_inside(module))
+        return next((name for name in found if name is not None), None)
+
+    def restore(self) -> None:
+        """Put all modules back as they were at the start."""
+        self.reset(self._initial)
+
+    def _at_or_inside(self, module: nn.Module) -> list[nn.Module]:
+        known = self._inside.get(module)
+        if known is None:
+            known = self._inside[module] = [inner for inner in module.modules() if inner in self._initial]
+        return known

@@ -1,0 +1,235 @@
+"""Values that the model overwrites are cloned where they are asked for and written later, and nowhere else."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from agreement import image, run, same
+from torch import nn
+from torch.nn import functional
+
+import featx
+from featx.tree import clone_tensors
+
+
+class Noting(nn.Module):
+    """Notes clones of its own values where it is told to: what a feature must be."""
+
+    notes: dict[str, Any] | None = None
+
+    def __init__(self, compute: Callable[[Noting, torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.relu = nn.ReLU(inplace=True)
+        self.norm = nn.BatchNorm1d(4)
+        self.drop = nn.Dropout(0.5)
+        self.sub = WritesItsInput()
+        self.register_buffer("state", torch.ones(4))
+        self.compute = compute
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.compute(self, x)
+
+    def note(self, name: str, value: Any) -> Any:
+        if self.notes is not None:
+            self.notes[name] = clone_tensors(value)
+        return value
+
+
+class WritesItsInput(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x.mul_(2)
+        return x[:, :2]
+
+
+def by_a_module(model: Noting, x: torch.Tensor) -> Any:
+    x = model.note("linear", model.linear(x))
+    return model.note("relu", model.relu(x))
+
+
+def by_a_module_twice(model: Noting, x: torch.Tensor) -> Any:
+    first = model.note("norm", model.norm(x))
+    model.relu(first)
+    second = model.note("norm_1", model.norm(first))
+    second.sub_(1)
+    return model.note("add", first + second)
+
+
+def by_methods(model: Noting, x: torch.Tensor) -> Any:
+    x = model.note("mul", x * 2)
+    x.masked_fill_(x > 0, 1.0)
+    model.note("masked_fill_", x)
+    x.index_add_(0, torch.tensor([0]), torch.ones(1, 4))
+    return model.note("index_add_", x)
+
+
+def by_operators(model: Noting, x: torch.Tensor) -> Any:
+    x = model.note("mul", x * 2)
+    x += 1
+    model.note("add", x)
+    x[:, 0] = 5
+    return model.note("sub", x - 1)
+
+
+def by_an_out_argument(model: Noting, x: torch.Tensor) -> Any:
+    y = model.note("detach", model.note("linear", model.linear(x)).detach())
+    torch.add(y, 1, out=y)
+    return model.note("mul", y * 2)
+
+
+def in_a_loop(model: Noting, x: torch.Tensor) -> Any:
+    x = model.note("linear", model.linear(x))
+    for name, step in (("add_", 1), ("add__1", 2), ("add__2", 3)):
+        model.note(name, x.add_(step))
+    return x
+
+
+def through_views(model: Noting, x: torch.Tensor) -> Any:
+    x = model.note("linear", model.linear(x))
+    row = model.note("getitem", x[0])
+    flat = model.note("view", x.view(-1))
+    model.note("add_", x.add_(1))
+    first = model.note("getitem_1", flat[1])
+    model.note("mul_", row.mul_(2))
+    return model.note("add", x + first)
+
+
+def through_views_of_views(model: Noting, x: torch.Tensor) -> Any:
+    x = model.note("view", x.view(-1, 2, 2))
+    y = model.note("transpose", x.transpose(1, 2))
+    z = model.note("reshape", y.reshape(-1, 4))  # a copy
+    z.mul_(2)
+    x.mul_(3)
+    return model.note("add", z + 1)
+
+
+def before_it_is_seen(model: Noting, x: torch.Tensor) -> Any:
+    x = x * 2
+    flat = x.view(-1)
+    x.add_(1)
+    return model.note("getitem", flat[:3])
+
+
+def of_a_tuple(model: Noting, x: torch.Tensor) -> Any:
+    parts = model.note("split", (x * 2).split(2, 1))
+    parts[0].add_(1)
+    return model.note("cat", torch.cat(parts, 1))
+
+
+def of_the_input(model: Noting, x: torch.Tensor) -> Any:
+    model.note("x", x)
+    x.mul_(2)
+    return model.note("add", x + 1)
+
+
+def of_what_is_passed_on(model: Noting, x: torch.Tensor) -> Any:
+    y = model.note("to", x.to(torch.float32))
+    z = model.note("contiguous", x.contiguous())
+    x.zero_()
+    return model.note("add", y + z)
+
+
+def of_an_identity(model: Noting, x: torch.Tensor) -> Any:
+    y = model.note("drop", model.drop(x * 2))
+    y.add_(1)
+    return model.note("add", y + 1)
+
+
+def by_a_whole_module(model: Noting, x: torch.Tensor) -> Any:
+    y = model.note("linear", model.linear(x))
+    z = model.note("sub", model.sub(y))
+    y.add_(1)
+    return model.note("add", y[:, :2] + z)
+
+
+def by_data(model: Noting, x: torch.Tensor) -> Any:
+    y = model.note("detach", model.linear(x).detach())
+    y.data.mul_(3)
+    return model.note("add", y + 1)
+
+
+def of_a_buffer(model: Noting, x: torch.Tensor) -> Any:
+    y = model.note("add", x + model.state)
+    model.state.add_(1)
+    return model.note("add_1", y + model.state)
+
+
+def of_a_random_draw(model: Noting, x: torch.Tensor) -> Any:
+    y = model.note("randn", torch.randn(x.shape))
+    y.mul_(x)
+    return model.note("dropout", functional.dropout(y))
+
+
+# What is asked for, and which of it must be cloned.
+CASES: list[tuple[Callable[[Noting, torch.Tensor], Any], str, str]] = [
+    (by_a_module, "linear relu", "linear"),
+    (by_a_module, "linear", ""),
+    (by_a_module, "relu", ""),
+    (by_a_module_twice, "norm norm_1 add", "norm norm_1"),
+    (by_a_module_twice, "norm norm_1", "norm"),
+    (by_a_module_twice, "norm", ""),
+    (by_a_module_twice, "norm_1 add", "norm_1"),
+    (by_methods, "mul masked_fill_ index_add_", "mul masked_fill_"),
+    (by_methods, "mul masked_fill_", "mul"),
+    (by_operators, "mul add sub", "mul add"),
+    (by_operators, "add", ""),
+    (by_an_out_argument, "linear detach mul", "linear detach"),
+    (by_an_out_argument, "linear detach", ""),
+    (in_a_loop, "linear add_ add__1 add__2", "linear add_ add__1"),
+    (in_a_loop, "add__2", ""),
+    (through_views, "linear getitem view add_ getitem_1 mul_ add", "linear getitem view add_ getitem_1"),
+    (through_views, "linear getitem view", ""),
+    (through_views, "view add_", "view"),
+    (through_views, "getitem_1 mul_", "getitem_1"),
+    (through_views_of_views, "view transpose reshape add", "view transpose reshape"),
+    (through_views_of_views, "transpose reshape", ""),
+    (before_it_is_seen, "getitem", ""),
+    (of_a_tuple, "split cat", "split"),
+    (of_a_tuple, "split", ""),
+    (of_the_input, "x add", "x"),
+    (of_the_input, "x", ""),
+    (of_what_is_passed_on, "to contiguous add", "to contiguous"),
+    (of_what_is_passed_on, "to contiguous", ""),
+    (of_an_identity, "drop add", "drop"),
+    (by_a_whole_module, "linear sub add", "linear sub"),
+    (by_a_whole_module, "linear sub", "linear"),
+    (by_a_whole_module, "sub", ""),
+    (by_data, "detach add", "detach"),
+    (of_a_buffer, "add add_1", ""),
+    (of_a_random_draw, "randn dropout", "randn"),
+]
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize(("compute", "names", "cloned"), CASES)
+def test_value_is_the_one_that_was_computed_and_only_what_is_written_later_is_cloned(
+    compute: Callable[[Noting, torch.Tensor], Any], names: str, cloned: str, training: bool
+) -> None:
+    model = Noting(compute).train(training)
+    twin = copy.deepcopy(model)
+    extractor = featx.create_feature_extractor(model, names.split(), example_inputs=image())
+    for seed, batch in enumerate((2, 5)):
+        twin.notes = {}
+        run(twin, image(batch, seed=seed))
+        result = run(extractor, image(batch, seed=seed))
+        assert same(dict(sorted(result.items())), {name: twin.notes[name] for name in sorted(names.split())})
+    clones = [node.args[0].name for node in extractor.graph.nodes if node.target is clone_tensors]
+    assert sorted(clones) == sorted(cloned.split())
+
+
+@pytest.mark.parametrize(("compute", "names", "cloned"), [case for case in CASES if case[2]])
+def test_value_that_is_overwritten_would_be_wrong_without_its_clone(
+    compute: Callable[[Noting, torch.Tensor], Any], names: str, cloned: str
+) -> None:
+    model = Noting(compute).eval()
+    extractor = featx.create_feature_extractor(model, names.split(), example_inputs=image())
+    expected = run(extractor, image())
+    for node in extractor.graph.nodes:
+        if node.target is clone_tensors:
+            node.replace_all_uses_with(node.args[0])
+    result = run(extractor, image())
+    assert {name for name in expected if not same(expected[name], result[name])} == set(cloned.split())

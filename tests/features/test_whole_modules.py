@@ -1,0 +1,224 @@
+"""A module that no wanted value lies inside stays the model's own: its class, hooks, mode and control flow."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from agreement import image, run, same
+from torch import nn
+
+import featx
+
+Capture = Callable[..., dict[str, list[Any]]]
+
+
+class Inner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.linear(x)
+        x = x * 2 if x.shape[0] > 3 and float(x.detach().sum()) > 0 else x + 1
+        for _ in range(x.shape[0] % 3):
+            x = self.drop(x)
+        return x - 1 if self.training else x
+
+
+class Outer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = Inner()
+        self.blocks = nn.Sequential(Inner(), Inner())
+        self.last = Inner()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.blocks(torch.relu(self.first(x))))
+
+
+def extractor_of(model: nn.Module, names: list[str] | None = None) -> Any:  # Any: its submodules are read below
+    return featx.create_feature_extractor(model, names or ["blocks", "relu"], example_inputs=image())
+
+
+# -- class -------------------------------------------------------------------------------------------------------------
+
+
+def test_module_that_nothing_is_asked_of_is_the_models_own_and_stays_alive() -> None:
+    model = Outer().eval()
+    extractor = extractor_of(model)
+    assert extractor.blocks is model.blocks
+    assert extractor.first is model.first
+    assert not hasattr(extractor, "last")
+    calls: list[int] = []
+    model.blocks[1].register_forward_hook(lambda *_: calls.append(1))
+    for batch in (2, 5):
+        x = image(batch)
+        hidden = torch.relu(model.first(x))
+        expected = {"relu": hidden, "blocks": model.blocks(hidden)}
+        calls.clear()
+        assert same(extractor(x), expected)
+        assert calls == [1]
+
+
+def test_class_of_a_whole_module_keeps_its_methods_and_what_is_set_on_it_later() -> None:
+    model = Outer().eval()
+    extractor = extractor_of(model)
+    assert type(extractor.first) is Inner
+    assert isinstance(extractor.blocks[0], Inner)
+    model.first.linear = nn.Linear(4, 4)
+    model.blocks[0].forward = lambda x: x * 7
+    hidden = torch.relu(model.first(image()))
+    assert same(extractor(image())["blocks"], model.blocks[1](hidden * 7))
+
+
+def test_copy_of_an_extractor_has_whole_modules_of_its_own() -> None:
+    model = Outer().eval()
+    extractor = extractor_of(model)
+    duplicate = copy.deepcopy(extractor)
+    assert type(duplicate.first) is Inner
+    assert duplicate.first is not model.first
+    assert same(duplicate(image(5)), extractor(image(5)))
+
+
+def test_extractor_keeps_the_residual_layer_of_a_resnet_whole() -> None:
+    torchvision = pytest.importorskip("torchvision")
+    model = torchvision.models.resnet18().eval()
+    extractor = featx.create_feature_extractor(model, ["layer4"], example_inputs=torch.rand(2, 3, 32, 32))
+    assert extractor.layer4 is model.layer4
+    found: list[torch.Tensor] = []
+    model.layer4.register_forward_hook(lambda module, args, output: found.append(output))
+    x = torch.rand(2, 3, 64, 64)
+    model(x)
+    assert torch.equal(extractor(x)["layer4"], found[0])
+
+
+# -- control flow ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("batch", [1, 2, 3, 4, 5, 9])
+def test_control_flow_of_a_whole_module_decides_anew_for_each_input(
+    batch: int, training: bool, capture: Capture
+) -> None:
+    model = Outer().train(training)
+    extractor = extractor_of(model)
+    for seed in (0, 1, 2):
+        expected = capture(model, ["blocks"], image(batch, seed=seed))
+        assert same(run(extractor, image(batch, seed=seed))["blocks"], expected["blocks"][0])
+
+
+# -- mode --------------------------------------------------------------------------------------------------------------
+
+
+def test_whole_module_follows_the_mode_of_the_extractor(capture: Capture) -> None:
+    model = Outer().train()
+    extractor = extractor_of(model)
+    for training in (False, True, False):
+        extractor.train(training)
+        assert model.first.training is training
+        expected = capture(copy.deepcopy(model).train(training), ["blocks"], image(4))
+        assert same(run(extractor, image(4))["blocks"], expected["blocks"][0])
+
+
+def test_one_whole_module_in_another_mode_than_the_rest_computes_in_its_own(capture: Capture) -> None:
+    model = Outer().train()
+    extractor = extractor_of(model)
+    model.blocks[0].eval()
+    expected = capture(model, ["blocks"], image(4))
+    assert same(run(extractor, image(4))["blocks"], expected["blocks"][0])
+    assert not same(run(extractor, image(4)), run(extractor.eval(), image(4)))
+
+
+# -- hooks -------------------------------------------------------------------------------------------------------------
+
+
+def test_hook_does_not_run_in_the_trace_and_runs_in_the_extractor() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    calls: list[int] = []
+    model[0].register_forward_hook(lambda module, args, output: calls.append(1) or output * 2)
+    extractor = featx.create_feature_extractor(model, ["0", "1"], example_inputs=image())
+    assert calls == []
+    result = extractor(image())
+    assert calls == [1]
+    assert same(result["1"], model(image()))
+
+
+def forward_hook(module: nn.Module, calls: list[str]) -> Any:
+    return module.register_forward_hook(lambda _, args, output: calls.append("after") or output * 3)
+
+
+def keyword_hook(module: nn.Module, calls: list[str]) -> Any:
+    return module.register_forward_hook(
+        lambda _, args, kwargs, output: calls.append("after") or output + len(args), with_kwargs=True
+    )
+
+
+def early_hook(module: nn.Module, calls: list[str]) -> Any:
+    return module.register_forward_pre_hook(lambda _, args: calls.append("before") or (args[0] * 3,))
+
+
+def gradient_hook(module: nn.Module, calls: list[str]) -> Any:
+    return module.register_full_backward_hook(
+        lambda _, inputs, outputs: calls.append("gradient") or tuple(gradient * 3 for gradient in inputs)
+    )
+
+
+@pytest.mark.parametrize("is_early", [True, False], ids=["before the trace", "behind it"])
+@pytest.mark.parametrize("path", ["first", "first.linear", "blocks.1"])
+@pytest.mark.parametrize("add", [forward_hook, keyword_hook, early_hook, gradient_hook])
+def test_hook_of_a_whole_module_runs_once_and_changes_what_it_changes_in_the_model(
+    add: Callable[[nn.Module, list[str]], Any], path: str, is_early: bool
+) -> None:
+    model, calls = Outer().eval(), list[str]()
+    hook = add(model.get_submodule(path), calls) if is_early else None
+    extractor = extractor_of(model, ["blocks"])
+    hook = hook or add(model.get_submodule(path), calls)
+    assert calls == []
+    outcomes: list[Any] = []
+    for compute in (lambda x: extractor(x)["blocks"], lambda x: model.blocks(torch.relu(model.first(x)))):
+        model.zero_grad()
+        x = image(4).requires_grad_()
+        result = compute(x)
+        result.square().sum().backward()
+        weights = [weight.grad.clone() for weight in model.first.parameters()]
+        outcomes.append((result, x.grad, weights, list(calls)))
+        calls.clear()
+    assert same(*outcomes)
+    assert len(outcomes[0][-1]) == 1
+    hook.remove()
+    assert same(extractor(image(4))["blocks"], model.blocks(torch.relu(model.first(image(4)))))
+    assert calls == []
+
+
+def test_hook_of_all_modules_sees_those_that_stay_whole() -> None:
+    model, seen = Outer().eval(), list[type]()
+    extractor = extractor_of(model, ["blocks"])
+    hook = nn.modules.module.register_module_forward_hook(lambda module, args, output: seen.append(type(module)))
+    try:
+        extractor(image(4))
+    finally:
+        hook.remove()
+    assert seen.count(Inner) == 3
+    assert seen.count(nn.Linear) == 3
+
+
+def test_hook_that_changes_the_form_of_a_result_is_refused_where_the_trace_did_not_see_it() -> None:
+    class Summing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = Inner()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            one, other = self.first(x)
+            return one + other
+
+    model = Summing().eval()
+    model.first.register_forward_hook(lambda _, args, output: (output, output * 2))
+    extractor = featx.create_feature_extractor(model, ["add"], example_inputs=image())
+    with pytest.raises(featx.SpecializationError, match="what 'first' returns"):
+        extractor(image())

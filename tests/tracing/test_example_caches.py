@@ -1,0 +1,246 @@
+"""Models that keep something between calls find nothing of a trace in it."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from agreement import agree, image, same
+from torch import nn
+
+import featx
+
+
+class Caching(nn.Module):
+    def __init__(self, look_up: Callable[[Any, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.table: torch.Tensor | None = None
+        self.by_size: dict[Any, torch.Tensor] = {}
+        self.pairs: list[tuple[int, torch.Tensor]] = []
+        self.seen: torch.Size | None = None
+        self.look_up = look_up
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.look_up(self, x)
+
+
+def made(size: int) -> torch.Tensor:
+    return torch.arange(size, dtype=torch.float32) * 2
+
+
+def in_an_attribute(model: Any, x: torch.Tensor) -> torch.Tensor:
+    if model.table is None or model.table.shape[0] != x.shape[1]:
+        model.table = made(x.shape[1])
+    return model.table
+
+
+def in_a_new_attribute(model: Any, x: torch.Tensor) -> torch.Tensor:
+    if not hasattr(model, "other") or len(model.other) != x.shape[1]:
+        model.other = made(x.shape[1])
+    return model.other
+
+
+def in_a_dict(model: Any, x: torch.Tensor) -> torch.Tensor:
+    size = x.shape[1]
+    if size not in model.by_size:
+        model.by_size[size] = made(size)
+    return model.by_size[size]
+
+
+def in_a_dict_by_form(model: Any, x: torch.Tensor) -> torch.Tensor:
+    key = (x.shape[1], x.dtype, x.device)
+    if key not in model.by_size:
+        model.by_size[key] = made(x.shape[1]).to(x.device)
+    return model.by_size[key]
+
+
+def in_a_list(model: Any, x: torch.Tensor) -> torch.Tensor:
+    for size, table in model.pairs:
+        if size == x.shape[1]:
+            return table
+    model.pairs.append((x.shape[1], made(x.shape[1])))
+    return model.pairs[-1][1]
+
+
+def by_its_shape(model: Any, x: torch.Tensor) -> torch.Tensor:
+    if model.seen != x.shape:
+        model.seen, model.table = x.shape, made(x.shape[1])
+    return model.table
+
+
+CACHES = [in_an_attribute, in_a_new_attribute, in_a_dict, in_a_dict_by_form, by_its_shape]
+
+
+@pytest.mark.parametrize("is_warm", [False, True], ids=["cold", "warm"])
+@pytest.mark.parametrize("look_up", CACHES)
+def test_cache_in_an_attribute_is_not_poisoned_by_a_trace(look_up: Callable[..., torch.Tensor], is_warm: bool) -> None:
+    model = Caching(look_up)
+    if is_warm:
+        model(image(2, 4))
+    before = {name: copy.copy(value) for name, value in vars(model).items() if name[0] != "_"}
+    for width in (4, 7, 4):
+        x = image(2, width)
+        traced = featx.trace(model, x)
+        extractor = featx.create_feature_extractor(model, ["add"], example_inputs=x)
+        assert same({name: value for name, value in vars(model).items() if name[0] != "_"}, before)
+        assert same(traced(x), x + made(width))
+        assert same(extractor(x)["add"], x + made(width))
+    for width in (4, 7, 5):
+        assert same(model(image(2, width)), image(2, width) + made(width))
+
+
+@pytest.mark.parametrize("look_up", [*CACHES, in_a_list])
+def test_cache_of_a_module_that_stays_whole_works_on(look_up: Callable[..., torch.Tensor]) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), Caching(look_up), nn.Tanh())
+    extractor = featx.create_feature_extractor(model, ["1"], example_inputs=image())
+    twin = copy.deepcopy(model)
+    for batch in (2, 5, 2):
+        assert same(extractor(image(batch))["1"], model[0](image(batch)) + made(4))
+        assert same(model(image(batch)), twin(image(batch)))
+
+
+def test_list_that_forward_fills_is_refused_where_it_is_opened_and_as_before() -> None:
+    model = Caching(in_a_list)
+    with pytest.raises(featx.TraceError, match="adds to 'pairs'"):
+        featx.trace(model, image())
+    assert model.pairs == []
+    assert same(model(image()), image() + made(4))
+
+
+@pytest.mark.parametrize("look_up", CACHES)
+def test_graph_of_a_model_that_caches_by_size_is_right_or_refused_at_every_size(
+    look_up: Callable[..., torch.Tensor],
+) -> None:
+    model = Caching(look_up)
+    model(image(2, 9))
+    traced = featx.trace(model, image())
+    for batch, width in ((2, 4), (5, 4), (2, 9), (3, 5), (1, 1)):
+        try:
+            result = traced(image(batch, width))
+        except featx.SpecializationError:
+            assert (batch, width) != (2, 4)
+            continue
+        assert same(result, image(batch, width) + made(width))
+
+
+class Keeping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.features: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.features = self.linear(x)
+        return self.features * 2
+
+
+def test_model_that_keeps_a_feature_is_refused_where_it_is_opened_and_keeps_it_where_it_stays_whole() -> None:
+    model = Keeping()
+    with pytest.raises(featx.TraceError, match="keeps something of its input in the attribute 'features'"):
+        featx.trace(model, image())
+    assert model.features is None
+    extractor = featx.create_feature_extractor(nn.Sequential(model, nn.Tanh()), ["1"], example_inputs=image())
+    assert model.features is None
+    extractor(image(5))
+    assert same(model.features, model.linear(image(5)))
+
+
+@functools.cache
+def positions(size: int) -> torch.Tensor:
+    return torch.arange(size, dtype=torch.float32)
+
+
+class Remembering(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + positions(x.shape[1])
+
+
+def test_cached_function_keyed_by_a_size_is_not_poisoned() -> None:
+    positions.cache_clear()
+    model = Remembering()
+    traced = featx.trace(model, image())
+    assert same(model(image()), image() + torch.arange(4.0))
+    assert same(traced(image()), image() + torch.arange(4.0))
+    assert not positions(4).is_meta
+    assert type(positions(4)) is torch.Tensor
+
+
+@functools.lru_cache
+def half_and_scale(size: int, power: float = -0.5) -> tuple[int, float]:
+    return size // 2, size**power
+
+
+@functools.cache
+def grid(height: int, width: int) -> torch.Tensor:
+    return torch.arange(height * width, dtype=torch.float32).reshape(height, width)
+
+
+class RememberingNumbers(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        half, scale = half_and_scale(x.shape[1])
+        return torch.cat([x[:, half:], x[:, :half]], 1) * scale + grid(*x.shape)
+
+
+def test_numbers_and_tensors_cached_by_sizes_are_the_same_again_and_again() -> None:
+    model = RememberingNumbers()
+    for width in (4, 6, 4, 8, 6):
+        traced = agree(model, (image(2, width),), (image(2, width, seed=1),))
+        for batch, other in ((2, 4), (2, 6), (5, width), (3, 7)):
+            try:
+                result = traced(image(batch, other))
+            except featx.SpecializationError:
+                continue
+            assert same(result, model(image(batch, other)))
+    assert half_and_scale(4) == (2, 0.5)
+    assert type(half_and_scale(6)[0]) is int
+    assert not grid(2, 4).is_meta
+
+
+def test_einops_can_be_traced_again_and_again() -> None:
+    einops = pytest.importorskip("einops")
+
+    class Rearranging(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = einops.rearrange(x, "b (h w) -> b w h", h=2)
+            return einops.rearrange(y, "b w h -> (b w) h") * 2
+
+    model = Rearranging()
+    for seed in range(3):
+        agree(model, (image(2, 6),), (image(2, 6, seed=seed),))
+    assert same(model(image(5, 8)), featx.trace(model, image(5, 8))(image(5, 8)))
+
+
+def test_every_function_and_layer_of_einops_gives_the_same_again_and_again() -> None:
+    einops = pytest.importorskip("einops")
+    layers = pytest.importorskip("einops.layers.torch")
+
+    class Vision(nn.Module):
+        """As vit-pytorch writes them."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.patches = layers.Rearrange("b (h p) (w q) -> b (h w) (p q)", p=2, q=2)
+            self.embed = nn.Linear(4, 4)
+            self.token = nn.Parameter(torch.randn(1, 1, 4))
+            self.pool = layers.Reduce("b n d -> b d", "mean")
+
+        def forward(self, x: torch.Tensor) -> Any:
+            x = self.embed(self.patches(x))
+            x = torch.cat([einops.repeat(self.token, "1 1 d -> b 1 d", b=x.shape[0]), x], 1)
+            heads = einops.rearrange(x, "b n (h d) -> b h n d", h=2)
+            scores = einops.einsum(heads, heads, "b h i d, b h j d -> b h i j")
+            packed, shapes = einops.pack([x, x * 2], "b * d")
+            first, _ = einops.unpack(packed, shapes, "b * d")
+            return self.pool(x), scores, first, einops.reduce(x, "b n d -> b d", "max")
+
+    model = Vision()
+    for batch, size in ((2, 4), (3, 8), (2, 4)):
+        example, other = torch.rand(batch, size, size), torch.rand(batch, size, size)
+        agree(model, (example,), (other,))
+        extractor = featx.create_feature_extractor(model, ["patches", "pool"], example_inputs=example)
+        patches = model.patches(other)
+        assert same(extractor(other), {"patches": patches, "pool": model(other)[0]})

@@ -1,0 +1,123 @@
+"""Functions that run functions: checkpoints give their values and gradients, what torch.func maps stays whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from agreement import agree, agree_with_gradients, gradients, image, run, same
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+
+import featx
+
+Compute = Callable[[Any, torch.Tensor], Any]
+
+
+class Computing(nn.Module):
+    """Computes what it is told to, with a layer that has weights."""
+
+    def __init__(self, compute: Compute, inner: nn.Module | None = None) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.inner = inner
+        self.compute = compute
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.compute(self, x)
+
+
+# -- checkpoints -------------------------------------------------------------------------------------------------------
+
+
+CHECKPOINTED: dict[str, Compute] = {
+    "module": lambda model, x: checkpoint(model.linear, x, use_reentrant=False) + 1,
+    "function": lambda model, x: checkpoint(lambda y: model.linear(y) * model.linear.bias, x, use_reentrant=False),
+    "draw": lambda model, x: checkpoint(lambda y: functional.dropout(model.linear(y)), x, use_reentrant=False) + 1,
+    "sequence": lambda model, x: checkpoint_sequential(model.inner, 2, model.linear(x), use_reentrant=False) + 1,
+}
+
+
+@pytest.mark.parametrize("name", CHECKPOINTED)
+def test_checkpoint_gives_its_value_and_gradient(name: str) -> None:
+    inner = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Dropout(0.5))
+    agree_with_gradients(Computing(CHECKPOINTED[name], inner))
+
+
+class Checkpointing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self.linear, x, use_reentrant=True) * 2
+
+
+def test_reentrant_checkpoint_of_a_module_that_stays_whole_gives_its_value_and_gradient() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), Checkpointing(), nn.Linear(4, 4))
+    extractor = featx.create_feature_extractor(model, ["2"], example_inputs=image())
+    assert same(run(extractor, image(5))["2"], run(model, image(5)))
+    assert same(gradients(lambda x: extractor(x)["2"], model, image(5)), gradients(model, model, image(5)))
+
+
+# -- functions of functions --------------------------------------------------------------------------------------------
+
+
+class Mapped(nn.Module):
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x)
+
+
+class HasMapped(nn.Module):
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.mapped = Mapped(function)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.mapped(self.linear(x)) + 1
+
+
+def sum_of_squares(x: torch.Tensor) -> torch.Tensor:
+    return (x**2).sum()
+
+
+MAPPED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "vmap": torch.vmap(lambda row: row * row.sum()),
+    "func.vmap": torch.func.vmap(lambda row: row.cumsum(0), in_dims=1, out_dims=1),
+    "grad": torch.func.grad(sum_of_squares),
+    "jacobian": lambda x: torch.func.jacrev(torch.sin)(x).sum((0, 1)),
+    "vjp": lambda x: torch.func.vjp(torch.sin, x)[1](x)[0],
+    "grad of rows": torch.vmap(torch.func.grad(sum_of_squares)),
+}
+
+
+@pytest.mark.parametrize("name", MAPPED)
+def test_submodule_that_cannot_be_followed_is_kept_whole(name: str) -> None:
+    model = HasMapped(MAPPED[name])
+    traced = agree_with_gradients(model)
+    assert [node.target for node in traced.graph.nodes if node.op == "call_module"] == ["linear", "mapped"]
+    assert isinstance(traced.mapped, Mapped)
+    extractor = featx.create_feature_extractor(model, ["mapped", "add"], example_inputs=image())
+    assert same(extractor(image()), {"mapped": model.mapped(model.linear(image())), "add": model(image())})
+
+
+@pytest.mark.parametrize("name", MAPPED)
+def test_model_that_cannot_be_followed_itself_is_refused_with_its_line(name: str) -> None:
+    with pytest.raises(featx.TraceError, match=r"a function of torch\.func .*test_example_functionals\.py"):
+        featx.trace(Mapped(MAPPED[name]), image())
+
+
+def test_gradient_inside_forward_is_computed_in_each_call() -> None:
+    def gradient(model: Any, x: torch.Tensor) -> torch.Tensor:
+        y = x.detach().requires_grad_()
+        return torch.autograd.grad(model.linear(y).square().sum(), y)[0] * 2
+
+    agree(Computing(gradient), (image(),), (image(5, seed=2),))

@@ -1,0 +1,92 @@
+"""Inputs that are keywords, left out or nested."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from agreement import agree, image, same
+from torch import nn
+
+import featx
+
+
+class Inputs(nn.Module):
+    def forward(
+        self, x: torch.Tensor, mask: torch.Tensor | None = None, scale: float = 2.0, *, shift: torch.Tensor
+    ) -> torch.Tensor:
+        if mask is not None:
+            x = x * mask
+        return x * scale + shift
+
+
+def test_keyword_only_input_is_an_input_and_what_is_left_out_is_checked() -> None:
+    model, shift = Inputs(), image(seed=1)
+    traced = featx.trace(model, image(), shift=shift)
+    assert same(traced(image(), shift=shift), model(image(), shift=shift))
+    with pytest.raises(featx.FeatxError):
+        traced(image(), image(seed=2), shift=shift)
+    with pytest.raises(featx.FeatxError):
+        traced(image(), None, 3.0, shift=shift)
+    masked = featx.trace(model, image(), image(seed=2), 3.0, shift=shift)
+    assert same(masked(image(), image(seed=4), 3.0, shift=shift), model(image(), image(seed=4), 3.0, shift=shift))
+    with pytest.raises(featx.FeatxError):
+        masked(image(), shift=shift)
+
+
+class OnlyKeywords(nn.Module):
+    def forward(self, *, x: torch.Tensor, y: torch.Tensor | None = None, **more: torch.Tensor) -> torch.Tensor:
+        x = x if y is None else x - y
+        return x * 2 + sum((value.sum() for value in more.values()), torch.zeros(()))
+
+
+@pytest.mark.parametrize("names", ["x", "x y", "x y z", "x z w"])
+def test_model_of_keywords_alone_takes_those_of_the_example(names: str) -> None:
+    def inputs(seed: int, batch: int = 2) -> dict[str, torch.Tensor]:
+        return {name: image(batch, seed=seed + place) for place, name in enumerate(names.split())}
+
+    model = OnlyKeywords()
+    traced = featx.trace(model, **inputs(0))
+    extractor = featx.create_feature_extractor(model, ["mul"], example_inputs=inputs(0))
+    for batch in (2, 5):
+        given = inputs(7, batch)
+        assert same(traced(**given), model(**given))
+        assert same(extractor(**given)["mul"], (given["x"] - given["y"] if "y" in given else given["x"]) * 2)
+    with pytest.raises(TypeError, match="positional"):
+        traced(image())
+    if "z" in names:
+        with pytest.raises(featx.SpecializationError, match="the form of input 'more'"):
+            traced(**inputs(0), v=image())
+
+
+class Variadic(nn.Module):
+    def forward(self, x: torch.Tensor, /, *others: torch.Tensor, power: int = 2) -> torch.Tensor:
+        for other in others:
+            x = x - other.mean()
+        return x**power
+
+
+def test_positional_inputs_are_as_many_as_in_the_example() -> None:
+    model = Variadic()
+    traced = agree(model, (image(), image(seed=1), image(3, seed=2)), (image(5), image(seed=4), image(1, seed=5)))
+    with pytest.raises(featx.SpecializationError, match="the form of input"):
+        traced(image(), image())
+    with pytest.raises(featx.TraceError, match="power=3 is given now"):
+        traced(image(), image(), image(), power=3)
+
+
+class Nested(nn.Module):
+    def forward(self, xs: list[torch.Tensor], more: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+        total = more["pair"][0] * more["pair"][1]
+        for x in xs:
+            total = total + x.mean(0)
+        return total
+
+
+def test_nested_inputs_are_followed_and_their_form_is_checked() -> None:
+    model = Nested()
+    more = {"pair": (image(1), image(1, seed=1))}
+    traced = featx.trace(model, [image(2), image(3)], more)
+    other = [image(4, seed=5), image(4, seed=6)]
+    assert same(traced(other, more), model(other, more))
+    with pytest.raises(featx.SpecializationError):
+        traced([*other, image()], more)

@@ -1,0 +1,159 @@
+"""Buffers, statistics, generators, inputs and torch itself: as before after a trace, and written by a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from agreement import agree, image, same
+from torch import nn
+from torch.nn import functional
+
+import featx
+
+Snapshot = Callable[[nn.Module], Any]
+
+
+class Normalized(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.drop(self.norm(x))
+
+
+def test_running_statistics_stay_in_a_trace_and_move_in_a_run(snapshot: Snapshot) -> None:
+    model = Normalized().train()
+    before = snapshot(model)
+    traced = featx.trace(model, image(5))
+    before.check()
+    traced(image(5))
+    assert model.norm.num_batches_tracked == 1
+    assert not torch.equal(model.norm.running_mean, torch.zeros(4))
+
+
+class NormalizedByValue(Normalized):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.norm(x)
+        return self.drop(x) * (2.0 if bool((x > -100).all()) else 3.0)
+
+
+def test_running_statistics_and_generators_are_put_back_after_a_trace_for_real(snapshot: Snapshot) -> None:
+    model = NormalizedByValue().train()
+    before = snapshot(model)
+    featx.trace(model, image(5))
+    before.check()
+    agree(model.eval(), (image(),), (image(9),))
+
+
+class Failing(NormalizedByValue):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen = x
+        self.count = 3
+        x = super().forward(x)
+        raise ValueError("no further")
+
+
+def test_model_is_as_before_after_a_trace_that_fails(snapshot: Snapshot) -> None:
+    model = Failing().train()
+    before = snapshot(model)
+    with pytest.raises((ValueError, featx.TraceError)):
+        featx.trace(model, image(5))
+    before.check()
+
+
+class WritesState(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.steps += 1
+        return x * self.weight * self.steps
+
+
+def test_counter_is_left_alone_by_the_trace_and_counts_in_the_graph(snapshot: Snapshot) -> None:
+    model, twin = WritesState(), WritesState()
+    before = snapshot(model)
+    traced = featx.trace(model, image())
+    before.check()
+    assert all(same(traced(image()), twin(image())) for _ in range(3))
+    assert model.steps == 3
+
+
+class Writing(nn.Module):
+    def __init__(self, write: Callable[[torch.Tensor], object]) -> None:
+        super().__init__()
+        self.write = write
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.write(x)
+        return x * 2
+
+
+def add_and_set(x: torch.Tensor) -> None:
+    x += 1
+    x[:, 0] = 0
+
+
+WRITES: dict[str, Callable[[torch.Tensor], object]] = {
+    "operators": add_and_set,
+    "method": lambda x: x.add_(1),
+    "view": lambda x: x.view(-1)[1:].mul_(3),
+    "module": nn.ReLU(inplace=True),
+    "function": lambda x: functional.relu(x, inplace=True),
+    "out": lambda x: torch.add(x, 1, out=x),
+    "copy": lambda x: x.copy_(torch.ones(4)),
+    "draw": lambda x: x.uniform_(),
+    "by value": lambda x: x.mul_(x.max().item()),
+    "several": lambda x: torch._foreach_add_([x, x[:1]], 1),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_input_of_the_caller_is_unchanged_by_a_trace_and_written_by_a_run(name: str) -> None:
+    model, x = Writing(WRITES[name]), image()
+    traced = featx.trace(model, x)
+    extractor = featx.create_feature_extractor(model, ["x", "mul"], example_inputs=x)
+    assert torch.equal(x, image())
+    one, other, third = image(), image(), image()
+    torch.manual_seed(0)
+    result = traced(one)
+    torch.manual_seed(0)
+    expected = model(other)
+    torch.manual_seed(0)
+    features = extractor(third)
+    assert same(result, expected)
+    assert same(features, {"x": image(), "mul": expected})
+    assert same([one, third], [other, other])
+    assert not torch.equal(one, image())
+
+
+class WritingNested(nn.Module):
+    def forward(self, xs: list[torch.Tensor], more: dict[str, torch.Tensor]) -> torch.Tensor:
+        xs[0].add_(1)
+        more["y"][:, 0] = xs[1][:, 0]
+        return xs[0] + more["y"]
+
+
+def test_nested_input_is_unchanged_by_a_trace_and_written_by_a_run() -> None:
+    def inputs() -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+        return [image(), image(seed=1)], {"y": image(seed=2)}
+
+    given, one, other = inputs(), inputs(), inputs()
+    traced = featx.trace(WritingNested(), *given)
+    assert same(given, inputs())
+    assert same(traced(*one), WritingNested()(*other))
+    assert same(one, other)
+    assert not same(one, inputs())
+
+
+def test_functions_of_torch_are_as_before_after_a_trace() -> None:
+    before = torch.relu, functional.relu, nn.Module.__call__, torch.is_grad_enabled, len
+    featx.trace(WritesState(), image())
+    assert before == (torch.relu, functional.relu, nn.Module.__call__, torch.is_grad_enabled, len)

@@ -1,0 +1,71 @@
+"""StandIns: a trace on them allocates no memory, whatever the model weighs, and computes nothing."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+
+import featx
+
+
+class Residual(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(width, width), nn.BatchNorm1d(width)
+        self.scale = nn.Parameter(torch.ones(width, width))
+        self.register_buffer("state", torch.zeros(width, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.state += 1
+        y = torch.relu(self.norm(self.first(x))) @ (self.scale * 2)
+        return x + y.softmax(-1) + self.state.mean()
+
+
+def model_of(width: int) -> nn.Module:
+    linear = nn.utils.parametrizations.weight_norm(nn.Linear(width, width))
+    return nn.Sequential(Residual(width), linear, nn.ReLU(inplace=True), nn.Dropout(), Residual(width))
+
+
+def peak(call: Callable[[], Any]) -> int:
+    """Return the most bytes of tensors that `call` has allocated at any time, on the CPU."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        call()
+    held = [0]
+    for event in profiler.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            held.append(held[-1] + event.nbytes())
+    return max(held)
+
+
+USES: dict[str, Callable[[nn.Module, torch.Tensor], Any]] = {
+    "trace": featx.trace,
+    "names": lambda model, x: featx.get_graph_node_names(model, example_inputs=x),
+    "extractor": lambda model, x: featx.create_feature_extractor(model, ["4.softmax"], example_inputs=x),
+}
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("name", USES)
+def test_trace_on_stand_ins_allocates_nothing_whatever_the_weights(name: str, training: bool) -> None:
+    for width in (8, 256):
+        model, x = model_of(width).train(training), torch.rand(2, width)
+        assert peak(lambda model=model, x=x: USES[name](model, x)) < 1024
+        # The measure sees what is allocated.
+        assert peak(lambda model=model, x=x: model(x)) > 4 * width**2
+        assert peak(lambda model=model: copy.deepcopy(model)) > 4 * 5 * width**2
+
+
+def test_model_without_values_is_traced_and_computes_when_it_has_some() -> None:
+    with torch.device("meta"):
+        model = model_of(1 << 16)  # of 100 GB
+    graph = featx.trace(model.eval(), torch.empty(2, 1 << 16, device="meta")).graph
+    names = [node.name for node in featx.trace(model_of(8).eval(), torch.rand(2, 8)).graph.nodes]
+    assert [node.name for node in graph.nodes if not node.name.startswith("check")] == [
+        name for name in names if not name.startswith("check")
+    ]
