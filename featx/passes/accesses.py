@@ -5,17 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator
 
-import torch
-from torch import nn
-
 from featx.ir.effects import Effects
 from featx.ir.graph import Graph
 from featx.ir.memory import MemoryGroups
 from featx.ir.node import Node
 from featx.ir.repeatable import RepeatableCalls, depends_on_mode, is_known_module, may_draw
 from featx.module import GraphModule
-from featx.tracing.constants import memory_of
-from featx.tree import tree_leaves
 
 # Cells that are no memory: the generators of random numbers, and modes such as autocast.
 DRAWS, MODES = -1, -2
@@ -35,10 +30,9 @@ class Accesses:
         self.effects = Effects(graph, gm)
         self.repeatable = RepeatableCalls(self.effects)
         self._memory = MemoryGroups(graph, self.effects)
-        self._parents: dict[object, object] = {}
-        self._known: dict[str, bool] = {}
-        self._join_modules(graph, gm)
+        self._memory.join_shared_state(gm)
         self._join_inputs(graph)
+        self._known: dict[str, bool] = {}
         # The cells of what the model keeps.
         self.state = {self.cell_of(node) for node in graph.nodes if node.op == "get_attr"}
         self.state |= {self.state_of(node) for node in graph.nodes if node.op == "call_module"}
@@ -52,13 +46,13 @@ class Accesses:
         }
         self._assigned = set(self._assigning.values())
 
-    def cell_of(self, node: Node) -> object:
+    def cell_of(self, node: Node) -> int:
         """Return the cell of the value of `node`."""
-        return self._find(self._memory.of(node))
+        return self._memory.of(node)
 
-    def state_of(self, node: Node) -> object:
+    def state_of(self, node: Node) -> int:
         """Return the cell of what the module that `node` calls keeps."""
-        return self._find(self._memory.state_of(node))
+        return self._memory.state_of(node)
 
     def is_written(self, node: Node) -> bool:
         """Say whether any node writes the memory of the value of `node`, before it or after it."""
@@ -91,38 +85,31 @@ class Accesses:
                 if path in self._assigning:
                     module.add_submodule(path, self._gm.get_submodule(path))
 
-    def reads(self, node: Node) -> list[object]:
+    def reads(self, node: Node) -> set[int]:
         """Return the cells whose contents decide what `node` does."""
-        cells = dict.fromkeys([self.cell_of(source) for source in node.all_input_nodes])
-        if node.op == "call_module":
-            cells[self.state_of(node)] = None
-        elif node.op == "get_attr":
-            cells[self.cell_of(node)] = None
-        return list(cells)
+        return self._memory.read_by(node)
 
-    def writes(self, node: Node) -> list[object]:
+    def writes(self, node: Node) -> set[int]:
         """Return the cells that `node` may change; what it draws and switches are cells too."""
         effects = self.effects.of(node)
-        cells = dict.fromkeys([self.cell_of(target) for target in effects.writes])
-        if effects.writes_state and node.op == "call_module":
-            cells[self.state_of(node)] = None
+        cells = self._memory.written_by(node)
         if effects.is_random:
-            cells[DRAWS] = None
+            cells.add(DRAWS)
         if effects.changes_global_state:
-            cells[MODES] = cells[DRAWS] = None  # a seed is set for good
-        return list(cells)
+            cells |= {MODES, DRAWS}  # a seed is set for good
+        return cells
 
-    def writes_in_other_mode(self, node: Node) -> list[object]:
+    def writes_in_other_mode(self, node: Node) -> set[int]:
         """Return the cells that `node` may change besides, if its module is put into the other one of train and eval.
 
         For an unknown module also those that it was not seen to change on the example.
         """
         module = self.effects.module_of(node) if node.op == "call_module" else None
         if module is None:
-            return []
+            return set()
         is_unknown = not self._is_known(node)
-        cells: list[object] = [DRAWS] if is_unknown or may_draw(module) else []
-        return [*cells, self.state_of(node)] if is_unknown or depends_on_mode(module) else cells
+        cells = {DRAWS} if is_unknown or may_draw(module) else set[int]()
+        return cells | {self.state_of(node)} if is_unknown or depends_on_mode(module) else cells
 
     def dependencies(self, nodes: Iterable[Node], *, in_modes: bool) -> Iterator[tuple[Node, Node]]:
         """Yield pairs of `nodes` of which the first must run before the second, enough to imply all such pairs.
@@ -132,14 +119,14 @@ class Accesses:
         O(nodes + edges).
         """
         chosen = set(nodes)
-        writers: dict[object, Node] = {}
-        readers: dict[object, list[Node]] = {}
+        writers: dict[int, Node] = {}
+        readers: dict[int, list[Node]] = {}
         for node in nodes:
             for source in node.all_input_nodes:
                 if source in chosen:
                     yield source, node
-            reads, writes = self.reads(node), [*self.writes(node), *self.writes_in_other_mode(node)]
-            for cell in [*reads, MODES] if in_modes else reads:
+            reads, writes = self.reads(node), self.writes(node) | self.writes_in_other_mode(node)
+            for cell in reads | {MODES} if in_modes else reads:
                 if cell in writers:
                     yield writers[cell], node
                 readers.setdefault(cell, []).append(node)
@@ -158,52 +145,10 @@ class Accesses:
             known = self._known[node.target] = module is not None and is_known_module(module)
         return known
 
-    # -- joining -----------------------------------------------------------------------------------------------------
-
-    def _join_modules(self, graph: Graph, gm: GraphModule) -> None:
-        done: set[tuple[str, str]] = set()
-        for node in graph.nodes:
-            if node.op not in ("call_module", "get_attr"):
-                continue
-            cell = self._memory.of(node) if node.op == "get_attr" else self._memory.state_of(node)
-            if (node.op, node.target) not in done:
-                done.add((node.op, node.target))
-                for part in _held(gm, node.target):
-                    self._join(cell, part)
-
     def _join_inputs(self, graph: Graph) -> None:
+        memory = self._memory
         inputs = [node for node in graph.nodes if node.op == "placeholder"]
-        written = {self.cell_of(target) for node in graph.nodes for target in self.effects.of(node).writes}
-        if any(self.cell_of(node) in written for node in inputs):
+        written = {memory.of(target) for node in graph.nodes for target in self.effects.of(node).writes}
+        if any(memory.of(node) in written for node in inputs):
             for node in inputs:
-                self._join(self._memory.of(inputs[0]), self._memory.of(node))
-
-    def _find(self, cell: object) -> object:
-        parents = self._parents
-        while (parent := parents.get(cell, cell)) != cell:
-            parents[cell] = parents.get(parent, parent)
-            cell = parent
-        return cell
-
-    def _join(self, one: object, other: object) -> None:
-        one, other = self._find(one), self._find(other)
-        if one != other:
-            self._parents[other] = one
-
-
-def _held(gm: GraphModule, path: str) -> Iterator[object]:
-    """Yield what stands for each module and tensor that `gm` has at `path`, the same under every path to it."""
-    value: object = gm
-    for part in path.split("."):
-        value = getattr(value, part, None)
-    if isinstance(value, torch.Tensor):
-        yield ("memory", memory_of(value))
-    elif isinstance(value, nn.Module):
-        for module in value.modules():
-            yield ("module", id(module))
-        for tensor in (*value.parameters(), *value.buffers()):
-            yield ("memory", memory_of(tensor))
-    elif isinstance(value, (list, tuple, dict)):
-        for leaf in tree_leaves(value):
-            if isinstance(leaf, torch.Tensor):
-                yield ("memory", memory_of(leaf))
+                memory.join(inputs[0], node)

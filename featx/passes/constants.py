@@ -8,15 +8,15 @@ import torch
 from torch import nn
 
 from featx.errors import ArgumentTypeError
+from featx.ir.memory import memory_of
 from featx.ir.node import Argument, Node, map_arg
 from featx.ir.repeatable import depends_on_mode
+from featx.ir.rewiring import replace_inputs
 from featx.ir.verify import find_attribute
 from featx.module import GraphModule
 from featx.passes.accesses import Accesses
-from featx.passes.mode_check import require_present_mode
 from featx.passes.modes import Modes
-from featx.passes.rewiring import replace_inputs
-from featx.tracing.constants import memory_of
+from featx.tracing.guards import require_mode
 from featx.tree import tree_leaves
 
 
@@ -98,7 +98,8 @@ class _Folding:
             return
         graph = self._gm.graph
         if not self._of_mode.isdisjoint(self.chosen):
-            require_present_mode(self._gm, "results of modules that differ in train mode were made constants")
+            reason = "results of modules were made constants: make the graph anew for the other mode"
+            require_mode(self._gm.graph, self._gm.training, reason)
         # What nobody read before may be there for what it does in the other mode.
         read = [node for node in graph.nodes if node in self._values and node.users]
         literals: dict[Node, Argument] = {}

@@ -8,11 +8,11 @@ import torch
 
 from featx.ir.node import Node
 from featx.ir.repeatable import depends_on_mode
+from featx.ir.rewiring import replace_inputs
 from featx.module import GraphModule
 from featx.passes.accesses import Accesses
-from featx.passes.mode_check import require_present_mode
 from featx.passes.modes import Modes
-from featx.passes.rewiring import replace_inputs
+from featx.tracing.guards import require_mode
 
 
 def eliminate_common_subexpressions(gm: GraphModule) -> bool:
@@ -30,7 +30,7 @@ def eliminate_common_subexpressions(gm: GraphModule) -> bool:
     for node in reversed(merging.replacements):
         gm.graph.erase_node(node)
     if merging.used_mode:
-        require_present_mode(gm, "calls that differ in train mode were merged")
+        require_mode(gm.graph, gm.training, "calls of modules were merged: make the graph anew for the other mode")
     return bool(merging.replacements)
 
 
@@ -45,16 +45,16 @@ class _Merging:
         self._modes = Modes(gm.graph, self._accesses)
         self._returned = {self._accesses.cell_of(node) for node in gm.graph.output_node().all_input_nodes}
         # By what it computes: the first node, and what would be written between nodes in the other mode.
-        self._first: dict[Any, tuple[Node, list[int]]] = {}
+        self._first: dict[Any, tuple[Node, dict[int, int]]] = {}
         # How often each cell was written so far, and would have been in the other mode.
-        self._writes: dict[object, int] = {}
-        self._other_writes: dict[object, int] = {}
+        self._writes: dict[int, int] = {}
+        self._other_writes: dict[int, int] = {}
 
     def visit(self, node: Node) -> None:
         key = self._key(node)
         replace_inputs(node, self.replacements)
         if key is not None:
-            others = [self._other_writes.get(cell, 0) for cell in self._accesses.reads(node)]
+            others = {cell: self._other_writes.get(cell, 0) for cell in self._accesses.reads(node)}
             first, others_then = self._first.setdefault(key, (node, others))
             if first is not node and self._can_merge(first, node):
                 self.replacements[node] = first
@@ -69,7 +69,7 @@ class _Merging:
         accesses = self._accesses
         if node.op in ("placeholder", "output") or not accesses.repeatable.has(node) or accesses.is_written(node):
             return None
-        written = tuple([(cell, self._writes[cell]) for cell in accesses.reads(node) if cell in self._writes])
+        written = frozenset([(cell, self._writes[cell]) for cell in accesses.reads(node) if cell in self._writes])
         arguments = (self._frozen(node.args), self._frozen(node.kwargs))
         key = (node.op, node.target, arguments, written, self._modes.at(node))
         try:

@@ -10,10 +10,10 @@ from torch.nn import functional
 
 from featx.ir.node import Node
 from featx.ir.repeatable import has_hooks
+from featx.ir.rewiring import replace_inputs
 from featx.module import GraphModule
 from featx.passes.accesses import Accesses
-from featx.passes.mode_check import require_present_mode
-from featx.passes.rewiring import replace_inputs
+from featx.tracing.guards import require_mode
 
 _MODULES = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 # Each with the position and the name of the argument that says whether it is training, and with its default.
@@ -61,7 +61,7 @@ def remove_dropout(gm: GraphModule) -> bool:
     for node in reversed(inputs):
         gm.graph.erase_node(node)
     if used_mode:
-        require_present_mode(gm, "dropout was removed")
+        require_mode(gm.graph, gm.training, "dropout was removed: make the graph anew for the other mode")
     return bool(inputs)
 
 

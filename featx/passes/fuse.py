@@ -14,10 +14,9 @@ from featx.ir.node import Node
 from featx.ir.repeatable import has_hooks
 from featx.module import GraphModule
 from featx.passes.accesses import Accesses
-from featx.passes.mode_check import require_present_mode
 from featx.passes.modes import Modes
-from featx.passes.unused import remove_unused_modules
-from featx.tracing.guards import check_form, form_of
+from featx.rewrite.unused import remove_unused_modules
+from featx.tracing.guards import check_form, form_of, require_mode
 
 _Layer: TypeAlias = (
     nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d | nn.Linear
@@ -61,7 +60,7 @@ def fuse_conv_bn(gm: GraphModule) -> bool:
     for layer, norm in pairs:
         _fuse(gm, layer, norm)
     if pairs:
-        require_present_mode(gm, "batch norms were fused")
+        require_mode(gm.graph, gm.training, "batch norms were fused: make the graph anew for the other mode")
         remove_unused_modules(gm, [node.target for pair in pairs for node in pair])
     return bool(pairs)
 

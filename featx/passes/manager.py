@@ -1,17 +1,19 @@
-"""Run passes in an order that respects constraints, and check the graph after each."""
+"""Run passes in an order that respects constraints, and check what each of them leaves."""
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Sequence
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 from featx.errors import ArgumentTypeError, PassError
 from featx.module import GraphModule
+from featx.passes.ordering import first_order
 
 Pass: TypeAlias = Callable[[GraphModule], bool]
 # Says whether the first of two passes may run before the second one.
 Constraint: TypeAlias = Callable[[Pass, Pass], bool]
+# Raises where a module is not as it must be.
+Check: TypeAlias = Callable[[GraphModule], object]
 
 
 def this_before_that(this: Pass, that: Pass) -> Constraint:
@@ -26,79 +28,87 @@ class PassManager:
         passes: functions that take a `GraphModule`, edit it and return whether they changed anything.
         constraints: functions of two passes that say whether the first may run before the second, such as
             `this_before_that(a, b)` makes. Where they leave a choice, the order of `passes` stays.
+        checks: functions of the module that raise where it is not as it must be.
         steps: how often to run all passes; it ends early when none of them changed anything.
 
     Raises:
-        ArgumentTypeError: a pass or constraint cannot be called, or `steps` is not a positive int.
+        ArgumentTypeError: a pass, constraint or check cannot be called, or `steps` is not a positive int.
         PassError: no order satisfies the constraints.
     """
 
-    def __init__(self, passes: Sequence[Pass], constraints: Sequence[Constraint] = (), steps: int = 1) -> None:
-        for function in (*passes, *constraints):
+    def __init__(
+        self,
+        passes: Sequence[Pass],
+        constraints: Sequence[Constraint] = (),
+        checks: Sequence[Check] = (),
+        steps: int = 1,
+    ) -> None:
+        for function in (*passes, *constraints, *checks):
             if not callable(cast(object, function)):
-                raise ArgumentTypeError(f"a pass or constraint must be a function, got {function!r}")
+                raise ArgumentTypeError(f"a pass, constraint or check must be a function, got {function!r}")
         if not isinstance(cast(object, steps), int) or steps < 1:
             raise ArgumentTypeError(f"steps must be a positive int, got {steps!r}")
         self.passes = _in_order(list(passes), constraints)
+        self.checks = tuple(checks)
         self.steps = steps
 
     def run(self, gm: GraphModule) -> bool:
-        """Run the passes over `gm`, checking its graph after each, and return whether any of them changed it.
+        """Run the passes over `gm` and return whether any of them changed it.
+
+        The graph is verified, and the checks are run, before the first pass and after each. Where something raises, the
+        passes ahead of it have been run.
 
         Raises:
-            PassError: a pass raised, returned something else than a bool, or left a malformed graph; it says which.
+            PassError: a pass or check raised, or a pass returned something else than a bool; it says which pass.
         """
+        self._check(gm, "before any pass")
         changed_ever = False
         for _ in range(self.steps):
-            changed = False
-            for function in self.passes:
-                changed = _run(function, gm) or changed
-            changed_ever = changed_ever or changed
-            if not changed:
+            changed = [self._run(function, gm) for function in self.passes]
+            changed_ever = changed_ever or any(changed)
+            if not any(changed):
                 break
         return changed_ever
 
+    def _run(self, function: Pass, gm: GraphModule) -> bool:
+        name = _name_of(function)
+        changed = cast(object, _guarded(f"pass '{name}'", function, gm))
+        if not isinstance(changed, bool):
+            raise PassError(
+                f"pass '{name}' returned {type(changed).__name__}; a pass edits the module that it gets and returns "
+                "whether it changed anything"
+            )
+        self._check(gm, f"after pass '{name}'")
+        return changed
 
-def _run(function: Pass, gm: GraphModule) -> bool:
-    name = _name_of(function)
+    def _check(self, gm: GraphModule, when: str) -> None:
+        _guarded(f"{when}, lint", lambda module: module.graph.lint(), gm)
+        for check in self.checks:
+            _guarded(f"{when}, check '{_name_of(check)}'", check, gm)
+
+
+def _guarded(what: str, function: Callable[[GraphModule], Any], gm: GraphModule) -> Any:
     try:
-        changed = cast(object, function(gm))
+        return function(gm)
     except Exception as error:
-        raise PassError(f"pass '{name}' raised {type(error).__name__}: {error}") from error
-    if not isinstance(changed, bool):
-        raise PassError(
-            f"pass '{name}' returned {type(changed).__name__}; a pass edits the module that it gets and returns "
-            "whether it changed anything"
-        )
-    try:
-        gm.graph.lint()
-    except Exception as error:
-        raise PassError(f"pass '{name}' broke the graph: {error}") from error
-    return changed
+        raise PassError(f"{what} raised {type(error).__name__}: {error}") from error
 
 
 def _in_order(passes: list[Pass], constraints: Sequence[Constraint]) -> list[Pass]:
     """Return `passes` in the first order, by their places in the list, that satisfies the constraints."""
-    later: list[list[int]] = [[] for _ in passes]
-    waiting = [0] * len(passes)
-    for one, first in enumerate(passes):
-        for other, second in enumerate(passes):
-            if one != other and not all(constraint(second, first) for constraint in constraints):
-                later[one].append(other)
-                waiting[other] += 1
-    ready = [index for index, count in enumerate(waiting) if count == 0]
-    order: list[int] = []
-    while ready:
-        order.append(index := heapq.heappop(ready))
-        for other in later[index]:
-            waiting[other] -= 1
-            if waiting[other] == 0:
-                heapq.heappush(ready, other)
+    places = range(len(passes))
+    edges = [
+        (one, other)
+        for one in places
+        for other in places
+        if one != other and not all(constraint(passes[other], passes[one]) for constraint in constraints)
+    ]
+    order = first_order(len(passes), edges)
     if len(order) < len(passes):
-        stuck = [_name_of(function) for index, function in enumerate(passes) if index not in set(order)]
+        stuck = [_name_of(passes[place]) for place in places if place not in order]
         raise PassError(f"no order of the passes satisfies the constraints between {', '.join(stuck)}")
-    return [passes[index] for index in order]
+    return [passes[place] for place in order]
 
 
-def _name_of(function: Pass) -> str:
+def _name_of(function: Callable[..., Any]) -> str:
     return str(getattr(function, "__name__", function))

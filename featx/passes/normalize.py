@@ -13,8 +13,8 @@ from torch._jit_internal import boolean_dispatched
 from featx.ir.effects import CallEffects, Effects
 from featx.ir.node import Argument, Node
 from featx.ir.repeatable import has_hooks
+from featx.ir.rewiring import keep_measured_effects
 from featx.module import GraphModule
-from featx.passes.rewiring import keep_measured_effects
 
 _Keywords = dict[str, Argument]
 # What the types of an operator's schema are called, by the type of a literal.

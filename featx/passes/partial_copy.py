@@ -43,10 +43,10 @@ class PartialCopy:
         copy = self._copies[node] = self.graph.node_copy(node, self._copies.__getitem__)
         return copy
 
-    def add_input(self, node: Node) -> None:
-        """Let an input stand for the value of `node`."""
-        # The generated code calls the module so.
-        placeholder = self.graph.placeholder("self_" if node.name == "self" else node.name, node.type)
+    def add_input(self, node: Node, name: str) -> None:
+        """Let an input of this name stand for the value of `node`."""
+        # The generated code calls the module "self".
+        placeholder = self.graph.placeholder("self_" if name == "self" else name, node.type)
         self.let_stand_for(node, placeholder)
 
     def let_stand_for(self, node: Node, other: Node) -> None:

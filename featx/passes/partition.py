@@ -7,7 +7,7 @@ from collections.abc import Callable
 from featx.ir.node import Node
 from featx.module import GraphModule
 from featx.passes.accesses import Accesses
-from featx.passes.submodules import Regrouping
+from featx.passes.submodules import ChildForm, Regrouping
 
 
 def partition(gm: GraphModule, is_supported: Callable[[Node], bool], min_nodes: int = 1) -> GraphModule:
@@ -45,4 +45,4 @@ def partition(gm: GraphModule, is_supported: Callable[[Node], bool], min_nodes: 
                 number += 1
             names.update(dict.fromkeys(groups[level], f"submod_{number}"))
             number += 1
-    return Regrouping(gm, names, accesses, owns_modes=False).build()
+    return Regrouping(gm, names, accesses, ChildForm(sets_modes=False)).build()

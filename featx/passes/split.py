@@ -2,50 +2,79 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
 
-from featx.errors import ArgumentTypeError, PassError
+from torch import nn
+
+from featx.errors import PassError
 from featx.ir.names import Namespace
 from featx.ir.node import Node
 from featx.module import GraphModule
 from featx.passes.accesses import Accesses
 from featx.passes.lookup import find_nodes
 from featx.passes.modes import Modes
-from featx.passes.submodules import Regrouping
+from featx.passes.submodules import ChildForm, Regrouping
 
 
-def split_module(gm: GraphModule, partition: Callable[[Node], Hashable]) -> GraphModule:
-    """Return a module that computes what `gm` does, with a child for each value that `partition` gives.
+def split_module(
+    m: GraphModule,
+    root_m: nn.Module | None,
+    split_callback: Callable[[Node], object],
+    qualname_map: dict[str, str] | None = None,
+    keep_original_order: bool = True,
+    keep_original_node_name: bool = True,
+    keep_original_input_name: bool = True,
+    *,
+    partition_affix: str | None = None,
+    tuple_return: bool = False,
+) -> GraphModule:
+    """Return a module that computes what `m` does, with a child for each value that `split_callback` gives.
 
-    `partition` is asked about each call; a read of a parameter or buffer belongs to every part that uses it, and
-    gradient and autocast modes are set by each part anew. A part with the key 0 is the child `submod_0`, one with the
-    key "stem" the child `stem`. Children get what they read as positional arguments and return what is read outside,
-    as a tuple where that is not one value. They run in an order in which values, writes into shared memory and random
-    draws come as in `gm`. `gm` is not changed; submodules and tensors are shared. O(nodes + edges).
+    The child for 0 is `submod_0`, that for "stem" `submod_stem`. Children get what they read as positional arguments,
+    under the names of the nodes, and return what is read outside, as a tuple where that is not one value; parameters
+    and buffers they read themselves. They run in an order in which values, writes into shared memory and random draws
+    come as in `m`, and each sets gradient and autocast modes anew. `m` is not changed; submodules and tensors are
+    shared. O(nodes + edges).
+
+    Args:
+        m: the module to split.
+        root_m: not used; torch.fx has it here.
+        split_callback: called for each call of the graph, in order; parts are told apart by the `str` of what it gives.
+        qualname_map: gets the path in `m` for the path of each module that a child calls.
+        keep_original_order: not used: children keep the order of their first nodes wherever they can.
+        keep_original_node_name: not used: nodes keep their names.
+        keep_original_input_name: False numbers the inputs of children: `arg_0`, `arg_1`...
+        partition_affix: with "pp", children are `submod_pp_0`, `submod_pp_1`...
+        tuple_return: whether children return tuples of one value too.
 
     Raises:
-        ArgumentTypeError: `partition` gives a key that is not hashable.
         PassError: two parts need each other, or a part runs in a mode that cannot be set again.
     """
-    accesses = Accesses(gm)
-    modes = Modes(gm.graph, accesses)
-    names: dict[Hashable, str] = {}
-    namespace = _names_of_children()
+    accesses = Accesses(m)
+    modes = Modes(m.graph, accesses)
+    stem = "submod" if partition_affix is None else f"submod_{partition_affix}"
+    namespace = Namespace()
+    for node in m.graph.find_nodes(op="get_attr"):
+        namespace.reserve(node.target.partition(".")[0])
+    names: dict[str, str] = {}
     name_of: dict[Node, str] = {}
-    for node in gm.graph.nodes:
-        if node.op in ("placeholder", "get_attr", "output") or modes.is_switch(node):
-            continue
-        key = _checked_key(partition(node), node)
-        if key not in names:
-            wish = key if isinstance(key, str) else f"submod_{key if isinstance(key, int) else len(names)}"
-            names[key] = namespace.create_name(wish)
-        name_of[node] = names[key]
-    for node in gm.graph.find_nodes(op="get_attr"):
+    for node in m.graph.nodes:
+        if node.op not in ("placeholder", "get_attr", "output"):
+            key = str(split_callback(node))
+            if not modes.is_switch(node):
+                if key not in names:
+                    names[key] = namespace.create_name(f"{stem}_{key}")
+                name_of[node] = names[key]
+    for node in m.graph.find_nodes(op="get_attr"):
         # Only where somebody may assign the attribute anew during the run; other reads are copied.
         first = min(node.users, default=None)
         if first in name_of:
             name_of[node] = name_of[first]
-    return Regrouping(gm, name_of, accesses, owns_modes=True).build()
+    if qualname_map is not None:
+        calls = [node for node in name_of if node.op == "call_module"]
+        qualname_map.update({f"{name_of[node]}.{node.target}": node.target for node in calls})
+    form = ChildForm(sets_modes=True, numbers_inputs=not keep_original_input_name, returns_tuple=tuple_return)
+    return Regrouping(m, name_of, accesses, form).build()
 
 
 def split_at(gm: GraphModule, names: Iterable[str | Node]) -> GraphModule:
@@ -72,18 +101,4 @@ def split_at(gm: GraphModule, names: Iterable[str | Node]) -> GraphModule:
         if number not in used:
             where = f"behind '{cuts[-1].name}'" if cut is None else f"before the cut behind '{cut.name}'"
             raise PassError(f"a stage would be empty: nothing is computed {where}; leave that cut out")
-    return split_module(gm, stages.__getitem__)
-
-
-def _checked_key(key: object, node: Node) -> Hashable:
-    if not isinstance(key, Hashable):
-        raise ArgumentTypeError(f"partition gave {key!r} for node '{node.name}'; a key must be hashable, as an int is")
-    return key
-
-
-def _names_of_children() -> Namespace:
-    """Return a namespace without the names that a graph module uses itself."""
-    namespace = Namespace()
-    for name in (*dir(GraphModule), *GraphModule.__annotations__, "training"):
-        namespace.reserve(name)
-    return namespace
+    return split_module(gm, None, stages.__getitem__)

@@ -46,7 +46,7 @@ def extract_subgraph(
     cut = _Cut(gm, given, wanted)
     copy = PartialCopy(gm.graph, Modes(gm.graph, cut.accesses))
     for node in given:
-        copy.add_input(node)
+        copy.add_input(node, node.name)
     results: dict[Node, Node] = {}
     for node in gm.graph.nodes:
         if node in cut.kept:
@@ -73,17 +73,17 @@ class _Cut:
         self._nodes = list(gm.graph.nodes)
         self._given = set(given)
         self._wanted = set(wanted)
-        self._writers: dict[object, list[Node]] = {}
+        self._writers: dict[int, list[Node]] = {}
         for node in self._nodes:
             for cell in self.accesses.writes(node):
                 self._writers.setdefault(cell, []).append(node)
         # Where the given value of a cell stands: what is written before that is in it.
-        self._starts: dict[object, int] = {}
+        self._starts: dict[int, int] = {}
         for node in sorted(given):
             self._starts.setdefault(self.accesses.cell_of(node), node.label)
         # How many writers of a cell have been looked at; what cells are read by what runs.
-        self._asked: dict[object, int] = {}
-        self._read: dict[object, None] = {}
+        self._asked: dict[int, int] = {}
+        self._read: dict[int, None] = {}
         self._needed_by: dict[Node, Node] = {}
         self._available = self._find_available()
         self._is_seeded = any(self.accesses.sets_seed(node) for node in self._nodes)
@@ -112,7 +112,7 @@ class _Cut:
         """Yield what writes the memory that `reader` reads, ahead of it."""
         cells = self.accesses.reads(reader)
         if self._is_seeded and self.accesses.effects.of(reader).is_random:
-            cells.append(DRAWS)
+            cells.add(DRAWS)
         for cell in cells:
             self._read[cell] = None
             writers = self._writers.get(cell, ())
@@ -139,13 +139,13 @@ class _Cut:
             done = len(self._read)
             self._need(node for cell in cells for node in self._writers.get(cell, ()) if self._can_run(cell, node))
 
-    def _can_run(self, cell: object, writer: Node) -> bool:
+    def _can_run(self, cell: int, writer: Node) -> bool:
         return writer in self._available and writer.label > self._starts.get(cell, -math.inf)
 
     def _find_available(self) -> set[Node]:
         """Return the nodes that can be computed from the given ones."""
         available: set[Node] = set()
-        lost: set[object] = set()
+        lost: set[int] = set()
         for node in self._nodes:
             if node in self._given:
                 available.add(node)
@@ -191,7 +191,7 @@ class _Cut:
 
     def _refuse_shared_memory(self) -> None:
         """Raise where a write must be seen through a given value and through another one that shares its memory."""
-        roots: dict[object, list[Node]] = {}
+        roots: dict[int, list[Node]] = {}
         for node in self._nodes:
             if node in self._given:
                 roots.setdefault(self.accesses.cell_of(node), []).append(node)
@@ -210,7 +210,7 @@ class _Cut:
                         "value given from outside cannot; give one of them, or a node ahead of both, as input"
                     )
 
-    def _roots_in(self, node: Node) -> Iterator[object]:
+    def _roots_in(self, node: Node) -> Iterator[int]:
         """Yield the cells that `node` brings in: what it makes or reads from the model."""
         if node.op == "call_module":
             yield self.accesses.state_of(node)
@@ -219,7 +219,7 @@ class _Cut:
             yield cell
 
     def _find_overwritten(self) -> set[Node]:
-        last: dict[object, Node] = {}
+        last: dict[int, Node] = {}
         for node in self._nodes:
             if node in self.kept:
                 last.update(dict.fromkeys(self.accesses.writes(node), node))

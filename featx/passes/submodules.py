@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import heapq
+import dataclasses
 import itertools
 import operator
 from collections.abc import Mapping, Sequence
@@ -14,28 +14,42 @@ from featx.ir.node import Node
 from featx.module import GraphModule
 from featx.passes.accesses import Accesses
 from featx.passes.modes import Modes
+from featx.passes.ordering import first_order
 from featx.passes.partial_copy import PartialCopy
+
+
+@dataclasses.dataclass(frozen=True)
+class ChildForm:
+    """What children are like.
+
+    With `sets_modes` each sets the gradient and autocast modes of its nodes itself, and switches have no group;
+    otherwise switches stay in the outer graph, and no group may lie on both sides of one. `numbers_inputs` names their
+    inputs `arg_0`, `arg_1`... and not as the nodes; with `returns_tuple` they return a tuple of one value too.
+    """
+
+    sets_modes: bool
+    numbers_inputs: bool = False
+    returns_tuple: bool = False
 
 
 class Regrouping:
     """Turns `gm` into a module that calls one child for each group of its nodes.
 
     Nodes without a group stay in the outer graph. Groups run in an order in which values, writes to memory and random
-    draws come as they did. Reads of attributes are copied to where they are used. With `owns_modes` each child sets
-    the gradient and autocast modes of its nodes itself, and switches have no group; otherwise switches stay in the
-    outer graph, and no group may lie on both sides of one.
+    draws come as they did. Reads of attributes are copied to where they are used.
 
     Args:
         gm: the module; it is not changed, and its submodules and tensors are shared.
         names: the name of the child, by node.
         accesses: what the nodes of `gm` read and write.
-        owns_modes: whether children set modes.
+        form: what children are like.
     """
 
-    def __init__(self, gm: GraphModule, names: Mapping[Node, str], accesses: Accesses, *, owns_modes: bool) -> None:
+    def __init__(self, gm: GraphModule, names: Mapping[Node, str], accesses: Accesses, form: ChildForm) -> None:
         self._gm = gm
+        self._form = form
         self._accesses = accesses
-        self._modes = Modes(gm.graph, accesses) if owns_modes else None
+        self._modes = Modes(gm.graph, accesses) if form.sets_modes else None
         self._inner = [node for node in gm.graph.nodes if self._is_inner(node)]
         self._units: list[list[Node]] = []
         self._names: list[str | None] = []
@@ -43,7 +57,7 @@ class Regrouping:
         self._assign(names)
         # For each pair of units of which one must run first: the nodes for which it must.
         self._edges: dict[tuple[int, int], tuple[Node, Node]] = {}
-        for first, second in accesses.dependencies(self._inner, in_modes=not owns_modes):
+        for first, second in accesses.dependencies(self._inner, in_modes=not form.sets_modes):
             pair = (self._unit_of[first], self._unit_of[second])
             if pair[0] != pair[1]:
                 self._edges.setdefault(pair, (first, second))
@@ -95,20 +109,7 @@ class Regrouping:
 
     def _order(self) -> list[int]:
         """Return the units in an order that respects the edges, otherwise by their first nodes."""
-        waiting = [0] * len(self._units)
-        later: list[list[int]] = [[] for _ in self._units]
-        for first, second in self._edges:
-            waiting[second] += 1
-            later[first].append(second)
-        ready = [unit for unit, count in enumerate(waiting) if count == 0]
-        order: list[int] = []
-        while ready:
-            unit = heapq.heappop(ready)
-            order.append(unit)
-            for other in later[unit]:
-                waiting[other] -= 1
-                if waiting[other] == 0:
-                    heapq.heappush(ready, other)
+        order = first_order(len(self._units), self._edges)
         if len(order) < len(self._units):
             raise self._cycle_error(set(range(len(self._units))).difference(order))
         return order
@@ -137,15 +138,16 @@ class Regrouping:
         nodes = self._units[unit]
         inner = PartialCopy(self._gm.graph, self._modes)
         inputs = self._inputs(unit)
-        for node in inputs:
-            inner.add_input(node)
+        for number, node in enumerate(inputs):
+            inner.add_input(node, f"arg_{number}" if self._form.numbers_inputs else node.name)
         for node in nodes:
             self._add_reads(inner, node)
             inner.add(node)
         outputs = [node for node in nodes if self._is_read_outside(node, unit)]
-        graph = inner.finish(outputs[0] if len(outputs) == 1 else tuple(outputs) or None)
+        is_single = len(outputs) == 1 and not self._form.returns_tuple
+        graph = inner.finish(outputs[0] if is_single else tuple(outputs))
         call = outer.graph.call_module(name, tuple([outer.of(node) for node in inputs]))
-        if len(outputs) == 1:
+        if is_single:
             outer.let_stand_for(outputs[0], call)
         else:
             self._unpack(call, outputs, outer)

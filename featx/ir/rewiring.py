@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from featx.ir.effects import MeasuredEffects
-from featx.ir.node import Argument, Node, map_arg
+from featx.ir.node import Argument, Node, collect_nodes, map_arg
 
 
 def replace_inputs(node: Node, replacements: Mapping[Node, Argument]) -> None:
@@ -23,14 +23,19 @@ def replace_inputs(node: Node, replacements: Mapping[Node, Argument]) -> None:
 
 
 def keep_measured_effects(node: Node, earlier_inputs: list[Argument]) -> None:
-    """Let measured effects, which number the inputs of `node`, mean what they meant for `earlier_inputs`."""
+    """Let measured effects, which number the inputs of `node`, mean what they meant for its inputs before.
+
+    `earlier_inputs` has what stands for each of those now: a node, nodes in a list, or a constant.
+    """
     measured: MeasuredEffects | None = node.meta.get("effects")
     if measured is None:
         return
     positions = {source: position for position, source in enumerate(node.all_input_nodes)}
 
     def moved(numbers: tuple[int, ...]) -> tuple[int, ...]:
-        sources = [earlier_inputs[number] for number in numbers]
-        return tuple(dict.fromkeys([positions[source] for source in sources if isinstance(source, Node)]))
+        found: dict[Node, None] = {}
+        for number in numbers:
+            collect_nodes(earlier_inputs[number], found)
+        return tuple([positions[source] for source in found])
 
     node.meta["effects"] = dataclasses.replace(measured, writes=moved(measured.writes), shares=moved(measured.shares))
