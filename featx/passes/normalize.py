@@ -142,7 +142,7 @@ def _by_schemas(
         keywords = _bound(schema, args, kwargs, owner)
         if keywords is None:
             continue
-        if found is not None and list(found) != list(keywords):
+        if (found is not None and list(found) != list(keywords)) or _may_be_first_of_many(schema, args):
             return None
         found = keywords
     if found is None or owner != "self":
@@ -181,6 +181,12 @@ def _bound(
     return None if known else keywords
 
 
+def _may_be_first_of_many(schema: Any, args: tuple[Argument, ...]) -> bool:
+    """Say whether the last argument may be an int where there may be any number of them: `x.view(n)`."""
+    argument = schema.arguments[len(args) - 1]
+    return isinstance(args[-1], Node) and argument.N is None and str(argument.type) == "List[int]"
+
+
 def _fits(value: Argument, argument: Any) -> bool:
     """Say whether `value` may be what `argument` of a schema takes."""
     kind = str(argument.type)
@@ -199,9 +205,9 @@ def _is_of(value: Argument, kind: str, name: str) -> bool:
     if isinstance(value, Node):
         # Without an example it may be anything.
         return "shape" not in value.meta or kind in ("Tensor", "Optional[Tensor]")
-    wanted = _KINDS_OF_INT.get(type(value))
-    if wanted is not None:
-        return wanted in name
+    meant = next((word for word in _KINDS_OF_INT.values() if word in name), None) if kind == "int" else None
+    if meant is not None:
+        return _KINDS_OF_INT.get(type(value)) == meant
     return kind.removeprefix("Optional[").removesuffix("]") in _NAMES_OF_TYPES.get(type(value), ())
 
 

@@ -27,7 +27,8 @@ def extract_subgraph(
 
     Nodes are named by themselves, by their names, or by the path of a module, which means the last node in it. The
     module takes one positional argument for each input, and returns a tuple, or one value if `outputs` is one node and
-    not a list. Values are as they were when `gm` computed them: one that is overwritten behind that is cloned.
+    not a list. Values are as they were when `gm` computed them: one that is overwritten behind that is cloned. Where the
+    outputs need an input of `gm` that has a default, and nobody gives it, it follows the inputs with that default.
 
     What the outputs need and the inputs give is kept, writes into its memory and guards included. Random draws that
     no output needs are left out, and so are guards of values that nobody gives. `gm` is not changed; submodules and
@@ -101,7 +102,7 @@ class _Cut:
             node = pending.pop()
             if node in self.kept or node in self._given:
                 continue
-            if node.op == "placeholder":
+            if node.op == "placeholder" and not node.args:
                 raise self._missing_error(node)
             self.kept.add(node)
             for other in (*node.all_input_nodes, *self._writers_for(node)):
@@ -152,7 +153,7 @@ class _Cut:
                 lost.update(self.accesses.writes(node))
                 lost.discard(self.accesses.cell_of(node))
             elif (
-                node.op != "placeholder"
+                (node.op != "placeholder" or node.args)
                 and available.issuperset(node.all_input_nodes)
                 and lost.isdisjoint(self.accesses.reads(node))
             ):
