@@ -130,7 +130,10 @@ def _held(root: object, path: str) -> Iterator[object]:
     if isinstance(value, nn.Module):
         for module in value.modules():
             yield ("module", id(module))
-        value = (*value.parameters(), *value.buffers())
+            for tensor in (*module._parameters.values(), *module._buffers.values()):
+                if tensor is not None:
+                    yield ("memory", memory_of(tensor))
+        return
     for leaf in tree_leaves(value):
         if isinstance(leaf, torch.Tensor):
             yield ("memory", memory_of(leaf))

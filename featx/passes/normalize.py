@@ -58,6 +58,7 @@ class _Normalizing:
         self._before = Effects(gm.graph, gm)
         self._after = Effects(gm.graph, gm)
         self._signatures: dict[Any, inspect.Signature | None] = {}
+        self._schemas: dict[str, list[Any]] = {}
 
     def visit(self, node: Node) -> bool:
         """Rewrite the arguments of `node` and say whether that changed anything."""
@@ -83,7 +84,7 @@ class _Normalizing:
         """Return all arguments by name, without the owner of a method; None where that is not known."""
         target = node.target
         if node.op == "call_method":
-            return _by_schemas(_schemas_of(target), node.args, node.kwargs, "self")
+            return _by_schemas(self._schemas_of(target), node.args, node.kwargs, "self")
         if node.op == "call_module":
             module = self._before.module_of(node)
             if module is None or has_hooks(module) or "forward" in module.__dict__:
@@ -100,7 +101,12 @@ class _Normalizing:
         if isinstance(target, torch._ops.OpOverloadPacket) or not inspect.isbuiltin(target):
             return None
         is_of_torch = (target.__module__ or "torch").startswith("torch")
-        return _by_schemas(_schemas_of(target.__name__), node.args, node.kwargs, "input") if is_of_torch else None
+        return _by_schemas(self._schemas_of(target.__name__), node.args, node.kwargs, "input") if is_of_torch else None
+
+    def _schemas_of(self, name: str) -> list[Any]:
+        if name not in self._schemas:
+            self._schemas[name] = _schemas_of(name)
+        return self._schemas[name]
 
     def _by_signature(
         self, function: Callable[..., Any], args: tuple[Argument, ...], kwargs: Mapping[str, Argument]

@@ -27,8 +27,8 @@ def extract_subgraph(
 
     Nodes are named by themselves, by their names, or by the path of a module, which means the last node in it. The
     module takes one positional argument for each input, and returns a tuple, or one value if `outputs` is one node and
-    not a list. Values are as they were when `gm` computed them: one that is overwritten behind that is cloned. Where the
-    outputs need an input of `gm` that has a default, and nobody gives it, it follows the inputs with that default.
+    not a list. Values are as they were when `gm` computed them: one that is overwritten behind that is cloned. An input
+    of `gm` that has a default, and that the outputs need and nobody gives, follows with that default.
 
     What the outputs need and the inputs give is kept, writes into its memory and guards included. Random draws that
     no output needs are left out, and so are guards of values that nobody gives. `gm` is not changed; submodules and
