@@ -20,7 +20,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[int], nn.Module], tupl
     "conv1d": (lambda: nn.Conv1d(4, 6, 3), nn.BatchNorm1d, (2, 4, 8)),
     "conv2d": (lambda: nn.Conv2d(4, 6, 3, stride=2, padding=1), nn.BatchNorm2d, (2, 4, 6, 5)),
     "conv2d without bias": (lambda: nn.Conv2d(4, 6, 3, bias=False), nn.BatchNorm2d, (2, 4, 6, 5)),
-    "grouped conv2d": (lambda: nn.Conv2d(4, 8, 3, groups=4, padding_mode="reflect", padding=1), nn.BatchNorm2d, (2, 4, 5, 5)),
+    "grouped conv2d": (lambda: nn.Conv2d(4, 8, 3, 1, 1, 1, 4, padding_mode="reflect"), nn.BatchNorm2d, (2, 4, 5, 5)),
     "conv3d": (lambda: nn.Conv3d(2, 3, 2, dilation=2), nn.BatchNorm3d, (2, 2, 4, 4, 4)),
     "transposed 1d": (lambda: nn.ConvTranspose1d(4, 6, 3), nn.BatchNorm1d, (2, 4, 8)),
     "transposed 2d": (lambda: nn.ConvTranspose2d(4, 6, 3, stride=2, bias=False), nn.BatchNorm2d, (2, 4, 4, 4)),

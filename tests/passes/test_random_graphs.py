@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from passes.random_graphs import Choose, build, check_pass, choosing
 
 import featx
 from featx import Interpreter, Node, passes
 from featx.errors import FeatxError, PassError
 from featx.ir.effects import Effects
 from featx.tree import clone_tensors
+from passes.random_graphs import Choose, build, check_pass, choosing
 
 hypothesis = pytest.importorskip("hypothesis")
 from hypothesis import strategies  # noqa: E402 - after importorskip
