@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -61,8 +61,8 @@ class Case:
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{case[0]}-{'train' if case[1] else 'eval'}-{case[2]}")
-def case(request: pytest.FixtureRequest) -> Iterator[Case]:
-    yield Case(*request.param)
+def case(request: pytest.FixtureRequest) -> Case:
+    return Case(*request.param)
 
 
 def calls(gm: GraphModule) -> int:
