@@ -68,7 +68,7 @@ def test_edited_graph_does_what_it_did(change: Any, options: dict[str, bool]) ->
         return str(check_pass(change_and_count, choose, **options))
 
     assert for_random_graphs(check)["True"] > CASES // 2
-    assert changed[True] > 5 or change is fuse  # a linear layer right behind a norm is rare
+    assert changed[True] or change is fuse  # a norm right behind a linear layer is rare
 
 
 def test_split_graph_does_what_it_did() -> None:
@@ -157,6 +157,6 @@ def test_extracted_graph_computes_what_the_whole_does() -> None:
         return "from the start" if is_from_start else "from the middle"
 
     tally = for_random_graphs(check, cases=2 * CASES)
-    assert tally["from the start"] > 20
-    assert tally["from the middle"] > 20
+    assert tally["from the start"] > 15
+    assert tally["from the middle"] > 15
     assert tally["refused"] > 5
