@@ -212,3 +212,16 @@ def test_state_that_is_written_later_is_written_too() -> None:
     part = extract_subgraph(symbolic_trace(model), ["x"], "add")
     assert [part(X).sum().item() - X.sum().item() for _ in range(3)] == [0, 8, 16]
     assert model.count.item() == 3
+
+
+def test_guard_of_a_given_value_that_was_written_before_stays() -> None:
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        y = (x * 2).add_(1)
+        if y.shape[0] > 1:
+            y = y * 3
+        return torch.neg(y)
+
+    part = extract_subgraph(trace(forward, X), ["add_"], "neg")
+    assert torch.equal(part(X * 2 + 1), forward(X))
+    with pytest.raises(featx.SpecializationError):
+        part(X[:1])
