@@ -79,15 +79,16 @@ def constants(library: ModuleType, nodes: int) -> Any:
 
 
 def layers(library: ModuleType, nodes: int) -> Any:
-    """Build a chain of small convolutions, batch norms, dropouts and functions."""
+    """Build a chain of functions with a small convolution, batch norm and dropout for each forty nodes."""
     root = nn.Module()
     graph = library.Graph()
     value = graph.placeholder("x")
-    for index in range(nodes // 4):
+    for index in range(nodes // 40):
         for name, layer in (("conv", nn.Conv1d(1, 1, 1)), ("norm", nn.BatchNorm1d(1)), ("drop", nn.Dropout())):
             root.add_module(f"{name}{index}", layer)
             value = graph.call_module(f"{name}{index}", (value,))
-        value = graph.call_function(torch.relu, (value,))
+        for _ in range(37):
+            value = graph.call_function(torch.relu, (value,))
     graph.output(value)
     return library.GraphModule(root.eval(), graph)
 

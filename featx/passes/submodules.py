@@ -165,10 +165,7 @@ class Regrouping:
         return list(inputs)
 
     def _is_read_outside(self, node: Node, unit: int) -> bool:
-        return any(
-            self._unit_of.get(user) != unit and (self._modes is None or not self._modes.is_switch(user))
-            for user in node.users
-        )
+        return any(self._unit_of.get(user) != unit for user in node.users)
 
     def _unpack(self, call: Node, outputs: Sequence[Node], outer: PartialCopy) -> None:
         for index, node in enumerate(outputs):

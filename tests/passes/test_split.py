@@ -242,6 +242,27 @@ def test_part_without_a_result_runs() -> None:
     assert torch.equal(split(X.clone()), X + 1)
 
 
+class Assigning(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.table = self.table + 1
+        return x + self.table
+
+
+def test_part_reads_what_a_module_in_another_part_assigns() -> None:
+    graph = featx.Graph()
+    call = graph.call_module("0", (graph.placeholder("x"),))
+    read = graph.call_function(torch.neg, (graph.get_attr("0.table"),))
+    graph.output((call, read))
+    gm = GraphModule(nn.Sequential(Assigning()), graph)
+    split = split_module(gm, None, keys_of(graph, [0, 1]))
+    assert not split.graph.find_nodes(op="get_attr")
+    assert [split(X)[1].item() for _ in range(3)] == [-1, -2, -3]
+
+
 # -- stages ------------------------------------------------------------------------------------------------------------
 
 

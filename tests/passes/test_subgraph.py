@@ -225,3 +225,31 @@ def test_guard_of_a_given_value_that_was_written_before_stays() -> None:
     assert torch.equal(part(X * 2 + 1), forward(X))
     with pytest.raises(featx.SpecializationError):
         part(X[:1])
+
+
+def test_writes_ahead_of_a_given_value_are_in_it() -> None:
+    gm = symbolic_trace(lambda x: torch.neg((x * 2).add_(1).sub_(5)))
+    assert torch.equal(extract_subgraph(gm, ["sub_"], "neg")(X), -X)
+
+
+class Assigning(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.table = self.table + 1
+        return x + self.table
+
+
+def test_attribute_that_a_module_assigns_is_read_as_it_is_at_the_time() -> None:
+    graph = featx.Graph()
+    x = graph.placeholder("x")
+    read = graph.call_function(torch.neg, (graph.get_attr("0.table"),))
+    graph.output((read, graph.call_module("0", (x,))))
+    model = nn.Sequential(Assigning())
+    gm = featx.GraphModule(model, graph)
+    part = extract_subgraph(gm, [], "neg")
+    for count in range(3):
+        assert part().item() == -count
+        model(X)
