@@ -185,6 +185,8 @@ class Model(nn.Module):
         pytest.param(lambda m, x: m.norm(m.norm(m.conv(x))), id="the norm is called twice"),
         pytest.param(lambda m, x: m.norm(torch.relu(m.conv(x))), id="something stands between"),
         pytest.param(lambda m, x: m.norm(x), id="no layer"),
+        pytest.param(lambda m, x: (y := m.conv(x), m.conv.weight.add_(1), m.norm(y))[2], id="written layer"),
+        pytest.param(lambda m, x: (y := m.conv(x), m.norm.running_mean.add_(1), m.norm(y))[2], id="written norm"),
     ],
 )
 def test_layers_that_are_used_otherwise_are_fused_only_where_nothing_changes(body: Callable[..., Any]) -> None:
@@ -192,8 +194,35 @@ def test_layers_that_are_used_otherwise_are_fused_only_where_nothing_changes(bod
     gm = symbolic_trace(model)
     changed = fuse_conv_bn(gm)
     x = torch.randn(2, 3, 4, 4, dtype=torch.float64)
-    assert_close(gm(x), model(x))
+    with torch.no_grad():
+        # Both write the weights that they share: as often for one as for the other.
+        state = copy.deepcopy(model.state_dict())
+        found = gm(x)
+        model.load_state_dict(state)
+        assert_close(found, model(x))
     assert changed is ("other" in body.__code__.co_names)
+
+
+def test_layer_and_norm_in_other_modes_stay() -> None:
+    def body(m: Any, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = m.conv(x)
+        return m.norm(y)
+
+    model = worn(Model(body)).float()
+    x = torch.randn(2, 3, 4, 4)
+    gm = trace(model, x)
+    assert not fuse_conv_bn(gm)
+    assert torch.equal(gm(x), model(x))
+
+
+def test_norm_of_other_channels_stays_and_the_run_raises() -> None:
+    model = worn(Model(lambda m, x: m.norm(m.conv(x))))
+    model.norm = worn(nn.BatchNorm2d(5))
+    gm = symbolic_trace(model)
+    assert not fuse_conv_bn(gm)
+    with pytest.raises(RuntimeError, match="running_mean"):
+        gm(torch.randn(2, 3, 4, 4, dtype=torch.float64))
 
 
 def test_input_that_is_overwritten_between_layer_and_norm_is_read_before() -> None:
