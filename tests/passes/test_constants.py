@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from featx import GraphModule, Node, symbolic_trace, trace
 from featx.errors import ArgumentTypeError, SpecializationError
+from featx.ir.effects import CallEffects, Effects, MeasuredEffects
 from featx.passes import fold_constants
 
 
@@ -206,6 +207,14 @@ def test_positions_of_a_relative_bias_are_folded() -> None:
         return x @ functional.embedding(index.clamp(max=2), m.frozen).sum(-1)
 
     assert len(folded(body).graph.nodes) == 4
+
+
+def test_buffer_that_takes_the_place_of_a_call_has_none_of_its_effects() -> None:
+    gm = symbolic_trace(Model(lambda m, x: x @ m.table.exp()))
+    (call,) = gm.graph.find_nodes(op="call_method", target="exp")
+    call.meta["effects"] = MeasuredEffects(shares=(0,))
+    assert fold_constants(gm)
+    assert Effects(gm.graph, gm).of(call) == CallEffects()
 
 
 def test_a_second_run_finds_nothing() -> None:

@@ -150,14 +150,14 @@ def test_checks_and_switches_are_left_alone() -> None:
 
 
 def test_what_is_known_of_a_call_stays_true() -> None:
-    gm = symbolic_trace(lambda x, y: functional.linear(y, x))
+    gm = symbolic_trace(lambda x, y, z: functional.linear(y, bias=z, weight=x))
     (call,) = gm.graph.find_nodes(op="call_function", target=functional.linear)
     call.meta["effects"] = MeasuredEffects(writes=(1,), shares=())
     before = call.meta
-    y, x = call.args
+    y, z, x = call.all_input_nodes
     assert normalize_arguments(gm)
-    assert call.kwargs == {"input": y, "weight": x}
-    assert Effects(gm.graph, gm).of(call).writes == (x,)
+    assert list(call.kwargs.items()) == [("input", y), ("weight", x), ("bias", z)]
+    assert Effects(gm.graph, gm).of(call).writes == (z,)
     assert before["effects"] == MeasuredEffects(writes=(1,), shares=())
 
 
