@@ -10,6 +10,8 @@ from featx.errors import (
     ForeignNodeError,
     GraphError,
     InputError,
+    LeftOutError,
+    LeftOutImportError,
     ModulePathError,
     NodeInUseError,
     NodeNameError,
@@ -30,12 +32,14 @@ from featx.interpret.interpreter import Interpreter
 from featx.interpret.transformer import Transformer
 from featx.ir.graph import Graph
 from featx.ir.node import Node, map_aggregate, map_arg
+from featx.ir.side_effects import has_side_effect
 from featx.module import GraphModule, symbolic_trace, trace
 from featx.rewrite.match import SubgraphMatcher
 from featx.rewrite.replace import Match, ReplacedPatterns, replace_pattern, replace_pattern_with_filters
 from featx.tracing.example import ExampleTracer
 from featx.tracing.inputs import PH
 from featx.tracing.proxy import Attribute, ParameterProxy, Proxy
+from featx.tracing.proxyable import ProxyableClassMeta
 from featx.tracing.symbolic import Tracer
 from featx.tracing.tracer import GraphAppendingTracer, TracerBase
 from featx.tracing.wrapping import wrap
@@ -61,6 +65,8 @@ __all__ = [
     "GraphModule",
     "InputError",
     "Interpreter",
+    "LeftOutError",
+    "LeftOutImportError",
     "Match",
     "ModulePathError",
     "Node",
@@ -69,6 +75,7 @@ __all__ = [
     "ParameterProxy",
     "PatternError",
     "Proxy",
+    "ProxyableClassMeta",
     "PythonCode",
     "ReplacedPatterns",
     "RequestError",
@@ -82,6 +89,7 @@ __all__ = [
     "create_feature_extractor",
     "from_torch_fx",
     "get_graph_node_names",
+    "has_side_effect",
     "map_aggregate",
     "map_arg",
     "prune",

@@ -12,6 +12,8 @@ FeatxError
 │   ├── ModulePathError     NameError       a module or parameter that the root does not own
 │   └── SpecializationError RuntimeError    an input for which the model would do something else than was traced
 ├── PatternError            ValueError      a pattern that cannot be looked for, or a replacement that does not fit it
+├── LeftOutError            AttributeError  a name of torch.fx that `featx.fx` does not have, read as an attribute
+├── LeftOutImportError      ImportError     the same, imported
 └── RequestError            ValueError      a feature request that is empty or contradicts itself
     └── NodeNameError       KeyError        a name that the model does not have in this mode
 
@@ -70,6 +72,14 @@ class SpecializationError(TraceError, RuntimeError):
 
 class PatternError(FeatxError, ValueError):
     """A pattern that cannot be looked for, or a replacement that does not fit it."""
+
+
+class LeftOutError(FeatxError, AttributeError):
+    """A name of torch.fx that `featx.fx` does not have is read as an attribute."""
+
+
+class LeftOutImportError(FeatxError, ImportError):
+    """A name of torch.fx that `featx.fx` does not have is imported."""
 
 
 class RequestError(FeatxError, ValueError):

@@ -142,6 +142,11 @@ class Node:
             collect_nodes(self._kwargs, inputs)
         return list(inputs)
 
+    @property
+    def _input_nodes(self) -> dict[Node, None]:
+        # torch.fx's private name for them, which code reads.
+        return dict.fromkeys(self.all_input_nodes)
+
     def update_arg(self, idx: int, arg: Argument) -> None:
         """Replace `args[idx]` by `arg`."""
         args = list(self._args)
