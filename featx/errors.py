@@ -11,6 +11,7 @@ FeatxError
 │   ├── ControlFlowError    TypeError       Python asked a traced value for its bool, length, int or type
 │   ├── ModulePathError     NameError       a module or parameter that the root does not own
 │   └── SpecializationError RuntimeError    an input for which the model would do something else than was traced
+├── PassError               RuntimeError    a pass that cannot do what was asked, or that broke the graph
 ├── PatternError            ValueError      a pattern that cannot be looked for, or a replacement that does not fit it
 ├── LeftOutError            AttributeError  a name of torch.fx that `featx.fx` does not have, read as an attribute
 ├── LeftOutImportError      ImportError     the same, imported
@@ -68,6 +69,10 @@ class ModulePathError(TraceError, NameError):
 
 class SpecializationError(TraceError, RuntimeError):
     """An input for which the model would do something else than it did when it was traced."""
+
+
+class PassError(FeatxError, RuntimeError):
+    """A pass cannot do what was asked with this graph, or left a graph that cannot run."""
 
 
 class PatternError(FeatxError, ValueError):

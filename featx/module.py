@@ -21,7 +21,7 @@ from featx.ir.node import Node
 from featx.ir.verify import find_attribute, verify_targets
 from featx.tracing.example import ExampleTracer
 from featx.tracing.freedom import trace_checked
-from featx.tracing.guards import check_decision
+from featx.tracing.guards import require_mode
 from featx.tracing.modes import in_mode
 from featx.tracing.symbolic import Tracer
 
@@ -321,7 +321,8 @@ def trace(root: nn.Module | Callable[..., Any], *args: Any, **kwargs: Any) -> Gr
     found, free_dims = trace_checked(ExampleTracer(keep_source=True), root, args, kwargs)
     name = type(root).__name__ if isinstance(root, nn.Module) else getattr(root, "__name__", "GraphModule")
     if isinstance(root, nn.Module) and not _is_same_in_other_mode(root, args, kwargs, found.graph):
-        _fix_mode(found.graph, root.training)
+        reason = "a model has a graph for each mode: trace again after train() or eval()"
+        require_mode(found.graph, root.training, reason)
     module = GraphModule(found.root, found.graph, name)
     module.meta["free_dims"] = free_dims
     return module
@@ -334,15 +335,6 @@ def _is_same_in_other_mode(root: nn.Module, args: tuple[Any, ...], kwargs: dict[
         except Exception:  # whatever it is, the other mode cannot be said to be the same
             return False
     return is_same_graph(graph, other.graph)
-
-
-def _fix_mode(graph: Graph, training: bool) -> None:
-    first = next(node for node in graph.nodes if node.op != "placeholder")
-    with graph.inserting_before(first):
-        mode = graph.get_attr("training")
-        what = "the train mode (a model has a graph for each mode: trace again after train() or eval())"
-        check = graph.call_function(check_decision, (mode, training, what))
-        check.meta["is_guard"] = True
 
 
 def _share(source: nn.Module, destination: nn.Module, path: str) -> None:

@@ -76,7 +76,7 @@ class _Liveness:
         if not node.meta.get("is_overwritten", True):
             return False  # the tracer has seen that nobody writes it
         group = self._memory.of(node)
-        return any(writer > node and group in self._written(writer) for writer in self.kept)
+        return any(writer > node and group in self._memory.written_by(writer) for writer in self.kept)
 
     def _sweep(self) -> None:
         # Backwards, so that everything that reads a value, or memory, is known when its writers are looked at.
@@ -98,23 +98,13 @@ class _Liveness:
                 or node.op == "placeholder"
                 or is_switch
                 or (effects.is_random and draws_later)
-                or not read_later.isdisjoint(self._written(node))
+                or not read_later.isdisjoint(self._memory.written_by(node))
             ):
                 self.kept.add(node)
                 inputs = node.all_input_nodes
                 required.update(inputs)
-                read_later.update(self._memory.of(source) for source in inputs)
-                if node.op == "call_module":
-                    read_later.add(self._memory.state_of(node))
+                read_later |= self._memory.read_by(node)
                 draws_later = draws_later or effects.is_random
-
-    def _written(self, node: Node) -> set[int]:
-        """Return the groups of memory that `node` may write: of its inputs, and of what its module keeps."""
-        effects = self._effects.of(node)
-        written = {self._memory.of(target) for target in effects.writes}
-        if effects.writes_state and node.op == "call_module":
-            written.add(self._memory.state_of(node))
-        return written
 
     def _require_state_writers(self) -> bool:
         """Require what writes the model's tensors that the kept part reads: the next call will see it."""

@@ -139,6 +139,13 @@ class Effects:
             or (impure_random and effects.is_random)
         )
 
+    def module_of(self, node: Node) -> nn.Module | None:
+        """Return the module that a `call_module` node calls, or None where the root has none at that path."""
+        module = self._root
+        for part in node.target.split("."):
+            module = module._modules.get(part) if isinstance(module, nn.Module) else None
+        return module if isinstance(module, nn.Module) else None
+
     def storage_of(self, node: Node) -> object:
         """Return what two `get_attr` nodes have in common if they read one memory: its storage, or else the path."""
         owner, _, name = node.target.rpartition(".")
@@ -241,11 +248,9 @@ class Effects:
     # -- modules -----------------------------------------------------------------------------------------------------
 
     def _of_module(self, node: Node) -> CallEffects:
-        module = self._root
-        for part in node.target.split("."):
-            module = module._modules.get(part) if isinstance(module, nn.Module) else None
+        module = self.module_of(node)
         inputs = _nodes(node)
-        if not isinstance(module, nn.Module):
+        if module is None:
             return CallEffects(writes=inputs, shares=inputs, is_opaque=True, is_random=True, writes_state=True)
         parts = list(module.modules()) if module._modules else [module]
         if any(part._forward_hooks or part._forward_pre_hooks for part in parts):

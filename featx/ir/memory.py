@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import torch
+from torch import nn
+
+from featx.tree import tree_leaves
+
 if TYPE_CHECKING:
     from featx.ir.effects import Effects
     from featx.ir.graph import Graph
@@ -17,9 +22,12 @@ class MemoryGroups:
     Views, in-place results and whatever is not known to be fresh join the groups of their inputs, and reads of one
     attribute are one group. What a called module keeps (its parameters and buffers) is a group too, which reads of them
     belong to. Built in O(nodes + edges), practically; asked in O(1).
+
+    Groups are numbers that are not negative; those that are joined later have one of their numbers.
     """
 
     def __init__(self, graph: Graph, effects: Effects) -> None:
+        self._graph, self._effects = graph, effects
         self._parents: list[int] = []
         self._groups: dict[Node, int] = {}
         self._external: set[int] = set()
@@ -54,6 +62,42 @@ class MemoryGroups:
         """Say whether the value of `node` may share memory with an input or with the model's own tensors."""
         return self.of(node) in self._external
 
+    def read_by(self, node: Node) -> set[int]:
+        """Return the groups whose contents decide what `node` does: of its inputs, and of what it reads of a module."""
+        groups = {self.of(source) for source in node.all_input_nodes}
+        if node.op == "call_module":
+            groups.add(self.state_of(node))
+        elif node.op == "get_attr":
+            groups.add(self.of(node))
+        return groups
+
+    def written_by(self, node: Node) -> set[int]:
+        """Return the groups that `node` may write."""
+        effects = self._effects.of(node)
+        groups = {self.of(target) for target in effects.writes}
+        if effects.writes_state and node.op == "call_module":
+            groups.add(self.state_of(node))
+        return groups
+
+    def join(self, one: Node, other: Node) -> None:
+        """Make one group of those of two nodes."""
+        self._join(self._groups[one], self._groups[other])
+
+    def join_shared_state(self, root: object) -> None:
+        """Join what the graph reads of `root` under two paths, as far as that is one module or tensor.
+
+        O(nodes + modules and tensors that the graph uses).
+        """
+        holders: dict[object, int] = {}
+        done: set[tuple[str, str]] = set()
+        for node in self._graph.nodes:
+            if node.op not in ("call_module", "get_attr") or (node.op, node.target) in done:
+                continue
+            done.add((node.op, node.target))
+            group = self.of(node) if node.op == "get_attr" else self.state_of(node)
+            for part in _held(root, node.target):
+                self._join(holders.setdefault(part, group), group)
+
     def _find(self, group: int) -> int:
         parents = self._parents
         while parents[group] != group:
@@ -64,7 +108,35 @@ class MemoryGroups:
     def _join(self, one: int, other: int) -> None:
         one, other = self._find(one), self._find(other)
         if one != other:
-            self._parents[max(one, other)] = min(one, other)
+            one, other = min(one, other), max(one, other)
+            self._parents[other] = one
+            if other in self._external:
+                self._external.add(one)
+
+
+def memory_of(tensor: torch.Tensor) -> int:
+    """Return what is the same for tensors that share memory, while they live."""
+    try:
+        return tensor.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):  # sparse tensors, and those of torch.func, have no memory of their own
+        return id(tensor)
+
+
+def _held(root: object, path: str) -> Iterator[object]:
+    """Yield what stands for each module and tensor that `root` has at `path`, the same under every path to it."""
+    value = root
+    for part in path.split("."):
+        value = getattr(value, part, None)
+    if isinstance(value, nn.Module):
+        for module in value.modules():
+            yield ("module", id(module))
+            for tensor in (*module._parameters.values(), *module._buffers.values()):
+                if tensor is not None:
+                    yield ("memory", memory_of(tensor))
+        return
+    for leaf in tree_leaves(value):
+        if isinstance(leaf, torch.Tensor):
+            yield ("memory", memory_of(leaf))
 
 
 def _prefixes(path: str) -> Iterator[str]:

@@ -10,12 +10,12 @@ from typing import Any
 from torch import nn
 
 from featx.errors import TargetError
-from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.ir.verify import find_attribute
 from featx.module import GraphModule
 from featx.rewrite.replacement import Replacement
 from featx.rewrite.targets import is_interchangeable, longest_prefix
+from featx.rewrite.unused import prefixes
 
 
 class Attributes:
@@ -103,7 +103,7 @@ class Attributes:
 
     def install(self, targets: Iterable[str]) -> None:
         """Add to the module what only replacements have, as far as one of `targets` needs it."""
-        needed = _prefixes(targets)
+        needed = prefixes(targets)
         for path, (value, is_persistent) in self._additions.items():
             if path not in needed:
                 continue
@@ -120,23 +120,6 @@ class Attributes:
                 owner.register_buffer(name, value, persistent=is_persistent)
             else:
                 setattr(owner, name, value)
-
-
-def remove_unused(module: GraphModule, paths: Iterable[str]) -> None:
-    """Remove the submodules at `paths` that no graph of `module` uses, and containers that this empties."""
-    graphs = [value for value in vars(module).values() if isinstance(value, Graph)]
-    used = _prefixes(node.target for graph in graphs for node in graph.nodes if node.op in ("call_module", "get_attr"))
-    for path in dict.fromkeys(paths):
-        while path and path not in used and module.delete_submodule(path):
-            path = path.rpartition(".")[0]
-            container = _value_at(module, path) if path else None
-            if type(container) is not nn.Module or container._modules or container._parameters or container._buffers:
-                break
-
-
-def _prefixes(paths: Iterable[str]) -> set[str]:
-    """Return the paths and all that they lie below."""
-    return {prefix for path in paths for prefix in itertools.accumulate(path.split("."), "{}.{}".format)}
 
 
 _MISSING = object()

@@ -8,6 +8,7 @@ from typing import Any
 
 from featx.ir.graph import Graph
 from featx.ir.node import Node, map_arg
+from featx.ir.rewiring import keep_measured_effects, replace_inputs
 from featx.rewrite.placing import point_anywhere, point_behind
 from featx.rewrite.replacement import nodes_in
 from featx.rewrite.safety import Place
@@ -62,13 +63,9 @@ class Edit:
 
     def finish(self) -> None:
         """Let the readers of what was replaced read the new values, and erase the old nodes."""
-        current = self._current_node
-        for reader in dict.fromkeys([user for node in self._values for user in node.users if user not in self._gone]):
-            count = len(reader.all_input_nodes)
-            reader.args = map_arg(reader.args, current)
-            if reader.kwargs:
-                reader.kwargs = map_arg(reader.kwargs, current)
-            _drop_stale_effects(reader, count)
+        values = {node: self._current_node(node) for node in self._values}
+        for reader in dict.fromkeys([user for node in values for user in node.users if user not in self._gone]):
+            replace_inputs(reader, values)
         for node in sorted(self._gone, key=attrgetter("label"), reverse=True):
             if node.op == "call_module":
                 self.called_before[node.target] = None
@@ -109,14 +106,8 @@ class Edit:
         kwargs = map_arg(node.kwargs, lookup) if node.kwargs else None
         copy = self._graph.create_node(node.op, target, map_arg(node.args, lookup), kwargs, node.name, node.type)
         copy.meta = node.meta.copy()
-        _drop_stale_effects(copy, len(node.all_input_nodes))
+        keep_measured_effects(copy, [values[source] for source in node.all_input_nodes])
         return copy
-
-
-def _drop_stale_effects(node: Node, count: int) -> None:
-    # They speak of inputs by position, which means nothing once two inputs have become one, or a constant.
-    if "effects" in node.meta and len(node.all_input_nodes) != count:
-        del node.meta["effects"]
 
 
 def _carry_meta(site: Site, values: dict[Node, Any]) -> None:

@@ -12,7 +12,7 @@ from featx.errors import ArgumentTypeError, PatternError
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.module import GraphModule
-from featx.rewrite.attributes import Attributes, remove_unused
+from featx.rewrite.attributes import Attributes
 from featx.rewrite.edit import Edit
 from featx.rewrite.match import InternalMatch, SubgraphMatcher
 from featx.rewrite.pattern import Source, graph_of
@@ -20,6 +20,7 @@ from featx.rewrite.replacement import Replacement
 from featx.rewrite.safety import Safety
 from featx.rewrite.site import Site
 from featx.rewrite.targets import MatchModules, matched_paths
+from featx.rewrite.unused import remove_unused_modules
 
 MatchFilter: TypeAlias = Callable[[InternalMatch, Graph, Graph], bool]
 ReplacementCallback: TypeAlias = Callable[[InternalMatch, Graph, Graph], Source]
@@ -149,7 +150,7 @@ def replace_pattern_with_filters(
     edit.finish()
     attributes.install(edit.targets)
     if replacements.has_modules and edit.replaced:
-        remove_unused(gm, edit.called_before)
+        remove_unused_modules(gm, edit.called_before)
     graph.lint()
     return [
         ReplacedPatterns(site.match.anchors[0], site.match.nodes_map, added) for site, added in edit.replaced.items()

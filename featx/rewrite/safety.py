@@ -52,6 +52,7 @@ class Safety:
             return
         self._timeline = timeline = Timeline(
             graph,
+            root,
             effects,
             changes=[value for change in changes.values() for value in change.written if isinstance(value, Node)],
             others=[value for change in changes.values() for value in change.roots if isinstance(value, Node)],

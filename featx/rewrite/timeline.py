@@ -6,6 +6,8 @@ from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
+from torch import nn
+
 from featx.ir.effects import Effects
 from featx.ir.graph import Graph
 from featx.ir.memory import MemoryGroups
@@ -22,10 +24,16 @@ class Timeline:
     """
 
     def __init__(
-        self, graph: Graph, effects: Effects, changes: Iterable[Node] = (), others: Iterable[Node] = ()
+        self,
+        graph: Graph,
+        root: nn.Module,
+        effects: Effects,
+        changes: Iterable[Node] = (),
+        others: Iterable[Node] = (),
     ) -> None:
         self._effects = effects
         self._memory = memory = MemoryGroups(graph, effects)
+        memory.join_shared_state(root)
         self._positions = {node: position for position, node in enumerate(graph.nodes)}
         self._writes: defaultdict[int, list[int]] = defaultdict(list)
         self._draws: list[int] = []
@@ -46,7 +54,7 @@ class Timeline:
 
     def _note(self, node: Node, position: int) -> None:
         found = self._effects.of(node)
-        for group in self.written_by(node):
+        for group in self._memory.written_by(node):
             self._writes[group].append(position)
         if found.is_random:
             self._draws.append(position)
@@ -58,7 +66,7 @@ class Timeline:
     def _watch(self) -> None:
         positions, memory = self._positions, self._memory
         for node, position in positions.items():
-            for group in self.touched_by(node) & self._watched:
+            for group in self._touched_by(node) & self._watched:
                 self._touches[group].append(position)
             group = memory.of(node)
             if group in self._watched:
@@ -67,22 +75,9 @@ class Timeline:
                 reads.append(max(last, reads[-1]) if reads else last)
                 self._made[group].append(position)
 
-    def touched_by(self, node: Node) -> set[int]:
+    def _touched_by(self, node: Node) -> set[int]:
         """Return the memory that `node` reads, writes or makes."""
-        memory = self._memory
-        groups = {memory.of(source) for source in node.all_input_nodes}
-        groups.add(memory.of(node))
-        if node.op == "call_module":
-            groups.add(memory.state_of(node))
-        return groups
-
-    def written_by(self, node: Node) -> set[int]:
-        """Return the memory that `node` may write."""
-        memory, found = self._memory, self._effects.of(node)
-        groups = {memory.of(target) for target in found.writes}
-        if found.writes_state and node.op == "call_module":
-            groups.add(memory.state_of(node))
-        return groups
+        return self._memory.read_by(node) | {self._memory.of(node)}
 
     # -- questions ---------------------------------------------------------------------------------------------------
 
@@ -96,7 +91,7 @@ class Timeline:
         for node in nodes:
             if node not in self._positions or has_effect(self._effects.of(node)):
                 return False
-            if any(group in self._writes or group in self._further_writes for group in self.touched_by(node)):
+            if any(group in self._writes or group in self._further_writes for group in self._touched_by(node)):
                 return False
         return True
 
@@ -109,8 +104,8 @@ class Timeline:
         writes: Counter[int] = Counter()
         draws = checks = 0
         for node in nodes:
-            touches.update(self.touched_by(node))
-            writes.update(self.written_by(node))
+            touches.update(self._touched_by(node))
+            writes.update(self._memory.written_by(node))
             found = self._effects.of(node)
             draws += found.is_random
             checks += found.is_check
@@ -128,7 +123,7 @@ class Timeline:
     def is_written_after(self, value: Node, nodes: Sequence[Node]) -> bool:
         """Say whether anything but `nodes` writes the memory of `value` behind the first of them."""
         group = self._memory.of(value)
-        own = sum(group in self.written_by(node) for node in nodes)
+        own = sum(group in self._memory.written_by(node) for node in nodes)
         places = self._writes.get(group, ())
         return len(places) - bisect_left(places, self._positions[nodes[0]]) > own or group in self._further_writes
 

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from featx.ir.effects import MeasuredEffects, module_draws, module_writes_state
+from featx.ir.memory import memory_of
 from featx.ir.node import Node
-from featx.tracing.constants import memory_of
 from featx.tracing.following import LeftBehind, Unfollowable
 from featx.tracing.frames import user_frame
 from featx.tracing.left_behind import assigned_to_others, what_forward_left

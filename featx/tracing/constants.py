@@ -18,7 +18,7 @@ from torch import nn
 from featx.errors import ArgumentTypeError, ControlFlowError, ModulePathError, TraceError
 from featx.ir.effects import Effects, operator_draws, operator_writes
 from featx.ir.graph import Graph
-from featx.ir.memory import MemoryGroups
+from featx.ir.memory import MemoryGroups, memory_of
 from featx.ir.node import Argument, Node, map_arg
 from featx.tracing.grad_modes import GradModes
 from featx.tracing.proxy import refusal
@@ -223,14 +223,6 @@ def tensors_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 def _targets(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves((args[:1], kwargs.get("out"))) if isinstance(leaf, torch.Tensor)]
-
-
-def memory_of(tensor: torch.Tensor) -> int:
-    """Return what is the same for tensors that share memory, while they live."""
-    try:
-        return tensor.untyped_storage()._cdata
-    except (NotImplementedError, RuntimeError):  # sparse tensors, and those of torch.func, have no memory of their own
-        return id(tensor)
 
 
 def _replace(user: Node, node: Node, tensor: torch.Tensor) -> None:

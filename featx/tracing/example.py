@@ -22,9 +22,10 @@ from torch.overrides import TorchFunctionMode
 from featx.errors import FeatxError, TraceError
 from featx.ir.effects import operator_writes
 from featx.ir.graph import Graph
+from featx.ir.memory import memory_of
 from featx.tracing.caches import Caches
 from featx.tracing.calls import Calls, LeafPolicy
-from featx.tracing.constants import memory_of, tensors_of
+from featx.tracing.constants import tensors_of
 from featx.tracing.example_inputs import bind_example
 from featx.tracing.following import LeftBehind, Unfollowable
 from featx.tracing.grad_modes import gradients_set

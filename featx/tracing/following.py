@@ -13,9 +13,9 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 
 from featx.errors import ArgumentTypeError
 from featx.ir.graph import Graph
+from featx.ir.memory import memory_of
 from featx.ir.node import Argument, Node, Target
 from featx.tracing.autocast import AutocastModes
-from featx.tracing.constants import memory_of
 from featx.tracing.frames import describe, is_comparison, user_frame, what_follows
 from featx.tracing.grad_modes import GradModes
 from featx.tracing.guards import check_decision, check_form, form_of

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from featx.errors import SpecializationError
+
+if TYPE_CHECKING:
+    from featx.ir.graph import Graph
 
 _HINT = (
     "The graph holds only where this stays as it was on the example; trace again with an example like this input, or "
@@ -58,6 +61,21 @@ def form_of(value: Any) -> Any:
     if value is None or isinstance(value, (bool, str)):
         return value
     return type(value).__mro__[-2].__name__ if isinstance(value, (int, float)) else type(value).__name__
+
+
+def require_mode(graph: Graph, training: bool, reason: str) -> None:
+    """Let `graph` check first that its module is in train mode, or in eval mode, unless it does so already. O(nodes).
+
+    `reason` says why, and what to do in the other mode.
+    """
+    for read in graph.find_nodes(op="get_attr", target="training"):
+        if any(user.target is check_decision and user.args[1] is training for user in read.users):
+            return
+    first = next(node for node in graph.nodes if node.op != "placeholder")
+    with graph.inserting_before(first):
+        mode = graph.get_attr("training")
+        check = graph.call_function(check_decision, (mode, training, f"the train mode ({reason})"))
+    check.meta["is_guard"] = True
 
 
 def _is_same(value: Any, expected: Any) -> bool:

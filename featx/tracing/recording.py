@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from featx.ir.effects import draws_now, operator_writes
+from featx.ir.memory import memory_of
 from featx.ir.node import Argument, Node, Target
-from featx.tracing.constants import memory_of
 from featx.tracing.following import Following, Unfollowable
 from featx.tracing.frames import compares_objects, is_in_try, user_frame, what_follows, written_operator
 from featx.tracing.lineage import Part

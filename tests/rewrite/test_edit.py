@@ -97,18 +97,17 @@ def test_what_a_tracer_has_seen_of_later_writes_is_forgotten() -> None:
     assert not any("is_overwritten" in node.meta for node in module.graph.nodes)
 
 
-def test_measured_effects_are_dropped_where_inputs_become_one() -> None:
+def test_measured_effects_follow_the_inputs_that_are_left() -> None:
     graph = featx.Graph()
     first, second = graph.placeholder("first"), graph.placeholder("second")
-    one, other = graph.call_function(torch.relu, (first,)), graph.call_function(torch.relu, (second,))
-    reader = graph.call_function(torch.add, (one, other))
-    reader.meta["effects"] = MeasuredEffects(shares=(1,))
+    one, other = graph.call_function(torch.relu, (first,)), graph.call_function(torch.neg, (second,))
+    reader = graph.call_function(torch.addcmul, (one, other, second))
+    reader.meta["effects"] = MeasuredEffects(writes=(0,), shares=(1,))
     graph.output(reader)
     module = featx.GraphModule(nn.Module(), graph)
-    found = featx.replace_pattern(module, lambda x: torch.relu(x), lambda x: 0.0)
-    assert len(found) == 2
-    assert reader.args == (0.0, 0.0)
-    assert Effects(graph).of(reader).shares == ()
+    assert featx.replace_pattern(module, lambda x: torch.relu(x), lambda x: 0.0)
+    assert reader.args == (0.0, other, second)
+    assert (Effects(graph).of(reader).writes, Effects(graph).of(reader).shares) == ((), (other,))
 
 
 def test_measured_effects_stay_where_inputs_stay_apart() -> None:

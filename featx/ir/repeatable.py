@@ -1,0 +1,133 @@
+"""Tell which calls only compute a value, so that one run may stand for another."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from featx.ir.effects import module_writes_state, operator_writes
+from featx.ir.names import qualified_name
+
+if TYPE_CHECKING:
+    from featx.ir.effects import Effects
+    from featx.ir.node import Node
+
+# Functions of Python, and methods of tensors that are no operators, whose result depends on their arguments alone.
+_BUILTINS = frozenset("abs bool complex divmod float getattr int len max min pow round slice".split())
+_METHODS = frozenset(
+    "bfloat16 bool byte cdouble cfloat char double float half int long ndimension nelement new_tensor short "
+    "type".split()
+)
+# Operators that write running statistics in training, which their schemas do not mark.
+_STATISTICS = ("batch_norm", "instance_norm")
+
+
+class RepeatableCalls:
+    """The calls of one graph that compute the same value whenever they run on the same values in the same modes.
+
+    They do nothing else. Only what is known is among them: of functions and modules those of torch and Python. The
+    value may be a view of an input, and a call may depend on the gradient mode and on autocast.
+    """
+
+    def __init__(self, effects: Effects) -> None:
+        self._effects = effects
+        self._targets: dict[tuple[str, Any], bool] = {}
+
+    def has(self, node: Node) -> bool:
+        """Say whether `node` is one of them; reads of attributes are. O(its arguments)."""
+        effects = self._effects.of(node)
+        if self._effects.is_impure(node) or effects.is_opaque or _may_write_literal(node):
+            return False
+        if node.op == "call_module":
+            module = self._effects.module_of(node)
+            return module is not None and is_known_module(module)
+        key = (node.op, node.target)
+        known = self._targets.get(key)
+        if known is None:
+            known = self._targets[key] = node.op == "get_attr" or _is_pure(node)
+        return known
+
+
+def is_known_module(module: nn.Module) -> bool:
+    """Say whether what `module` does when it is called whole is known: all of it is torch's, and nothing is hooked.
+
+    Then it computes its result from its inputs, its parameters and buffers, and its mode.
+    """
+    return not has_hooks(module) and all(
+        "forward" not in part.__dict__ and (_is_of_torch(part) or not module_writes_state(part))
+        for part in module.modules()
+    )
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Say whether `module` or one inside it has hooks, which who replaces it would lose."""
+    return any(
+        part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks
+        for part in module.modules()
+    )
+
+
+def depends_on_mode(module: nn.Module) -> bool:
+    """Say whether a known module may do something else in train mode than in eval mode."""
+    return may_draw(module) or any(part.__dict__.get("track_running_stats") for part in module.modules())
+
+
+def may_draw(module: nn.Module) -> bool:
+    """Say whether a known module may draw random numbers in one of train and eval mode."""
+    return any(
+        isinstance(part, (nn.modules.dropout._DropoutNd, nn.RReLU))
+        or part.__dict__.get("dropout")
+        or (not _is_of_torch(part) and not isinstance(part, nn.Sequential))
+        for part in module.modules()
+    )
+
+
+def _may_write_literal(node: Node) -> bool:
+    # Effects are those on nodes; a tensor that stands in the arguments can be written too.
+    if node.op == "get_attr" or not any(
+        isinstance(value, torch.Tensor) for value in (*node.args, *node.kwargs.values())
+    ):
+        return False
+    return node.op == "call_module" or "out" in node.kwargs or "inplace" in _parameters(node.target)
+
+
+def _parameters(target: Any) -> Iterable[str]:
+    return inspect.signature(target).parameters if inspect.isfunction(target) else ()
+
+
+def _is_of_torch(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("torch.nn.modules.")
+
+
+def _is_pure(node: Node) -> bool:
+    if node.op == "call_method":
+        return node.target in _METHODS or _is_operator(node.target)
+    function: Callable[..., Any] = node.target
+    name = qualified_name(function)
+    module, _, short = name.rpartition(".")
+    if isinstance(function, torch._ops.OpOverload):
+        is_random = torch.Tag.nondeterministic_seeded in function.tags
+        is_pure = function.namespace == "torchvision" or _is_operator(function._schema.name.removeprefix("aten::"))
+        return is_pure and not is_random
+    if isinstance(function, torch._ops.OpOverloadPacket):
+        return name.startswith("torch.ops.aten.") and _is_operator(short)
+    if module in ("", "operator"):
+        return short in _BUILTINS if not module else not (short == "call" or operator_writes(short))
+    if module in ("math", "torch.functional", "torch.nn.functional"):
+        return not short.endswith(("_", *_STATISTICS))
+    return module.split(".")[0] == "torch" and _is_operator(short)
+
+
+def _is_operator(name: str) -> bool:
+    """Say whether torch has an operator of this name that makes a tensor or tells something of one."""
+    if name.endswith(("_", *_STATISTICS)):
+        return False
+    schemas: list[Any] = torch._C._jit_get_schemas_for_operator(f"aten::{name}")
+    return any(
+        schema.returns and any("Tensor" in str(value.type) for value in (*schema.arguments, *schema.returns))
+        for schema in schemas
+    )

@@ -1,0 +1,20 @@
+"""Erase the nodes whose absence nobody can notice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from featx.ir.node import Node
+from featx.module import GraphModule
+
+
+def eliminate_dead_code(gm: GraphModule, is_impure_node: Callable[[Node], bool] | None = None) -> bool:
+    """Erase from the graph of `gm` what changes neither its output nor anything that outlives the call.
+
+    `is_impure_node` replaces the rule of `Graph.eliminate_dead_code`. Submodules stay, called or not. Returns whether
+    anything was erased. O(nodes + edges).
+
+    Raises:
+        GraphError: the graph is malformed.
+    """
+    return gm.graph.eliminate_dead_code(is_impure_node)
