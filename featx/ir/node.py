@@ -11,7 +11,10 @@ from featx.ir.immutable import ImmutableDict, ImmutableList
 from featx.ir.order import LABEL_STEP, spread_labels
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from featx.ir.graph import Graph
+    from featx.ir.schemas import ArgsKwargsPair
 
 Opcode: TypeAlias = Literal["placeholder", "get_attr", "call_function", "call_method", "call_module", "output"]
 Target: TypeAlias = str | Callable[..., Any]
@@ -263,6 +266,27 @@ class Node:
         from featx.ir.effects import Effects
 
         return Effects(self.graph).is_impure(self, impure_random=impure_random)
+
+    def normalized_arguments(
+        self,
+        root: nn.Module,
+        arg_types: tuple[Any, ...] | None = None,
+        kwarg_types: dict[str, Any] | None = None,
+        normalize_to_only_use_kwargs: bool = False,
+    ) -> ArgsKwargsPair | None:
+        """Return the arguments by name, defaults included; None where the signature of what is called is not known.
+
+        See `normalize_function` and `normalize_module` in `ir/schemas.py`; `root` has the modules that are called.
+        """
+        from featx.ir.schemas import normalize_function, normalize_module
+
+        if self.op == "call_function":
+            return normalize_function(
+                self.target, self.args, self.kwargs, arg_types, kwarg_types, normalize_to_only_use_kwargs
+            )
+        if self.op == "call_module":
+            return normalize_module(root, self.target, self.args, self.kwargs, normalize_to_only_use_kwargs)
+        return None
 
     # -- as text -----------------------------------------------------------------------------------------------------
 

@@ -49,6 +49,7 @@ _CODEGEN = (
 _PROVENANCE = "meta that torch.compile keeps: featx puts the line of the model into `node.meta['source']`"
 _CURRENT = "there is no state of the process that says which node runs; give nodes their meta where you make them"
 _PLACEMENT = f"placement on devices is left to others: split with split_module, or {_OWN_TOOL}"
+_GROUPS = "featx.passes has partition, split_module and extract_subgraph, which make submodules of groups of nodes"
 _COMPILE = "it belongs to torch.compile, which takes featx's modules as they are"
 _PENDING = "it is not written yet"
 
@@ -183,7 +184,17 @@ TABLE: Mapping[str, Path] = {
             "*": _CURRENT,
         },
     ),
-    "operator_schemas": Path(left_out={"*": _PENDING}),
+    "operator_schemas": Path(
+        {
+            "featx.ir.schemas": "ArgsKwargsPair check_for_mutable_operation get_signature_for_torch_op "
+            "normalize_function normalize_module type_matches",
+        },
+        {
+            "normalize_function": "overloads that name their arguments alike are not ambiguous",
+            "check_for_mutable_operation": "raises TraceError",
+        },
+        {"create_type_hint": "take the types of the elements; type_matches takes `list[int]` and `tuple[int, int]`"},
+    ),
     "passes": Path(),
     "passes.operator_support": Path(
         {
@@ -201,11 +212,23 @@ TABLE: Mapping[str, Path] = {
     ),
     "passes.shape_prop": Path(left_out={"*": _PENDING}),
     "passes.fake_tensor_prop": Path(left_out={"*": _PENDING}),
-    "passes.split_module": Path(left_out={"*": _PENDING}),
-    "passes.split_utils": Path(left_out={"*": _PENDING}),
+    "passes.split_module": Path(
+        {"featx.passes.split": "split_module"},
+        {"split_module": "effects stay in order; parts that need each other raise PassError"},
+        {"Partition": "parts are not objects here", "split_module_simple": "use split_module"},
+    ),
+    "passes.split_utils": Path(
+        {"featx.migration.grouping": "getattr_recursive setattr_recursive split_by_tags"},
+        {"split_by_tags": "gives featx.GraphModule whatever class is wanted; a call without a tag raises PassError"},
+        {"Component move_non_tensor_nodes_on_boundary": "a part of one backend's splitter"},
+    ),
     "passes.splitter_base": Path(left_out={"*": _PLACEMENT}),
     "passes.graph_drawer": Path(left_out={"*": _PENDING}),
-    "passes.graph_manipulation": Path(left_out={"*": _PENDING}),
+    "passes.graph_manipulation": Path(
+        {"featx.migration.grouping": "replace_target_nodes_with"},
+        {},
+        {"get_size_of_all_nodes get_size_of_node get_tensor_meta size_bytes": _PENDING},
+    ),
     "passes.graph_transform_observer": Path(left_out={"*": "compare `module.code` before and after a pass"}),
     "passes.annotate_getitem_nodes": Path(left_out={"*": _TYPES}),
     "passes.backends": Path(),
@@ -213,21 +236,31 @@ TABLE: Mapping[str, Path] = {
     "passes.canonicalize": Path(left_out={"*": _OWN_TOOL}),
     "passes.dialect": Path(),
     "passes.dialect.common": Path(),
-    "passes.dialect.common.cse_pass": Path(left_out={"*": _PENDING}),
+    "passes.dialect.common.cse_pass": Path(
+        {"featx.migration.pass_manager": "CSEPass"},
+        {"CSEPass": "works in place, with effects in mind; `banned_ops` is not needed and not used"},
+        {"get_CSE_banned_ops": "what may be merged is known from the effects of each call"},
+    ),
     "passes.infra": Path(),
-    "passes.infra.partitioner": Path(left_out={"*": _PENDING}),
-    "passes.infra.pass_base": Path(left_out={"*": _PENDING}),
-    "passes.infra.pass_manager": Path(left_out={"*": _PENDING}),
+    "passes.infra.partitioner": Path(
+        {"featx.migration.grouping": "CapabilityBasedPartitioner Partition"},
+        {"CapabilityBasedPartitioner": "gives a new module; as few partitions as the order of effects allows"},
+    ),
+    "passes.infra.pass_base": Path({"featx.migration.pass_manager": "PassBase PassResult"}),
+    "passes.infra.pass_manager": Path(
+        {"featx.migration.pass_manager": "PassManager pass_result_wrapper this_before_that_pass_constraint"},
+        {"PassManager": "takes featx's passes too, which return a bool; errors are PassError, a RuntimeError"},
+    ),
     "passes.net_min_base": Path(left_out={"*": "run both modules with Interpreter and compare node by node"}),
     "passes.param_fetch": Path(left_out={"*": "a part of one backend's lowering"}),
-    "passes.pass_manager": Path(left_out={"*": _PENDING}),
+    "passes.pass_manager": Path(left_out={"*": "use passes.infra.pass_manager, or featx.passes.PassManager"}),
     "passes.regional_inductor": Path(left_out={"*": _COMPILE}),
     "passes.regional_inductor_invoke_subgraph": Path(left_out={"*": _COMPILE}),
     "passes.reinplace": Path(left_out={"*": _COMPILE}),
     "passes.runtime_assert": Path(left_out={"*": _SYMBOLS}),
     "passes.utils": Path(),
-    "passes.utils.common": Path(left_out={"*": _PENDING}),
-    "passes.utils.fuser_utils": Path(left_out={"*": _PENDING}),
+    "passes.utils.common": Path(left_out={"*": _GROUPS}),
+    "passes.utils.fuser_utils": Path(left_out={"*": _GROUPS}),
     "passes.utils.source_matcher_utils": Path(
         left_out={
             "*": "it reads meta that only torch.export writes; node.meta['nn_module_stack'] says which modules ran"
@@ -251,7 +284,7 @@ TABLE: Mapping[str, Path] = {
     "experimental": Path(),
     "experimental.accelerator_partitioner": Path(left_out={"*": _PLACEMENT}),
     "experimental.partitioner_utils": Path(left_out={"*": _PLACEMENT}),
-    "experimental.const_fold": Path(left_out={"*": _PENDING}),
+    "experimental.const_fold": Path(left_out={"*": "use featx.passes.fold_constants"}),
     "experimental.debug": Path(left_out={"*": "put `breakpoint()` among the lines in `graph.on_generate_code`"}),
     "experimental.dynamic_spec": Path(left_out={"*": _SYMBOLS}),
     "experimental.graph_gradual_typechecker": Path(left_out={"*": _TYPES}),
@@ -262,8 +295,15 @@ TABLE: Mapping[str, Path] = {
     "experimental.schema_type_annotation": Path(left_out={"*": _TYPES}),
     "experimental.merge_matmul": Path(left_out={"*": _OWN_TOOL}),
     "experimental.meta_tracer": Path(left_out={"*": "featx.trace(model, x) follows an example, and computes nothing"}),
-    "experimental.normalize": Path(left_out={"*": _PENDING}),
-    "experimental.optimization": Path(left_out={"*": _PENDING}),
+    "experimental.normalize": Path(left_out={"*": "use featx.passes.normalize_arguments"}),
+    "experimental.optimization": Path(
+        {
+            "featx.migration.optimization": "extract_subgraph fuse matches_module_pattern remove_dropout "
+            "replace_node_module",
+        },
+        {"fuse": "the fused layer is a new module, `layer1_0_conv1_fused`; the graph checks that it runs in eval mode"},
+        {"*": "MKL-DNN layouts of the CPU are left to torch.compile"},
+    ),
     "experimental.recording": Path(left_out={"*": _SYMBOLS}),
     "experimental.rewriter": Path(left_out={"*": "asserts are recorded as they are: `Tracer.trace_asserts`"}),
     "experimental.sym_node": Path(left_out={"*": _SYMBOLS}),
@@ -301,7 +341,6 @@ MEMBERS: Mapping[str, Path] = {
             "replace_all_uses_with": "a replacement that reads the node is left as it is, not made to read itself",
             "stack_trace": "one line of the model: file, line, function and code",
         },
-        left_out={"normalized_arguments": _PENDING},
     ),
     "GraphModule": Path(
         otherwise={

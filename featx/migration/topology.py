@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import heapq
 import itertools
 
 from featx.errors import GraphError
 from featx.module import GraphModule
+from featx.passes.ordering import first_order
 
 
 def stable_topological_sort(gm: GraphModule) -> GraphModule:
@@ -20,26 +20,15 @@ def stable_topological_sort(gm: GraphModule) -> GraphModule:
     """
     nodes = list(gm.graph.nodes)
     places = {node: place for place, node in enumerate(nodes)}
-    waiting = [len(node.all_input_nodes) for node in nodes]
-    ready = [place for place, count in enumerate(waiting) if count == 0]
-    order: list[int] = []
-    while ready:
-        order.append(place := heapq.heappop(ready))
-        for user in nodes[place].users:
-            waiting[places[user]] -= 1
-            if waiting[places[user]] == 0:
-                heapq.heappush(ready, places[user])
+    edges = ((places[source], places[node]) for node in nodes for source in node.all_input_nodes)
+    order = [nodes[place] for place in first_order(len(nodes), edges)]
     if len(order) < len(nodes):
-        stuck = [node.name for place, node in enumerate(nodes) if waiting[place]]
-        raise GraphError(f"nodes {', '.join(stuck[:5])} read each other in a circle, so no order of them is right")
-    _rearrange(gm, order)
+        stuck = sorted(set(nodes).difference(order), key=places.__getitem__)
+        names = ", ".join(f"'{node.name}'" for node in stuck[:5])
+        raise GraphError(f"nodes read each other in a circle, so no order of them is right: look at {names}")
+    if order and order[0] is not nodes[0]:
+        nodes[0].prepend(order[0])
+    for previous, node in itertools.pairwise(order):
+        if previous.next is not node:
+            previous.append(node)
     return gm
-
-
-def _rearrange(gm: GraphModule, order: list[int]) -> None:
-    nodes = list(gm.graph.nodes)
-    if order and order[0] != 0:
-        nodes[0].prepend(nodes[order[0]])
-    for previous, place in itertools.pairwise(order):
-        if nodes[previous].next is not nodes[place]:
-            nodes[previous].append(nodes[place])
