@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import MethodType
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import nn
@@ -42,6 +42,11 @@ class GraphModule(nn.Module):
         ArgumentTypeError: `root` or `graph` has the wrong type.
     """
 
+    # What TorchScript leaves alone: it takes the generated function, the submodules and the tensors.
+    __jit_unused_properties__: ClassVar[list[str]] = ["forward", "graph", "code"]
+    __jit_ignored_attributes__: ClassVar[list[str]] = [
+        "_graph", "_bound", "_code", "_class_name", "_compiled_edits", "_literals", "_literal_names", "meta"
+    ]  # fmt: skip
     _graph: Graph
     _bound: MethodType
     _code: PythonCode

@@ -45,7 +45,7 @@ def normalize_function(
     the one counts to which arguments of `arg_types` and `kwarg_types` can be passed.
 
     Raises:
-        PassError: several overloads fit, name the arguments differently, and no types are given.
+        PassError: several overloads fit, with other names or defaults, and no types are given.
     """
     keywords = dict(kwargs or {})
     if inspect.isfunction(target):
@@ -58,7 +58,7 @@ def normalize_function(
         types = (tuple(arg_types or ()), dict(kwarg_types or {}))
         fitting = [signature for signature in fitting if _accepts(signature, *types)][:1]
     found = [_bound(signature, args, keywords, normalize_to_only_use_kwargs) for signature in fitting]
-    if len(found) > 1 and any(list(pair.kwargs) != list(found[0].kwargs) for pair in found if pair and found[0]):
+    if len({_defaults_of(pair, keywords) for pair in found}) > 1:
         listed = "\n".join(map(str, fitting))
         raise PassError(f"{qualified_name(target)} has several overloads that fit; give arg_types:\n{listed}")
     return found[0] if found else None
@@ -176,6 +176,11 @@ def _accepts(signature: inspect.Signature, args: Iterable[Any], kwargs: Mapping[
         return False
     given = signature.bind(*args, **kwargs).arguments
     return all(type_matches(signature.parameters[name].annotation, kind) for name, kind in given.items())
+
+
+def _defaults_of(pair: ArgsKwargsPair | None, given: Mapping[str, Any]) -> str:
+    # Where they are equal, it does not matter which overload is meant.
+    return repr(pair and {name: "given" if name in given else value for name, value in pair.kwargs.items()})
 
 
 def _bound(

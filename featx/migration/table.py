@@ -190,7 +190,7 @@ TABLE: Mapping[str, Path] = {
             "normalize_function normalize_module type_matches",
         },
         {
-            "normalize_function": "overloads that name their arguments alike are not ambiguous",
+            "normalize_function": "overloads that do not differ for the arguments are not ambiguous",
             "check_for_mutable_operation": "raises TraceError",
         },
         {"create_type_hint": "take the types of the elements; type_matches takes `list[int]` and `tuple[int, int]`"},
