@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import uuid
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import MethodType
@@ -43,7 +44,8 @@ class GraphModule(nn.Module):
     """
 
     # What TorchScript leaves alone: it takes the generated function, the submodules and the tensors.
-    __jit_unused_properties__: ClassVar[list[str]] = ["forward", "graph", "code"]
+    __jit_unused_properties__: ClassVar[list[str]] = ["forward", "graph", "code", "_jit_identity"]
+    __constants__: ClassVar[list[str]] = ["_jit_identity"]
     __jit_ignored_attributes__: ClassVar[list[str]] = [
         "_graph", "_bound", "_code", "_class_name", "_compiled_edits", "_literals", "_literal_names", "meta"
     ]  # fmt: skip
@@ -167,6 +169,11 @@ class GraphModule(nn.Module):
             if buffer is not None and buffer.dtype != tensor.dtype:
                 self._buffers[name] = tensor.to(buffer.device)
         return self
+
+    @property
+    def _jit_identity(self) -> str:
+        # TorchScript gives two modules of one class the same code unless a constant of theirs differs.
+        return uuid.uuid4().hex
 
     # -- graph and code ----------------------------------------------------------------------------------------------
 

@@ -425,6 +425,12 @@ def test_readable_code_shows_graph_modules_inside(capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out == ""
 
 
+def test_torchscript_does_not_run_the_code_of_another_module() -> None:
+    double, square = symbolic_trace(lambda x: x + x), symbolic_trace(lambda x: x * x)
+    scripted = [torch.jit.script(module) for module in (double, square, square)]
+    assert [module(torch.tensor(3.0)).item() for module in scripted] == [6.0, 9.0, 9.0]
+
+
 def test_torchscript_takes_a_module() -> None:
     class Residual(nn.Module):
         def __init__(self) -> None:

@@ -362,6 +362,8 @@ class Node:
     ) -> tuple[tuple[Argument, ...], dict[str, Argument]]:
         # Freezes the arguments and makes this node a user of each node in them.
         if type(args) is not tuple and not isinstance(cast(object, args), tuple):
+            if isinstance(cast(object, args), list):
+                return self._adopt(tuple(args), kwargs)  # torch.fx takes it, and code gives it
             raise ArgumentTypeError(f"args of node '{self.name}' must be a tuple, got {type(args).__name__}")
         if kwargs and not isinstance(cast(object, kwargs), dict):
             raise ArgumentTypeError(f"kwargs of node '{self.name}' must be a dict, got {type(kwargs).__name__}")
