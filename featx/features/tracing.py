@@ -166,11 +166,12 @@ class ModelTracing:
         return TracedModel(graph, select(graph, request, owner), found[0] if found else None)
 
     def _opened(self, example: Example, request: Mapping[str, str], owner: str, found: list[FreeDims]) -> Graph:
-        def is_enough(graph: Graph) -> bool:
+        def is_enough(graph: Graph, broken_off: str) -> bool:
             try:
-                return bool(select(graph, request, owner))
+                found = select(graph, request, owner)
             except NodeNameError:
                 return False
+            return not any(_comes_later(name, found[key], broken_off) for name, key in request.items())
 
         tracer = self._new_tracer().on_example(opened_for(self.model, request))
         trace, free = trace_checked(tracer, self.model, *_inputs(example), is_enough)
@@ -197,6 +198,12 @@ class ModelTracing:
                     f"cannot trace {type(self.model).__name__} on inputs guessed from {example.source}: {error} "
                     "Give example_inputs that the model takes."
                 ) from error
+
+
+def _comes_later(name: str, node: Node, broken_off: str) -> bool:
+    """Say whether a name means the last node of a module that has not come to its end: the trace broke off inside."""
+    is_last_of_module = name not in (node.meta["qualified_name"], node.target)
+    return is_last_of_module and f"{broken_off}.".startswith(f"{name}.")
 
 
 def _inputs(example: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:

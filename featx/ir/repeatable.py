@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -105,6 +106,8 @@ def _is_of_torch(module: nn.Module) -> bool:
 
 def _is_pure(node: Node) -> bool:
     if node.op == "call_method":
+        if node.target.startswith("__") and node.target.endswith("__"):
+            return _is_python_operator(node.target[2:-2]) or _is_python_operator(node.target[2:-2].removeprefix("r"))
         return node.target in _METHODS or _is_operator(node.target)
     function: Callable[..., Any] = node.target
     name = qualified_name(function)
@@ -116,10 +119,14 @@ def _is_pure(node: Node) -> bool:
     if isinstance(function, torch._ops.OpOverloadPacket):
         return name.startswith("torch.ops.aten.") and _is_operator(short)
     if module in ("", "operator"):
-        return short in _BUILTINS if not module else not (short == "call" or operator_writes(short))
+        return _is_python_operator(short) if module else short in _BUILTINS
     if module in ("math", "torch.functional", "torch.nn.functional"):
         return not short.endswith(("_", *_STATISTICS))
     return module.split(".")[0] == "torch" and _is_operator(short)
+
+
+def _is_python_operator(name: str) -> bool:
+    return hasattr(operator, name) and name != "call" and not operator_writes(name)
 
 
 def _is_operator(name: str) -> bool:

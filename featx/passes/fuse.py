@@ -57,11 +57,12 @@ def fuse_conv_bn(gm: GraphModule) -> bool:
             "call eval() on it first"
         )
     pairs = _Pairs(gm).find()
+    paths = [node.target for pair in pairs for node in pair]
     for layer, norm in pairs:
         _fuse(gm, layer, norm)
     if pairs:
         require_mode(gm.graph, gm.training, "batch norms were fused: make the graph anew for the other mode")
-        remove_unused_modules(gm, [node.target for pair in pairs for node in pair])
+        remove_unused_modules(gm, paths)
     return bool(pairs)
 
 

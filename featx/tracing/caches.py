@@ -7,21 +7,27 @@ that stayed in one would break the model for good, and a call that was counted w
 from __future__ import annotations
 
 import functools
+import gc
+import operator
 from collections.abc import Callable, Iterable, Iterator
 from types import FunctionType, ModuleType, TracebackType
 from typing import Any, cast
 
 import torch
 
+from featx.tracing.containers import containers_in, copy_of
+
 _CACHED = functools._lru_cache_wrapper
+# How deep in the result of a cached function a tensor may lie.
+_NESTING = 3
 _NUMBERS = frozenset({bool, int, float})
 
 
 class Caches:
     """The caches that `namespaces` (globals of Python modules) and `kinds` (classes) name. A context manager.
 
-    Afterwards a cached function that was called with something new is emptied, what was added to a dict or a list is
-    taken out where it holds a tensor for which `is_of_trace` holds, and numbers are what they were. O(names).
+    Afterwards a cached function that was called with something new is emptied, and dicts, lists and plain objects hold
+    again what they held where a number changed, or where a tensor for which `is_of_trace` holds came in. O(names).
     """
 
     def __init__(
@@ -32,6 +38,7 @@ class Caches:
         self._holders: list[_Holder] = []
         bases = {base for kind in kinds for base in kind.__mro__}
         classes = {id(members): (base, members) for base, members in ((base, dict(vars(base))) for base in bases)}
+        values: list[Any] = []
         for namespace in _own_code([*namespaces, *(members for _, members in classes.values())]):
             self._holders.append(_Holder(classes[id(namespace)][0] if id(namespace) in classes else namespace))
             for name, value in list(namespace.items()):
@@ -39,12 +46,14 @@ class Caches:
                 value = value.fget if isinstance(value, property) else value
                 if isinstance(value, _CACHED):
                     self._functions[id(value)] = (value, value.cache_info().misses)
-                elif (type(value) is dict or type(value) is list) and not name.startswith("__"):
-                    self._holders.append(_Holder(value))
+                elif not name.startswith("__"):
+                    values.append(value)
+        containers = (container for container in containers_in(values) if not isinstance(container, set))
+        self._holders += map(_Holder, containers)
 
     def changed_number(self) -> str | None:
         """Say which number the code has changed, by its key or name; None where there is none."""
-        return next((repr(key) for holder in self._holders for key in holder.changed()), None)
+        return next((repr(key) for holder in self._holders for key in holder.changed_numbers()), None)
 
     def __enter__(self) -> None:
         return None
@@ -64,61 +73,82 @@ class Caches:
         return isinstance(value, torch.Tensor) and self._is_of_trace(value)
 
 
+def empty_functions_that_keep(tensors: list[torch.Tensor]) -> None:
+    """Empty the cached functions, of whatever file, that keep one of `tensors`, also inside tuples, lists and dicts.
+
+    Costs nothing where there are no tensors, and a walk over all objects of the process where there are.
+    """
+    kept: list[Any] = list(tensors)
+    for _ in range(_NESTING if kept else 0):
+        holders = gc.get_referrers(*kept)
+        for holder in holders:
+            if isinstance(holder, _CACHED):
+                holder.cache_clear()
+        kept = [holder for holder in holders if type(holder) in (tuple, list, dict) and holder is not kept]
+
+
 class _Holder:
-    """A dict, a list or a class, how long it is and which numbers stand in it."""
+    """A dict, a list or a class, and what was in it."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
-        self._numbers = {key: item for key, item in self._items() if type(item) in _NUMBERS}
-        self._length = len(self._content)
+        self._before = self._now()
 
-    @property
-    def _content(self) -> Any:
-        return vars(self._value) if isinstance(self._value, type) else self._value
+    def _now(self) -> dict[Any, Any]:
+        value = self._value
+        if isinstance(value, list):
+            return dict(enumerate(cast(list[Any], value)))
+        return dict(vars(value)) if isinstance(value, type) else copy_of(value)
 
-    def _items(self) -> Iterable[tuple[Any, Any]]:
-        return enumerate(self._content) if isinstance(self._value, list) else self._content.items()
+    def _is_untouched(self) -> bool:
+        now = vars(self._value) if isinstance(self._value, type) else self._value
+        if len(now) != len(self._before):
+            return False
+        values: Any = now if isinstance(now, list) else dict.values(now) if isinstance(now, dict) else now.values()
+        return all(map(operator.is_, values, self._before.values()))
 
-    def changed(self) -> Iterator[Any]:
-        """Yield the keys at which a number was changed, added or taken away."""
-        content = self._content
-        for key, number in self._numbers.items():
-            if isinstance(content, list):
-                now = content[key] if key < len(cast(list[Any], content)) else None
+    def changed_numbers(self) -> list[Any]:
+        """Return the keys at which a number was changed, added or taken away."""
+        if self._is_untouched():
+            return []
+        before, now = self._before, self._now()
+        return [
+            key
+            for key in {**before, **now}
+            if now.get(key) is not before.get(key) and _is_other_number(now.get(key), before.get(key))
+        ]
+
+    def restore(self, is_of_trace: Callable[[Any], bool]) -> None:
+        """Put back what was there where a number changed, or where something of a trace is now."""
+        if self._is_untouched():
+            return
+        keys = [key for key, item in self._now().items() if item is not self._before.get(key) and is_of_trace(item)]
+        keys += self.changed_numbers()
+        if keys and isinstance(self._value, list):
+            self._value[:] = self._before.values()
+            return
+        for key in keys:
+            if key in self._before:
+                self._put(key, self._before[key])
             else:
-                now = content.get(key)
-            if now is not number and (type(now) is not type(number) or now != number):
-                yield key
-        for key, item in self._added():
-            if type(item) in _NUMBERS:
-                yield key
-
-    def restore(self, holds_of_trace: Callable[[Any], bool]) -> None:
-        """Put the numbers back, and take out what was added of a trace."""
-        added = self._added()
-        if isinstance(self._value, list):
-            if any(holds_of_trace(item) for _, item in added):
-                del self._value[self._length :]
-        else:
-            for key in [key for key, item in added if type(item) in _NUMBERS or holds_of_trace(item)]:
                 self._drop(key)
-        for key in list(self.changed()):
-            self._put(key, self._numbers[key])
 
-    def _added(self) -> list[tuple[Any, Any]]:
-        return list(self._items())[self._length :] if len(self._content) > self._length else []
-
-    def _put(self, key: Any, number: Any) -> None:
+    def _put(self, key: Any, item: Any) -> None:
         if isinstance(self._value, type):
-            setattr(self._value, key, number)
-        elif not isinstance(self._value, list) or key < len(cast(list[Any], self._value)):
-            self._value[key] = number
+            setattr(self._value, key, item)
+        else:
+            self._value[key] = item
 
     def _drop(self, key: Any) -> None:
         if isinstance(self._value, type):
             delattr(self._value, key)
         else:
             del self._value[key]
+
+
+def _is_other_number(now: object, before: object) -> bool:
+    kinds = (type(now), type(before))
+    return not _NUMBERS.isdisjoint(kinds) and (kinds[0] is not kinds[1] or now != before)
 
 
 def _own_code(namespaces: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:

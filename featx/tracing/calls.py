@@ -5,18 +5,20 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import nn
 
 from featx.ir.effects import MeasuredEffects, module_draws, module_writes_state
-from featx.ir.memory import memory_of
 from featx.ir.node import Node
-from featx.tracing.following import LeftBehind, Unfollowable
-from featx.tracing.frames import user_frame
+from featx.tracing.constants import memory_of
+from featx.tracing.following import LeftBehind, Unfollowable, Unholdable
+from featx.tracing.generators import SharedGenerators
+from featx.tracing.kernels import Kernels
 from featx.tracing.left_behind import assigned_to_others, what_forward_left
-from featx.tracing.recording import Recording
+from featx.tracing.recording import NeedsValues, Recording
 from featx.tracing.shapes import output_of
 from featx.tracing.states import ModuleStates
 from featx.tracing.symbolic import Scope
@@ -65,6 +67,11 @@ class Calls(Recording):
         self._looked_into: set[nn.Module] = {root}
         self._training = {module: module.training for module in module_paths}
         self._caller = self.scope
+        # The module in which the trace broke off.
+        self.broken_off = ""
+        self.kernels = Kernels(self.on_unseen_kernel, self.on_write if is_real else None)
+        # What a call that is one node has drawn from, and is to be put back.
+        self._generators: SharedGenerators | None = None
 
     def path_of_module(self, mod: nn.Module) -> str:
         """Return the path of a module in the root, the first one where it has several."""
@@ -89,6 +96,7 @@ class Calls(Recording):
                 if self._is_leaf(module, path):
                     self.names.skip_call(path)
             return self._result_of(module, args, kwargs)
+        self.check_unseen()
         path = self.path_of_module(module)
         outer = self.scope
         self.scope = Scope(path, type(module), outer.stack)
@@ -96,8 +104,15 @@ class Calls(Recording):
         try:
             is_leaf = self._is_leaf(module, path) if self._opened is None else path not in self._opened
             if is_leaf or isinstance(module, torch.jit.ScriptModule):
-                return self._call_whole(module, path, args, kwargs)
+                try:
+                    return self._call_whole(module, path, args, kwargs)
+                except Unholdable:  # a cache of keys and values, say, that forward has made
+                    if self._opened is None or self._is_leaf(module, path):
+                        raise
             return self._open(module, path, forward, args, kwargs)
+        except BaseException:
+            self.broken_off = self.broken_off or path
+            raise
         finally:
             self.scope = outer
 
@@ -116,7 +131,7 @@ class Calls(Recording):
             if not self.may_stay_whole(path):
                 raise
             # What was recorded inside is taken back, and the module is kept whole.
-            self.scope, self._caller, self.whole = scope, caller, 0
+            self.scope, self._caller, self.whole, self.unseen, self.broken_off = scope, caller, 0, None, ""
             self.names.forget(names)
             self.lineage.forget(lineage)
             del self.versions[versions:], self.memories[memories:]
@@ -134,10 +149,12 @@ class Calls(Recording):
     def _call_whole(self, module: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         inside = self.scope
         self.scope = self._caller  # which takes out of a value what it passes on
-        with torch._C.DisableTorchFunction():
-            arguments = tuple([self.create_arg(value) for value in args])
-            keywords = {key: self.create_arg(value) for key, value in kwargs.items()} if kwargs else {}
-        self.scope = inside
+        try:
+            with torch._C.DisableTorchFunction():
+                arguments = tuple([self.create_arg(value) for value in args])
+                keywords = {key: self.create_arg(value) for key, value in kwargs.items()} if kwargs else {}
+        finally:
+            self.scope = inside
         if module.training is not self._training[module]:
             raise Unfollowable(f"forward switches '{path}' between train and eval mode")
         for inner in module.modules():
@@ -148,7 +165,8 @@ class Calls(Recording):
             self._check_untouched(module, path)
         call = functools.partial(self._result_of, module, args, kwargs)
         values = args if not kwargs else (args, kwargs)
-        result = self._as_one_node("call_module", path, arguments, keywords, values, call, is_measured=is_own)
+        with self.kernels.seen():
+            result = self._as_one_node("call_module", path, arguments, keywords, values, call, is_measured=is_own)
         if is_own:
             self.states.note_call(module)
         return result
@@ -173,6 +191,9 @@ class Calls(Recording):
             result = call()
         finally:
             self.whole -= 1
+            if self._generators is not None:
+                self._generators.restore()
+                self._generators = None
         with torch._C.DisableTorchFunction():
             node = self.add_node(op, target, args, kwargs, None, None)
             if self._opened is not None and op == "call_module" and not self._is_leaf(self._module_at(target), target):
@@ -187,8 +208,8 @@ class Calls(Recording):
             if op == "call_module":
                 self.scope = self._caller  # what is taken out of the result is taken by the caller
             if isinstance(result, torch.Tensor) and any(result is value for value in leaves):
-                result = self.another_name(result, user_frame())
-            return self.follow(result, node, user_frame())
+                result = self.another_name(result, self.model_frame())
+            return self.follow(result, node, self.model_frame())
 
     def _has_hooks(self, path: str) -> bool:
         return any(hooked == path or hooked.startswith(f"{path}.") for hooked in self._hooked)
@@ -216,12 +237,34 @@ class Calls(Recording):
         if not self.is_real:
             with torch._C.DisableTorchFunction():
                 result = output_of(module, args, kwargs)
+            if self._has_own_tensors(module):
+                raise NeedsValues
             if result is not None:
                 if module.training:
                     self.drew = self.drew or module_draws(module)
                     self.wrote_model = self.wrote_model or module_writes_state(module)
                 return result
         return module.forward(*args, **kwargs)
+
+    def on_unseen_kernel(self, function: Any, tensors: list[torch.Tensor]) -> None:
+        """Note a kernel that runs outside every call that the trace knows of, where that matters.
+
+        It is raised later: code in C++ on the way would make another error of it.
+        """
+        if self.whole or self.unseen is not None:
+            return
+        is_random = torch.Tag.nondeterministic_seeded in function.tags
+        if is_random or any(self._is_of_graph((tensor,)) or self._is_unseen(tensor) for tensor in tensors):
+            self.unseen = Unfollowable(f"{function} runs in compiled or scripted code, which torch does not tell of,")
+
+    def on_write(self, function: Any, tensors: list[torch.Tensor]) -> None:
+        """Take note that a kernel of a trace for real is about to write tensors."""
+        raise NotImplementedError
+
+    def _has_own_tensors(self, module: nn.Module) -> bool:
+        # Scripted code runs on tensors that no stand-in takes the place of, and may write them.
+        is_scripted = isinstance(module, torch.jit.ScriptModule) and self._device.type != "meta"
+        return is_scripted and next(chain(module.parameters(), module.buffers()), None) is not None
 
     def check_memory(self) -> None:
         """Raise where forward gave a tensor other memory."""
@@ -234,6 +277,7 @@ class Calls(Recording):
         """Raise where forward left something on an opened module that a graph cannot."""
         if module.training is not self._training[module]:
             raise LeftBehind(f"forward switches '{self.module_paths[module]}' between train and eval mode")
+        self.check_unseen()
         if self.gave_memory:
             self.gave_memory = False
             raise LeftBehind("forward gives a tensor other memory (Tensor.set_)")
@@ -250,7 +294,10 @@ class Calls(Recording):
             names = self._assigned[kind] = assigned_to_others(kind)
         for name in names:
             for inner in module.modules():
-                if inner is not module and inner not in self._looked_into and name in inner.__dict__:
+                if inner in self._looked_into or name not in inner.__dict__:
+                    continue
+                # What another value would change at a call of a module of the model's own is seen there.
+                if self.states.initial(inner) is None or self.states.is_changed_by_its_calls(inner, name):
                     raise LeftBehind(f"forward may assign '{name}' to a {type(inner).__name__} that is kept whole")
 
     def check_states(self) -> None:
@@ -281,7 +328,9 @@ class Calls(Recording):
             arguments = tuple([self.create_arg(value) for value in args])
             keywords = {key: self.create_arg(value) for key, value in kwargs.items()}
         call = functools.partial(function, *args, **kwargs)
-        return self._as_one_node("call_function", function, arguments, keywords, (args, kwargs), call, is_measured=True)
+        values = (args, kwargs)
+        with self.kernels.seen():
+            return self._as_one_node("call_function", function, arguments, keywords, values, call, is_measured=True)
 
     def on_grad_question(self) -> bool:
         """Answer whether gradients are enabled, and record that the answer must be the same again."""
@@ -303,5 +352,9 @@ class Calls(Recording):
         return self.follow(result, self.add_node("call_function", function, arguments, {}, None, None), None)
 
     def on_draw(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Refuse a call of a random generator that is not torch's."""
+        """Answer a call of a random generator that is not torch's: inside a module that is kept whole only."""
+        if self.whole:
+            self.drew = True
+            self._generators = self._generators or SharedGenerators()
+            return function(*args, **kwargs)
         raise Unfollowable(f"forward draws from a random generator of Python or numpy ({function.__name__})")

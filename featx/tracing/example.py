@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 import operator
+import weakref
 from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import ModuleType
@@ -20,21 +21,26 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from featx.errors import FeatxError, TraceError
-from featx.ir.effects import operator_writes
 from featx.ir.graph import Graph
-from featx.ir.memory import memory_of
-from featx.tracing.caches import Caches
+from featx.tracing.caches import Caches, empty_functions_that_keep
 from featx.tracing.calls import Calls, LeafPolicy
-from featx.tracing.constants import tensors_of
+from featx.tracing.constants import memory_of, tensors_of
 from featx.tracing.example_inputs import bind_example
 from featx.tracing.following import LeftBehind, Unfollowable
+from featx.tracing.frames import user_frame
+from featx.tracing.generators import SharedGenerators
 from featx.tracing.grad_modes import gradients_set
+from featx.tracing.lineage import Lineage
 from featx.tracing.recording import NeedsValues
 from featx.tracing.saved_state import SavedState
 from featx.tracing.scope import borrowed, walk_modules
+from featx.tracing.standins import StandIns
+from featx.tracing.states import ModuleStates
 from featx.tracing.symbolic import is_leaf_class
 from featx.tracing.wrapping import globals_of, wrapped_functions
 from featx.tree import tree_leaves
+
+IsEnough = Callable[[Graph, str], bool]
 
 
 class ExampleTracer:
@@ -71,13 +77,13 @@ class ExampleTracer:
         root: nn.Module | Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        is_enough: Callable[[Graph], bool] | None = None,
+        is_enough: IsEnough | None = None,
     ) -> ExampleTrace:
         """Run `root(*args, **kwargs)` and return what was recorded.
 
         Nothing is computed, unless the model asks for values; then it runs on the example for real. The model and the
-        inputs are as before afterwards, also after an error. Where something fails and `is_enough` says of the graph so
-        far that it has all that is wanted, the trace ends there.
+        inputs are as before afterwards, also after an error. Where something fails, `is_enough` is asked with the graph
+        so far and the path of the innermost module that failed; if all that is wanted is there, the trace ends there.
 
         Raises:
             TraceError: what the root module itself does cannot be followed; the message says where and what to do.
@@ -109,7 +115,7 @@ class ExampleTracer:
         root: nn.Module | Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        is_enough: Callable[[Graph], bool] | None = None,
+        is_enough: IsEnough | None = None,
         *,
         is_real: bool,
         gradients: bool = True,
@@ -126,6 +132,7 @@ class ExampleTracer:
             trace.run(args, kwargs, *self._autowrap, is_enough)
         except Unfollowable as error:
             raise _error(root, error.what, error.place) from error
+        empty_functions_that_keep(trace.let_go())
         return trace
 
 
@@ -164,13 +171,17 @@ class ExampleTrace(Calls):
         kwargs: Mapping[str, Any],
         modules: tuple[ModuleType, ...],
         functions: tuple[Callable[..., Any], ...],
-        is_enough: Callable[[Graph], bool] | None,
+        is_enough: IsEnough | None,
     ) -> None:
         """Run the root on the example and record it. The model is as before afterwards."""
         with ExitStack() as stack:
+            self.caller = user_frame()
+            stack.callback(setattr, self, "caller", None)
             # Tensors count their versions outside inference mode only.
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(gradients_set(self.gradients))
+            self._grad_modes.is_enabled = self.gradients
+            generators = SharedGenerators()
             if self.is_real:
                 stack.enter_context(self._saved)
             stack.enter_context(borrowed(list(self.module_paths), self.on_module))
@@ -183,22 +194,28 @@ class ExampleTrace(Calls):
             call_args, call_kwargs = bind_example(self, self._function, args, kwargs, self._stand_in)
             if not self.gradients:
                 self.on_grad_question()
+            stack.enter_context(self.kernels)
             stack.enter_context(_Mode(self))
             try:
                 result = self._function(*call_args, **call_kwargs)
+                self.check_unseen()
                 stack.enter_context(torch._C.DisableTorchFunction())
+                stack.enter_context(self.kernels.seen())
                 output = self.create_arg(result) if self._keep_output else None
             except LeftBehind:
                 raise
             except (Unfollowable, NeedsValues, Exception):
                 self.whole = 0
                 self.names.assign()
-                if is_enough is None or not is_enough(self.graph):
+                if is_enough is None or not is_enough(self.graph, self.broken_off):
                     raise
                 output = None
             stack.enter_context(torch._C.DisableTorchFunction())
             self.check_states()
             self.check_memory()
+            if generators.have_drawn():
+                generators.restore()
+                raise LeftBehind("forward draws from a random generator of Python or numpy by a name of its own")
             number = caches.changed_number()
             if number is not None:
                 raise LeftBehind(f"forward changes the number {number} of its Python module or of a class")
@@ -208,6 +225,16 @@ class ExampleTrace(Calls):
         self.names.assign()
         for node, tensor, version in self.versions:
             node.meta["is_overwritten"] = tensor._version != version or memory_of(tensor) in self.uncounted
+
+    def let_go(self) -> list[torch.Tensor]:
+        """Drop all values of the trace, which is over; return the stand-ins that somebody else keeps."""
+        followed = [
+            weakref.ref(tensor) for tensor, _ in self.memories if tensor.is_meta and self._device.type != "meta"
+        ]
+        self.lineage, self.stand_ins, self.states = Lineage(), StandIns({}), ModuleStates(())
+        self.versions, self.memories = [], []
+        kept = (reference() for reference in followed)
+        return [tensor for tensor in kept if tensor is not None]
 
     def _stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
         if self.is_real or tensor.is_meta:
@@ -238,17 +265,16 @@ class ExampleTrace(Calls):
                 if module.training is not mode:
                     module.__dict__["training"] = mode
 
-    def execute(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a torch call; for real, tensors of the model whose memory it may write are saved ahead of it."""
-        name = function.__name__
-        is_norm = name in ("batch_norm", "instance_norm")
-        if self.is_real and (is_norm or operator_writes(name) or "out" in kwargs):
-            with torch._C.DisableTorchFunction():
-                for target in tree_leaves((args, kwargs) if is_norm else (args[:1], kwargs.get("out"))):
-                    owners = self._owners.get(memory_of(target), []) if isinstance(target, torch.Tensor) else []
-                    self.wrote_model = self.wrote_model or bool(owners)
-                    self._saved.save(owners)
-        return super().execute(function, args, kwargs)
+    def on_write(self, function: Any, tensors: list[torch.Tensor]) -> None:
+        """Save the tensors of the model whose memory a kernel of a trace for real is about to write."""
+        if "_foreach_" in function._schema.name:  # under a dispatch mode, its writes make no new versions
+            self.uncounted.update(map(memory_of, tensors))
+            self.wrote_unseen = self.wrote_unseen or bool(self.whole)
+        for tensor in tensors:
+            owners = self._owners.get(memory_of(tensor))
+            if owners:
+                self.wrote_model = True
+                self._saved.save(owners)
 
 
 class _Mode(TorchFunctionMode):
@@ -261,7 +287,8 @@ class _Mode(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        return self._trace.on_call(func, args, kwargs or {})
+        with self._trace.kernels.seen():
+            return self._trace.on_call(func, args, kwargs or {})
 
 
 def _error(root: Any, what: str, place: str) -> TraceError:

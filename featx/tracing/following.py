@@ -13,10 +13,10 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 
 from featx.errors import ArgumentTypeError
 from featx.ir.graph import Graph
-from featx.ir.memory import memory_of
 from featx.ir.node import Argument, Node, Target
 from featx.tracing.autocast import AutocastModes
-from featx.tracing.frames import describe, is_comparison, user_frame, what_follows
+from featx.tracing.constants import memory_of
+from featx.tracing.frames import describe, is_comparison, user_frame, what_follows, writes_a_message
 from featx.tracing.grad_modes import GradModes
 from featx.tracing.guards import check_decision, check_form, form_of
 from featx.tracing.lineage import Lineage, Origin, Part
@@ -35,6 +35,10 @@ class Unfollowable(BaseException):
         self.what, self.place = what, describe(user_frame())
 
 
+class Unholdable(Unfollowable):
+    """A value that no graph can hold is passed to a call that is one node."""
+
+
 class LeftBehind(Unfollowable):
     """What forward left somewhere, which the next call would find; it matters although all that is wanted is there."""
 
@@ -50,10 +54,14 @@ class Following(TracerBase):
         # How many modules that are kept whole the running code is inside.
         self.whole = 0
         self.is_active = True
+        # The frame that asked for the trace, while it runs.
+        self.caller: FrameType | None = None
         self.is_real = is_real
         # Whether Python has seen a size, so that it may have made something of it that no node shows.
         self.saw_sizes = False
         self.drew = False
+        # What ran on a value of the trace where no call told of it.
+        self.unseen: Unfollowable | None = None
         # Whether a module that is kept whole had its hands on memory in a way that no version tells.
         self.wrote_unseen = False
         self.wrote_model = False
@@ -75,6 +83,11 @@ class Following(TracerBase):
         self._renamed: set[int] = set()
         # The tensors that are followed, with their memory.
         self.memories: list[tuple[torch.Tensor, int]] = []
+
+    def model_frame(self) -> FrameType | None:
+        """Return the frame of the model's code that runs; None inside a module of torch that is the root itself."""
+        frame = user_frame()
+        return None if frame is self.caller else frame
 
     def _is_followed(self, values: tuple[Any, ...]) -> bool:
         # Inputs, parameters, and what was made of them or of traced sizes.
@@ -98,6 +111,11 @@ class Following(TracerBase):
     def _is_unseen(self, tensor: torch.Tensor) -> bool:
         # A stand-in that no call gave comes from code that torch does not tell of.
         return tensor.is_meta and self._device.type != "meta" and id(tensor) not in self._paths
+
+    def check_unseen(self) -> None:
+        """Raise where something ran that a graph would miss."""
+        if self.unseen is not None:
+            raise self.unseen
 
     def _is_of_graph(self, values: tuple[Any, ...]) -> bool:
         return any(
@@ -197,7 +215,9 @@ class Following(TracerBase):
 
     def _describe(self, node: Node, tensor: torch.Tensor) -> None:
         meta = node.meta
-        meta["shape"], meta["dtype"] = tensor.shape, tensor.dtype
+        meta["dtype"] = tensor.dtype
+        if tensor.layout != torch.strided or not tensor.is_nested:
+            meta["shape"] = tensor.shape
         if not tensor.is_inference():
             self.versions.append((node, tensor, tensor._version))
 
@@ -206,6 +226,11 @@ class Following(TracerBase):
     def is_recording(self) -> bool:
         """Say whether what the running code does with numbers is recorded."""
         return self.is_active and not self.whole
+
+    def is_message(self) -> bool:
+        """Say whether the text that the running code makes only tells a person something."""
+        frame = self.model_frame()
+        return frame is None or writes_a_message(frame)
 
     def compute(self, function: Callable[..., Any], args: tuple[Any, ...], result: Any) -> Any:
         """Record arithmetic on traced numbers."""
@@ -219,7 +244,7 @@ class Following(TracerBase):
     def decide(self, function: Callable[..., Any], args: tuple[Any, ...], result: bool) -> None:
         """Record that Python saw a relation between numbers to hold, or not to."""
         arguments = tuple([self.create_arg(value) for value in args])
-        frame = user_frame()
+        frame = self.model_frame()
         if frame is not None and is_comparison(frame):
             node = self.add_node("call_function", function, arguments, {}, None, frame)
         else:  # a dict, or the cache of a function, looks for a key: how often depends on what is in it
@@ -231,7 +256,7 @@ class Following(TracerBase):
         check.meta["is_guard"] = True
 
     def _guard(self, node: Node, value: Any, what: str) -> None:
-        frame = user_frame()
+        frame = self.model_frame()
         where = f" {describe(frame)}" if frame is not None else ""
         check = self._create_plain_node("call_function", check_decision, (node, value, f"{what}{where}"), {}, None)
         check.meta["is_guard"] = True
@@ -261,7 +286,7 @@ class Following(TracerBase):
         self._named.add(node)
         self.names.add(node, self.scope.module_path if op != "call_module" else cast(str, target), stem)
         if self._keep_source:
-            frame = frame or user_frame()
+            frame = frame or self.model_frame()
             if frame is not None:
                 node.meta["source"] = f"{frame.f_code.co_filename}:{frame.f_lineno}"
         return node
@@ -272,6 +297,11 @@ class Following(TracerBase):
         self._autocast_modes.follow()
         if torch.is_inference_mode_enabled():
             raise Unfollowable("forward enters torch.inference_mode")
+        if torch.is_grad_enabled() is not self._grad_modes.is_enabled:
+            raise Unfollowable(
+                "gradients are switched where the trace does not see it, as torch.autograd.Function and reentrant "
+                "checkpoints do,"
+            )
         node = self.graph.create_node(op, target, args, kwargs, name)
         node.meta["nn_module_stack"] = self.scope.stack
         return node
@@ -305,7 +335,7 @@ class Following(TracerBase):
         try:
             return super().create_other_arg(a)
         except ArgumentTypeError:
-            raise Unfollowable(f"a {type(a).__name__}, which no graph can hold, is passed on or returned") from None
+            raise Unholdable(f"a {type(a).__name__}, which no graph can hold, is passed on or returned") from None
 
     def path_of_module(self, mod: nn.Module) -> str:
         """Return the path of a module in the root."""

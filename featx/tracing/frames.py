@@ -28,6 +28,8 @@ _OLD_OPERATORS = {
     "ADD": "+", "SUBTRACT": "-", "MULTIPLY": "*", "TRUE_DIVIDE": "/", "FLOOR_DIVIDE": "//", "MODULO": "%",
     "POWER": "**", "MATRIX_MULTIPLY": "@", "AND": "&", "OR": "|", "XOR": "^", "LSHIFT": "<<", "RSHIFT": ">>",
 }  # fmt: skip
+# What stands between a number in a text and the call that takes the text.
+_IN_A_MESSAGE = ("LOAD_", "FORMAT_", "CONVERT_", "BUILD_", "BINARY_", "TO_BOOL", "COPY", "PUSH_NULL")
 _BINARY_OPERATORS = [symbol for _, symbol in getattr(dis, "_nb_ops", [])]
 _ASSERTION_LOADS = ("LOAD_ASSERTION_ERROR", "LOAD_COMMON_CONSTANT")
 
@@ -189,6 +191,22 @@ def what_follows(frame: FrameType) -> list[int | slice | str]:
         else:
             return found
     return found
+
+
+def writes_a_message(frame: FrameType) -> bool:
+    """Say whether the text that `frame` makes goes into a call whose result nobody takes, or into an error.
+
+    `torch._assert(ok, f"{n}")`, `print(n)`, `logger.info(...)`, `raise ValueError(f"{n}")`: and not `heads[str(n)]`.
+    """
+    code = frame.f_code.co_code
+    names = (dis.opname[code[at]] for at in range(frame.f_lasti + 2, len(code), 2))
+    following = [name for name in names if name not in ("CACHE", "EXTENDED_ARG", "PRECALL", "KW_NAMES")]
+    for position, name in enumerate(following[:-1]):
+        if name.startswith("CALL"):
+            return following[position + 1] in ("POP_TOP", "RAISE_VARARGS")
+        if not name.startswith(_IN_A_MESSAGE):
+            return False
+    return False
 
 
 def compares_objects(frame: FrameType) -> bool:

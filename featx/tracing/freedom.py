@@ -18,7 +18,7 @@ from featx.errors import FeatxError
 from featx.ir.equality import is_same_graph
 from featx.ir.graph import Graph
 from featx.ir.node import Node
-from featx.tracing.example import ExampleTrace, ExampleTracer
+from featx.tracing.example import ExampleTrace, ExampleTracer, IsEnough
 from featx.tracing.following import LOSSY
 from featx.tracing.guards import check_size
 from featx.tracing.recording import NeedsValues
@@ -50,7 +50,7 @@ def trace_checked(
     root: Any,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
-    is_enough: Callable[[Graph], bool] | None = None,
+    is_enough: IsEnough | None = None,
 ) -> tuple[ExampleTrace, FreeDims]:
     """Trace `root` on an example and at other sizes; return the first trace, with checks of what is fixed.
 

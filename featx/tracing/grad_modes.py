@@ -22,6 +22,8 @@ class GradModes:
 
     def __init__(self, create_node: Callable[..., Node]) -> None:
         self._create_node = create_node
+        # What the mode is, as far as the trace has seen.
+        self.is_enabled = torch.is_grad_enabled()
         self._of_caller: Node | None = None
         self._outer: list[bool] = []
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import inspect
 from collections.abc import Callable
+from itertools import chain
 from types import CodeType
 from typing import Any
 
@@ -30,6 +31,9 @@ def what_forward_left(
     """
     for name in state.changed_values():
         return f"forward changes the attribute '{name}'"
+    for name in state.new_attributes():
+        if _is_asked_for(type(module), name):
+            return f"forward asks for the attribute '{name}', which it makes itself,"
     for name, added in state.grown_containers():
         origins = [trace.lineage.get(value) for value in added]
         # A table by size is made anew by the graph.
@@ -38,9 +42,11 @@ def what_forward_left(
     for name, value in state.rebound_buffers(is_of_trace).items():
         if not trace.stand_ins.is_stand_in_of(value, state.buffer(name)):
             return f"forward assigns a new tensor to the buffer '{name}'"
-    for name, value in state.assigned_tensors():
+    replaced = [(name, value, True) for name, value in state.replaced_items()]
+    assigned = [(name, value, _is_loaded(type(module), name)) for name, value in state.assigned_tensors()]
+    for name, value, is_read in (*replaced, *assigned):
         origin = trace.lineage.get(value)
-        if origin is not None and _depends_on_inputs(trace.node_of(origin)) and _is_loaded(type(module), name):
+        if is_read and origin is not None and _depends_on_inputs(trace.node_of(origin)):
             return f"forward keeps something of its input in the attribute '{name}', which it also reads"
     return "forward draws from a random generator of its own" if state.drawn_generators() else None
 
@@ -96,10 +102,20 @@ def _depends_on_inputs(node: Node) -> bool:
 
 def _is_loaded(kind: type, attribute: str) -> bool:
     """Say whether a method of a module's class reads an attribute."""
-    functions = [vars(base) for base in kind.__mro__ if not base.__module__.startswith("torch.nn.modules")]
-    codes = [value.__code__ for namespace in functions for value in namespace.values() if inspect.isfunction(value)]
     return any(
         instruction.argval == attribute and instruction.opname in ("LOAD_ATTR", "LOAD_METHOD")
-        for code in codes
+        for code in _codes_of(kind)
         for instruction in dis.get_instructions(code)
     )
+
+
+def _is_asked_for(kind: type, attribute: str) -> bool:
+    """Say whether a method of a module's class has the name of an attribute as a string: `hasattr(self, "calls")`."""
+    return any(attribute in code.co_consts for code in _codes_of(kind))
+
+
+def _codes_of(kind: type) -> list[CodeType]:
+    own = [vars(base).values() for base in kind.__mro__ if not base.__module__.startswith("torch.nn.modules")]
+    # A function beside the class may be given the module.
+    beside: dict[str, Any] = getattr(getattr(kind, "forward", None), "__globals__", {})
+    return [value.__code__ for value in chain(*own, beside.values()) if inspect.isfunction(value)]

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from featx.ir.effects import draws_now, operator_writes
-from featx.ir.memory import memory_of
 from featx.ir.node import Argument, Node, Target
+from featx.tracing.constants import memory_of
 from featx.tracing.following import Following, Unfollowable
-from featx.tracing.frames import compares_objects, is_in_try, user_frame, what_follows, written_operator
+from featx.tracing.frames import compares_objects, is_in_try, what_follows, written_operator
 from featx.tracing.lineage import Part
 from featx.tracing.operators import MAGIC, OPERATORS, READS_VALUES, REFLECTED
 
@@ -35,8 +35,10 @@ class Recording(Following):
             return self._attribute(cast(Any, function).__self__.__name__, function, args[0])
         if self.whole:
             return self.execute(function, args, kwargs)
+        self.check_unseen()
         if function is torch._C._set_grad_enabled:
             self._grad_modes.record(args[0])
+            self._grad_modes.is_enabled = args[0]
             return function(*args)
         if name == "__set__":
             raise Unfollowable(f"'{cast(Any, function).__self__.__name__}' of a tensor is assigned")
@@ -78,11 +80,16 @@ class Recording(Following):
             return function(*args, **kwargs)
         if name in READS_VALUES and any(isinstance(value, torch.Tensor) and value.is_meta for value in args):
             raise NeedsValues
-        return self.stand_ins.run(function, args, kwargs)
+        result = self.stand_ins.run(function, args, kwargs)
+        if name == "type" and isinstance(result, str):
+            return result.replace(
+                "torch.meta.", "torch." if self._device.type == "cpu" else f"torch.{self._device.type}."
+            )
+        return result
 
     def record(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a torch call, make a node of it, and return its result as a followed value."""
-        frame = user_frame()
+        frame = self.model_frame()
         if frame is not None and is_in_try(frame):
             raise Unfollowable("a torch call stands in a `try` that catches errors, which may come for other inputs")
         arguments = tuple([self.create_arg(value) for value in args])
@@ -106,6 +113,8 @@ class Recording(Following):
         """
         if frame is not None and compares_objects(frame):
             raise Unfollowable("forward may ask with `is` whether a call returns what it got")
+        if tensor.layout != torch.strided:
+            raise Unfollowable("a call returns the sparse tensor that it got")
         self._renamed.add(memory_of(tensor))
         with torch._C.DisableTorchFunction():
             return torch.ops.aten.alias.default(tensor)
@@ -117,7 +126,7 @@ class Recording(Following):
         if isinstance(result, torch.Tensor) or _holds_tensors(result):
             arguments = tuple([self.create_arg(value) for value in args])
             keywords = {key: self.create_arg(value) for key, value in kwargs.items()} if kwargs else {}
-            frame = user_frame()
+            frame = self.model_frame()
             op, target, arguments, stem = _as_written(function, arguments, keywords, frame)
             node = self._create_plain_node(op, target, arguments, keywords, stem)
             return self.follow(result, node, frame)
@@ -150,7 +159,7 @@ class Recording(Following):
         return value
 
     def _shape(self, shape: torch.Size, tensor: torch.Tensor) -> torch.Size:
-        frame = user_frame()
+        frame = self.model_frame()
         node = self.add_node("call_function", getattr, (self.create_arg(tensor), "shape"), {}, None, frame)
         return self.follow(shape, node, frame)
 
@@ -158,7 +167,7 @@ class Recording(Following):
         # The shape of a parameter is a plain value here and a node in a symbolic trace, which counts in names.
         if isinstance(tensor, nn.Parameter):
             self.names.skip(self.scope.module_path, "getattr")
-            frame = user_frame()
+            frame = self.model_frame()
             for step in what_follows(frame) if frame else ():
                 times = int(step[7:]) if isinstance(step, str) and step.startswith("unpack") else 1
                 for _ in range(times if step != "compare" else 0):
@@ -185,7 +194,7 @@ class Recording(Following):
         if self._is_followed((tensor,)) or id(tensor) in self._paths:
             owner = self.create_arg(tensor)
             self.lineage.put(device, Part(cast(Node, owner), getattr, "device"))
-            frame = user_frame()
+            frame = self.model_frame()
             if frame is not None and set(what_follows(frame)) & {"attribute type", "attribute index", "compare"}:
                 self._decide_device(cast(Node, owner), known)
         return device
@@ -204,7 +213,7 @@ class Recording(Following):
             raise Unfollowable("a tensor is turned into a numpy array")
         result = self.execute(function, args, kwargs)
         if name in ("item", "tolist"):
-            frame = user_frame()
+            frame = self.model_frame()
             arguments = tuple([self.create_arg(value) for value in args])
             node = self.add_node("call_method", name, arguments, {}, None, frame)
             if name == "tolist":

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "lshift", "rshift", "and_", "or_", "xor")
 _COMPARISONS = ("eq", "ne", "lt", "gt", "le", "ge")
 _UNARY = ("neg", "abs", "invert")
+_TEXT = ("__str__", "__repr__", "__format__")
 # What answers about the value in a way that no arithmetic can follow.
 _PINNING = ("bit_length", "bit_count", "is_integer", "as_integer_ratio", "to_bytes", "hex")
 _ROUNDING: tuple[tuple[str, Callable[..., Any]], ...] = (
@@ -38,6 +39,10 @@ class NumberTrace(Protocol):
 
     def decide(self, function: Callable[..., Any], args: tuple[Any, ...], result: bool) -> None:
         """Record that Python saw `function(*args)` to be `result`, so that the graph holds only where it is."""
+        ...
+
+    def is_message(self) -> bool:
+        """Say whether the text that the running code makes only tells a person something."""
         ...
 
     def node_of(self, origin: Any) -> Node:
@@ -163,6 +168,16 @@ def _define_pinning(kind: type, name: str) -> None:
         setattr(kind, name, lambda self, *args, **kwargs: known(_pinned(self), *args, **kwargs))
 
 
+def _define_text(kind: type, name: str) -> None:
+    known = cast(Callable[..., str], getattr(kind.__mro__[2], name))
+
+    def implementation(self: Any, *args: Any) -> str:
+        is_seen = self.trace.is_recording() and not self.trace.is_message()
+        return known(_pinned(self) if is_seen else _plain(self), *args)
+
+    setattr(kind, name, implementation)
+
+
 def _hash(self: Any) -> int:
     # A key of a dict: what is found there depends on the value.
     return hash(_pinned(self))
@@ -179,6 +194,8 @@ def _rdivmod(self: Any, other: Any) -> Any:
 for _kind in (TracedInt, TracedFloat):
     setattr(_kind, "__divmod__", _divmod)  # noqa: B010 - beside its siblings
     setattr(_kind, "__rdivmod__", _rdivmod)  # noqa: B010
+    for _name in _TEXT:
+        _define_text(_kind, _name)
     for _name in _PINNING:
         _define_pinning(_kind, _name)
     for _name in _ARITHMETIC:

@@ -9,15 +9,17 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-_CONTAINERS = (list, dict, set)
+from featx.tracing.containers import containers_in, copy_of
+
 _ABSENT = object()
 _PLAIN = frozenset({bool, int, float, complex, str, type(None)})
+_KEPT = _PLAIN | {list, dict, set}
 # Not put back: what nn.Module itself keeps, which other threads may change meanwhile, and what the trace lays over it.
 _LEFT_ALONE = frozenset({*nn.Module().__dict__, "_call_impl", "_compiled_call_impl"})
 
 
 class ModuleState:
-    """The plain attributes of one module, the items of lists, dicts and sets among them, and its buffers.
+    """The plain attributes of one module, what the lists, dicts, sets and objects among them hold, and its buffers.
 
     Built when the trace first enters the module. Values of tensors are not copied. O(attributes).
     """
@@ -28,10 +30,15 @@ class ModuleState:
         self._module = module
         self._attributes = {name: value for name, value in module.__dict__.items() if name not in _LEFT_ALONE}
         self._buffers = dict(module._buffers)
-        containers = [value for value in self._attributes.values() if isinstance(value, _CONTAINERS)]
         # Random generators of the model's own, with what leads back to their state.
         self._generators = [(value, _state_of(value)) for value in self._attributes.values() if _is_generator(value)]
-        self._items = [(container, container.copy()) for container in containers]
+        # With the name of the attribute that leads there.
+        self._items = [
+            (name, container, copy_of(container))
+            for name, value in self._attributes.items()
+            if type(value) not in _PLAIN
+            for container in containers_in((value,))
+        ]
 
     def rebound_buffers(self, is_of_trace: Callable[[Any], bool]) -> dict[str, Any]:
         """Return the buffers that are another object now, one for which `is_of_trace` holds."""
@@ -45,24 +52,39 @@ class ModuleState:
         """Return the buffer of that name as it was."""
         return self._buffers.get(name)
 
+    def attribute(self, name: str) -> Any:
+        """Return the plain attribute of that name as it was, or None."""
+        return self._attributes.get(name)
+
     def changed_values(self) -> list[str]:
         """Return the names of plain attributes that had a number, a string or None before and have another one now."""
         state = self._module.__dict__
         changed = [name for name, before in self._attributes.items() if _is_changed(before, state.get(name))]
-        for container, items in self._items:
-            pairs = _paired(items, container)
-            if any(_is_changed(before, now) for before, now in pairs):
-                changed += [name for name, value in self._attributes.items() if value is container]
+        for name, container, items in self._items:
+            if any(_is_changed(before, now) for before, now in _paired(items, container)):
+                changed.append(name)
         return changed
+
+    def new_attributes(self) -> list[str]:
+        """Return the names of the attributes with plain values, lists, dicts or sets that were not there before."""
+        state = self._module.__dict__
+        if len(state) <= len(self._attributes):
+            return []
+        return [
+            name
+            for name, value in state.items()
+            if name not in self._attributes and name not in _LEFT_ALONE and type(value) in _KEPT
+        ]
 
     def grown_containers(self) -> list[tuple[str, list[Any]]]:
         """Return name and added values of the lists, dicts and sets that have another number of items than before."""
         found: list[tuple[str, list[Any]]] = []
-        for container, items in self._items:
+        for name, container, items in self._items:
             if len(container) != len(items):
                 is_dict = isinstance(container, dict)
-                added = [container[key] for key in container if key not in items] if is_dict else [container]
-                found += [(name, added) for name, value in self._attributes.items() if value is container]
+                found.append(
+                    (name, [container[key] for key in container if key not in items] if is_dict else [container])
+                )
         return found
 
     def assigned_tensors(self) -> list[tuple[str, torch.Tensor]]:
@@ -73,6 +95,14 @@ class ModuleState:
             for name, value in state.items()
             if isinstance(value, torch.Tensor) and name not in _LEFT_ALONE and value is not self._attributes.get(name)
         ]
+
+    def replaced_items(self) -> list[tuple[str, torch.Tensor]]:
+        """Return the tensors that replaced an item of a container, with the attribute that leads there."""
+        found: list[tuple[str, torch.Tensor]] = []
+        for name, container, items in self._items:
+            pairs = _paired(items, container)
+            found += [(name, now) for before, now in pairs if now is not before and isinstance(now, torch.Tensor)]
+        return found
 
     def difference(self) -> str | None:
         """Return the name of an attribute or buffer that is not what it was; None where there is none."""
@@ -88,10 +118,7 @@ class ModuleState:
         for name, buffer in self._module._buffers.items():
             if buffer is not self._buffers.get(name):
                 return name
-        for container, items in self._items:
-            if not _has_items(container, items):
-                return next(name for name, value in self._attributes.items() if value is container)
-        return None
+        return next((name for name, container, items in self._items if not _has_items(container, items)), None)
 
     def drawn_generators(self) -> list[object]:
         """Return the generators of Python or numpy that forward has drawn from."""
@@ -105,7 +132,7 @@ class ModuleState:
         for name, value in self._attributes.items():
             if name not in state or state[name] is not value:
                 state[name] = value
-        for container, items in self._items:
+        for _, container, items in self._items:
             _refill(container, items)
         for generator, known in self._generators:
             if isinstance(generator, random.Random):

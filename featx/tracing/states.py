@@ -49,6 +49,11 @@ class ModuleStates:
         found = (self._latest[inner].difference() for inner in self._at_or_inside(module))
         return next((name for name in found if name is not None), None)
 
+    def is_changed_by_its_calls(self, module: nn.Module, name: str) -> bool:
+        """Say whether the calls of a module, or of one around it, have left another value in an attribute of it."""
+        initial = self._initial.get(module)
+        return initial is not None and initial.attribute(name) is not self._latest[module].attribute(name)
+
     def restore(self) -> None:
         """Put all modules back as they were at the start."""
         self.reset(self._initial)

@@ -109,6 +109,12 @@ class TracerBase:
         if isinstance(a, dict):
             return self._rebuild_in_graph(type(cast(object, a)), cast(dict[Any, Any], a))
         if dataclasses.is_dataclass(a) and not isinstance(a, type):
+            unset = [field.name for field in dataclasses.fields(a) if not field.init]
+            if unset:
+                raise ArgumentTypeError(
+                    f"a {type(a).__name__} is passed on or returned, and its constructor does not take {unset}; "
+                    "return those values in another way, or give the class an __fx_create_arg__"
+                )
             fields = {field.name: self.create_arg(getattr(a, field.name)) for field in dataclasses.fields(a)}
             return self.create_node("call_function", type(a), (), fields)
         if isinstance(a, (enum.Enum, int, float, str, torch.Tensor)) or callable(a):

@@ -101,3 +101,31 @@ def test_long_chain_of_sums_of_one_value_is_walked_once() -> None:
 
     x = torch.zeros(2)
     assert torch.equal(featx.create_feature_extractor(Chain(), ["add_1999"], example_inputs=x)(x)["add_1999"], x)
+
+
+class Setting(nn.Module):
+    """Sets on a layer of its own what that has already: nothing that a graph would miss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.last = Optional(), nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.layer.is_causal = False
+        return self.last(self.layer(x))
+
+
+class Optional(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_causal = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.tril() if self.is_causal else x * 2
+
+
+def test_assignment_of_the_same_value_to_a_child_that_is_kept_whole() -> None:
+    model = Setting()
+    extractor = featx.create_feature_extractor(model, ["layer", "last"], example_inputs=torch.randn(2, 4))
+    x = torch.randn(3, 4)
+    assert torch.equal(extractor(x)["last"], model(x))

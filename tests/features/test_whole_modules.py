@@ -222,3 +222,63 @@ def test_hook_that_changes_the_form_of_a_result_is_refused_where_the_trace_did_n
     extractor = featx.create_feature_extractor(model, ["add"], example_inputs=image())
     with pytest.raises(featx.SpecializationError, match="what 'first' returns"):
         extractor(image())
+
+
+class BreaksOff(nn.Module):
+    """Does something in the middle that no graph can hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.inner(x)
+        return y * float(y.detach().numpy().max())
+
+
+def test_end_of_a_module_is_not_what_was_there_when_the_trace_broke_off_inside() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), BreaksOff(), nn.Linear(4, 4))
+    with pytest.raises(featx.TraceError, match="numpy"):
+        featx.create_feature_extractor(model, ["1", "1.inner"], example_inputs=torch.randn(2, 4))
+    extractor = featx.create_feature_extractor(model, ["1.inner"], example_inputs=torch.randn(2, 4))
+    x = torch.randn(3, 4)
+    assert torch.equal(extractor(x)["1.inner"], model[1].inner(model[0](x)))  # pyright: ignore[reportCallIssue]
+
+
+class Memory:
+    """What a model makes anew in each call and hands on; no literal of a graph."""
+
+    def __init__(self) -> None:
+        self.kept: list[torch.Tensor] = []
+
+
+class Remembering(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, memory: Memory) -> torch.Tensor:
+        memory.kept.append(self.linear(x))
+        return torch.stack(memory.kept).sum(0)
+
+
+class HandsOn(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = Remembering(), Remembering()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        memory = Memory()
+        return self.two(self.one(x, memory) + 1, memory) * 2
+
+
+def test_module_that_is_given_what_no_graph_holds_is_opened() -> None:
+    torch.manual_seed(0)
+    model = HandsOn()
+    extractor = featx.create_feature_extractor(model, ["one", "two", "mul"], example_inputs=torch.randn(2, 4))
+    x = torch.randn(5, 4)
+    seen: dict[str, torch.Tensor] = {}
+    for name in ("one", "two"):
+        getattr(model, name).register_forward_hook(lambda module, args, output, name=name: seen.update({name: output}))
+    expected = model(x)
+    assert same(extractor(x), {**seen, "mul": expected})

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional
 
 from featx import Graph, Node
@@ -68,3 +69,61 @@ def test_inputs_attributes_and_their_views_are_external_and_fresh_values_are_not
     fresh = graph.call_function(torch.mul, (x, view))
     memory = groups(graph)
     assert [memory.is_external(node) for node in (x, weight, view, fresh)] == [True, True, True, False]
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(2, 2), nn.Linear(2, 2)
+        self.third = self.one
+        self.other.bias = self.one.bias
+        self.table = self.one.weight.detach()[0]
+        self.apart = nn.Linear(2, 2)
+        self.kept = [self.apart.weight]
+
+
+def test_what_a_call_reads_and_writes() -> None:
+    graph = Graph()
+    x, table = graph.placeholder("x"), graph.get_attr("table")
+    total = graph.call_method("add_", (x, table))
+    norm = graph.call_module("norm", (total,))
+    root = nn.Module()
+    root.norm = nn.BatchNorm1d(2)
+    root.register_buffer("table", torch.ones(2))
+    memory = MemoryGroups(graph, Effects(graph, root))
+    assert memory.read_by(x) == memory.written_by(x) == set()
+    assert memory.read_by(table) == {memory.of(table)}
+    assert memory.read_by(total) == {memory.of(x), memory.of(table)}
+    assert memory.written_by(total) == {memory.of(x)}
+    assert memory.read_by(norm) == {memory.of(x), memory.state_of(norm)}
+    assert memory.written_by(norm) == {memory.state_of(norm)}
+    root.norm.eval()
+    assert MemoryGroups(graph, Effects(graph, root)).written_by(norm) == set()
+
+
+def test_modules_and_tensors_under_two_paths_are_one_group_when_joined() -> None:
+    graph = Graph()
+    x = graph.placeholder("x")
+    one, third, other, apart = (graph.call_module(name, (x,)) for name in ("one", "third", "other", "apart"))
+    table, bias, kept = (graph.get_attr(name) for name in ("table", "other.bias", "kept"))
+    root = Tied()
+    memory = MemoryGroups(graph, Effects(graph, root))
+    assert memory.state_of(one) != memory.state_of(third)
+    memory.join_shared_state(root)
+    states = {memory.state_of(node) for node in (one, third, other)}
+    assert states == {memory.of(table), memory.of(bias)}
+    assert len(states) == 1
+    assert memory.state_of(apart) == memory.of(kept) not in states
+    assert memory.of(x) not in states
+
+
+def test_joined_groups_are_external_if_one_of_them_is() -> None:
+    graph = Graph()
+    x = graph.placeholder("x")
+    fresh, other = graph.call_function(torch.neg, (x,)), graph.call_function(torch.neg, (x,))
+    memory = groups(graph)
+    memory.join(fresh, other)
+    assert memory.of(fresh) == memory.of(other)
+    assert not memory.is_external(other)
+    memory.join(other, x)
+    assert memory.is_external(fresh)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from hypothesis import strategies as st
 from torch import nn
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 from torch.nn import functional
@@ -19,7 +18,7 @@ from featx.errors import SpecializationError
 from featx.ir.effects import MeasuredEffects
 from featx.tracing.guards import check_decision
 
-# `choose(limit)` gives an int from 0 to limit - 1; smaller is simpler.
+# `choose(limit)` gives an int from 0 to limit - 1.
 Choose = Callable[[int], int]
 
 
@@ -196,11 +195,6 @@ def outcome_of(module: nn.Module, *, training: bool, same_inputs: bool = False) 
         raise
     except (RuntimeError, ValueError, IndexError, TypeError):
         return None
-
-
-def choosing(draw: Callable[[st.SearchStrategy[int]], int]) -> Choose:
-    """Return a `choose` that hypothesis can shrink."""
-    return lambda limit: draw(st.integers(0, limit - 1))
 
 
 def choosing_with(seed: int) -> Choose:

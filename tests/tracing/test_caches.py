@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -99,3 +100,24 @@ def test_list_that_forward_grows_and_counts_is_refused() -> None:
     with pytest.raises(featx.TraceError, match="adds to 'seen'"):
         featx.trace(model, torch.rand(3))
     assert model.seen == []
+
+
+@functools.lru_cache
+def hidden_table(rows: int, columns: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    return torch.arange(columns).float(), {"rows": torch.arange(rows).float()}
+
+
+# Reached through an object, so that no global name of a file of the model leads to it.
+HIDDEN = SimpleNamespace(table=hidden_table)
+del hidden_table
+
+
+def test_cached_function_that_no_name_leads_to_keeps_nothing_of_a_trace() -> None:
+    def look_up(model: Any, length: int) -> torch.Tensor:
+        columns, rest = HIDDEN.table(3, length)
+        return columns + rest["rows"].sum()
+
+    model, x = Cached(look_up), torch.ones(2, 4)
+    traced = featx.trace(model, x)
+    assert torch.equal(model(x), x + torch.arange(4) + 3)
+    assert torch.equal(traced(x), model(x))

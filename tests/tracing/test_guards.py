@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
+import featx
 from featx import SpecializationError
-from featx.tracing.guards import check_decision, check_form, check_size, form_of
+from featx.tracing.guards import check_decision, check_form, check_size, form_of, require_mode
 
 
 @pytest.mark.parametrize(
@@ -83,3 +85,23 @@ def test_other_nesting_is_refused(one: Any, other: Any) -> None:
 )
 def test_same_nesting_passes_whatever_the_values(one: Any, other: Any) -> None:
     check_form(other, form_of(one), "it")
+
+
+def test_graph_checks_first_that_its_module_is_in_the_mode() -> None:
+    gm = featx.symbolic_trace(nn.ReLU())
+    require_mode(gm.graph, True, "it was made so")
+    assert [node.op for node in gm.graph.nodes][:3] == ["placeholder", "get_attr", "call_function"]
+    gm(torch.ones(1))
+    with pytest.raises(SpecializationError, match=r"train mode \(it was made so\): False now, True on the example"):
+        gm.eval()(torch.ones(1))
+
+
+def test_mode_is_checked_once() -> None:
+    gm = featx.symbolic_trace(nn.ReLU())
+    require_mode(gm.graph, True, "for one reason")
+    before = str(gm.graph)
+    require_mode(gm.graph, True, "for another one")
+    assert str(gm.graph) == before
+    require_mode(gm.graph, False, "for a third, which cannot hold with the first")
+    with pytest.raises(SpecializationError):
+        gm(torch.ones(1))

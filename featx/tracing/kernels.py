@@ -1,0 +1,94 @@
+"""Watch the kernels that run during a trace: those of calls that the trace cannot see, and those that write the model.
+
+A scripted function, or a C++ extension, calls torch's kernels without a word to `TorchFunctionMode`. What it computes
+from followed values would be a constant of the graph, and what it writes into them would be lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from featx.tree import tree_leaves
+
+OnKernel = Callable[[Any, list[torch.Tensor]], None]
+
+
+class Kernels(TorchDispatchMode):
+    """Hands the kernels of one thread to a trace, while it is entered.
+
+    Args:
+        on_unseen: is called with each kernel outside `seen`, and the tensors that it gets.
+        on_write: is called, wherever it runs, with each kernel that may write, and the tensors that it may write. None
+            costs nothing.
+    """
+
+    def __init__(self, on_unseen: OnKernel, on_write: OnKernel | None) -> None:
+        super().__init__()
+        self._on_unseen = on_unseen
+        self.on_write = on_write
+        # How many calls that the trace knows of the running code is inside.
+        self.depth = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        with torch._C.DisableTorchFunction():
+            if not self.depth:
+                self._on_unseen(func, _tensors(args, kwargs))
+            if self.on_write is not None:
+                written = _written(func, args, kwargs)
+                if written:
+                    self.on_write(func, written)
+            return func(*args, **kwargs) if kwargs else func(*args)
+
+    def seen(self) -> _Seen:
+        """Return a context for a call that the trace knows of."""
+        return _Seen(self)
+
+
+class _Seen:
+    """Counts the calls; where nobody asks about writes the kernels inside are not watched at all, which costs less."""
+
+    __slots__ = ("_is_off", "_kernels")
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._kernels = kernels
+        self._is_off = False
+
+    def __enter__(self) -> None:
+        kernels = self._kernels
+        kernels.depth += 1
+        if kernels.depth == 1 and kernels.on_write is None:
+            top = torch._C._pop_torch_dispatch_stack(None)
+            self._is_off = top is kernels
+            if not self._is_off:  # a mode that the model has entered
+                torch._C._push_on_torch_dispatch_stack(top)
+
+    def __exit__(self, *error: object) -> None:
+        self._kernels.depth -= 1
+        if self._is_off:
+            torch._C._push_on_torch_dispatch_stack(self._kernels)
+
+
+def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+
+
+def _written(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> list[torch.Tensor]:
+    schema = function._schema
+    if "batch_norm" in schema.name:  # which writes its statistics, and does not say so
+        return _tensors(args, kwargs)
+    if not schema.is_mutable:
+        return []
+    values = [value for value, argument in zip(args, schema.arguments, strict=False) if _is_written(argument)]
+    if kwargs:
+        values += [kwargs.get(argument.name) for argument in schema.arguments if _is_written(argument)]
+    return _tensors(tuple(values), None)
+
+
+def _is_written(argument: Any) -> bool:
+    return argument.alias_info is not None and argument.alias_info.is_write

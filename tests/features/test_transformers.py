@@ -1,0 +1,75 @@
+"""Models of transformers: features as forward hooks see them, at the traced size and at another one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import featx
+
+transformers: Any = pytest.importorskip("transformers")
+
+TOKENS = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 48,
+    "vocab_size": 90,
+}
+MODELS: dict[str, tuple[dict[str, Any], str, str]] = {
+    # name: options, and two modules whose outputs are asked for
+    "Bert": (TOKENS, "encoder.layer.0", "encoder.layer.1"),
+    "Llama": ({**TOKENS, "num_key_value_heads": 2}, "layers.0", "norm"),
+    "Gemma2": ({**TOKENS, "num_key_value_heads": 2, "head_dim": 16}, "layers.0.mlp", "norm"),
+    "Mixtral": ({**TOKENS, "num_key_value_heads": 2, "num_local_experts": 2}, "layers.0", "norm"),
+    "GPT2": ({"n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 90}, "h.0.mlp", "ln_f"),
+    "DistilBert": (
+        {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 48, "vocab_size": 90}, "transformer.layer.0",
+        "transformer.layer.1",
+    ),
+}  # fmt: skip
+
+
+def seeded(name: str, options: dict[str, Any]) -> Any:
+    torch.manual_seed(0)
+    return getattr(transformers, f"{name}Model")(getattr(transformers, f"{name}Config")(**options)).eval()
+
+
+def hooked(model: nn.Module, paths: tuple[str, ...], tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = {}
+
+    def keep(path: str) -> Any:
+        return lambda module, args, output: found.update({path: first(output).clone()})
+
+    handles = [model.get_submodule(path).register_forward_hook(keep(path)) for path in paths]
+    model(tokens)
+    for handle in handles:
+        handle.remove()
+    return found
+
+
+def first(value: Any) -> torch.Tensor:
+    return value if isinstance(value, torch.Tensor) else value[0]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_features_are_those_that_hooks_see_for_other_batches_and_lengths(name: str) -> None:
+    options, *paths = MODELS[name]
+    model = seeded(name, options)
+    example = torch.randint(0, 90, (2, 11), generator=torch.Generator().manual_seed(0))
+    extractor = featx.create_feature_extractor(model, list(paths), example_inputs=example)
+    for rows, length in ((2, 11), (1, 11), (3, 7)):
+        tokens = torch.randint(0, 90, (rows, length), generator=torch.Generator().manual_seed(length))
+        features, expected = extractor(tokens), hooked(model, tuple(paths), tokens)
+        for path in paths:
+            assert torch.equal(first(features[path]), expected[path]), (path, rows, length)
+
+
+def test_names_of_bert_go_down_to_every_linear_layer() -> None:
+    model = seeded("Bert", TOKENS)
+    names, _ = featx.get_graph_node_names(model, example_inputs=torch.randint(0, 90, (2, 11)))
+    linear = {path for path, module in model.named_modules() if isinstance(module, nn.Linear)}
+    assert linear <= set(names)
