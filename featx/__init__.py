@@ -6,10 +6,12 @@ from featx.codegen.emit import PythonCode
 from featx.errors import (
     ArgumentTypeError,
     ControlFlowError,
+    CostError,
     FeatxError,
     ForeignNodeError,
     GraphError,
     InputError,
+    MissingExtraError,
     ModulePathError,
     NodeInUseError,
     NodeNameError,
@@ -31,6 +33,8 @@ from featx.interpret.transformer import Transformer
 from featx.ir.graph import Graph
 from featx.ir.node import Node, map_aggregate, map_arg
 from featx.module import GraphModule, symbolic_trace, trace
+from featx.passes.cost import cost
+from featx.passes.shapes import ShapeProp
 from featx.rewrite.match import SubgraphMatcher
 from featx.rewrite.replace import Match, ReplacedPatterns, replace_pattern, replace_pattern_with_filters
 from featx.tracing.example import ExampleTracer
@@ -50,6 +54,7 @@ __all__ = [
     "ArgumentTypeError",
     "Attribute",
     "ControlFlowError",
+    "CostError",
     "DualGraphModule",
     "ExampleTracer",
     "FeatureTracer",
@@ -62,6 +67,7 @@ __all__ = [
     "InputError",
     "Interpreter",
     "Match",
+    "MissingExtraError",
     "ModulePathError",
     "Node",
     "NodeInUseError",
@@ -72,6 +78,7 @@ __all__ = [
     "PythonCode",
     "ReplacedPatterns",
     "RequestError",
+    "ShapeProp",
     "SpecializationError",
     "SubgraphMatcher",
     "TargetError",
@@ -79,6 +86,7 @@ __all__ = [
     "Tracer",
     "TracerBase",
     "Transformer",
+    "cost",
     "create_feature_extractor",
     "from_torch_fx",
     "get_graph_node_names",

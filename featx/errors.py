@@ -11,6 +11,8 @@ FeatxError
 │   ├── ControlFlowError    TypeError       Python asked a traced value for its bool, length, int or type
 │   ├── ModulePathError     NameError       a module or parameter that the root does not own
 │   └── SpecializationError RuntimeError    an input for which the model would do something else than was traced
+├── CostError               RuntimeError    an operator of which nobody has said what it costs
+├── MissingExtraError       ImportError     a package that only some of featx needs is not installed
 ├── PatternError            ValueError      a pattern that cannot be looked for, or a replacement that does not fit it
 └── RequestError            ValueError      a feature request that is empty or contradicts itself
     └── NodeNameError       KeyError        a name that the model does not have in this mode
@@ -66,6 +68,14 @@ class ModulePathError(TraceError, NameError):
 
 class SpecializationError(TraceError, RuntimeError):
     """An input for which the model would do something else than it did when it was traced."""
+
+
+class CostError(FeatxError, RuntimeError):
+    """An operator runs of which nobody has said what it costs."""
+
+
+class MissingExtraError(FeatxError, ImportError):
+    """A package that only some of featx needs is not installed."""
 
 
 class PatternError(FeatxError, ValueError):

@@ -1,0 +1,1 @@
+"""Tests of passes; a package, because other tests have files of the same names."""
