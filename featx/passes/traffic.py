@@ -8,6 +8,8 @@ import torch
 
 from featx.passes.operators import Signature, tensors_in
 
+# Only the form of the input counts.
+_UNREAD = frozenset("zeros_like ones_like full_like new_zeros new_ones new_full rand_like randn_like".split())
 # The result is a handle on memory that nobody has read or written.
 _UNTOUCHED = frozenset(
     "empty empty_like empty_strided empty_permuted new_empty new_empty_strided set_ resize_ resize_as_ _unsafe_view "
@@ -44,6 +46,8 @@ def bytes_moved(signature: Signature, args: tuple[Any, ...], kwargs: dict[str, A
         if given is not None:
             read -= bytes_of(inputs[0])
             written = given.numel() * inputs[0].element_size()
+    elif name in _UNREAD:
+        read = 0
     elif name in _OVERWRITTEN or "out" in kwargs:
         read -= sum(map(bytes_of, targets.values()))
     return read, written
