@@ -34,6 +34,7 @@ from featx.ir.graph import Graph
 from featx.ir.node import Node, map_aggregate, map_arg
 from featx.module import GraphModule, symbolic_trace, trace
 from featx.passes.cost import cost
+from featx.passes.profile import profile
 from featx.passes.shapes import ShapeProp
 from featx.rewrite.match import SubgraphMatcher
 from featx.rewrite.replace import Match, ReplacedPatterns, replace_pattern, replace_pattern_with_filters
@@ -92,6 +93,7 @@ __all__ = [
     "get_graph_node_names",
     "map_aggregate",
     "map_arg",
+    "profile",
     "prune",
     "replace_pattern",
     "replace_pattern_with_filters",

@@ -9,10 +9,9 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from featx.passes.flops import FlopTable, Rule
-from featx.passes.operators import Signatures, tensors_in
+from featx.passes.operators import OperatorMode, Signatures, tensors_in
 from featx.passes.traffic import bytes_moved
 from featx.tracing.constants import memory_of
 
@@ -32,7 +31,7 @@ class Count:
     unknown: dict[str, int] = field(default_factory=dict[str, int])
 
 
-class OperatorCount(TorchDispatchMode):
+class OperatorCount(OperatorMode):
     """While it is entered, adds up in `now` what operators do; put a new `Count` there to begin anew.
 
     `alive` is the memory, in bytes, of all values that were made since it was entered and still are. About 15
@@ -44,8 +43,6 @@ class OperatorCount(TorchDispatchMode):
         rules: FLOPs of operators, see `FlopTable`.
         on_unknown: called with the name of an operator for which there is no rule.
     """
-
-    supports_higher_order_operators = True
 
     def __init__(
         self,

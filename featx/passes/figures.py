@@ -29,7 +29,7 @@ def with_prefix(value: float, unit: str = "") -> str:
     return f"{value:.3g} {unit}".rstrip()
 
 
-def seconds(value: float) -> str:
+def in_seconds(value: float) -> str:
     """Write a time: 1.23 s, 45.6 ms, 789 us."""
     for factor, unit in ((1.0, "s"), (1e-3, "ms")):
         if value >= 0.9995 * factor:

@@ -10,16 +10,15 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from featx.errors import InputError
-from featx.passes.operators import Signature, Signatures, tensors_in
+from featx.passes.operators import OperatorMode, Signature, Signatures, tensors_in
 from featx.tracing.constants import memory_of
 
 _META = torch.device("meta")
 
 
-class MetaValues(TorchDispatchMode):
+class MetaValues(OperatorMode):
     """Hands operators tensors on the meta device in place of real ones, and writes nothing that is real.
 
     What the graph computes from constants of its own alone (`torch.arange(5)`) runs for real, because code may ask for
@@ -31,8 +30,6 @@ class MetaValues(TorchDispatchMode):
     Raises (as operators run):
         InputError: an operator asks for a value that there is not.
     """
-
-    supports_higher_order_operators = True
 
     def __init__(self, owned: Iterable[torch.Tensor]) -> None:
         super().__init__()
@@ -111,10 +108,8 @@ class _StandIns:
         return plain.set_(known[1], tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
-class FakeValues(TorchDispatchMode):
+class FakeValues(OperatorMode):
     """Hands operators tensors of a fake mode, which has to be entered already, in place of real ones."""
-
-    supports_higher_order_operators = True
 
     def __init__(self, fake_mode: Any) -> None:
         super().__init__()

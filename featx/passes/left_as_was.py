@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from featx.ir.graph import Graph
-from featx.passes.operators import Signatures, tensors_in
+from featx.passes.operators import OperatorMode, Signatures, tensors_in
 from featx.tracing.caches import Caches
 from featx.tracing.constants import memory_of
 from featx.tracing.states import ModuleStates
@@ -97,14 +96,12 @@ def _generators_kept(tensors: Iterable[torch.Tensor]) -> Generator[None]:
                 numpy.random.set_state(numpy_state)
 
 
-class WrittenMemory(TorchDispatchMode):
+class WrittenMemory(OperatorMode):
     """While it is entered, copies memory from before it that an operator is about to write; `restore` puts it back.
 
     What is made meanwhile is not copied. Generators that are given to operators are put back too. A few microseconds
     for each operator, and one copy of what is written.
     """
-
-    supports_higher_order_operators = True
 
     def __init__(self) -> None:
         super().__init__()

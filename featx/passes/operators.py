@@ -1,4 +1,4 @@
-"""What the schema of an operator says of its calls: which tensors it writes, and whether its result is a view."""
+"""What the schema of an operator says of its calls (which tensors it writes, whether its result is a view), and modes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 # Running statistics that an operator writes although its schema does not say so: their positions.
 _UNMARKED = {
@@ -73,6 +74,17 @@ class Signatures:
         if known is None and isinstance(overload, torch._ops.OpOverload):
             known = self._known[overload] = Signature(overload)
         return known
+
+
+class OperatorMode(TorchDispatchMode):
+    """A dispatch mode, also for operators of higher order."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # What torch does to keep its compiler away from a mode loads that compiler, which takes seconds.
+        return False
 
 
 def tensors_in(values: Any) -> Iterator[torch.Tensor]:
