@@ -6,12 +6,14 @@ from featx.codegen.emit import PythonCode
 from featx.errors import (
     ArgumentTypeError,
     ControlFlowError,
+    CostError,
     FeatxError,
     ForeignNodeError,
     GraphError,
     InputError,
     LeftOutError,
     LeftOutImportError,
+    MissingExtraError,
     ModulePathError,
     NodeInUseError,
     NodeNameError,
@@ -35,6 +37,9 @@ from featx.ir.graph import Graph
 from featx.ir.node import Node, map_aggregate, map_arg
 from featx.ir.side_effects import has_side_effect
 from featx.module import GraphModule, symbolic_trace, trace
+from featx.passes.cost import cost
+from featx.passes.profile import profile
+from featx.passes.shapes import ShapeProp
 from featx.rewrite.match import SubgraphMatcher
 from featx.rewrite.replace import Match, ReplacedPatterns, replace_pattern, replace_pattern_with_filters
 from featx.tracing.example import ExampleTracer
@@ -55,6 +60,7 @@ __all__ = [
     "ArgumentTypeError",
     "Attribute",
     "ControlFlowError",
+    "CostError",
     "DualGraphModule",
     "ExampleTracer",
     "FeatureTracer",
@@ -69,6 +75,7 @@ __all__ = [
     "LeftOutError",
     "LeftOutImportError",
     "Match",
+    "MissingExtraError",
     "ModulePathError",
     "Node",
     "NodeInUseError",
@@ -81,6 +88,7 @@ __all__ = [
     "PythonCode",
     "ReplacedPatterns",
     "RequestError",
+    "ShapeProp",
     "SpecializationError",
     "SubgraphMatcher",
     "TargetError",
@@ -88,12 +96,14 @@ __all__ = [
     "Tracer",
     "TracerBase",
     "Transformer",
+    "cost",
     "create_feature_extractor",
     "from_torch_fx",
     "get_graph_node_names",
     "has_side_effect",
     "map_aggregate",
     "map_arg",
+    "profile",
     "prune",
     "replace_pattern",
     "replace_pattern_with_filters",
