@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 import torch.ao.nn.quantized as quantized
-from featx.passes import fuse_conv_bn
 from torch import Tensor, nn
 from torch.ao.quantization import HistogramObserver, PerChannelMinMaxObserver
 
 import featx
+from featx.passes import fuse_conv_bn
 
 PHOTO = Path(__file__).parent / "images" / "chelsea.jpg"
 

@@ -38,6 +38,8 @@ __all__ = [
 
 if TYPE_CHECKING:
     from featx.fx import _compatibility as _compatibility
+    from featx.fx import _lazy_graph_module as _lazy_graph_module
+    from featx.fx import _pytree as _pytree
     from featx.fx import _symbolic_trace as _symbolic_trace
     from featx.fx import annotate as annotate
     from featx.fx import config as config

@@ -51,7 +51,6 @@ _CURRENT = "there is no state of the process that says which node runs; give nod
 _PLACEMENT = f"placement on devices is left to others: split with split_module, or {_OWN_TOOL}"
 _GROUPS = "featx.passes has partition, split_module and extract_subgraph, which make submodules of groups of nodes"
 _COMPILE = "it belongs to torch.compile, which takes featx's modules as they are"
-_PENDING = "it is not written yet"
 
 TABLE: Mapping[str, Path] = {
     "": Path(
@@ -94,6 +93,7 @@ TABLE: Mapping[str, Path] = {
             "Argument": "an alias of Any",
             "has_side_effect": "marks the function itself; needed only for operators whose schema says nothing",
         },
+        {"_side_effectful_functions": "functions are marked with has_side_effect", "_type_repr _format_arg": _COPIED},
     ),
     "graph": Path(
         {"featx.codegen.emit": "PythonCode", "featx.ir.graph": "Graph", "featx.ir.node": _NODE, **_OPERATORS},
@@ -172,6 +172,8 @@ TABLE: Mapping[str, Path] = {
     "immutable_collections": Path(
         {"featx.ir.immutable": "ImmutableDict=immutable_dict ImmutableList=immutable_list"},
     ),
+    "_lazy_graph_module": Path(left_out={"*": "modules are compiled when they are made, and once for each edit"}),
+    "_pytree": Path(left_out={"*": _CODEGEN}),
     "config": Path(left_out={"*": _COMPILE}),
     "tensor_type": Path(left_out={"*": _TYPES}),
     "annotate": Path(left_out={"*": "annotations of values of a symbolic trace; set `node.type`"}),
@@ -210,8 +212,11 @@ TABLE: Mapping[str, Path] = {
         {"legalize_graph stable_topological_sort": "moves the nodes; an order that is right stays"},
         {"FxNetAccFusionsFinder get_acc_ops_name": "a part of one backend's splitter"},
     ),
-    "passes.shape_prop": Path(left_out={"*": _PENDING}),
-    "passes.fake_tensor_prop": Path(left_out={"*": _PENDING}),
+    "passes.shape_prop": Path(
+        {"featx.passes.shapes": "ShapeProp TensorMetadata metadata_of=_extract_tensor_metadata"},
+        {"ShapeProp": "leaves the model as it was; with inputs on the meta device it computes nothing"},
+    ),
+    "passes.fake_tensor_prop": Path(left_out={"*": "ShapeProp(module, FakeTensorMode()) runs on fake tensors"}),
     "passes.split_module": Path(
         {"featx.passes.split": "split_module"},
         {"split_module": "effects stay in order; parts that need each other raise PassError"},
@@ -223,11 +228,11 @@ TABLE: Mapping[str, Path] = {
         {"Component move_non_tensor_nodes_on_boundary": "a part of one backend's splitter"},
     ),
     "passes.splitter_base": Path(left_out={"*": _PLACEMENT}),
-    "passes.graph_drawer": Path(left_out={"*": _PENDING}),
+    "passes.graph_drawer": Path(left_out={"*": "drawing is not written yet"}),
     "passes.graph_manipulation": Path(
         {"featx.migration.grouping": "replace_target_nodes_with"},
         {},
-        {"get_size_of_all_nodes get_size_of_node get_tensor_meta size_bytes": _PENDING},
+        {"get_size_of_all_nodes get_size_of_node get_tensor_meta size_bytes": "featx.cost says what each node holds"},
     ),
     "passes.graph_transform_observer": Path(left_out={"*": "compare `module.code` before and after a pass"}),
     "passes.annotate_getitem_nodes": Path(left_out={"*": _TYPES}),

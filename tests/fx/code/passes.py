@@ -27,6 +27,7 @@ from torch.fx.passes.operator_support import (
     chain,
     create_op_support,
 )
+from torch.fx.passes.shape_prop import ShapeProp, TensorMetadata
 from torch.fx.passes.split_module import split_module
 from torch.fx.passes.split_utils import getattr_recursive, setattr_recursive, split_by_tags
 from torch.fx.passes.tools_common import get_node_target, legalize_graph, stable_topological_sort
@@ -155,6 +156,46 @@ def case_node_targets():
     module = traced()
     modules = dict(module.named_modules())
     return [get_node_target(modules, node) for node in module.graph.nodes if node.op.startswith("call_")]
+
+
+# -- shapes -----------------------------------------------------------------------------------------------------------
+
+
+def case_shape_prop():
+    module = traced()
+    result = ShapeProp(module).propagate(image())
+    metas = [(n.name, n.meta["type"].__name__, n.meta.get("tensor_meta")) for n in module.graph.nodes]
+    return result, [(name, kind, tuple(meta)) for name, kind, meta in metas], isinstance(metas[0][2], TensorMetadata)
+
+
+def case_shape_prop_of_nested_values():
+    module = symbolic_trace(lambda x: ({"a": x, "b": [x.split(1), x.shape[0]]}, 2))
+    ShapeProp(module).propagate(torch.ones(2, 3))
+    found = {n.name: n.meta.get("tensor_meta") for n in module.graph.nodes}
+    return [piece.shape for piece in found["split"]], found["output"][0]["a"].stride, found["getitem"]
+
+
+def case_own_shape_prop():
+    class Noting(ShapeProp):
+        def run_node(self, n):
+            result = super().run_node(n)
+            if isinstance(result, torch.Tensor):
+                n.meta["note"] = tuple(result.shape)
+            return result
+
+    module = traced()
+    Noting(module).propagate(image())
+    return [n.meta.get("note") for n in module.graph.nodes]
+
+
+def case_dtypes_decide_what_is_supported():
+    module = traced()
+    ShapeProp(module).propagate(image())
+    modules = dict(module.named_modules())
+    support = OperatorSupport({"torch.relu": (([torch.float32],), {}), "mean": (([torch.int8],), {})})
+    no_floats = OpSupports.decline_if_input_dtype(torch.float32)
+    calls = [n for n in module.graph.nodes if n.op.startswith("call_")]
+    return [(support.is_node_supported(modules, n), no_floats.is_node_supported(modules, n)) for n in calls]
 
 
 # -- passes ------------------------------------------------------------------------------------------------------------
