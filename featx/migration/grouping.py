@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,15 +18,20 @@ from featx.passes.submodules import ChildForm, Regrouping
 
 
 class Partition:
-    """Nodes that are to become one submodule; `nodes` maps them to None."""
+    """Nodes that are to become one submodule; `nodes` maps them to their orders, numbers that nothing here reads."""
 
-    def __init__(self, id: int | None = None, nodes: Iterable[Node] | None = None) -> None:
+    def __init__(
+        self,
+        id: int | None = None,
+        nodes: Iterable[Node] | None = None,
+        node_orders: Iterable[int] | None = None,
+    ) -> None:
         self.id = id
-        self.nodes: dict[Node, None] = dict.fromkeys(nodes or ())
+        self.nodes: dict[Node, int | None] = dict(zip(nodes or (), node_orders or itertools.repeat(None), strict=False))
 
-    def add_node(self, node: Node) -> None:
+    def add_node(self, node: Node, node_order: int | None = None) -> None:
         """Add a node."""
-        self.nodes[node] = None
+        self.nodes[node] = node_order
 
     def remove_node(self, node: Node) -> None:
         """Take a node away."""
