@@ -1,5 +1,6 @@
 """featx gets any intermediate feature out of a PyTorch model: exactly, fast, and pruned to what was asked."""
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from featx.codegen.emit import PythonCode
@@ -51,6 +52,7 @@ from featx.tracing.tracer import GraphAppendingTracer, TracerBase
 from featx.tracing.wrapping import wrap
 
 if TYPE_CHECKING:
+    from featx import fx as fx
     from featx.interop.torch_fx import from_torch_fx, to_torch_fx
 
 __version__ = "0.1.0"
@@ -121,4 +123,6 @@ def __getattr__(name: str) -> Any:  # Any: whatever is asked for
         from featx.interop import torch_fx
 
         return getattr(torch_fx, name)
+    if name == "fx":
+        return importlib.import_module("featx.fx")
     raise AttributeError(f"module 'featx' has no attribute '{name}'")

@@ -15,6 +15,7 @@ PAGE = ROOT / "docs" / "migration.md"
 # What stands above it in the page is written by hand.
 MARK = "<!-- Written by scripts/write_fx.py from here on. -->\n"
 COLUMNS = "| in torch.fx | here | what is otherwise, or why it is left out |\n|---|---|---|\n"
+ABOUT_MEMBERS = "Every other public member of these classes is as there.\n\n"
 GETATTR = "__getattr__ = explainer(__name__)\n"
 
 
@@ -76,19 +77,21 @@ def rank(name: str) -> tuple[int, str]:
 def page() -> str:
     """Return the text of docs/migration.md: what was written by hand, and the table as tables."""
     by_hand = PAGE.read_text().partition(MARK)[0]
-    seen: set[tuple[str, str]] = set()
+    seen: set[tuple[str, ...]] = set()
     names = "".join([line for path, row in TABLE.items() for line in name_lines(path, row, seen)])
     members = "".join([line for kind, row in MEMBERS.items() for line in member_lines(kind, row)])
-    return f"{by_hand}{MARK}\n## Names\n\n{COLUMNS}{names}\n## Members\n\n{COLUMNS}{members}"
+    return f"{by_hand}{MARK}\n## Names\n\n{COLUMNS}{names}\n## Members\n\n{ABOUT_MEMBERS}{COLUMNS}{members}"
 
 
-def name_lines(path: str, row: Row, seen: set[tuple[str, str]]) -> Iterator[str]:
+def name_lines(path: str, row: Row, seen: set[tuple[str, ...]]) -> Iterator[str]:
     """Yield the lines about one module of torch.fx, but for names that stood under another module already."""
     prefix = f"{path}." if path else ""
-    otherwise = said(row.otherwise)
-    for module, there, theirs in names_here(row):
-        if (module, there) not in seen:
-            seen.add((module, there))
+    otherwise = {name: text for other in TABLE.values() for name, text in said(other.otherwise).items()}
+    otherwise.update(said(row.otherwise))
+    for name in names_here(row):
+        module, there, theirs = name
+        if name not in seen:
+            seen.add(name)
             yield f"| `{prefix}{theirs}` | `{public_name(module, there)}` | {otherwise.get(theirs, '')} |\n"
     for names, why in row.left_out.items():
         listed = ", ".join(f"`{prefix}{name}`" for name in names.split())

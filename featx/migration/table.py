@@ -69,9 +69,9 @@ TABLE: Mapping[str, Path] = {
             "featx.tracing.wrapping": "wrap",
         },
         {
-            "symbolic_trace": "`x += y` is recorded as `operator.iadd`, since another reference to `x` sees the write; "
-            "tensors made in forward are literals of the graph; fixed inputs keep their names; nested `concrete_args` "
-            "stay one input. `featx.trace(model, x)` follows an example where this refuses",
+            "symbolic_trace": "`x += y` is `operator.iadd`, since another reference to `x` sees the write: look for "
+            "both. Tensors made in forward are literals of the graph; fixed inputs keep their names; nested "
+            "`concrete_args` stay one input. `featx.trace(model, x)` follows an example where this refuses",
             "Graph": "live writes in place survive dead-code removal",
             "GraphModule": "one class for all: `type(module)` is GraphModule, and `forward` belongs to the "
             "instance; plain tensor attributes stay plain; an edited graph is compiled again by itself",

@@ -90,6 +90,10 @@ def run(code: str) -> str:
     return result.stdout
 
 
+def test_package_is_an_attribute_of_featx_as_torch_fx_is_of_torch() -> None:
+    assert run("import featx; print(featx.fx.passes.shape_prop.ShapeProp is featx.ShapeProp)") == "True\n"
+
+
 def test_submodules_are_loaded_when_they_are_asked_for() -> None:
     assert run(
         "import sys, featx, featx.fx\n"
