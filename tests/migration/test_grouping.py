@@ -57,6 +57,16 @@ def test_tagged_parts_that_need_each_other_are_refused() -> None:
         split_by_tags(module, ["a", "b"])
 
 
+def test_children_return_tuples_where_that_is_asked_for() -> None:
+    module = featx.symbolic_trace(chain)
+    for node, tag in zip(module.graph.nodes, ("", "a", "a", "b", ""), strict=True):
+        node.tag = tag
+    for returns_tuple in (False, True):
+        split = split_by_tags(module, ["a", "b"], return_tuple=returns_tuple)
+        assert isinstance(split.a(torch.ones(2)), tuple) is returns_tuple
+        assert torch.equal(split(torch.ones(2)), chain(torch.ones(2)))
+
+
 def test_attribute_that_is_not_there_is_none() -> None:
     assert getattr_recursive(nn.Sequential(nn.ReLU()), "0.no.such") is None
 

@@ -21,11 +21,11 @@ class Named(Pair):
 
 def test_constructor_with_a_proxy_at_any_depth_is_one_node() -> None:
     def function(x: Any) -> Any:
-        return Pair([{"deep": x}, 1], right=2), Named(x).total()
+        return Pair([{"deep": x}, 1], right=2), Named(left=x).total()
 
     graph = featx.symbolic_trace(function).graph
     calls = [node for node in graph.nodes if node.op == "call_function"]
-    assert [(node.target, node.kwargs) for node in calls] == [(Pair, {"right": 2}), (Named, {})]
+    assert [(node.target, node.kwargs) for node in calls] == [(Pair, {"right": 2}), (Named, {"left": graph.find_nodes(op="placeholder")[0]})]
     assert [node.target for node in graph.nodes if node.op == "call_method"] == ["total"]
 
 
