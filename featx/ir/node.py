@@ -120,7 +120,8 @@ class Node:
 
     @args.setter
     def args(self, args: tuple[Argument, ...]) -> None:
-        self._assign(args, self._kwargs)
+        # Code written for torch.fx, which takes it, assigns a list.
+        self._assign(tuple(args) if type(cast(object, args)) is list else args, self._kwargs)
 
     @property
     def kwargs(self) -> dict[str, Argument]:
@@ -362,8 +363,6 @@ class Node:
     ) -> tuple[tuple[Argument, ...], dict[str, Argument]]:
         # Freezes the arguments and makes this node a user of each node in them.
         if type(args) is not tuple and not isinstance(cast(object, args), tuple):
-            if isinstance(cast(object, args), list):
-                return self._adopt(tuple(args), kwargs)  # torch.fx takes it, and code gives it
             raise ArgumentTypeError(f"args of node '{self.name}' must be a tuple, got {type(args).__name__}")
         if kwargs and not isinstance(cast(object, kwargs), dict):
             raise ArgumentTypeError(f"kwargs of node '{self.name}' must be a dict, got {type(kwargs).__name__}")

@@ -60,6 +60,12 @@ def case_args():
     return str(nodes["x"].graph), [(name, sorted(node.users)) for name, node in nodes.items()]
 
 
+def case_args_assigned_as_a_list():
+    nodes = by_name(build())
+    nodes["add"].args = [nodes["y"], 2]
+    return list(nodes["add"].args), list(nodes["x"].users), sorted(nodes["y"].users)
+
+
 def case_arguments_are_immutable():
     node = by_name(build())["cat"]
     refused = 0
