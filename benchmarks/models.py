@@ -46,22 +46,46 @@ def family_of(library: Library, name: str) -> str:
     return timm.models.model_entrypoint(name).__module__.removeprefix("timm.models.")
 
 
-def build(library: Library, name: str, device: str = "cpu") -> nn.Module:
-    """Return a model with the weights that its own initialization draws from a fixed seed."""
+def build(library: Library, name: str, device: str = "cpu", side: int | None = None) -> nn.Module:
+    """Return a model with the weights that its own initialization draws from a fixed seed.
+
+    With `side` it is made for images of that height and width; only some models of timm can be.
+    """
     with seeded(), torch.device(device):
         if library == "timm":
-            return timm.create_model(name, pretrained=False)
+            return timm.create_model(name, pretrained=False, **({} if side is None else {"img_size": side}))
         parameters = inspect.signature(torchvision.models.get_model_builder(name)).parameters
         options = {"weights_backbone": None} if "weights_backbone" in parameters else {}
         return torchvision.models.get_model(name, weights=None, **options)
 
 
-def build_without_weights(library: Library, name: str) -> nn.Module:
+def build_without_weights(library: Library, name: str, side: int | None = None) -> nn.Module:
     """Return a model on the meta device, or on the CPU where its initialization reads values."""
     try:
-        return build(library, name, "meta")
+        return build(library, name, "meta", side)
     except (RuntimeError, NotImplementedError):
-        return build(library, name)
+        return build(library, name, "cpu", side)
+
+
+def can_be_made_for(library: Library, name: str, side: int) -> bool:
+    """Say whether a model can be made for images of `side` x `side` pixels, and runs on one."""
+    try:
+        model = build(library, name, "meta", side)
+        model(torch.empty(2, 3, side, side, device="meta"))
+    except Exception:  # whatever a model raises: it cannot
+        return False
+    return library == "timm"
+
+
+@contextmanager
+def floats_of(dtype: torch.dtype) -> Generator[None, None, None]:
+    """Let models and images that are made inside have weights and values of `dtype`."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def input_shapes(library: Library, name: str, model: nn.Module) -> list[tuple[int, ...]]:

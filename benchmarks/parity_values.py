@@ -9,13 +9,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from models import build, build_without_weights, input_shapes, make_input, seeded
+from models import build, build_without_weights, can_be_made_for, floats_of, input_shapes, make_input, seeded
 from parity_records import EQUAL, MODES, TRACED, Mode, Outcome, Record, message_of
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
 import featx
 
+# Numbers of parameters from which on a model is made for images of 8 x 8 patches, and in bfloat16.
+_LARGE, _SIDE_OF_LARGE = 400_000_000, 112
+_HUGE = 2_500_000_000
 _BATCHES: dict[Mode, int] = {"train": 2, "eval": 1}
 
 
@@ -43,10 +46,14 @@ def check_values(record: Record) -> None:
     """Fill in `record` for the model that it names, in eval mode at batch 1 and in train mode at batch 2.
 
     The model runs with its own initialization, at the smallest of the sizes to try that it takes, and from the same
-    seed each time.
+    seed each time. A large one is made for small images where it can be, a huge one in bfloat16.
     """
     model = build_without_weights(record.library, record.model)
     record.parameters = sum(parameter.numel() for parameter in model.parameters())
+    side: int | None = None
+    if record.parameters > _LARGE and can_be_made_for(record.library, record.model, _SIDE_OF_LARGE):
+        side = _SIDE_OF_LARGE
+        model = build_without_weights(record.library, record.model, side)
     try:
         plans: dict[Mode, Plan] = {mode: plan(model.train(mode == "train")) for mode in MODES}
     except Exception as error:  # whatever a model raises in a trace is the answer
@@ -54,12 +61,13 @@ def check_values(record: Record) -> None:
         return
     record.featx = TRACED
     *smaller, shape = input_shapes(record.library, record.model, model)
-    shape = next((size for size in smaller if _takes(model, size)), shape)
+    shape = (3, side, side) if side else next((size for size in smaller if _takes(model, size)), shape)
     record.pixels = math.prod(shape)
     del model
-    model = build(record.library, record.model)
-    for mode in MODES:
-        record.modes[mode] = _compare(model, mode, plans, make_input(shape, _BATCHES[mode]))
+    with floats_of(torch.bfloat16 if record.parameters > _HUGE else torch.float32):
+        model = build(record.library, record.model, side=side)
+        for mode in MODES:
+            record.modes[mode] = _compare(model, mode, plans, make_input(shape, _BATCHES[mode]))
 
 
 def _takes(model: nn.Module, shape: tuple[int, ...]) -> bool:
