@@ -185,6 +185,8 @@ class Effects:
         module, _, short = name.rpartition(".")
         if name in _CHECKS or short in _INPUT_CHECKS:
             return CallEffects(is_check=True)
+        if name == "featx.tree.clone_tensors":
+            return _NOTHING  # copies that extractors and passes make
         if short in _GLOBAL_STATE:
             return CallEffects(changes_global_state=True)
         if module == "operator":

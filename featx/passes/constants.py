@@ -122,7 +122,7 @@ class _Folding:
         if node.op in ("placeholder", "output") or accesses.is_written(node) or not accesses.repeatable.has(node):
             return False
         if node.op == "get_attr":
-            return accesses.is_fixed_read(node)
+            return True
         if mode.regions or mode.others or accesses.cell_of(node) in self._returned:
             return False
         module = self._module_of(node)

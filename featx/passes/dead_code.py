@@ -11,8 +11,9 @@ from featx.module import GraphModule
 def eliminate_dead_code(gm: GraphModule, is_impure_node: Callable[[Node], bool] | None = None) -> bool:
     """Erase from the graph of `gm` what changes neither its output nor anything that outlives the call.
 
-    `is_impure_node` replaces the rule of `Graph.eliminate_dead_code`. Submodules stay, called or not. Returns whether
-    anything was erased. O(nodes + edges).
+    Modules are judged in their present mode: a dropout that nobody reads goes in eval mode, and stays in train mode,
+    where it moves the generator. `is_impure_node` replaces the rule of `Graph.eliminate_dead_code`. Submodules stay,
+    called or not. Returns whether anything was erased. O(nodes + edges).
 
     Raises:
         GraphError: the graph is malformed.

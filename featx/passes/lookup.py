@@ -1,4 +1,4 @@
-"""Find nodes of a graph module by the names that people have for them."""
+"""Find nodes of a graph module by the names that people have for them, and name nodes in errors."""
 
 from __future__ import annotations
 
@@ -36,6 +36,12 @@ def find_nodes(gm: GraphModule, wanted: str | Node | Iterable[str | Node]) -> li
             raise NodeNameError(f"No node '{item}' in {gm._get_name()}.{hint} List all: print(gm.graph).")
         found.append(names[item])
     return found
+
+
+def quoted(node: Node) -> str:
+    """Return the name of `node` as an error prints it, with its line in the model where the tracer left that."""
+    source = node.meta.get("source")
+    return f"'{node.name}' at {source}" if source else f"'{node.name}'"
 
 
 def _names(gm: GraphModule) -> dict[str, Node]:

@@ -11,6 +11,7 @@ from featx.errors import PassError
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.passes.accesses import Accesses
+from featx.passes.lookup import quoted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,8 +73,8 @@ class ModeWriter:
         # The region of the other graph, and the node that enters it here.
         self._entered: list[tuple[Node, Node]] = []
 
-    def switch_to(self, mode: Mode) -> None:
-        """Add what leads from the mode that the graph is in to `mode`. O(changes).
+    def switch_to(self, mode: Mode, node: Node) -> None:
+        """Add what leads from the mode that the graph is in to `mode`, for `node` of the other graph. O(changes).
 
         Raises:
             PassError: `mode` is one that no switch leads to: it is computed, or set by a function that is not known.
@@ -83,9 +84,16 @@ class ModeWriter:
         is_computed = isinstance(mode.gradients, Node) or any(region.all_input_nodes for region in mode.regions)
         if mode.others or is_computed:
             raise PassError(
-                f"a part of the graph runs in a mode that cannot be set again in another graph: {mode}; "
+                f"{quoted(node)} runs in a mode that cannot be set again in another graph: {mode}; "
                 "keep what is switched so in one leaf module"
             )
+        self._apply(mode)
+
+    def switch_back(self) -> None:
+        """Add what leads back to the mode of the caller. O(changes)."""
+        self._apply(Mode())
+
+    def _apply(self, mode: Mode) -> None:
         self._leave_to(mode.regions)
         for region in mode.regions[len(self._entered) :]:
             entered = self._graph.call_function(region.target, region.args, region.kwargs)

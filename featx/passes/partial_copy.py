@@ -6,7 +6,7 @@ from typing import Any
 
 from featx.ir.graph import Graph
 from featx.ir.node import Argument, Node, map_arg
-from featx.passes.modes import Mode, Modes, ModeWriter
+from featx.passes.modes import Modes, ModeWriter
 
 # What was found out about a call, which is not true of an input that stands for its result.
 _OF_THE_CALL = frozenset({"effects", "is_guard", "is_check_of_input", "is_whole"})
@@ -39,7 +39,7 @@ class PartialCopy:
             PassError: the node runs in a mode that cannot be set again.
         """
         if self._modes is not None and node.op != "get_attr":
-            self._writer.switch_to(self._modes.at(node))
+            self._writer.switch_to(self._modes.at(node), node)
         copy = self._copies[node] = self.graph.node_copy(node, self._copies.__getitem__)
         return copy
 
@@ -56,7 +56,7 @@ class PartialCopy:
 
     def finish(self, value: Argument) -> Graph:
         """End with what stands for `value`, in the mode of the caller, and return the graph."""
-        self._writer.switch_to(Mode())
+        self._writer.switch_back()
         self.graph.output(map_arg(value, self._copies.__getitem__))
         return self.graph
 

@@ -10,7 +10,7 @@ from featx.errors import PassError
 from featx.ir.node import Node
 from featx.module import GraphModule
 from featx.passes.accesses import DRAWS, Accesses
-from featx.passes.lookup import find_nodes
+from featx.passes.lookup import find_nodes, quoted
 from featx.passes.modes import Modes
 from featx.passes.partial_copy import PartialCopy
 from featx.tree import clone_tensors
@@ -124,7 +124,7 @@ class _Cut:
                 if writer.label > start:
                     if writer in self._given and self.accesses.cell_of(writer) != cell:
                         raise PassError(
-                            f"'{reader.name}' reads memory that '{writer.name}' writes besides computing its value; "
+                            f"{quoted(reader)} reads memory that {quoted(writer)} writes besides computing its value; "
                             f"'{writer.name}' cannot be an input, because then it does not run"
                         )
                     yield writer
@@ -186,7 +186,7 @@ class _Cut:
         names = [f"'{node.name}'" for node in reversed(way)]
         path = " <- ".join(names if len(names) < 8 else [*names[:3], "...", *names[-3:]])
         return PassError(
-            f"'{way[-1].name}' cannot be computed from the given inputs: it also needs '{placeholder.name}' "
+            f"{quoted(way[-1])} cannot be computed from the given inputs: it also needs '{placeholder.name}' "
             f"({path}). Add '{placeholder.name}', or a node on that way, to inputs."
         )
 
@@ -207,7 +207,7 @@ class _Cut:
             for writer in self._writers.get(cell, ()):
                 if not is_given or (writer.label > start and cell in self._read):
                     raise PassError(
-                        f"'{nodes[0].name}' and '{nodes[1].name}' share memory that '{writer.name}' writes, which a "
+                        f"'{nodes[0].name}' and '{nodes[1].name}' share memory that {quoted(writer)} writes, which a "
                         "value given from outside cannot; give one of them, or a node ahead of both, as input"
                     )
 

@@ -13,6 +13,7 @@ from featx.errors import PassError
 from featx.ir.node import Node
 from featx.module import GraphModule
 from featx.passes.accesses import Accesses
+from featx.passes.lookup import quoted
 from featx.passes.modes import Modes
 from featx.passes.ordering import first_order
 from featx.passes.partial_copy import PartialCopy
@@ -125,7 +126,7 @@ class Regrouping:
         for second, first in itertools.pairwise(cycle):
             before, behind = self._edges[first, second]
             how = "reads" if before in behind.all_input_nodes else "must run behind"
-            reasons.append(f"'{behind.name}' ({self._names[second]}) {how} '{before.name}' ({self._names[first]})")
+            reasons.append(f"{quoted(behind)} ({self._names[second]}) {how} {quoted(before)} ({self._names[first]})")
         return PassError(
             f"the parts {sorted({str(self._names[unit]) for unit in cycle})} cannot run one after the other: "
             f"{', '.join(reversed(reasons))}. Put these nodes into one part, or into more parts."

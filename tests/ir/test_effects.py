@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from featx import Graph, Node
 from featx.ir.effects import CallEffects, Effects, module_effects, operator_draws, operator_writes
+from featx.tree import clone_tensors
 
 # -- against what torch really does -----------------------------------------------------------------------------------
 
@@ -296,3 +297,9 @@ def test_name_of_an_operator_tells_whether_it_writes(name: str, writes: bool) ->
 
 def test_name_of_an_operator_tells_whether_it_draws() -> None:
     assert [operator_draws(name) for name in ("rand", "dropout", "relu")] == [True, True, False]
+
+
+def test_copy_that_featx_makes_is_fresh_and_writes_nothing() -> None:
+    graph = Graph()
+    node = graph.call_function(clone_tensors, (graph.placeholder("x"),))
+    assert Effects(graph).of(node) == CallEffects()

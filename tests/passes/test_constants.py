@@ -138,6 +138,19 @@ def test_module_of_torch_on_constants_is_folded() -> None:
     assert [node.op for node in gm.graph.nodes].count("call_module") == 0
 
 
+def test_module_whose_weights_are_written_is_left_alone() -> None:
+    def body(m: Any, x: torch.Tensor) -> torch.Tensor:
+        y = m.linear(m.table)
+        m.linear.bias.add_(1)
+        return x @ y
+
+    model = Model(body).eval()
+    gm = symbolic_trace(copy.deepcopy(model))
+    assert not fold_constants(gm)
+    for _ in range(2):
+        assert torch.equal(gm(X), model(X))
+
+
 def test_module_that_differs_in_train_mode_is_folded_and_the_mode_checked() -> None:
     gm = folded(lambda m, x: x @ m.dropout(m.table.exp()).log())
     assert [node.op for node in gm.graph.nodes].count("call_module") == 0

@@ -97,6 +97,31 @@ def test_value_and_a_view_of_its_twin_are_not_both_returned() -> None:
     stays(lambda x: (x * 2, (x * 2).view(-1)))
 
 
+def test_merged_value_is_returned_once() -> None:
+    gm = merged(lambda x: (torch.relu(x * 2), x * 2, x * 2))
+    assert sum(node.target is operator.mul for node in gm.graph.nodes) == 2
+    _, one, other = gm(X)
+    assert one.data_ptr() != other.data_ptr()
+
+
+def test_statistics_that_train_mode_writes_between_are_merged_and_the_mode_checked() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            before = self.norm.running_mean * 2
+            return self.norm(x) * before + self.norm.running_mean * 2
+
+    model = Model().eval()
+    gm = symbolic_trace(model)
+    assert eliminate_common_subexpressions(gm)
+    assert torch.equal(gm(X), model(X))
+    with pytest.raises(SpecializationError, match="train mode"):
+        gm.train()(X)
+
+
 def test_calls_in_other_modes_stay() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:

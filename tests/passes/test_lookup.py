@@ -6,7 +6,7 @@ from torch import nn
 
 from featx import GraphModule, trace
 from featx.errors import ForeignNodeError, NodeNameError
-from featx.passes.lookup import find_nodes
+from featx.passes.lookup import find_nodes, quoted
 
 
 class Block(nn.Module):
@@ -50,3 +50,10 @@ def test_erased_nodes_and_those_of_others_are_refused() -> None:
     for node in (relu, find_nodes(traced(), "1")[0], gm.graph.output_node()):
         with pytest.raises(ForeignNodeError, match=f"'{node.name}' computes no value in the graph of this Sequential"):
             find_nodes(gm, [node])
+
+
+def test_name_in_an_error_comes_with_the_line_of_the_model() -> None:
+    add = find_nodes(traced(), "0.add")[0]
+    assert quoted(add).startswith(f"'{add.name}' at {__file__}:")
+    del add.meta["source"]
+    assert quoted(add) == f"'{add.name}'"
