@@ -1,4 +1,4 @@
-"""What the schema of an operator says of its calls (which tensors it writes, whether its result is a view), and modes."""
+"""What the schema of an operator says of its calls: which tensors they write, whether results are views; and modes."""
 
 from __future__ import annotations
 
