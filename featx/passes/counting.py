@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from featx.passes.flops import FlopTable, Rule
-from featx.passes.operators import OperatorMode, Signatures, tensors_in
+from featx.passes.operators import OperatorMode, Signature, tensors_in
 from featx.passes.traffic import bytes_moved
 from featx.tracing.constants import memory_of
 
@@ -54,7 +54,6 @@ class OperatorCount(OperatorMode):
         super().__init__()
         self.now = Count()
         self.alive = 0
-        self._signatures = Signatures()
         self._table = FlopTable(rules)
         self._on_unknown = on_unknown
         self._parameters = {memory_of(parameter): parameter for parameter in parameters}
@@ -62,14 +61,10 @@ class OperatorCount(OperatorMode):
         # By memory: a reference that tells when it is freed.
         self._made: dict[int, weakref.ref[Any]] = {}
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def on_operator(self, func: Any, signature: Signature | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator and count it."""
-        kwargs = kwargs or {}
         result = func(*args, **kwargs)
         now = self.now
-        signature = self._signatures.of(func)
         name = str(func) if signature is None else signature.name
         operations = self._table.count(func, args, kwargs, result)
         if operations is None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from featx.errors import InputError
-from featx.passes.operators import OperatorMode, Signature, Signatures, tensors_in
+from featx.passes.operators import OperatorMode, Signature, tensors_in
 from featx.tracing.constants import memory_of
 
 _META = torch.device("meta")
@@ -33,7 +33,6 @@ class MetaValues(OperatorMode):
 
     def __init__(self, owned: Iterable[torch.Tensor]) -> None:
         super().__init__()
-        self._signatures = Signatures()
         self._stand_ins = _StandIns()
         # Memory that is there and that counts as having no values; what of it has been written on a stand-in; and
         # memory that was made here.
@@ -41,12 +40,8 @@ class MetaValues(OperatorMode):
         self._outdated: set[int] = set()
         self._made: set[int] = set()
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def on_operator(self, func: Any, signature: Signature | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator."""
-        kwargs = kwargs or {}
-        signature = self._signatures.of(func)
         if signature is None:
             return func(*replaced(args, self._meta), **replaced(kwargs, self._meta))
         tensors = [*tensors_in(args), *tensors_in(kwargs.values())]
@@ -115,11 +110,9 @@ class FakeValues(OperatorMode):
         super().__init__()
         self._fake_mode = fake_mode
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def on_operator(self, func: Any, signature: Signature | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator."""
-        return call_on(func, args, kwargs or {}, self.fake)
+        return call_on(func, args, kwargs, self.fake)
 
     def fake(self, value: Any) -> Any:
         """Return what stands for a tensor, the same for the same one; other values, and fake tensors, stay."""

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from featx.ir.graph import Graph
-from featx.passes.operators import OperatorMode, Signatures, tensors_in
+from featx.passes.operators import OperatorMode, Signature, tensors_in
 from featx.tracing.caches import Caches
 from featx.tracing.constants import memory_of
 from featx.tracing.states import ModuleStates
@@ -105,19 +105,14 @@ class WrittenMemory(OperatorMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._signatures = Signatures()
         self._made: set[int] = set()
         self._saved: dict[int, tuple[torch.Tensor, Any]] = {}
         # Tensors that are about to get other memory or another shape, and how to lay them out again.
         self._layouts: dict[int, tuple[torch.Tensor, tuple[Any, ...]]] = {}
         self._generators: dict[int, tuple[torch.Generator, torch.Tensor]] = {}
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def on_operator(self, func: Any, signature: Signature | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator."""
-        kwargs = kwargs or {}
-        signature = self._signatures.of(func)
         if signature is None:
             return func(*args, **kwargs)
         for target in signature.targets(args, kwargs):

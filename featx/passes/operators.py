@@ -1,4 +1,4 @@
-"""What the schema of an operator says of its calls (which tensors it writes, whether its result is a view), and modes."""
+"""What the schema of an operator says of its calls: which tensors they write, whether results are views; and modes."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ class Signature:
         "_unmarked",
         "asks",
         "draws",
+        "is_composite",
         "is_view",
         "name",
         "needs_values",
@@ -52,6 +53,11 @@ class Signature:
         self.needs_values = torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
         self.asks = self.needs_values and self.name not in ("aten::index", "aten::_unsafe_index")
         self.draws = torch.Tag.nondeterministic_seeded in tags
+        has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+        # Those of `prim`, which ask a tensor for its device and the like, are not known to the dispatcher.
+        self.is_composite = not self.name.startswith("prim") and bool(
+            has_kernel(overload.name(), "CompositeImplicitAutograd")
+        )
         self.replaces_memory = torch.Tag.inplace_view in tags
 
     def targets(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
@@ -77,14 +83,35 @@ class Signatures:
 
 
 class OperatorMode(TorchDispatchMode):
-    """A dispatch mode, also for operators of higher order."""
+    """A dispatch mode that gets basic operators only, and those of higher order, in `on_operator`.
+
+    In inference mode composite ones (`linear`, `batch_norm`) come here whole; they are taken apart.
+    """
 
     supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._signatures = Signatures()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         # What torch does to keep its compiler away from a mode loads that compiler, which takes seconds.
         return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Take an operator apart, or hand it to `on_operator`."""
+        signature = self._signatures.of(func)
+        if signature is not None and signature.is_composite:
+            with self:
+                return func.decompose(*args, **(kwargs or {}))
+        return self.on_operator(func, signature, args, kwargs or {})
+
+    def on_operator(self, func: Any, signature: Signature | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator; `signature` is None for one of higher order."""
+        return func(*args, **kwargs)
 
 
 def tensors_in(values: Any) -> Iterator[torch.Tensor]:

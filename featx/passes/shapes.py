@@ -9,15 +9,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
-from featx.errors import InputError
 from featx.interpret.interpreter import Interpreter
 from featx.ir.node import Node, map_aggregate
+from featx.passes.by_rule import ByRule, known_output, refuse_autocast
 from featx.passes.formal import FakeValues, MetaValues
 from featx.passes.left_as_was import WrittenMemory, model_kept
-from featx.tracing.function_shapes import result_of
-from featx.tracing.shapes import output_of
 from featx.tree import tree_leaves, tree_map
 
 _FORMATS = (torch.contiguous_format, torch.channels_last, torch.channels_last_3d)
@@ -96,6 +93,11 @@ class ShapeProp(Interpreter):
     def run_node(self, n: Node) -> Any:
         """Run a node and note what it gives."""
         result = super().run_node(n)
+        with torch._C.DisableTorchFunction():
+            self._note(n, result)
+        return result
+
+    def _note(self, n: Node, result: Any) -> None:
         meta = n.meta
         self._replaced.append((n, meta.get("tensor_meta", _ABSENT), meta.get("type", _ABSENT)))
         if type(result) is torch.Tensor:
@@ -107,14 +109,13 @@ class ShapeProp(Interpreter):
         else:
             meta.pop("tensor_meta", None)
         meta["type"] = type(result)
-        return result
 
     def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a submodule, or say what it would return."""
         if self._is_formal:
             module = self.fetch_attr(target)
-            _refuse_autocast(module._get_name())
-            result = _known_output(module, args, kwargs)
+            refuse_autocast(module._get_name())
+            result = known_output(module, args, kwargs)
             if result is not None:
                 return result
         return super().call_module(target, args, kwargs)
@@ -140,7 +141,7 @@ class ShapeProp(Interpreter):
                 self._is_formal = True
                 stack.callback(setattr, self, "_is_formal", False)
                 stack.enter_context(MetaValues([*module.parameters(), *module.buffers(), *tensors]))
-                stack.enter_context(_ByRule())
+                stack.enter_context(ByRule())
                 yield _same, _same
             else:
                 written = WrittenMemory()
@@ -224,58 +225,3 @@ def _fake_mode_of(tensors: list[torch.Tensor]) -> Any:
 
 def _faker(fake_mode: Any) -> Callable[[Any], Any]:
     return lambda leaf: fake_mode.from_tensor(leaf) if type(leaf) is torch.Tensor else leaf
-
-
-# -- on the meta device: results by rule, without a run ----------------------------------------------------------------
-
-
-def _refuse_autocast(name: str) -> None:
-    if torch._C._is_any_autocast_enabled():
-        raise InputError(
-            f"{name} runs under autocast, which tensors on the meta device take no part in; pass real tensors, or a "
-            "fake_mode"
-        )
-
-
-def _known_output(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    is_watched = module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__
-    if is_watched or not all(_has_no_values(value) for value in args):
-        return None
-    with torch._C.DisableTorchFunction():
-        result = output_of(module, args, kwargs)
-        if result is None or not torch.is_grad_enabled():
-            return result
-        needs = any(tensor.requires_grad for tensor in (*args, *module.parameters()))
-        if isinstance(result, tuple):
-            return tuple([_tracked(value, args, needs) for value in result])
-        return _tracked(result, args, needs)
-
-
-class _ByRule(TorchFunctionMode):
-    """Answers calls of torch functions on meta tensors by a rule where there is one."""
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if any(_has_no_values(value) for value in args[:2]):
-            _refuse_autocast(getattr(func, "__name__", str(func)))
-            with torch._C.DisableTorchFunction():
-                result = result_of(func, args, kwargs)
-                if result is not None:
-                    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
-                    return _tracked(result, args, any(tensor.requires_grad for tensor in tensors))
-        return func(*args, **kwargs)
-
-
-def _has_no_values(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and value.is_meta
-
-
-def _tracked(result: Any, args: tuple[Any, ...], needs_gradient: bool) -> Any:
-    """Return the result of a rule as autograd would have it: the inner node of a history, where there is one."""
-    if not needs_gradient or result is None or result.requires_grad or not torch.is_grad_enabled():
-        return result
-    if any(result is value for value in args) or not result.is_floating_point():
-        return result
-    return result.requires_grad_().clone()

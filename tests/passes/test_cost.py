@@ -407,3 +407,24 @@ def test_errors() -> None:
         featx.cost(traced)
     with pytest.raises(RuntimeError):
         featx.cost(traced, torch.rand(2, 5))
+
+
+def test_inference_mode_counts_the_same() -> None:
+    class Inside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        @torch.inference_mode()
+        def forward(self, x):
+            return F.scaled_dot_product_attention(*[self.linear(x)[None, None]] * 3)
+
+    model = nn.Sequential(nn.Conv1d(3, 4, 3), nn.BatchNorm1d(4), nn.ReLU()).eval()
+    value = torch.rand(2, 3, 8)
+    expected = cost_of(model, value).total
+    inside = cost_of(Inside(), torch.rand(5, 4))
+    with torch.inference_mode():
+        assert cost_of(model, value).total == expected
+        assert cost_of(model, torch.rand(2, 3, 8)).total == expected
+    assert inside.total.flops == 2 * 5 * 4 * 4 + 2 * 5 * 5 * 8
+    assert "aten::addmm" in inside.nodes[0].operators

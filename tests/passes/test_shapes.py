@@ -382,3 +382,14 @@ def test_inputs_that_do_not_fit() -> None:
     with pytest.raises(RuntimeError, match="reduction dim"):
         ShapeProp(traced).propagate(torch.empty(2, 5, device="meta"))
     assert all("tensor_meta" not in node.meta for node in traced.graph.nodes)
+
+
+@pytest.mark.parametrize("place", ["real", "meta"])
+def test_inference_mode(place: str) -> None:
+    model = nn.Sequential(nn.Conv1d(3, 4, 3), nn.BatchNorm1d(4)).train()
+    traced, value = featx.symbolic_trace(model), torch.rand(2, 3, 8)
+    before = state_of(model)
+    with torch.inference_mode():
+        ShapeProp(traced).propagate(on_meta(value) if place == "meta" else value)
+    assert same_state(state_of(model), before)
+    assert traced.graph.output_node().meta["tensor_meta"].shape == (2, 4, 6)
