@@ -40,6 +40,14 @@ def test_single_call_may_be_a_partition_if_its_target_is_named() -> None:
         assert [part.size() for part in found.propose_partitions()] == sizes
 
 
+def test_calls_that_compute_nothing_do_not_make_a_partition() -> None:
+    module = featx.symbolic_trace(chain)
+    support = create_op_support(lambda _, node: node.op == "call_function")
+    for non_compute, sizes in (([], [3]), (["torch.cos"], [3]), (["torch.cos", "torch.sin"], [])):
+        found = CapabilityBasedPartitioner(module, support, non_compute_ops=non_compute).propose_partitions()
+        assert [part.size() for part in found] == sizes
+
+
 def test_call_without_a_tag_is_named() -> None:
     module = featx.symbolic_trace(chain)
     for node in module.graph.nodes:
