@@ -26,8 +26,6 @@ def stable_topological_sort(gm: GraphModule) -> GraphModule:
         stuck = sorted(set(nodes).difference(order), key=places.__getitem__)
         names = ", ".join(f"'{node.name}'" for node in stuck[:5])
         raise GraphError(f"nodes read each other in a circle, so no order of them is right: look at {names}")
-    if order and order[0] is not nodes[0]:
-        nodes[0].prepend(order[0])
     for previous, node in itertools.pairwise(order):
         if previous.next is not node:
             previous.append(node)
