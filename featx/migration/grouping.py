@@ -109,10 +109,11 @@ def split_by_tags(
         PassError: a call has no tag, or none of `tags`; or two parts need each other.
     """
     names: dict[Node, str] = {}
+    known = set(tags)
     for node in gm.graph.nodes:
         if node.op in CALLABLE_NODE_OPS:
             tag: Any = getattr(node, "tag", None)
-            if tag not in tags:
+            if tag not in known:
                 raise PassError(f"node '{node.name}' has the tag {tag!r}; expected one of {', '.join(tags)}")
             names[node] = tag
     split = Regrouping(gm, names, Accesses(gm), ChildForm(sets_modes=True, returns_tuple=return_tuple)).build()
