@@ -16,6 +16,7 @@ from typing import Any, cast
 import torch
 
 from featx.tracing.containers import containers_in, copy_of
+from featx.tracing.scalars import TracedFloat, TracedInt
 
 _CACHED = functools._lru_cache_wrapper
 # How deep in the result of a cached function a tensor may lie.
@@ -70,7 +71,9 @@ class Caches:
     def _holds_of_trace(self, value: Any) -> bool:
         if isinstance(value, (tuple, list)):
             return any(map(self._holds_of_trace, cast(list[Any], value)))
-        return isinstance(value, torch.Tensor) and self._is_of_trace(value)
+        return isinstance(value, (TracedInt, TracedFloat)) or (
+            isinstance(value, torch.Tensor) and self._is_of_trace(value)
+        )
 
 
 def empty_functions_that_keep(tensors: list[torch.Tensor]) -> None:

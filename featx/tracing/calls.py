@@ -19,6 +19,7 @@ from featx.tracing.generators import SharedGenerators
 from featx.tracing.kernels import Kernels
 from featx.tracing.left_behind import assigned_to_others, what_forward_left
 from featx.tracing.recording import NeedsValues, Recording
+from featx.tracing.scalars import TracedInt, plain_numbers
 from featx.tracing.shapes import output_of
 from featx.tracing.states import ModuleStates
 from featx.tracing.symbolic import Scope
@@ -65,6 +66,7 @@ class Calls(Recording):
         self._assigned: dict[type, set[str]] = {}
         # The modules that were traced through, without an end in the middle.
         self._looked_into: set[nn.Module] = {root}
+        self._called_whole: set[str] = set()
         self._training = {module: module.training for module in module_paths}
         self._caller = self.scope
         # The module in which the trace broke off.
@@ -163,10 +165,11 @@ class Calls(Recording):
         is_own = type(module).__module__[:17] != "torch.nn.modules." or bool(module._modules)
         if is_own:
             self._check_untouched(module, path)
-        call = functools.partial(self._result_of, module, args, kwargs)
+        call = functools.partial(self._result_of, module, *plain_numbers((args, kwargs)))
         values = args if not kwargs else (args, kwargs)
         with self.kernels.seen():
             result = self._as_one_node("call_module", path, arguments, keywords, values, call, is_measured=is_own)
+        self._called_whole.add(path)
         if is_own:
             self.states.note_call(module)
         return result
@@ -303,13 +306,18 @@ class Calls(Recording):
     def check_states(self) -> None:
         """Raise where a module is not what its own calls, or a graph of them, leave it."""
         for module, path in self.module_paths.items():
-            if module in self._looked_into:
+            if module in self._looked_into or not self._ran_whole(path):
                 self.check_state(module)
             elif self.states.initial(module) is not None and not any(map(self._is_looked_into, module.children())):
                 self._check_untouched(module, path)
 
     def _is_looked_into(self, module: nn.Module) -> bool:
         return module in self._looked_into
+
+    def _ran_whole(self, path: str) -> bool:
+        # Not so a module of which only methods were called: they are code of whoever called them.
+        names = path.split(".")
+        return any(".".join(names[:end]) in self._called_whole for end in range(1, len(names) + 1))
 
     # -- functions that are recorded as one node ---------------------------------------------------------------------
 
@@ -322,12 +330,15 @@ class Calls(Recording):
             return self.on_grad_question()
         if self.whole or not self._is_followed((*tree_leaves(args), *tree_leaves(kwargs))):
             return function(*args, **kwargs)
+        if function is range:
+            return self._on_range(args)
         if getattr(math, getattr(function, "__name__", ""), None) is function:
             return self._on_math(function, args)
         with torch._C.DisableTorchFunction():
             arguments = tuple([self.create_arg(value) for value in args])
             keywords = {key: self.create_arg(value) for key, value in kwargs.items()}
-        call = functools.partial(function, *args, **kwargs)
+        plain_args, plain_kwargs = plain_numbers((args, kwargs))
+        call = functools.partial(function, *plain_args, **plain_kwargs)
         values = (args, kwargs)
         with self.kernels.seen():
             return self._as_one_node("call_function", function, arguments, keywords, values, call, is_measured=True)
@@ -344,12 +355,24 @@ class Calls(Recording):
         arguments = tuple([self.create_arg(value) for value in args])
         self.whole += 1
         try:
-            result = function(*args)
+            result = function(*plain_numbers(args))
         finally:
             self.whole -= 1
         if isinstance(result, bool) or not isinstance(result, (int, float)):
             return result
         return self.follow(result, self.add_node("call_function", function, arguments, {}, None, None), None)
+
+    def _on_range(self, args: tuple[Any, ...]) -> range:
+        # How often a loop runs is part of the graph; for which sizes that holds is not fixed further.
+        stop = min(len(args) - 1, 1)
+        bounds = tuple(
+            [int(value) if index != stop and type(value) is TracedInt else value for index, value in enumerate(args)]
+        )
+        found = range(*plain_numbers(bounds))
+        node = self._create_plain_node("call_function", range, tuple(map(self.create_arg, bounds)), {})
+        length = self._create_plain_node("call_function", len, (node,), {})
+        self._guard(length, len(found), "how often a loop runs")
+        return found
 
     def on_draw(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer a call of a random generator that is not torch's: inside a module that is kept whole only."""

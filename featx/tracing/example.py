@@ -26,7 +26,7 @@ from featx.tracing.caches import Caches, empty_functions_that_keep
 from featx.tracing.calls import Calls, LeafPolicy
 from featx.tracing.constants import memory_of, tensors_of
 from featx.tracing.example_inputs import bind_example
-from featx.tracing.following import LeftBehind, Unfollowable
+from featx.tracing.following import AssignedAnew, LeftBehind, Unfollowable
 from featx.tracing.frames import user_frame
 from featx.tracing.generators import SharedGenerators
 from featx.tracing.grad_modes import gradients_set
@@ -119,19 +119,35 @@ class ExampleTracer:
         *,
         is_real: bool,
         gradients: bool = True,
+        earlier: ExampleTrace | None = None,
     ) -> ExampleTrace:
         """Trace on real tensors, or on those without values and no others, with gradients or without; see `trace`.
+
+        With `earlier`, a trace of the same at other sizes, it ends with `Diverged` where it does not do the same.
 
         Raises:
             NeedsValues: the model asks for a value that its tensors do not have. It is no Exception.
             TraceError: something cannot be followed.
         """
-        try:
+        absent: set[tuple[nn.Module, str]] = set()
+        read_first: set[tuple[nn.Module, str]] = set()
+        while True:
             trace = ExampleTrace(self, root, (args, kwargs), is_real=is_real, keep_source=self._keep_source)
-            trace.gradients = gradients
-            trace.run(args, kwargs, *self._autowrap, is_enough)
-        except Unfollowable as error:
-            raise _error(root, error.what, error.place) from error
+            trace.gradients, trace.absent, trace.read_first = gradients, absent, read_first
+            if earlier is not None:
+                trace.compare_with(earlier)
+            try:
+                trace.run(args, kwargs, *self._autowrap, is_enough)
+                break
+            except Unfollowable as error:
+                raise _error(root, error.what, error.place) from error
+            except AssignedAnew as error:  # where forward reads it ahead of that, it will be missing
+                absent = {*absent, error.attribute}
+            except AttributeError as error:
+                missing = {attribute for attribute in absent if attribute[1] == error.name}
+                if not missing:
+                    raise
+                absent, read_first = absent - missing, read_first | missing
         empty_functions_that_keep(trace.let_go())
         return trace
 
@@ -191,6 +207,8 @@ class ExampleTrace(Calls):
             stack.enter_context(caches)
             stack.enter_context(wrapped_functions(namespaces, modules, functions, self.on_draw, self.on_wrapped))
             stack.enter_context(self._attributes_restored())
+            for module, name in self.absent:
+                del module.__dict__[name]
             call_args, call_kwargs = bind_example(self, self._function, args, kwargs, self._stand_in)
             if not self.gradients:
                 self.on_grad_question()

@@ -21,7 +21,7 @@ from featx.tracing.grad_modes import GradModes
 from featx.tracing.guards import check_decision, check_form, form_of
 from featx.tracing.lineage import Lineage, Origin, Part
 from featx.tracing.naming import QualifiedNames
-from featx.tracing.scalars import TracedFloat, TracedInt, plain_number, traced_number
+from featx.tracing.scalars import Diverged, TracedFloat, TracedInt, plain_number, traced_number
 from featx.tracing.standins import StandIns
 from featx.tracing.symbolic import Scope
 from featx.tracing.tracer import TracerBase
@@ -37,6 +37,14 @@ class Unfollowable(BaseException):
 
 class Unholdable(Unfollowable):
     """A value that no graph can hold is passed to a call that is one node."""
+
+
+class AssignedAnew(BaseException):
+    """Forward assigned a value of its input to an attribute that it also reads: of this call, or of the last one?"""
+
+    def __init__(self, module: nn.Module, name: str) -> None:
+        super().__init__(name)
+        self.attribute = (module, name)
 
 
 class LeftBehind(Unfollowable):
@@ -57,9 +65,16 @@ class Following(TracerBase):
         # The frame that asked for the trace, while it runs.
         self.caller: FrameType | None = None
         self.is_real = is_real
+        # The sizes and other numbers that the model got, in order, and those of an earlier trace at other sizes.
+        self.numbers: list[int | float] = []
+        self.expected_numbers: list[int | float] | None = None
+        self._most_nodes: int | None = None
         # Whether Python has seen a size, so that it may have made something of it that no node shows.
         self.saw_sizes = False
         self.drew = False
+        # Attributes that are not there during this trace, and those that forward reads before it assigns them.
+        self.absent: set[tuple[nn.Module, str]] = set()
+        self.read_first: set[tuple[nn.Module, str]] = set()
         # What ran on a value of the trace where no call told of it.
         self.unseen: Unfollowable | None = None
         # Whether a module that is kept whole had its hands on memory in a way that no version tells.
@@ -145,7 +160,7 @@ class Following(TracerBase):
             return value
         if isinstance(value, (int, float)):
             self.saw_sizes = True
-            return traced_number(plain_number(value), origin, self)
+            return self._number(plain_number(value), origin)
         if isinstance(value, torch.device):
             self.lineage.put(value, origin)
             return value
@@ -164,7 +179,7 @@ class Following(TracerBase):
     def _follow_size(self, size: torch.Size, origin: Origin, frame: FrameType | None) -> torch.Size:
         self.saw_sizes = True
         parts = [Part(origin, operator.getitem, index) for index in range(len(size))]
-        numbers = [traced_number(plain_number(n), part, self) for n, part in zip(size, parts, strict=True)]
+        numbers = [self._number(plain_number(n), part) for n, part in zip(size, parts, strict=True)]
         followed = torch.Size(numbers)
         self.lineage.put(followed, origin)
         if frame is not None:
@@ -221,6 +236,19 @@ class Following(TracerBase):
         if not tensor.is_inference():
             self.versions.append((node, tensor, tensor._version))
 
+    def compare_with(self, earlier: Following) -> None:
+        """Disguise the numbers that are others than in an earlier trace, and end with `Diverged` where it did less."""
+        self.expected_numbers = earlier.numbers
+        # What is recorded and taken back counts for a while.
+        self._most_nodes = 2 * len(earlier.graph.nodes) + 1000
+
+    def _number(self, value: int | float, origin: Origin) -> Any:
+        position = len(self.numbers)
+        self.numbers.append(value)
+        expected = self.expected_numbers
+        is_disguised = expected is not None and (position >= len(expected) or expected[position] != value)
+        return traced_number(value, origin, self, is_disguised=is_disguised)
+
     # -- the trace of numbers ----------------------------------------------------------------------------------------
 
     def is_recording(self) -> bool:
@@ -239,7 +267,8 @@ class Following(TracerBase):
         node = self.add_node(
             "call_function", function, tuple([self.create_arg(value) for value in args]), {}, None, None
         )
-        return traced_number(result, node, self)
+        is_disguised = any(isinstance(value, (TracedInt, TracedFloat)) and value.is_disguised for value in args)
+        return traced_number(result, node, self, is_disguised=is_disguised)
 
     def decide(self, function: Callable[..., Any], args: tuple[Any, ...], result: bool) -> None:
         """Record that Python saw a relation between numbers to hold, or not to."""
@@ -302,6 +331,8 @@ class Following(TracerBase):
                 "gradients are switched where the trace does not see it, as torch.autograd.Function and reentrant "
                 "checkpoints do,"
             )
+        if self._most_nodes is not None and len(self.graph.nodes) >= self._most_nodes:
+            raise Diverged
         node = self.graph.create_node(op, target, args, kwargs, name)
         node.meta["nn_module_stack"] = self.scope.stack
         return node

@@ -240,6 +240,8 @@ def _catches(code: CodeType, target: int) -> bool:
         name = dis.opname[code.co_code[position]]
         if name not in ("CACHE", "EXTENDED_ARG"):
             names.append(name)
-    if names[:1] != ["PUSH_EXC_INFO"] or names[1:2] == ["WITH_EXCEPT_START"]:
+    if names[:1] != ["PUSH_EXC_INFO"]:
         return False
+    if names[1:2] == ["WITH_EXCEPT_START"]:
+        return "suppress" in code.co_names  # contextlib.suppress catches, other contexts hardly ever do
     return names[1:2] == ["POP_TOP"] or "CHECK_EXC_MATCH" in names[1:9]

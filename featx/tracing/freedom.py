@@ -22,6 +22,7 @@ from featx.tracing.example import ExampleTrace, ExampleTracer, IsEnough
 from featx.tracing.following import LOSSY
 from featx.tracing.guards import check_size
 from featx.tracing.recording import NeedsValues
+from featx.tracing.scalars import Diverged
 
 FREE = "free"
 CHANGED = "fixed: the model does something else at another length"
@@ -116,7 +117,9 @@ class _Variation:
         args, kwargs = _resized(self._example, changes, self._trace.is_real)
         try:
             modes = {"is_real": self._trace.is_real, "gradients": self._trace.gradients}
-            again = self._tracer.run_once(self._root, args, kwargs, self._is_enough, **modes)
+            again = self._tracer.run_once(self._root, args, kwargs, self._is_enough, earlier=self._trace, **modes)
+        except Diverged:
+            return CHANGED
         except (NeedsValues, Exception) as error:
             if isinstance(error, FeatxError):
                 return "fixed: at another length the model cannot be followed"

@@ -13,8 +13,6 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from featx.tracing.scalars import plain_number
-
 _META = torch.device("meta")
 Rule = Callable[[tuple[Any, ...], dict[str, Any]], "torch.Tensor | None"]
 
@@ -184,7 +182,7 @@ def _reshape(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | No
         return None
     shape = args[1] if len(args) == 2 and isinstance(args[1], (tuple, list)) else args[1:]
     try:
-        return x.view([plain_number(size) for size in shape])
+        return x.view(list(shape))
     except (RuntimeError, TypeError):
         # Where no view can be had it is a copy.
         sizes = _without_wildcard(shape, x.numel())
@@ -192,7 +190,7 @@ def _reshape(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | No
 
 
 def _without_wildcard(shape: Any, numel: int) -> list[int] | None:
-    sizes = [plain_number(size) for size in shape]
+    sizes = list(shape)
     if not all(type(size) is int for size in sizes) or sizes.count(-1) > 1:
         return None
     known = math.prod(size for size in sizes if size != -1)

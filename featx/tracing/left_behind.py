@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from featx.ir.node import Node
-from featx.tracing.following import Following
+from featx.tracing.following import AssignedAnew, Following
 from featx.tracing.state import ModuleState
 
 # What asks for the form of a tensor and not for its values.
@@ -42,13 +42,35 @@ def what_forward_left(
     for name, value in state.rebound_buffers(is_of_trace).items():
         if not trace.stand_ins.is_stand_in_of(value, state.buffer(name)):
             return f"forward assigns a new tensor to the buffer '{name}'"
-    replaced = [(name, value, True) for name, value in state.replaced_items()]
-    assigned = [(name, value, _is_loaded(type(module), name)) for name, value in state.assigned_tensors()]
-    for name, value, is_read in (*replaced, *assigned):
-        origin = trace.lineage.get(value)
-        if is_read and origin is not None and _depends_on_inputs(trace.node_of(origin)):
-            return f"forward keeps something of its input in the attribute '{name}', which it also reads"
+    for name, value in state.replaced_items():
+        if _comes_from_inputs(trace, value):
+            return f"forward keeps something of its input in '{name}'"
+    for name, value in state.assigned_tensors():
+        if _is_loaded(type(module), name) and _comes_from_inputs(trace, value):
+            # What was not there at all was assigned before it was read, unless the code asks whether it is there.
+            is_asked_for = _is_asked_for(type(module), name)
+            if is_asked_for or (state.had(name) and _is_read_first(trace, module, name)):
+                return f"forward keeps something of its input in the attribute '{name}', which it reads the next time"
     return "forward draws from a random generator of its own" if state.drawn_generators() else None
+
+
+def _is_read_first(trace: Following, module: nn.Module, name: str) -> bool:
+    """Say whether forward reads an attribute before it assigns it.
+
+    Raises:
+        AssignedAnew: that is not known; a trace without the attribute will tell.
+    """
+    attribute = (module, name)
+    if attribute in trace.absent:
+        return False
+    if attribute not in trace.read_first:
+        raise AssignedAnew(module, name)
+    return True
+
+
+def _comes_from_inputs(trace: Following, value: object) -> bool:
+    origin = trace.lineage.get(value)
+    return origin is not None and _depends_on_inputs(trace.node_of(origin))
 
 
 def assigned_to_others(kind: type) -> set[str]:

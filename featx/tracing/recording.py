@@ -17,6 +17,7 @@ from featx.tracing.following import Following, Unfollowable
 from featx.tracing.frames import compares_objects, is_in_try, what_follows, written_operator
 from featx.tracing.lineage import Part
 from featx.tracing.operators import MAGIC, OPERATORS, READS_VALUES, REFLECTED
+from featx.tracing.scalars import plain_numbers
 
 
 class NeedsValues(BaseException):
@@ -77,6 +78,8 @@ class Recording(Following):
         if self.stand_ins.writes_model(function, args, kwargs):
             self.wrote_model = True
         if self.is_real:
+            if self.expected_numbers is not None:
+                args, kwargs = plain_numbers((args, kwargs))
             return function(*args, **kwargs)
         if name in READS_VALUES and any(isinstance(value, torch.Tensor) and value.is_meta for value in args):
             raise NeedsValues

@@ -3,6 +3,9 @@
 They pass wherever Python or torch take a number. A comparison answers for the example and records a guard. A
 conversion that loses the record (`float(n)`, `int(f)`) pins the number to its present value. Outside the trace that
 made them, and inside modules that are kept whole, they are plain numbers.
+
+C code reads them and says nothing (`items[n]`, `0.5 * n`, `[0] * n`). A disguised number shows it another value than
+the one with which all of the above is done, so that what was read that way comes out otherwise.
 """
 
 from __future__ import annotations
@@ -12,15 +15,19 @@ import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+import torch
+
 if TYPE_CHECKING:
     from featx.ir.node import Node
 
+# What C code sees of a disguised number is so much more than it is. Loops over it must end.
+DISGUISE = 10_007
 _ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "lshift", "rshift", "and_", "or_", "xor")
 _COMPARISONS = ("eq", "ne", "lt", "gt", "le", "ge")
-_UNARY = ("neg", "abs", "invert")
+_UNARY = ("neg", "pos", "abs", "invert")
 _TEXT = ("__str__", "__repr__", "__format__")
 # What answers about the value in a way that no arithmetic can follow.
-_PINNING = ("bit_length", "bit_count", "is_integer", "as_integer_ratio", "to_bytes", "hex")
+_PINNING = ("bit_length", "bit_count", "is_integer", "as_integer_ratio", "to_bytes", "hex", "conjugate")
 _ROUNDING: tuple[tuple[str, Callable[..., Any]], ...] = (
     ("ceil", math.ceil), ("floor", math.floor), ("trunc", math.trunc), ("round", round),
 )  # fmt: skip
@@ -50,11 +57,24 @@ class NumberTrace(Protocol):
         ...
 
 
+class Diverged(BaseException):
+    """A trace at other sizes does something else than the one before. No Exception, so that no model catches it."""
+
+
+class _Nowhere:
+    """The trace of a number that nobody traces: one that code made of the class of a traced one."""
+
+    def is_recording(self) -> bool:
+        return False
+
+
 class _Traced:
     """What traced ints and floats share."""
 
-    trace: NumberTrace
-    origin: Any  # whatever the trace knows values by
+    trace: NumberTrace = cast("NumberTrace", _Nowhere())
+    origin: Any = None  # whatever the trace knows values by
+    value: Any = None  # the number itself, where C code may see another one
+    is_disguised = False
 
     @property
     def node(self) -> Node:
@@ -62,13 +82,13 @@ class _Traced:
         return self.trace.node_of(self.origin)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self).__mro__[2], (_plain(self),)
+        return type(self).__mro__[2], (_pinned(self),)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return _plain(self)
+        return self.__copy__()
 
     def __copy__(self) -> Any:
-        return _plain(self)
+        return self if self.trace.is_recording() else _plain(self)
 
 
 class TracedInt(_Traced, int):
@@ -103,10 +123,11 @@ class TracedFloat(_Traced, float):
         return plain != 0
 
 
-def traced_number(value: int | float, origin: Any, trace: NumberTrace) -> Any:
-    """Return `value` as a number that `trace` follows."""
-    number: Any = TracedFloat(value) if isinstance(value, float) else TracedInt(value)
-    number.trace, number.origin = trace, origin
+def traced_number(value: int | float, origin: Any, trace: NumberTrace, *, is_disguised: bool = False) -> Any:
+    """Return `value` as a number that `trace` follows; disguised, C code sees another one."""
+    shown = value + DISGUISE if is_disguised else value
+    number: Any = TracedFloat(shown) if isinstance(value, float) else TracedInt(shown)
+    number.trace, number.origin, number.value, number.is_disguised = trace, origin, value, is_disguised
     return number
 
 
@@ -115,16 +136,33 @@ def plain_number(value: Any) -> Any:
     return _plain(value) if isinstance(value, _Traced) else value
 
 
+def plain_numbers(value: Any) -> Any:
+    """Return `value` with the traced numbers in tuples, lists, dicts and slices as plain ones; itself without any."""
+    kind = type(value)
+    if kind in (tuple, list, torch.Size):
+        items = [plain_numbers(item) for item in value]
+        return value if all(map(operator.is_, items, value)) else kind(items)
+    if kind is dict:
+        values = {key: plain_numbers(item) for key, item in value.items()}
+        return value if all(map(operator.is_, values.values(), value.values())) else values
+    if kind is slice:
+        return slice(plain_numbers(value.start), plain_numbers(value.stop), plain_numbers(value.step))
+    return plain_number(value)
+
+
 def _plain(number: Any) -> Any:
+    if number.value is not None:
+        return number.value
     # Through the slots of the base class: int(number) would ask __int__, which pins.
     return int.__add__(number, 0) if isinstance(number, int) else float.__mul__(number, 1.0)
 
 
 def _pinned(number: Any) -> Any:
-    plain = _plain(number)
     if number.trace.is_recording():
-        number.trace.decide(operator.eq, (number, plain), True)
-    return plain
+        if number.is_disguised:
+            raise Diverged  # it would have to be what it was before, and is not
+        number.trace.decide(operator.eq, (number, _plain(number)), True)
+    return _plain(number)
 
 
 def _define(kind: type, name: str, function: Callable[..., Any], *, reflected: bool = False) -> None:
@@ -134,12 +172,15 @@ def _define(kind: type, name: str, function: Callable[..., Any], *, reflected: b
         return
     known = base
 
-    def implementation(self: Any, *others: Any) -> Any:
-        result = known(self, *others)
+    def implementation(self: Any, *values: Any) -> Any:
+        others = list(values)
+        if len(others) > 1:  # pow(n, 2, 7)
+            return known(_pinned(self), *map(plain_number, others))
+        result = known(_plain(self), *map(plain_number, others))
         if result is NotImplemented and isinstance(others[0], float):
             # int leaves this to float, which would take the plain value.
             of_float: Callable[..., Any] | None = getattr(float, method, None)
-            result = of_float(float(_plain(self)), _plain(others[0])) if of_float else NotImplemented
+            result = of_float(float(_plain(self)), plain_number(others[0])) if of_float else NotImplemented
         if result is NotImplemented or not self.trace.is_recording():
             return result
         return self.trace.compute(function, (*others, self) if reflected else (self, *others), result)
@@ -152,9 +193,9 @@ def _define_comparison(kind: type, name: str) -> None:
     function = getattr(operator, name)
 
     def implementation(self: Any, other: Any) -> Any:
-        result = known(self, other)
+        result = known(_plain(self), plain_number(other))
         if result is NotImplemented and isinstance(other, float):
-            result = getattr(float, f"__{name}__")(float(_plain(self)), _plain(other))
+            result = getattr(float, f"__{name}__")(float(_plain(self)), plain_number(other))
         if result is not NotImplemented and self.trace.is_recording():
             self.trace.decide(function, (self, other), result)
         return result

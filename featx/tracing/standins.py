@@ -13,7 +13,7 @@ import torch
 
 from featx.ir.effects import operator_draws, operator_writes
 from featx.tracing.function_shapes import result_of
-from featx.tracing.scalars import TracedFloat, TracedInt
+from featx.tracing.scalars import TracedFloat, TracedInt, plain_numbers
 
 _META = torch.device("meta")
 _NUMBERS = (TracedInt, TracedFloat)
@@ -60,6 +60,7 @@ class StandIns:
                 return function(*args, **kwargs)
             with _META:
                 return function(*args, **{**kwargs, "device": _META} if "device" in kwargs else kwargs)
+        args, kwargs = plain_numbers((args, kwargs))
         result = result_of(function, args, kwargs)
         if result is not None:
             return self.of(result)

@@ -88,13 +88,18 @@ class ModuleState:
         return found
 
     def assigned_tensors(self) -> list[tuple[str, torch.Tensor]]:
-        """Return name and value of the plain attributes that hold another tensor than before."""
+        """Return name and tensor of the plain attributes that hold another value than before, or a list of such."""
         state = self._module.__dict__
         return [
-            (name, value)
+            (name, tensor)
             for name, value in state.items()
-            if isinstance(value, torch.Tensor) and name not in _LEFT_ALONE and value is not self._attributes.get(name)
+            if name not in _LEFT_ALONE and value is not self._attributes.get(name)
+            for tensor in _tensors_in(value)
         ]
+
+    def had(self, name: str) -> bool:
+        """Say whether there was a plain attribute of that name."""
+        return name in self._attributes
 
     def replaced_items(self) -> list[tuple[str, torch.Tensor]]:
         """Return the tensors that replaced an item of a container, with the attribute that leads there."""
@@ -144,6 +149,12 @@ class ModuleState:
                 self._module._buffers[name] = self._buffers[name]
             else:
                 del self._module._buffers[name]
+
+
+def _tensors_in(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, (list, tuple)):
+        return [item for item in cast(list[Any], value) if isinstance(item, torch.Tensor)]
+    return [value] if isinstance(value, torch.Tensor) else []
 
 
 def _is_changed(before: object, now: object) -> bool:

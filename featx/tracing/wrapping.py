@@ -86,6 +86,9 @@ class _PassThrough:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.function, name)
 
+    def __instancecheck__(self, instance: object) -> bool:
+        return isinstance(instance, cast(Any, self.function))
+
 
 class _Torch(_PassThrough):
     """Stands in for the module torch in a model's globals, so that `torch.zeros(height, 3)` takes traced sizes.
@@ -161,6 +164,8 @@ def wrapped_functions(
             if is_wanted and not name.startswith("__"):
                 places[id(namespace), name] = namespace
     for namespace in _code_of_models(seen):
+        if record is not None and "range" not in namespace:
+            places[id(namespace), "range"] = namespace
         for name, value in namespace.items():
             original = _original(value)
             if _is_opaque_to_proxies(original) or (record is not None and isinstance(original, _CACHED)):

@@ -138,15 +138,38 @@ class Keeping(nn.Module):
         return self.features * 2
 
 
-def test_model_that_keeps_a_feature_is_refused_where_it_is_opened_and_keeps_it_where_it_stays_whole() -> None:
+@pytest.mark.parametrize("is_warm", [False, True])
+def test_model_that_keeps_a_feature_for_the_rest_of_its_call(is_warm: bool) -> None:
     model = Keeping()
-    with pytest.raises(featx.TraceError, match="keeps something of its input in the attribute 'features'"):
-        featx.trace(model, image())
-    assert model.features is None
+    if is_warm:
+        model(image(3))
+    before = model.features
+    traced = featx.trace(model, image())
+    assert model.features is before
+    assert same(traced(image(5)), model(image(5)))
     extractor = featx.create_feature_extractor(nn.Sequential(model, nn.Tanh()), ["1"], example_inputs=image())
-    assert model.features is None
     extractor(image(5))
     assert same(model.features, model.linear(image(5)))
+
+
+class Recurrent(Keeping):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        if self.features is not None:
+            y = y + self.features
+        self.features = y
+        return y
+
+
+@pytest.mark.parametrize("is_warm", [False, True])
+def test_model_that_keeps_a_feature_for_its_next_call_is_refused(is_warm: bool) -> None:
+    model = Recurrent()
+    if is_warm:
+        model(image())
+    before = model.features
+    with pytest.raises(featx.TraceError, match="keeps something of its input in the attribute 'features'"):
+        featx.trace(model, image())
+    assert model.features is before
 
 
 @functools.cache

@@ -13,7 +13,15 @@ import pytest
 import torch
 
 from featx import Graph, Node
-from featx.tracing.scalars import TracedFloat, TracedInt, plain_number, traced_number
+from featx.tracing.scalars import (
+    DISGUISE,
+    Diverged,
+    TracedFloat,
+    TracedInt,
+    plain_number,
+    plain_numbers,
+    traced_number,
+)  # fmt: skip
 
 
 class Trace:
@@ -35,6 +43,9 @@ class Trace:
     def decide(self, function: Callable[..., Any], args: tuple[Any, ...], result: bool) -> None:
         self.decided.append((function, tuple(map(plain_number, args))))
         assert result == function(*map(plain_number, args))
+
+    def is_message(self) -> bool:
+        return False
 
     def node_of(self, origin: Any) -> Node:
         return Graph().placeholder("x")
@@ -143,7 +154,10 @@ def test_outside_its_trace_a_number_is_a_plain_one() -> None:
 
 @pytest.mark.parametrize("number", [6, 2.5])
 def test_copies_and_pickles_are_plain_numbers(number: float) -> None:
-    traced = traced_number(number, None, Trace())
+    trace = Trace()
+    traced = traced_number(number, None, trace)
+    assert copy.deepcopy([traced])[0] is copy.copy(traced) is traced  # in its own trace it stays what it is
+    trace.recording = False
     for twin in (copy.copy(traced), copy.deepcopy([traced])[0], plain_number(traced)):
         assert type(twin) is type(number)
         assert twin == number
@@ -164,3 +178,17 @@ def test_torch_takes_a_traced_number_wherever_it_takes_a_plain_one() -> None:
 def test_zero_division_is_the_plain_error() -> None:
     with pytest.raises(ZeroDivisionError):
         _ = traced_number(1, None, Trace()) // 0
+
+
+def test_code_in_c_sees_another_value_of_a_disguised_number() -> None:
+    trace = Trace()
+    six, half = (traced_number(value, None, trace, is_disguised=True) for value in (6, 0.5))
+    assert len([0] * six) == 6 + DISGUISE
+    assert 0.5 * six == 3 + DISGUISE / 2
+    assert plain_number(six + 1) == 7
+    assert six < 7
+    assert plain_numbers((six, [slice(six)], {"half": half}, torch.Size([six]))) == (
+        6, [slice(6)], {"half": 0.5}, torch.Size([6]),
+    )  # fmt: skip
+    with pytest.raises(Diverged):
+        hash(six)

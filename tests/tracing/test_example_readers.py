@@ -1,0 +1,89 @@
+"""C code that reads a size without a word: the graph does not hold where that read something else."""
+
+from __future__ import annotations
+
+import copy
+import fractions
+import itertools
+import json
+import operator
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import featx
+
+STEPS = [1.0] * 64 + [5.0] * 500
+
+
+class Reading(nn.Module):
+    def __init__(self, function: Callable[[Tensor, Any], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x, x.shape[1])
+
+
+READERS: dict[str, Callable[[Tensor, Any], Tensor]] = {
+    "a loop over chunks": lambda x, n: torch.cat([x[:, i : i + 64] * 2 for i in range(0, n, 64)], 1),
+    "a float ahead of it": lambda x, n: x * int(0.02 * n),
+    "a float that decides": lambda x, n: x * (2 if 0.5 * n > 32 else 1),
+    "numel of a shape": lambda x, n: x * (x.shape[1:].numel() // 64),
+    "real": lambda x, n: x * (n.real // 64),
+    "numerator": lambda x, n: x * (n.numerator // 64),
+    "conjugate": lambda x, n: x * (n.conjugate() // 64),
+    "an index": lambda x, n: x * (operator.index(n) // 64),
+    "a place in a list": lambda x, n: x * STEPS[n],
+    "a slice of a list": lambda x, n: x * sum(STEPS[:n]),
+    "a repeated list": lambda x, n: x * (len([0] * n) // 64),
+    "numpy": lambda x, n: x + np.zeros(n // 64 + 1).size,
+    "a fraction": lambda x, n: x * (fractions.Fraction(n, 64).__floor__()),
+    "json": lambda x, n: x * len(json.dumps([n])),
+    "a method of int": lambda x, n: x * int.__floordiv__(n, 64),
+    "a power with a modulus": lambda x, n: x * pow(n, 1, 64),
+    "a mean": lambda x, n: x * statistics.mean([n, n]),
+    "itertools": lambda x, n: x * len(list(itertools.islice(STEPS, n // 64))),
+}
+FOLLOWED: dict[str, Callable[[Tensor, Any], Tensor]] = {
+    "copies": lambda x, n: x * (copy.copy(n) + copy.deepcopy([n])[0] + +n),
+    "builtins": lambda x, n: x * (max(min(n // 64, 5), 1) * sum([n, n]) + divmod(n, 3)[1] + round(n / 3) + abs(-n)),
+    "factories": lambda x, n: torch.zeros(x.shape[0], n) + x + torch.arange(n) + torch.full((n,), x.shape[0]),
+    "nested arguments": lambda x, n: nn.functional.pad(x, (0, 64 - n % 64))[..., : n - 1].new_ones((n, 2)),
+    "shapes": lambda x, n: x.reshape(*x.shape[:-1], n // 2, 2).expand(x.shape[0], n // 2, 2).sum(-1),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_size_that_is_read_unseen_is_right_or_refused(name: str) -> None:
+    model = Reading(READERS[name])
+    traced = featx.trace(model, torch.ones(2, 8))
+    refused = 0
+    for size in (8, 16, 70, 200):
+        x = torch.rand(3, size)
+        try:
+            assert torch.equal(traced(x), model(x))
+        except featx.SpecializationError:
+            refused += 1
+    assert 2 <= refused <= 3  # the two that are larger than 64, at least, and never the size of the example
+
+
+@pytest.mark.parametrize("name", FOLLOWED)
+def test_size_that_is_followed_stays_free(name: str) -> None:
+    model = Reading(FOLLOWED[name])
+    traced = featx.trace(model, torch.ones(2, 68))
+    for size in (68, 70, 94):
+        x = torch.rand(3, size)
+        assert torch.equal(traced(x), model(x))
+
+
+def test_range_is_still_a_type_for_the_model() -> None:
+    def function(x: Tensor, n: Any) -> Tensor:
+        return x * (2 if isinstance(range(3), range) and list(range(2)) == [0, 1] else 3)
+
+    assert torch.equal(featx.trace(Reading(function), torch.ones(2, 4))(torch.ones(3, 9)), 2 * torch.ones(3, 9))
