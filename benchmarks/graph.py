@@ -16,6 +16,7 @@ import torch
 import torch.fx
 from compare import describe_machine, medians, print_table
 from torch import nn
+from torch.fx.passes.shape_prop import ShapeProp
 
 import featx
 
@@ -62,6 +63,14 @@ def compare_nodes(graph: featx.Graph, library: ModuleType) -> None:
     nodes = list(graph.nodes)
     for first, second in pairwise(nodes):
         _ = first < second
+
+
+def propagating(library: ModuleType, nodes: int) -> Callable[[], object]:
+    """Return what propagates the shape of a tensor on the meta device through a chain."""
+    module = library.GraphModule(nn.Module(), chain(library, nodes))
+    shape_prop = featx.ShapeProp if library is featx else ShapeProp
+    value = torch.empty(4, 4, device="meta")
+    return lambda: shape_prop(module).propagate(value)
 
 
 # Name, what it does to a graph, and whether it leaves the graph as it was.
@@ -114,7 +123,12 @@ def measure(nodes: int, rounds: int, *, collector: bool = True) -> list[tuple[st
     create = medians(
         *(lambda library=library: chain(library, nodes) for library in libraries), rounds, collector=collector
     )
-    return [*results, ("create", create[0] / nodes * 1e6, create[1] / nodes * 1e6)]
+    shapes = medians(*(propagating(library, nodes) for library in libraries), rounds, collector=collector)
+    return [
+        *results,
+        *((name, ours / nodes * 1e6, theirs / nodes * 1e6)
+          for name, (ours, theirs) in (("create", create), ("ShapeProp, meta", shapes))),
+    ]  # fmt: skip
 
 
 def main() -> None:

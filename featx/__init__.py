@@ -1,15 +1,20 @@
 """featx gets any intermediate feature out of a PyTorch model: exactly, fast, and pruned to what was asked."""
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from featx.codegen.emit import PythonCode
 from featx.errors import (
     ArgumentTypeError,
     ControlFlowError,
+    CostError,
     FeatxError,
     ForeignNodeError,
     GraphError,
     InputError,
+    LeftOutError,
+    LeftOutImportError,
+    MissingExtraError,
     ModulePathError,
     NodeInUseError,
     NodeNameError,
@@ -31,17 +36,23 @@ from featx.interpret.interpreter import Interpreter
 from featx.interpret.transformer import Transformer
 from featx.ir.graph import Graph
 from featx.ir.node import Node, map_aggregate, map_arg
+from featx.ir.side_effects import has_side_effect
 from featx.module import GraphModule, symbolic_trace, trace
+from featx.passes.cost import cost
+from featx.passes.profile import profile
+from featx.passes.shapes import ShapeProp
 from featx.rewrite.match import SubgraphMatcher
 from featx.rewrite.replace import Match, ReplacedPatterns, replace_pattern, replace_pattern_with_filters
 from featx.tracing.example import ExampleTracer
 from featx.tracing.inputs import PH
 from featx.tracing.proxy import Attribute, ParameterProxy, Proxy
+from featx.tracing.proxyable import ProxyableClassMeta
 from featx.tracing.symbolic import Tracer
 from featx.tracing.tracer import GraphAppendingTracer, TracerBase
 from featx.tracing.wrapping import wrap
 
 if TYPE_CHECKING:
+    from featx import fx as fx
     from featx.interop.torch_fx import from_torch_fx, to_torch_fx
 
 __version__ = "0.1.0"
@@ -51,6 +62,7 @@ __all__ = [
     "ArgumentTypeError",
     "Attribute",
     "ControlFlowError",
+    "CostError",
     "DualGraphModule",
     "ExampleTracer",
     "FeatureTracer",
@@ -62,7 +74,10 @@ __all__ = [
     "GraphModule",
     "InputError",
     "Interpreter",
+    "LeftOutError",
+    "LeftOutImportError",
     "Match",
+    "MissingExtraError",
     "ModulePathError",
     "Node",
     "NodeInUseError",
@@ -71,9 +86,11 @@ __all__ = [
     "PassError",
     "PatternError",
     "Proxy",
+    "ProxyableClassMeta",
     "PythonCode",
     "ReplacedPatterns",
     "RequestError",
+    "ShapeProp",
     "SpecializationError",
     "SubgraphMatcher",
     "TargetError",
@@ -81,11 +98,14 @@ __all__ = [
     "Tracer",
     "TracerBase",
     "Transformer",
+    "cost",
     "create_feature_extractor",
     "from_torch_fx",
     "get_graph_node_names",
+    "has_side_effect",
     "map_aggregate",
     "map_arg",
+    "profile",
     "prune",
     "replace_pattern",
     "replace_pattern_with_filters",
@@ -103,4 +123,6 @@ def __getattr__(name: str) -> Any:  # Any: whatever is asked for
         from featx.interop import torch_fx
 
         return getattr(torch_fx, name)
+    if name == "fx":
+        return importlib.import_module("featx.fx")
     raise AttributeError(f"module 'featx' has no attribute '{name}'")

@@ -12,7 +12,11 @@ FeatxError
 │   ├── ModulePathError     NameError       a module or parameter that the root does not own
 │   └── SpecializationError RuntimeError    an input for which the model would do something else than was traced
 ├── PassError               RuntimeError    a pass that cannot do what was asked, or that broke the graph
+├── CostError               RuntimeError    an operator of which nobody has said what it costs
+├── MissingExtraError       ImportError     a package that only some of featx needs is not installed
 ├── PatternError            ValueError      a pattern that cannot be looked for, or a replacement that does not fit it
+├── LeftOutError            AttributeError  a name of torch.fx that `featx.fx` does not have, read as an attribute
+├── LeftOutImportError      ImportError     the same, imported
 └── RequestError            ValueError      a feature request that is empty or contradicts itself
     └── NodeNameError       KeyError        a name that the model does not have in this mode
 
@@ -73,8 +77,24 @@ class PassError(FeatxError, RuntimeError):
     """A pass cannot do what was asked with this graph, or left a graph that cannot run."""
 
 
+class CostError(FeatxError, RuntimeError):
+    """An operator runs of which nobody has said what it costs."""
+
+
+class MissingExtraError(FeatxError, ImportError):
+    """A package that only some of featx needs is not installed."""
+
+
 class PatternError(FeatxError, ValueError):
     """A pattern that cannot be looked for, or a replacement that does not fit it."""
+
+
+class LeftOutError(FeatxError, AttributeError):
+    """A name of torch.fx that `featx.fx` does not have is read as an attribute."""
+
+
+class LeftOutImportError(FeatxError, ImportError):
+    """A name of torch.fx that `featx.fx` does not have is imported."""
 
 
 class RequestError(FeatxError, ValueError):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import itertools
+import uuid
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import MethodType
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import nn
@@ -42,6 +43,12 @@ class GraphModule(nn.Module):
         ArgumentTypeError: `root` or `graph` has the wrong type.
     """
 
+    # What TorchScript leaves alone: it takes the generated function, the submodules and the tensors.
+    __jit_unused_properties__: ClassVar[list[str]] = ["forward", "graph", "code", "_jit_identity"]
+    __constants__: ClassVar[list[str]] = ["_jit_identity"]
+    __jit_ignored_attributes__: ClassVar[list[str]] = [
+        "_graph", "_bound", "_code", "_class_name", "_compiled_edits", "_literals", "_literal_names", "meta"
+    ]  # fmt: skip
     _graph: Graph
     _bound: MethodType
     _code: PythonCode
@@ -162,6 +169,11 @@ class GraphModule(nn.Module):
             if buffer is not None and buffer.dtype != tensor.dtype:
                 self._buffers[name] = tensor.to(buffer.device)
         return self
+
+    @property
+    def _jit_identity(self) -> str:
+        # TorchScript gives two modules of one class the same code unless a constant of theirs differs.
+        return uuid.uuid4().hex
 
     # -- graph and code ----------------------------------------------------------------------------------------------
 

@@ -23,6 +23,8 @@ CAUGHT_TODAY = [
     (errors.ModulePathError, ValueError),
     (errors.ModulePathError, NameError),
     (errors.PatternError, ValueError),
+    (errors.LeftOutError, AttributeError),
+    (errors.LeftOutImportError, ImportError),
     (errors.RequestError, ValueError),
     (errors.NodeNameError, ValueError),
     (errors.NodeNameError, KeyError),

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from featx import Graph, GraphModule, Node, symbolic_trace
+from featx import Graph, GraphModule, Node, create_feature_extractor, symbolic_trace
 from featx.errors import ArgumentTypeError, GraphError, TargetError
 
 
@@ -423,3 +423,32 @@ def test_readable_code_shows_graph_modules_inside(capsys: pytest.CaptureFixture[
     assert [line for line in text.split("\n") if line.strip()] == [line for line in READABLE.split("\n") if line]
     assert module.print_readable(print_output=False) == text
     assert capsys.readouterr().out == ""
+
+
+def test_torchscript_does_not_run_the_code_of_another_module() -> None:
+    double, square = symbolic_trace(lambda x: x + x), symbolic_trace(lambda x: x * x)
+    scripted = [torch.jit.script(module) for module in (double, square, square)]
+    assert [module(torch.tensor(3.0)).item() for module in scripted] == [6.0, 9.0, 9.0]
+
+
+def test_torchscript_takes_a_module() -> None:
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+            self.scale = nn.Parameter(torch.rand(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.body(x) * self.scale
+            y += x
+            return torch.cat([y, x.view(x.size(0), -1)], dim=1)
+
+    module = symbolic_trace(Residual())
+    x = torch.rand(3, 2)
+    assert torch.equal(torch.jit.script(module)(x), module(x))
+    extractor = create_feature_extractor(Residual(), ["body.0", "add"], tracer="symbolic")
+    scripted = torch.jit.script(extractor)(x)
+    assert {name: torch.equal(value, scripted[name]) for name, value in extractor(x).items()} == {
+        "body.0": True,
+        "add": True,
+    }

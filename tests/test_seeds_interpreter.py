@@ -1,7 +1,7 @@
 """The examples of the seeds with an Interpreter, a Transformer or an interpreter of their own, and what they print.
 
 featx stands in place of torch.fx. The shape propagation that the Chinese notebook writes by hand, and the decomposition
-that retraces with proxies, are in the files beside this one.
+that retraces with proxies, are in the files beside this one; that of the library is here.
 """
 
 # ruff: noqa: T201 - the notebooks print
@@ -115,6 +115,19 @@ def test_shape_propagation_by_a_subclass_prints_what_the_notebook_prints(capsys:
         "linear torch.Size([5]) torch.float32\n"
         "clamp torch.Size([5]) torch.float32\n"
         "output torch.Size([5]) torch.float32\n"
+    )
+
+
+def test_shape_propagation_of_the_library_prints_what_the_notebook_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    traced_m = fx.symbolic_trace(LinearAndClamp())
+    fx.ShapeProp(traced_m).propagate(torch.randn(4))
+    for node in traced_m.graph.nodes:
+        print(node.name, node.meta["tensor_meta"].dtype, node.meta["tensor_meta"].shape)
+    assert capsys.readouterr().out == (
+        "x torch.float32 torch.Size([4])\n"
+        "linear torch.float32 torch.Size([5])\n"
+        "clamp torch.float32 torch.Size([5])\n"
+        "output torch.float32 torch.Size([5])\n"
     )
 
 

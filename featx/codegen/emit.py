@@ -26,6 +26,11 @@ _INFIX = {
     operator.mod: "%", operator.pow: "**", operator.lshift: "<<", operator.rshift: ">>", operator.and_: "&",
     operator.or_: "|", operator.xor: "^", operator.matmul: "@",
 }  # fmt: skip
+_AUGMENTED = {
+    operator.iadd: "+=", operator.isub: "-=", operator.imul: "*=", operator.ifloordiv: "//=", operator.itruediv: "/=",
+    operator.imod: "%=", operator.ipow: "**=", operator.ilshift: "<<=", operator.irshift: ">>=", operator.iand: "&=",
+    operator.ior: "|=", operator.ixor: "^=", operator.imatmul: "@=",
+}  # fmt: skip
 _PREFIX = {operator.pos: "+", operator.neg: "-", operator.invert: "~"}
 _ALWAYS_KNOWN: dict[str, Any] = {
     "torch": torch,
@@ -226,6 +231,10 @@ class _Emitter:
             if _is_item_write(node):
                 owner, key, value = [literal(argument, self) for argument in node.args]
                 return f"{owner}[{key}] = {value}"
+            if node.target in _AUGMENTED and len(node.args) == 2 and not node.kwargs:
+                # As the model writes it, which TorchScript takes too.
+                left, right = [literal(argument, self) for argument in node.args]
+                return f"{variable} = {left};  {self._variables[node]} {_AUGMENTED[node.target]} {right}"
             return f"{variable} = {self._call_of_function(node)}"
         if node.op == "call_method":
             return (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -34,6 +34,10 @@ class DualGraphModule(GraphModule):
         TargetError: `root` lacks a target of one of the graphs.
     """
 
+    __jit_unused_properties__: ClassVar[list[str]] = [*GraphModule.__jit_unused_properties__, "free_dims"]
+    __jit_ignored_attributes__: ClassVar[list[str]] = [
+        *GraphModule.__jit_ignored_attributes__, "train_graph", "eval_graph", "_resting", "_exceptions"
+    ]  # fmt: skip
     train_graph: Graph
     eval_graph: Graph
     _resting: dict[str, Any] | None

@@ -18,6 +18,7 @@ from torch import nn
 
 from featx.ir.names import qualified_name
 from featx.ir.node import Node
+from featx.ir.side_effects import is_marked
 
 if TYPE_CHECKING:
     from featx.ir.graph import Graph
@@ -177,6 +178,9 @@ class Effects:
     # -- functions and methods ---------------------------------------------------------------------------------------
 
     def _of_function(self, node: Node, function: Callable[..., Any]) -> CallEffects:
+        if is_marked(function):
+            inputs = _nodes(node)
+            return CallEffects(writes=inputs, shares=inputs, is_opaque=True, is_random=True, writes_state=True)
         name = qualified_name(function)
         module, _, short = name.rpartition(".")
         if name in _CHECKS or short in _INPUT_CHECKS:

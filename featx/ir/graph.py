@@ -263,6 +263,14 @@ class Graph:
             val_map[node] = self.node_copy(node, val_map.__getitem__)
         return None
 
+    def process_inputs(self, *args: Any) -> Any:
+        """Return the inputs as the placeholders take them: as they are, since featx does not flatten them."""
+        return args
+
+    def process_outputs(self, out: Any) -> Any:
+        """Return the output of the graph as its code returns it: as it is."""
+        return out
+
     # -- edits -------------------------------------------------------------------------------------------------------
 
     def inserting_before(self, n: Node | None = None) -> _InsertPoint:

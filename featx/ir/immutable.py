@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NoReturn
+
+import torch.utils._pytree as pytree
 
 from featx.errors import ArgumentTypeError
 
@@ -38,3 +41,46 @@ class ImmutableDict(dict[Any, Any]):
 
     def __hash__(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
         return hash(frozenset(self.items()))
+
+
+# How torch's tree functions see them: without this a list would be one leaf, and the nodes inside it passed over.
+
+
+def _items_of_list(value: Any) -> tuple[list[Any], None]:
+    return list(value), None
+
+
+def _keyed_items_of_list(value: Any) -> Any:  # Any: torch's own keys do not satisfy the protocol that it asks for
+    return [(pytree.SequenceKey(index), item) for index, item in enumerate(value)], None
+
+
+def _list_of(items: Iterable[Any], _: Any) -> ImmutableList:
+    return ImmutableList(items)
+
+
+def _items_of_dict(value: Any) -> tuple[list[Any], list[Any]]:
+    return list(value.values()), list(value)
+
+
+def _keyed_items_of_dict(value: Any) -> Any:  # Any: as above
+    return [(pytree.MappingKey(key), item) for key, item in value.items()], list(value)
+
+
+def _dict_of(items: Iterable[Any], keys: Any) -> ImmutableDict:
+    return ImmutableDict(zip(keys, items, strict=True))
+
+
+pytree.register_pytree_node(
+    ImmutableList,
+    _items_of_list,
+    _list_of,
+    serialized_type_name="featx.ImmutableList",
+    flatten_with_keys_fn=_keyed_items_of_list,
+)
+pytree.register_pytree_node(
+    ImmutableDict,
+    _items_of_dict,
+    _dict_of,
+    serialized_type_name="featx.ImmutableDict",
+    flatten_with_keys_fn=_keyed_items_of_dict,
+)

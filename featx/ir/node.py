@@ -11,7 +11,10 @@ from featx.ir.immutable import ImmutableDict, ImmutableList
 from featx.ir.order import LABEL_STEP, spread_labels
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from featx.ir.graph import Graph
+    from featx.ir.schemas import ArgsKwargsPair
 
 Opcode: TypeAlias = Literal["placeholder", "get_attr", "call_function", "call_method", "call_module", "output"]
 Target: TypeAlias = str | Callable[..., Any]
@@ -117,7 +120,8 @@ class Node:
 
     @args.setter
     def args(self, args: tuple[Argument, ...]) -> None:
-        self._assign(args, self._kwargs)
+        # Code written for torch.fx, which takes it, assigns a list.
+        self._assign(tuple(args) if type(cast(object, args)) is list else args, self._kwargs)
 
     @property
     def kwargs(self) -> dict[str, Argument]:
@@ -141,6 +145,11 @@ class Node:
         if self._kwargs:
             collect_nodes(self._kwargs, inputs)
         return list(inputs)
+
+    @property
+    def _input_nodes(self) -> dict[Node, None]:
+        # torch.fx's private name for them, which code reads.
+        return dict.fromkeys(self.all_input_nodes)
 
     def update_arg(self, idx: int, arg: Argument) -> None:
         """Replace `args[idx]` by `arg`."""
@@ -258,6 +267,27 @@ class Node:
         from featx.ir.effects import Effects
 
         return Effects(self.graph).is_impure(self, impure_random=impure_random)
+
+    def normalized_arguments(
+        self,
+        root: nn.Module,
+        arg_types: tuple[Any, ...] | None = None,
+        kwarg_types: dict[str, Any] | None = None,
+        normalize_to_only_use_kwargs: bool = False,
+    ) -> ArgsKwargsPair | None:
+        """Return the arguments by name, defaults included; None where the signature of what is called is not known.
+
+        See `normalize_function` and `normalize_module` in `ir/schemas.py`; `root` has the modules that are called.
+        """
+        from featx.ir.schemas import normalize_function, normalize_module
+
+        if self.op == "call_function":
+            return normalize_function(
+                self.target, self.args, self.kwargs, arg_types, kwarg_types, normalize_to_only_use_kwargs
+            )
+        if self.op == "call_module":
+            return normalize_module(root, self.target, self.args, self.kwargs, normalize_to_only_use_kwargs)
+        return None
 
     # -- as text -----------------------------------------------------------------------------------------------------
 

@@ -20,6 +20,19 @@ def partition(gm: GraphModule, is_supported: Callable[[Node], bool], min_nodes: 
     tensors are shared. O(nodes * log(nodes) + edges).
     """
     accesses = Accesses(gm)
+    names: dict[Node, str] = {}
+    number = 0
+    for group in supported_groups(gm, is_supported, accesses):
+        if len(group) >= min_nodes:
+            while hasattr(gm, f"submod_{number}"):
+                number += 1
+            names.update(dict.fromkeys(group, f"submod_{number}"))
+            number += 1
+    return Regrouping(gm, names, accesses, ChildForm(sets_modes=False)).build()
+
+
+def supported_groups(gm: GraphModule, is_supported: Callable[[Node], bool], accesses: Accesses) -> list[list[Node]]:
+    """Return the groups of supported calls that `partition` puts into children, in the order in which they run."""
     inner = [
         node for node in gm.graph.nodes if node.op not in ("placeholder", "output") and not accesses.is_fixed_read(node)
     ]
@@ -37,12 +50,4 @@ def partition(gm: GraphModule, is_supported: Callable[[Node], bool], min_nodes: 
     for node in inner:
         if node in supported:
             groups.setdefault(levels[node], []).append(node)
-    names: dict[Node, str] = {}
-    number = 0
-    for level in sorted(groups):
-        if len(groups[level]) >= min_nodes:
-            while hasattr(gm, f"submod_{number}"):
-                number += 1
-            names.update(dict.fromkeys(groups[level], f"submod_{number}"))
-            number += 1
-    return Regrouping(gm, names, accesses, ChildForm(sets_modes=False)).build()
+    return [groups[level] for level in sorted(groups)]

@@ -32,11 +32,15 @@ from featx.tracing.wrapping import globals_of, wrapped_functions
 class Scope:
     """One call of a module that runs during the trace: its path, its type, and the calls around it."""
 
-    __slots__ = ("module_path", "module_type", "stack")
+    __slots__ = ("module_path", "module_type", "place", "stack")
 
-    def __init__(self, module_path: str, module_type: type | None, outer: dict[str, tuple[str, type]]) -> None:
+    def __init__(
+        self, module_path: str, module_type: type | None, outer: dict[str, tuple[str, type]] | None = None
+    ) -> None:
         self.module_path = module_path
         self.module_type = module_type
+        self.place = (module_path, module_type)
+        outer = outer or {}
         self.stack = {**outer, module_path: (module_path, module_type)} if module_type else outer
 
 
@@ -56,6 +60,8 @@ class Tracer(TracerBase):
     # Trace an input whose default is None, a bool or a string with that default, and check at run time that it has it.
     # torch.fx makes a proxy of it, with which `if mask is None` goes the wrong way; extractors must not.
     specialize_options: bool = False
+    # Refuse calls of functions and methods that write their arguments.
+    check_mutable_operations: bool = False
 
     def __init__(
         self,
@@ -70,7 +76,9 @@ class Tracer(TracerBase):
         self.root: nn.Module = nn.Module()
         self.root_module_name = ""
         self.submodule_paths: dict[nn.Module, str] = {}
-        self.scope = Scope("", None, {})
+        self.scope = Scope("", None)
+        # By the name of a node: path and type of the module that ran.
+        self.node_name_to_scope: dict[str, tuple[str, type | None]] = {}
         self._tensors = ModelTensors(self, self.root)
         self._parameter_proxies: dict[str, Any] = {}
         self._names = QualifiedNames()
@@ -102,7 +110,8 @@ class Tracer(TracerBase):
         function = getattr(root, self.traced_func_name) if is_module else root
         self.submodule_paths = {module: path for path, module in walk_modules(self.root)}
         self.graph = Graph(tracer_cls=type(self))
-        self.scope = Scope("", None, {})
+        self.scope = Scope("", None)
+        self.node_name_to_scope = {}
         self._parameter_proxies = {}
         self._tensors = ModelTensors(self, self.root)
         self._names = QualifiedNames()
@@ -200,6 +209,11 @@ class Tracer(TracerBase):
         if module not in self._states:
             self._states[module] = ModuleState(module)
 
+    @property
+    def module_stack(self) -> dict[str, tuple[str, type]]:
+        """The modules that run now, from the outermost one: their types, by path."""
+        return self.scope.stack
+
     # -- what subclasses override ------------------------------------------------------------------------------------
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
@@ -272,11 +286,20 @@ class Tracer(TracerBase):
         if _modes() != self._modes:
             what = "forward enters torch.autocast or torch.inference_mode, which a graph cannot,"
             raise refusal(self, TraceError, what, "make the module that does it a leaf, or enter it around the model")
+        if self.check_mutable_operations and kind in ("call_function", "call_method"):
+            self._refuse_write(target, kwargs)
         node = self.graph.create_node(kind, target, args, kwargs, name, type_expr)
         node.meta["nn_module_stack"] = self.scope.stack
+        self.node_name_to_scope[node.name] = self.scope.place
         if self.record_stack_traces:
             node.stack_trace = describe(user_frame())
         return node
+
+    def _refuse_write(self, target: Target, kwargs: dict[str, Argument]) -> None:
+        name = str(getattr(target, "__name__", target))
+        if "out" in kwargs or operator_writes(name):
+            what = f"{name} writes one of its arguments, and check_mutable_operations is set,"
+            raise refusal(self, TraceError, what, "compute a new value, or leave check_mutable_operations off")
 
     def create_proxy(
         self,
@@ -331,6 +354,12 @@ def is_leaf_class(kind: type[nn.Module]) -> bool:
 
 def _parameter_proxy(tracer: Tracer, path: str, parameter: nn.Parameter, node: Node) -> Proxy:
     return ParameterProxy(tracer, node, path, parameter)
+
+
+def is_tracing() -> bool:
+    """Say whether a symbolic trace runs in this thread."""
+    modes: list[Any] = torch.overrides._get_current_function_mode_stack()
+    return any(isinstance(mode, _Mode) for mode in modes)
 
 
 def _modes() -> tuple[bool, bool]:

@@ -416,3 +416,16 @@ def test_error_of_an_argument_that_no_code_can_express_names_the_node() -> None:
 
 def test_public_name_of_the_result_is_python_code() -> None:
     assert type(Graph().python_code("self")) is featx.PythonCode
+
+
+def test_in_place_operator_is_written_as_the_model_writes_it() -> None:
+    graph = Graph()
+    x = graph.placeholder("x")
+    total = graph.call_function(operator.iadd, (x, x), type_expr=torch.Tensor)
+    graph.output((graph.call_function(operator.ipow, (total, 2)), graph.call_function(operator.iadd, ([1], [2]))))
+    assert body(graph)[1:3] == [
+        "iadd : torch.Tensor = x;  iadd += x;  x = None",
+        "ipow = iadd;  ipow **= 2;  iadd = None",
+    ]
+    values = run(graph, torch.full((2,), 3.0))
+    assert (values[0].tolist(), values[1]) == ([36.0, 36.0], [1, 2])

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils._pytree as pytree
 
 from featx import Graph
 from featx.errors import ArgumentTypeError
@@ -60,3 +61,16 @@ def test_lists_and_dicts_in_arguments_are_equal_to_plain_ones_also_after_a_copy(
         for same in (value, copy.deepcopy(value), pickle.loads(pickle.dumps(value))):
             assert same == plain
             assert type(same) is type(value)
+
+
+def test_trees_of_torch_see_what_is_inside() -> None:
+    value = (ImmutableList([1, ImmutableDict({"a": 2})]), ImmutableDict({"b": ImmutableList([3])}))
+    leaves, spec = pytree.tree_flatten(value)
+    assert leaves == [1, 2, 3]
+    rebuilt = pytree.tree_unflatten([10, 20, 30], spec)
+    assert rebuilt == ([10, {"a": 20}], {"b": [30]})
+    assert type(rebuilt[0]) is ImmutableList
+    assert type(rebuilt[1]["b"]) is ImmutableList
+    assert type(rebuilt[0][1]) is ImmutableDict
+    paths = [pytree.keystr(path) for path, _ in pytree.tree_flatten_with_path(value)[0]]
+    assert paths == ["[0][0]", "[0][1]['a']", "[1]['b'][0]"]

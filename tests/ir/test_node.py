@@ -100,12 +100,20 @@ def test_insert_arg_outside_the_arguments_is_refused() -> None:
     assert relu.args == (x,)
 
 
-@pytest.mark.parametrize(("attribute", "value"), [("args", [1]), ("args", None), ("kwargs", [("a", 1)])])
+@pytest.mark.parametrize(("attribute", "value"), [("args", {1}), ("args", None), ("kwargs", [("a", 1)])])
 def test_arguments_of_the_wrong_type_are_refused_and_change_nothing(attribute: str, value: Any) -> None:
     x, relu, *_ = chain()
     with pytest.raises(ArgumentTypeError, match=f"{attribute} of node 'relu' must be a"):
         setattr(relu, attribute, value)
     assert (relu.args, relu.kwargs, names(x.users)) == ((x,), {}, ["relu"])
+
+
+@BOTH
+def test_list_may_be_assigned_as_arguments(library: Any) -> None:
+    x, relu, *_ = chain(library)
+    relu.args = [x, [x]]
+    assert list(relu.args) == [x, [x]]
+    assert names(x.users) == ["relu"]
 
 
 @BOTH

@@ -217,3 +217,38 @@ def test_lines_of_the_model_are_recorded_where_the_tracer_says_so() -> None:
 
     add = Recording().trace(lambda x: x + 1).find_nodes(op="call_function", target=operator.add)[0]
     assert __file__ in (add.stack_trace or "")
+
+
+# -- what code bases read from a tracer --------------------------------------------------------------------------------
+
+
+def test_mutable_operations_are_refused_where_the_tracer_says_so() -> None:
+    class Strict(featx.Tracer):
+        check_mutable_operations = True
+
+    for function in (lambda x: torch.relu_(x), lambda x: x.add_(1), lambda x: torch.add(x, 1, out=x)):
+        featx.Tracer().trace(function)
+        with pytest.raises(featx.TraceError, match="writes one of its arguments"):
+            Strict().trace(function)
+    Strict().trace(lambda x: torch.add(x.view(-1), 1))
+
+
+def test_scopes_of_nodes_are_those_of_the_last_trace() -> None:
+    tracer = featx.Tracer()
+    tracer.trace(nn.Sequential(nn.Sequential(nn.Linear(2, 2)), nn.ReLU()))
+    assert tracer.node_name_to_scope["_0_0"] == ("0.0", nn.Linear)
+    assert tracer.node_name_to_scope["input_1"] == ("", None)
+    tracer.trace(lambda x: x + 1)
+    assert list(tracer.node_name_to_scope) == ["x", "add", "output"]
+
+
+def test_modules_that_run_are_on_the_stack() -> None:
+    seen: list[list[str]] = []
+
+    class Looking(featx.Tracer):
+        def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+            seen.append(list(self.module_stack))
+            return super().is_leaf_module(m, module_qualified_name)
+
+    Looking().trace(nn.Sequential(nn.Sequential(nn.Linear(2, 2)), nn.ReLU()))
+    assert seen == [["0"], ["0", "0.0"], ["1"]]

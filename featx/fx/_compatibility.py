@@ -1,0 +1,16 @@
+"""What torch.fx._compatibility has, from where featx has it.
+
+Written by scripts/write_fx.py from featx/migration/table.py, not by hand.
+"""
+
+from typing import TYPE_CHECKING
+
+from featx.migration.compatibility import compatibility
+from featx.migration.left_out import explainer
+
+__all__ = [
+    "compatibility",
+]
+
+if not TYPE_CHECKING:
+    __getattr__ = explainer(__name__)

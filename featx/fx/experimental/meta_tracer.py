@@ -1,0 +1,11 @@
+"""torch.fx.experimental.meta_tracer is left out; its names say why.
+
+Written by scripts/write_fx.py from featx/migration/table.py, not by hand.
+"""
+
+from typing import TYPE_CHECKING
+
+from featx.migration.left_out import explainer
+
+if not TYPE_CHECKING:
+    __getattr__ = explainer(__name__)

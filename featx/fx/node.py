@@ -1,0 +1,28 @@
+"""What torch.fx.node has, from where featx has it.
+
+Written by scripts/write_fx.py from featx/migration/table.py, not by hand.
+"""
+
+from typing import TYPE_CHECKING
+
+from featx.ir.node import Argument, Node, Target, map_aggregate, map_arg
+from featx.ir.side_effects import has_side_effect
+from featx.migration.compatibility import BASE_TYPES as base_types
+from featx.migration.compatibility import BaseArgumentTypes
+from featx.migration.left_out import explainer
+from featx.migration.operator_support import target_name as _get_qualified_name
+
+__all__ = [
+    "Argument",
+    "BaseArgumentTypes",
+    "Node",
+    "Target",
+    "_get_qualified_name",
+    "base_types",
+    "has_side_effect",
+    "map_aggregate",
+    "map_arg",
+]
+
+if not TYPE_CHECKING:
+    __getattr__ = explainer(__name__)

@@ -1,0 +1,13 @@
+"""The package torch.fx.passes.dialect.
+
+Written by scripts/write_fx.py from featx/migration/table.py, not by hand.
+"""
+
+from typing import TYPE_CHECKING
+
+from featx.migration.left_out import explainer
+
+if TYPE_CHECKING:
+    from featx.fx.passes.dialect import common as common
+else:
+    __getattr__ = explainer(__name__)

@@ -1,0 +1,16 @@
+"""What torch.fx.passes.dialect.common.cse_pass has, from where featx has it.
+
+Written by scripts/write_fx.py from featx/migration/table.py, not by hand.
+"""
+
+from typing import TYPE_CHECKING
+
+from featx.migration.left_out import explainer
+from featx.migration.pass_manager import CSEPass
+
+__all__ = [
+    "CSEPass",
+]
+
+if not TYPE_CHECKING:
+    __getattr__ = explainer(__name__)

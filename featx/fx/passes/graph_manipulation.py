@@ -1,0 +1,16 @@
+"""What torch.fx.passes.graph_manipulation has, from where featx has it.
+
+Written by scripts/write_fx.py from featx/migration/table.py, not by hand.
+"""
+
+from typing import TYPE_CHECKING
+
+from featx.migration.grouping import replace_target_nodes_with
+from featx.migration.left_out import explainer
+
+__all__ = [
+    "replace_target_nodes_with",
+]
+
+if not TYPE_CHECKING:
+    __getattr__ = explainer(__name__)

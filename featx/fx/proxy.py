@@ -1,0 +1,41 @@
+"""What torch.fx.proxy has, from where featx has it.
+
+Written by scripts/write_fx.py from featx/migration/table.py, not by hand.
+"""
+
+from typing import TYPE_CHECKING
+
+from featx.errors import TraceError
+from featx.ir.graph import Graph
+from featx.ir.node import Argument, Node, Target, map_aggregate, map_arg
+from featx.migration.compatibility import BASE_TYPES as base_types
+from featx.migration.left_out import explainer
+from featx.migration.operators import INPLACE as inplace_methods
+from featx.migration.operators import MAGIC as magic_methods
+from featx.migration.operators import REFLECTABLE as reflectable_magic_methods
+from featx.tracing.proxy import Attribute, ParameterProxy, Proxy
+from featx.tracing.symbolic import Scope
+from featx.tracing.tracer import GraphAppendingTracer, TracerBase
+
+__all__ = [
+    "Argument",
+    "Attribute",
+    "Graph",
+    "GraphAppendingTracer",
+    "Node",
+    "ParameterProxy",
+    "Proxy",
+    "Scope",
+    "Target",
+    "TraceError",
+    "TracerBase",
+    "base_types",
+    "inplace_methods",
+    "magic_methods",
+    "map_aggregate",
+    "map_arg",
+    "reflectable_magic_methods",
+]
+
+if not TYPE_CHECKING:
+    __getattr__ = explainer(__name__)

@@ -1,0 +1,1 @@
+"""What code written against torch.fx finds under `featx.fx`, and why the rest of torch.fx is not there."""

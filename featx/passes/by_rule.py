@@ -1,0 +1,82 @@
+"""Say what calls on tensors of the meta device give, by a rule and without a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from featx.errors import InputError
+from featx.tracing.function_shapes import result_of
+from featx.tracing.shapes import output_of
+from featx.tree import tree_leaves
+
+
+def refuse_autocast(name: str) -> None:
+    """Raise where autocast is on, for a call of `name`.
+
+    Raises:
+        InputError: it is.
+    """
+    if torch._C._is_any_autocast_enabled():
+        raise InputError(
+            f"{name} runs under autocast, which tensors on the meta device take no part in; pass real tensors, or a "
+            "fake_mode"
+        )
+
+
+def known_output(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return what `module(*args)` has as its form, or None where it must run to know."""
+    is_watched = module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__
+    if is_watched or not all(_has_no_values(value) for value in args):
+        return None
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        result = output_of(module, args, kwargs)
+        if result is None or not torch.is_grad_enabled():
+            return result
+        needs = any(tensor.requires_grad for tensor in (*args, *module.parameters()))
+        if isinstance(result, tuple):
+            return tuple([_tracked(value, args, needs) for value in result])
+        return _tracked(result, args, needs)
+
+
+class ByRule(TorchFunctionMode):
+    """Answers calls of torch functions on meta tensors by a rule where there is one."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if torch._C._is_any_autocast_enabled():
+            name = getattr(func, "__name__", str(func))
+            if name != "__get__" and any(map(_has_no_values, tree_leaves((args, kwargs)))):
+                refuse_autocast(name)
+        first = args[0] if args else None
+        if isinstance(first, (list, tuple)) and first:
+            first = first[0]
+        if _has_no_values(first) or (args and _has_no_values(args[-1])):
+            with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+                result = result_of(func, args, kwargs)
+                if result is not None:
+                    return _tracked(result, args, torch.is_grad_enabled() and _needs_gradient((args, kwargs)))
+        return func(*args, **kwargs)
+
+
+def _has_no_values(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_meta
+
+
+def _needs_gradient(values: Any) -> bool:
+    return any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in tree_leaves(values))
+
+
+def _tracked(result: Any, args: tuple[Any, ...], needs_gradient: bool) -> Any:
+    """Return the result of a rule as autograd would have it: the inner node of a history, where there is one."""
+    if not needs_gradient or result is None or result.requires_grad or not torch.is_grad_enabled():
+        return result
+    if any(result is value for value in args) or not result.is_floating_point():
+        return result
+    return result.requires_grad_().clone()

@@ -1,0 +1,162 @@
+"""Run a graph and leave the model, the inputs and the random generators as they were."""
+
+from __future__ import annotations
+
+import inspect
+import random
+import sys
+from collections.abc import Generator, Iterable
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from featx.ir.graph import Graph
+from featx.passes.operators import OperatorMode, Signature, tensors_in
+from featx.tracing.caches import Caches
+from featx.tracing.constants import memory_of
+from featx.tracing.states import ModuleStates
+from featx.tracing.wrapping import globals_of
+from featx.tree import tree_map
+
+
+@contextmanager
+def model_kept(module: nn.Module, graph: Graph, inputs: Iterable[torch.Tensor]) -> Generator[None]:
+    """Put back what running `graph` on `module` leaves behind, but for values that it writes into tensors.
+
+    That is: attributes of submodules, numbers and caches of the code of these and of functions that the graph calls,
+    histories of gradients, and generators of random numbers. O(nodes + attributes + names in that code).
+    """
+    inside = [each for each in module.modules() if each is not module]
+    states = ModuleStates(inside)
+    # Attributes of torch's modules too: weight norm assigns `weight`.
+    dicts: list[dict[str, Any]] = [
+        held for each in inside for held in (each.__dict__, each._parameters, each._buffers, each._modules)
+    ]
+    kept = [(held, held.copy()) for held in dicts]
+    tensors = [*module.parameters(), *module.buffers(), *inputs]
+    leaves = [tensor for tensor in tensors if tensor.grad_fn is None]
+    with _caches_kept(inside, graph), _casts_kept(), _generators_kept(tensors):
+        try:
+            yield
+        finally:
+            states.restore()
+            for held, before in kept:
+                if len(held) != len(before) or any(value is not before.get(name) for name, value in held.items()):
+                    held.clear()
+                    held.update(before)
+            for tensor in leaves:
+                if tensor.grad_fn is not None:
+                    tensor.detach_()
+
+
+@contextmanager
+def _casts_kept() -> Generator[None]:
+    # Autocast remembers what it made of the weights until the outermost region ends, which may be the caller's.
+    is_enabled = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(is_enabled)
+        torch.clear_autocast_cache()
+
+
+def _caches_kept(modules: Iterable[nn.Module], graph: Graph) -> Caches:
+    kinds = {type(module) for module in modules if not type(module).__module__.startswith("torch.nn.")}
+    called = {node.target for node in graph.nodes if node.op == "call_function"}
+    functions = [inspect.unwrap(target) for target in called]
+    own = [each for each in functions if inspect.isfunction(each) and not each.__module__.startswith("torch.")]
+    namespaces = [globals_of(function, ()) for function in own] if own else []
+    classes = globals_of(len, kinds) if kinds else []
+    found = {id(each): each for each in (*classes, *(each for several in namespaces for each in several))}
+    return Caches(found.values(), kinds, _has_no_values)
+
+
+def _has_no_values(tensor: torch.Tensor) -> bool:
+    return tensor.is_meta or type(tensor).__name__ == "FakeTensor"
+
+
+@contextmanager
+def _generators_kept(tensors: Iterable[torch.Tensor]) -> Generator[None]:
+    devices = {tensor.device for tensor in tensors if tensor.device.type not in ("cpu", "meta")}
+    numpy = sys.modules.get("numpy")
+    state: Any = random.getstate()
+    numpy_state: Any = None if numpy is None else numpy.random.get_state()
+    with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng(devices=[]))
+        for device in devices:
+            stack.enter_context(torch.random.fork_rng(devices=[device.index or 0], device_type=device.type))
+        try:
+            yield
+        finally:
+            random.setstate(state)
+            if numpy is not None:
+                numpy.random.set_state(numpy_state)
+
+
+class WrittenMemory(OperatorMode):
+    """While it is entered, copies memory from before it that an operator is about to write; `restore` puts it back.
+
+    What is made meanwhile is not copied. Generators that are given to operators are put back too. A few microseconds
+    for each operator, and one copy of what is written.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: set[int] = set()
+        self._saved: dict[int, tuple[torch.Tensor, Any]] = {}
+        # Tensors that are about to get other memory or another shape, and how to lay them out again.
+        self._layouts: dict[int, tuple[torch.Tensor, tuple[Any, ...]]] = {}
+        self._generators: dict[int, tuple[torch.Generator, torch.Tensor]] = {}
+
+    def on_operator(self, func: Any, signature: Signature | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator."""
+        if signature is None:
+            return func(*args, **kwargs)
+        for target in signature.targets(args, kwargs):
+            self._save(target, signature.replaces_memory)
+        generator = kwargs.get("generator")
+        if isinstance(generator, torch.Generator):
+            self._generators.setdefault(id(generator), (generator, generator.get_state()))
+        result = func(*args, **kwargs)
+        if not signature.is_view and not signature.written:
+            self._made.update(map(memory_of, tensors_in((result,))))
+        return result
+
+    def _save(self, tensor: torch.Tensor, is_laid_out_anew: bool) -> None:
+        memory = memory_of(tensor)
+        if memory in self._made:
+            return
+        if memory not in self._saved:
+            is_plain = tensor.layout is torch.strided
+            self._saved[memory] = (tensor, tensor.untyped_storage().clone() if is_plain else tensor.detach().clone())
+        if is_laid_out_anew and tensor.layout is torch.strided:
+            layout = (tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+            self._layouts.setdefault(id(tensor), (tensor, layout))
+
+    def restore(self) -> None:
+        """Put back what was written so far; it stays saved, so this may be called after each of many runs."""
+        with torch.no_grad():
+            for tensor, layout in self._layouts.values():
+                tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(*layout)
+            for tensor, saved in self._saved.values():
+                if isinstance(saved, torch.Tensor):
+                    tensor.copy_(saved)
+                    continue
+                storage = tensor.untyped_storage()
+                if storage.nbytes() != saved.nbytes():
+                    storage.resize_(saved.nbytes())
+                storage.copy_(saved)
+                if not tensor.is_inference():
+                    torch.autograd.graph.increment_version(tensor)
+        for generator, state in self._generators.values():
+            generator.set_state(state)
+
+    def apart(self, value: Any) -> Any:
+        """Return `value` with a copy of each tensor in it whose memory `restore` writes."""
+        return tree_map(lambda leaf: leaf.clone() if self._is_saved(leaf) else leaf, value) if self._saved else value
+
+    def _is_saved(self, value: object) -> bool:
+        return isinstance(value, torch.Tensor) and memory_of(value) in self._saved
