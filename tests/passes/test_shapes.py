@@ -31,14 +31,17 @@ class WritesState(nn.Module):
         self.calls = 0
         self.seen: Any = None
         self.history: list[int] = []
+        self.table = torch.zeros(3)  # no buffer
 
     def forward(self, x):
         x.add_(1)
         self.calls += 1
         self.history.append(self.calls)
         self.seen = x
-        self.queue[0] = x[0]
-        return self.norm(self.linear(x)) + torch.rand(4) + self.queue.sum()
+        self.table.add_(1)
+        y = self.linear(x)
+        self.queue[0] = y[0]
+        return self.norm(y) + torch.rand(4) + self.queue.sum()
 
 
 class Wrapper(nn.Module):
@@ -218,6 +221,7 @@ def test_module_that_writes_everything_is_left_as_it_was(place: str, training: b
     assert same_state(state_of(model), before)
     assert model.inner.queue.grad_fn is None
     assert model.inner.history == []
+    assert model.inner.table.tolist() == [0.0] * 3
     assert torch.equal(value, given)
     assert module.graph.find_nodes(op="call_module")[0].meta["tensor_meta"].shape == (3, 4)
 
@@ -359,7 +363,7 @@ def test_casts_of_weights_that_autocast_remembers_are_forgotten() -> None:
             self.linear = nn.Linear(3, 4)
 
         def forward(self, x):
-            with torch.autocast("cpu", torch.bfloat16):
+            with torch.autocast("cpu", torch.bfloat16, cache_enabled=True):
                 return self.linear(x)
 
     model = Casts()
