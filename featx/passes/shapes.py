@@ -47,8 +47,8 @@ class ShapeProp(Interpreter):
 
     With real inputs the graph runs for real. With an input on the meta device nothing is computed and no memory is
     taken, wherever the weights are; asking for values raises, and strides are those of torch's meta kernels (fused
-    attention, and convolutions of permuted inputs, have others). With a `FakeTensorMode`, given or of an input, the
-    graph runs on fake tensors. Override `run_node` to note more.
+    attention, and convolutions in other layouts than the contiguous one, have others). With a `FakeTensorMode`, given
+    or of an input, the graph runs on fake tensors. Override `run_node` to note more.
 
     Args:
         gm: the graph module.
