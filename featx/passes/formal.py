@@ -109,6 +109,8 @@ class FakeValues(OperatorMode):
     def __init__(self, fake_mode: Any) -> None:
         super().__init__()
         self._fake_mode = fake_mode
+        # By id: a real tensor, which must stay alive, and what stands for it.
+        self._fakes: dict[int, tuple[torch.Tensor, Any]] = {}
 
     def on_operator(self, func: Any, signature: Signature | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator."""
@@ -116,8 +118,15 @@ class FakeValues(OperatorMode):
 
     def fake(self, value: Any) -> Any:
         """Return what stands for a tensor, the same for the same one; other values, and fake tensors, stay."""
-        is_real = isinstance(value, torch.Tensor) and type(value) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-        return self._fake_mode.from_tensor(value, static_shapes=True) if is_real else value
+        if type(value) not in (torch.Tensor, torch.nn.Parameter):
+            return value
+        known = self._fakes.get(id(value))
+        if known is None:
+            # Apart from its history, of which a buffer may get one meanwhile.
+            with torch._C._DisableTorchDispatch():
+                plain = value.detach()
+            known = self._fakes[id(value)] = (value, self._fake_mode.from_tensor(plain, static_shapes=True))
+        return known[1]
 
 
 def call_on(func: Any, args: Any, kwargs: dict[str, Any], stand_in: Callable[[torch.Tensor], torch.Tensor]) -> Any:

@@ -67,7 +67,8 @@ def _caches_kept(modules: Iterable[nn.Module], graph: Graph) -> Caches:
     kinds = {type(module) for module in modules if not type(module).__module__.startswith("torch.nn.")}
     called = {node.target for node in graph.nodes if node.op == "call_function"}
     functions = [inspect.unwrap(target) for target in called]
-    own = [each for each in functions if inspect.isfunction(each) and not each.__module__.startswith("torch.")]
+    others = ("torch.", "featx.")
+    own = [each for each in functions if inspect.isfunction(each) and not str(each.__module__).startswith(others)]
     namespaces = [globals_of(function, ()) for function in own] if own else []
     classes = globals_of(len, kinds) if kinds else []
     found = {id(each): each for each in (*classes, *(each for several in namespaces for each in several))}

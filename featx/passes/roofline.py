@@ -167,7 +167,8 @@ def roofline(profile: ProfileReport, cost: CostReport, peaks: Peaks) -> Roofline
 def measure_peaks(
     device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32, seconds: float = 1.0
 ) -> Peaks:
-    """Measure the ceilings of a device: with a matrix product, and a copy of memory that no cache holds.
+    """Measure the ceilings of a device: with matrix products (and, on a CPU, a convolution), and with a copy of memory
+    that no cache holds.
 
     The best of as many runs as fit into about `seconds`, half of them for each. Takes at most 0.8 GiB there. They are
     what torch reaches on this device now, with its present number of threads, which is less than what makers print.
@@ -177,7 +178,17 @@ def measure_peaks(
 
 
 def _best_product(device: torch.device, dtype: torch.dtype, seconds: float) -> float:
-    size = 1024 if device.type == "cpu" else 8192
+    if device.type != "cpu":
+        return _product(8192, device, dtype, seconds)
+    # Matrix products and convolutions come from different libraries there, of which either may be the faster.
+    image = torch.ones(1, 256, 32, 32, device=device, dtype=dtype)
+    filters = torch.ones(256, 256, 3, 3, device=device, dtype=dtype)
+    flops = 2 * image.numel() * 256 * 9
+    convolving = flops / _least_time(lambda: torch.conv2d(image, filters, padding=1), device, seconds / 3)
+    return max(convolving, *[_product(size, device, dtype, seconds / 3) for size in (256, 1024)])
+
+
+def _product(size: int, device: torch.device, dtype: torch.dtype, seconds: float) -> float:
     matrix = torch.ones(size, size, device=device, dtype=dtype)
     product = torch.empty_like(matrix)
     return 2 * size**3 / _least_time(lambda: torch.mm(matrix, matrix, out=product), device, seconds)

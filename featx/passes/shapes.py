@@ -46,9 +46,9 @@ class ShapeProp(Interpreter):
     inputs too. After an error the meta is as before.
 
     With real inputs the graph runs for real. With an input on the meta device nothing is computed and no memory is
-    taken, wherever the weights are; asking for values raises, and layouts are those of the meta device (where torch
-    has no fast path for attention). With a `FakeTensorMode`, given or of an input, the graph runs on fake tensors.
-    Override `run_node` to note more.
+    taken, wherever the weights are; asking for values raises, and strides are those of torch's meta kernels (fused
+    attention, and convolutions in other layouts than the contiguous one, have others). With a `FakeTensorMode`, given
+    or of an input, the graph runs on fake tensors. Override `run_node` to note more.
 
     Args:
         gm: the graph module.

@@ -30,13 +30,18 @@ class WritesState(nn.Module):
         self.register_buffer("queue", torch.zeros(2, 4))
         self.calls = 0
         self.seen: Any = None
+        self.history: list[int] = []
+        self.table = torch.zeros(3)  # no buffer
 
     def forward(self, x):
         x.add_(1)
         self.calls += 1
+        self.history.append(self.calls)
         self.seen = x
-        self.queue[0] = x[0]
-        return self.norm(self.linear(x)) + torch.rand(4) + self.queue.sum()
+        self.table.add_(1)
+        y = self.linear(x)
+        self.queue[0] = y[0]
+        return self.norm(y) + torch.rand(4) + self.queue.sum()
 
 
 class Wrapper(nn.Module):
@@ -215,6 +220,8 @@ def test_module_that_writes_everything_is_left_as_it_was(place: str, training: b
     )
     assert same_state(state_of(model), before)
     assert model.inner.queue.grad_fn is None
+    assert model.inner.history == []
+    assert model.inner.table.tolist() == [0.0] * 3
     assert torch.equal(value, given)
     assert module.graph.find_nodes(op="call_module")[0].meta["tensor_meta"].shape == (3, 4)
 
@@ -347,6 +354,23 @@ def test_rules_do_not_hide_autocast() -> None:
     module = featx.symbolic_trace(nn.Sequential(nn.Linear(3, 4)))
     with torch.autocast("cpu", torch.bfloat16), pytest.raises(featx.InputError, match="autocast"):
         ShapeProp(module).propagate(torch.empty(2, 3, device="meta"))
+
+
+def test_casts_of_weights_that_autocast_remembers_are_forgotten() -> None:
+    class Casts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 4)
+
+        def forward(self, x):
+            with torch.autocast("cpu", torch.bfloat16, cache_enabled=True):
+                return self.linear(x)
+
+    model = Casts()
+    module, value = whole(Wrapper(model)), torch.rand(2, 3)
+    with torch.autocast("cpu", torch.bfloat16):
+        ShapeProp(module, FakeTensorMode()).propagate(value)
+        assert type(model(value)) is torch.Tensor
 
 
 def test_module_with_hooks_is_really_called() -> None:
