@@ -3,9 +3,11 @@
 from typing import TYPE_CHECKING, Any
 
 from featx.codegen.emit import PythonCode
+from featx.draw.drawing import Drawing, draw
 from featx.errors import (
     ArgumentTypeError,
     ControlFlowError,
+    DrawingError,
     FeatxError,
     ForeignNodeError,
     GraphError,
@@ -50,6 +52,8 @@ __all__ = [
     "ArgumentTypeError",
     "Attribute",
     "ControlFlowError",
+    "Drawing",
+    "DrawingError",
     "DualGraphModule",
     "ExampleTracer",
     "FeatureTracer",
@@ -80,6 +84,7 @@ __all__ = [
     "TracerBase",
     "Transformer",
     "create_feature_extractor",
+    "draw",
     "from_torch_fx",
     "get_graph_node_names",
     "map_aggregate",

@@ -11,6 +11,7 @@ FeatxError
 │   ├── ControlFlowError    TypeError       Python asked a traced value for its bool, length, int or type
 │   ├── ModulePathError     NameError       a module or parameter that the root does not own
 │   └── SpecializationError RuntimeError    an input for which the model would do something else than was traced
+├── DrawingError            RuntimeError    a picture that cannot be made: a missing program, or too much in it
 ├── PatternError            ValueError      a pattern that cannot be looked for, or a replacement that does not fit it
 └── RequestError            ValueError      a feature request that is empty or contradicts itself
     └── NodeNameError       KeyError        a name that the model does not have in this mode
@@ -66,6 +67,10 @@ class ModulePathError(TraceError, NameError):
 
 class SpecializationError(TraceError, RuntimeError):
     """An input for which the model would do something else than it did when it was traced."""
+
+
+class DrawingError(FeatxError, RuntimeError):
+    """A picture cannot be made: a program is missing, or there is too much in it."""
 
 
 class PatternError(FeatxError, ValueError):

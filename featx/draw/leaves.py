@@ -1,0 +1,260 @@
+"""Turn the nodes of a graph into what a picture says about them."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from featx.draw.call_text import CallText
+from featx.draw.kinds import NUMBERS_OF_TENSORS, kind_of_call, kind_of_module
+from featx.errors import ArgumentTypeError
+from featx.ir.effects import Effects
+from featx.ir.graph import Graph
+from featx.ir.node import Node
+
+Costs = Mapping[Any, Any]  # Any: from a node or its name to numbers by name, or an object that has such fields
+
+
+@dataclass(eq=False, slots=True)
+class Leaf:
+    """What is drawn of a node. It holds nothing of the graph, which may be edited afterwards.
+
+    Attributes:
+        index: its place among the nodes that are drawn.
+        name: its qualified name, or what it is called in the graph where it has none.
+        label: the same inside the folder around it.
+        kind: the family that gives the colour, see `kinds.py`.
+        operation: the class of the module, or the short name of the function or method.
+        call: the call as code, in which `⟨k⟩` stands for the input at position k.
+        settings: what the module prints of itself.
+        shape: lengths joined by ×, or "".
+        parameters: numbers in the weights that it uses; new_parameters: those that no node before it uses.
+        is_minor: it is a number made of sizes, or serves only checks of what was seen on the example.
+    """
+
+    index: int
+    name: str
+    node_name: str
+    has_qualified_name: bool
+    kind: str
+    operation: str
+    inputs: tuple[int, ...]
+    call: str
+    settings: str = ""
+    shape: str = ""
+    dtype: str = ""
+    source: str = ""
+    parameters: int = 0
+    new_parameters: int = 0
+    costs: dict[str, float] = field(default_factory=lambda: dict[str, float]())
+    is_minor: bool = False
+    is_highlighted: bool = False
+    label: str = ""
+    input_names: tuple[str, ...] = ()
+
+    def call_with_names(self) -> str:
+        """Return the call with the names that the inputs have in the graph."""
+        text = self.call
+        for position, name in enumerate(self.input_names):
+            text = text.replace(f"⟨{position}⟩", name)
+        return text
+
+
+class Describer:
+    """Describes nodes of one graph, in the order in which they are drawn.
+
+    `module` is what runs the graph, if there is something, and says what its submodules are. `costs` gives numbers for
+    nodes, which are otherwise looked for in `node.meta["cost"]`.
+    """
+
+    def __init__(self, graph: Graph, module: nn.Module | None, costs: Costs | None, highlight: set[Node]) -> None:
+        self._module = module
+        self._costs = costs
+        self._highlight = highlight
+        self._indices: dict[Node, int] = {}
+        self._seen: set[int] = set()
+        self._effects = Effects(graph, module)
+        self._numbers: set[Node] = set()
+        self._checks = self._find_checks(graph)
+        self._calls = CallText()
+        self._folders = sorted({f"{Path(entry).resolve()}/" for entry in sys.path}, key=len, reverse=True)
+        self._sources: dict[str, str] = {}
+
+    def describe(self, node: Node) -> Leaf:
+        """Describe a node whose inputs have been described. O(its arguments and weights)."""
+        inputs = node.all_input_nodes
+        index = self._indices[node] = len(self._indices)
+        meta = node.meta
+        qualified: object = meta.get("qualified_name")
+        shape, dtype = _form_of(meta)
+        called = _find(self._module, node)
+        operation, call = self._calls.of(node, inputs)
+        kind = self._kind(node, operation, called)
+        leaf = Leaf(
+            index,
+            qualified if isinstance(qualified, str) else node.name,
+            node.name,
+            isinstance(qualified, str),
+            kind,
+            operation if called is None else _class_of(called),
+            tuple([self._indices[item] for item in inputs if item in self._indices]),
+            call,
+            input_names=tuple([item.name for item in inputs]),
+            shape=shape,
+            dtype=dtype,
+            source=self._source(meta),
+            costs=self._costs_of(node),
+            is_minor=node in self._checks or kind == "number",
+            is_highlighted=node in self._highlight,
+        )
+        if isinstance(called, nn.Module):
+            leaf.settings = called.extra_repr()
+        self._count_parameters(leaf, called)
+        return leaf
+
+    def _kind(self, node: Node, operation: str, called: object) -> str:
+        if node.op in ("placeholder", "output"):
+            return "io"
+        if node in self._checks:
+            return "check"
+        if node.op == "get_attr":
+            return "constant"
+        if node.op == "call_module":
+            return kind_of_module(called)
+        if self._is_number(node, operation):
+            self._numbers.add(node)
+            return "number"
+        return kind_of_call(operation)
+
+    def _is_number(self, node: Node, operation: str) -> bool:
+        """Say whether a call asks for a size, or computes with sizes alone."""
+        if "shape" in node.meta or not node.args:
+            return False
+        if operation == "getattr":
+            return node.args[1] in NUMBERS_OF_TENSORS
+        if node.op == "call_method":
+            return operation in NUMBERS_OF_TENSORS
+        inputs = node.all_input_nodes
+        is_arithmetic = getattr(node.target, "__module__", None) in ("_operator", "math", "builtins")
+        return is_arithmetic and bool(inputs) and all(item in self._numbers for item in inputs)
+
+    def _find_checks(self, graph: Graph) -> set[Node]:
+        """Find checks, and what is computed for them alone."""
+        checks: set[Node] = set()
+        for node in reversed(graph.nodes):
+            if node.op in ("output", "call_module") or "shape" in node.meta:
+                continue
+            is_for_checks = bool(node.users) and all(user in checks for user in node.users)
+            if is_for_checks or (node.op == "call_function" and self._effects.of(node).is_check):
+                checks.add(node)
+        return checks
+
+    def _count_parameters(self, leaf: Leaf, called: object) -> None:
+        tensors = called.parameters() if isinstance(called, nn.Module) else [called]
+        for tensor in tensors:
+            if isinstance(tensor, nn.Parameter) and not isinstance(tensor, nn.parameter.UninitializedParameter):
+                leaf.parameters += tensor.numel()
+                if id(tensor) not in self._seen:
+                    self._seen.add(id(tensor))
+                    leaf.new_parameters += tensor.numel()
+
+    def _costs_of(self, node: Node) -> dict[str, float]:
+        if self._costs is None:
+            found = node.meta.get("cost")
+            return {} if found is None else numbers_in(found, node.name)
+        found = self._costs.get(node)
+        if found is None:
+            found = self._costs.get(node.name)
+        return {} if found is None else numbers_in(found, node.name)
+
+    def _source(self, meta: Mapping[str, Any]) -> str:
+        source: object = meta.get("source") or meta.get("stack_trace")
+        if not isinstance(source, str):
+            return ""
+        short = self._sources.get(source)
+        if short is None:
+            short = source.strip().rpartition("\n")[2].strip()
+            # Where a package is installed says nothing about the model, and something about the machine.
+            short = self._sources[source] = next(
+                (short[len(folder) :] for folder in self._folders if short.startswith(folder)), short
+            )
+        return short
+
+
+def numbers_in(found: object, name: str) -> dict[str, float]:
+    """Return the numbers in a mapping, in the fields of an object, or one number as "cost".
+
+    Raises:
+        ArgumentTypeError: it is none of these; `name` is the node's, for the message.
+    """
+    if isinstance(found, (int, float)):
+        return {"cost": found}
+    if dataclasses.is_dataclass(found) and not isinstance(found, type):
+        found = {item.name: getattr(found, item.name) for item in dataclasses.fields(found)}
+    elif isinstance(found, tuple) and hasattr(found, "_asdict"):
+        found = cast(Any, found)._asdict()
+    if not isinstance(found, Mapping):
+        raise ArgumentTypeError(
+            f"the cost of node '{name}' is a {type(found).__name__}; give a number, numbers by name, or a dataclass"
+        )
+    numbers = cast(Mapping[Any, Any], found)
+    return {
+        str(key): value
+        for key, value in numbers.items()
+        if isinstance(value, (int, float)) and not isinstance(value, bool)
+    }
+
+
+def _find(module: nn.Module | None, node: Node) -> object:
+    """Return the module or attribute that a node refers to, if it can be had."""
+    if module is None or node.op not in ("call_module", "get_attr"):
+        return None
+    found: object = module
+    for part in str(node.target).split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def _class_of(called: object) -> str:
+    if isinstance(called, nn.Module):
+        return type(called).__name__
+    if isinstance(called, torch.Tensor):
+        return "parameter" if isinstance(called, nn.Parameter) else "buffer"
+    return "attribute"
+
+
+def _form_of(meta: Mapping[str, Any]) -> tuple[str, str]:
+    if "shape" in meta:
+        return shape_text(meta["shape"]), _dtype_text(meta.get("dtype"))
+    # What shape propagation, and what other tools, leave behind.
+    forms = [form for form in _flat(meta.get("tensor_meta", meta.get("val"))) if hasattr(form, "shape")]
+    shapes = ", ".join([shape_text(form.shape) for form in forms])
+    dtypes = dict.fromkeys(_dtype_text(getattr(form, "dtype", None)) for form in forms)
+    return shapes, ", ".join(dtypes)
+
+
+def _flat(value: Any) -> list[Any]:
+    # A named tuple with a shape describes one tensor.
+    if isinstance(value, (tuple, list)) and not hasattr(value, "shape"):
+        return [leaf for item in cast(Sequence[Any], value) for leaf in _flat(item)]
+    return [value]
+
+
+def shape_text(shape: Any) -> str:
+    """Write a shape as people do: `1×3×224×224`, and `scalar` for one without dimensions."""
+    try:
+        lengths = [str(length) for length in shape]
+    except TypeError:
+        return str(shape)
+    return "×".join(lengths) or "scalar"
+
+
+def _dtype_text(dtype: object) -> str:
+    return str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else ""
