@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -12,7 +13,7 @@ from featx.draw.scopes import Call, Scope, shared_depth
 
 # Blocks that stand in a row and do the same are put into a folder of their own from this number on.
 _ROW = 3
-# In a folder of more than this, operations that follow one another in one file of code are put into a folder too.
+# In a folder with more in it than this, so many operations that follow one another between modules are folded too.
 _CROWD = 80
 _BUNDLE = 12
 # A row may repeat up to this many different things: a block, and what is done between it and the next.
@@ -115,12 +116,12 @@ def _simplify(folder: Folder, known: dict[object, int]) -> int:
         else:
             look = _look_of(child, known)
         looks.append(look)
-    if len(folder.children) > _CROWD and (len(folder.children) > 4 * _CROWD or any(isinstance(child, Folder) for child in folder.children)):
-        folder.children = list(_bundles(folder))
     # A row that is all there is in its folder would only be one more thing to open.
     folder.children = list(_rows(folder, looks))
     if len(folder.children) == 1 and isinstance(only := folder.children[0], Folder) and not only.type_name:
         folder.children, folder.row = only.children, only.row
+    if len(folder.children) > _CROWD and any(isinstance(child, Folder) for child in folder.children):
+        folder.children = list(_bundles(folder))
     return known.setdefault((folder.type_name, tuple(looks)), len(known))
 
 
@@ -147,15 +148,16 @@ def _rows(folder: Folder, looks: list[int]) -> Iterator[Item]:
 
 
 def _bundles(folder: Folder) -> Iterator[Item]:
-    def place(item: Item) -> str | None:
-        return item.source.rpartition(":")[0] if isinstance(item, Leaf) and item.kind != "io" else None
-
-    for source, members in itertools.groupby(folder.children, place):
-        items = list(members)
-        if source is None or len(items) < _BUNDLE or len(items) == len(folder.children):
+    for is_operation, group in itertools.groupby(
+        folder.children, lambda item: isinstance(item, Leaf) and item.kind != "io"
+    ):
+        items = list(group)
+        if not is_operation or len(items) < _BUNDLE:
             yield from items
-        else:
-            yield Folder(folder.path, source.rpartition("/")[2] or "operations", "", items, f"{len(items)} operations")
+            continue
+        files = Counter(item.source.rpartition(":")[0].rpartition("/")[2] for item in items if isinstance(item, Leaf))
+        count = sum(1 for item in items if isinstance(item, Leaf) and not item.is_minor)
+        yield Folder(folder.path, files.most_common(1)[0][0] or "operations", "", items, f"{count} operations")
 
 
 def _longest_row(children: list[Item], looks: list[int], start: int) -> tuple[int, int]:

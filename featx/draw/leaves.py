@@ -131,7 +131,8 @@ class Describer:
         if self._is_number(node, operation):
             self._numbers.add(node)
             return "number"
-        return kind_of_call(operation)
+        # A class that is called packs values together, as transformers' outputs do.
+        return "shape" if isinstance(node.target, type) else kind_of_call(operation)
 
     def _is_number(self, node: Node, operation: str) -> bool:
         """Say whether a call asks for a size, or computes with sizes alone."""

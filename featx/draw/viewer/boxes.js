@@ -4,6 +4,7 @@
 const HEADER = 30;
 const PADDING = 16;
 const LINE_WIDTH = 10;
+const MOST_WIDENING = 140;
 
 class Boxes {
   constructor(model, open, measure) {
@@ -37,7 +38,7 @@ class Boxes {
     const subtitle = model.subtitleOf(id);
     const label = shorten(model.labelOf(id));
     const width = Math.max(this.measure(label, "label") + (isFolder ? 18 : 0), subtitle ? this.measure(subtitle, "subtitle") : 0);
-    return { id, label, subtitle, w: Math.max(Math.ceil(width) + 26, 56), h: subtitle ? 42 : 27 };
+    return { id, label, subtitle, w: Math.max(Math.ceil(width) + 26, 56), h: subtitle ? 40 : 26 };
   }
 
   openBox(id) {
@@ -66,8 +67,10 @@ class Boxes {
     const side = isRoot ? 0 : PADDING;
     const title = isRoot ? 0 : this.headerWidth(id);
     const content = widths.reduce((most, width, vertex) => Math.max(most, x[vertex] + width / 2), 0);
-    const w = Math.max(content + 2 * side, title);
-    const shift = (w - content) / 2;
+    // What comes in does so in the middle where that costs little, so that lines into boxes in boxes stay straight.
+    const middle = ins.length && Math.abs(content - 2 * x[0]) <= MOST_WIDENING ? x[0] : content / 2;
+    const w = Math.max(2 * Math.max(middle, content - middle) + 2 * side, title);
+    const shift = w / 2 - middle;
     const box = { id, isOpen: true, title, w, h: y.height, ins: new Map(), outs: new Map() };
     ins.forEach((value, index) => box.ins.set(value, x[index] + shift));
     outs.forEach((value, index) => box.outs.set(value, x[ins.length + items.length + index] + shift));
@@ -146,7 +149,7 @@ class Boxes {
         layers.down[vertex].reduce((widest, below) => Math.max(widest, Math.abs(x[vertex] - x[below])), most), 0);
       top[rank] = y;
       bottom[rank] = y + height;
-      y += height + (isPort ? 16 : 26) + Math.min(40, far * 0.06);
+      y += height + (isPort ? 14 : 22) + Math.min(40, far * 0.06);
     }
     const last = depth ? bottom[depth - 1] : HEADER;
     // Ports of what goes out lie on the lower edge.

@@ -369,7 +369,7 @@ class Diagram {
     this.paintFound(box, x, y);
     if (scale < TYPE) return;
     const hasSubtitle = box.subtitle && scale >= SMALL_TYPE;
-    const middle = y + (hasSubtitle ? 14.5 : box.h / 2 + 0.5);
+    const middle = y + (hasSubtitle ? 13.5 : box.h / 2 + 0.5);
     if (isFolder) this.paintTwist(x + 11, middle - 0.5, false);
     context.font = FONTS.label;
     context.fillStyle = kind === "number" || kind === "check" || kind === "constant" ? colours.dim : colours.text;
@@ -377,7 +377,7 @@ class Diagram {
     if (!hasSubtitle) return;
     context.font = FONTS.subtitle;
     context.fillStyle = colours.dim;
-    context.fillText(box.subtitle, x + 14, y + 29.5);
+    context.fillText(box.subtitle, x + 14, y + 28);
   }
 
   paintStack(box, x, y) {

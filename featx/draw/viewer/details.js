@@ -61,9 +61,7 @@ class Details {
     this.title(model.label[id], model.kinds[kind], kind);
     const name = model.nameOf(id);
     if (model.isQualified(id)) this.copyable("Name", name);
-    if (model.nodeNameOf(id) !== name || !model.isQualified(id)) {
-      this.copyable("Name in the graph", model.nodeNameOf(id), model.isQualified(id) ? "" : "A feature cannot be asked for by it.");
-    }
+    else this.copyable("Name in the graph", model.nodeNameOf(id), "The model gave no name to it, so no feature can be asked for.");
     this.numbers(id, [["shape", model.text("shape", id)], ["dtype", model.text("dtype", id)]]);
     this.heading("Call");
     this.block(model.callOf(id));
@@ -75,6 +73,7 @@ class Details {
     }
     this.links("Reads", model.inputs[id]);
     this.links("Read by", model.users[id]);
+    if (model.isQualified(id) && model.nodeNameOf(id) !== name) this.copyable("Name in the graph", model.nodeNameOf(id));
   }
 
   // -- parts --------------------------------------------------------------------------------------------------------
@@ -101,7 +100,7 @@ class Details {
     this.heading(heading);
     const row = this.add("div", "", "copyable");
     const code = document.createElement("code");
-    code.textContent = text;
+    code.append(...breakable(text));
     const button = document.createElement("button");
     button.textContent = "Copy";
     button.className = "copy";
@@ -143,12 +142,19 @@ class Details {
     const list = this.add("div", "", "links");
     for (const node of shown.slice(0, 40)) {
       const button = document.createElement("button");
-      button.append(swatch(model.text("kind", node)), model.nameOf(node));
+      const name = span("", "");
+      name.append(...breakable(model.nameOf(node)));
+      button.append(swatch(model.text("kind", node)), name);
       button.addEventListener("click", () => this.choose(node));
       list.append(button);
     }
     if (shown.length > 40) this.add("p", `and ${shown.length - 40} more`, "dim");
   }
+}
+
+// A dotted name may be broken behind its dots.
+function breakable(text) {
+  return text.split(/(?<=[._])/).flatMap((part) => [part, document.createElement("wbr")]);
 }
 
 function swatch(kind) {
