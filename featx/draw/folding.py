@@ -6,7 +6,7 @@ from featx.draw.hierarchy import Folder, Item
 from featx.draw.leaves import Leaf
 
 # Boxes under one another that fit on a screen in legible type.
-_SCREEN = 16
+_SCREEN = 18
 # A folder with so much of the model in it is opened although the others beside it do not fit.
 _MOST = 0.6
 

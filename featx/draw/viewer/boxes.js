@@ -26,7 +26,7 @@ class Boxes {
   box(id) {
     let box = this.known.get(id);
     if (!box) {
-      box = this.open.has(id) ? this.openBox(id) : this.closedBox(id);
+      box = this.open.has(id) || id === this.model.root ? this.openBox(id) : this.closedBox(id);
       this.known.set(id, box);
     }
     return box;

@@ -65,8 +65,9 @@ class Details {
     this.numbers(id, [["shape", model.text("shape", id)], ["dtype", model.text("dtype", id)]]);
     this.heading("Call");
     this.block(model.callOf(id));
-    const settings = model.text("settings", id);
-    if (model.text("operation", id) !== model.label[id] && kind !== "io") this.block(settings ? `${model.text("operation", id)}(${settings})` : model.text("operation", id));
+    if (model.text("call", id).startsWith("self.") && kind !== "constant") {
+      this.block(`${model.text("operation", id)}(${model.text("settings", id)})`);
+    }
     if (model.text("source", id)) {
       this.heading("Source");
       this.block(model.text("source", id));
