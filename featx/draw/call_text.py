@@ -41,7 +41,9 @@ class CallText:
         name = self._names.get(target)
         if name is None:
             name = self._names[target] = format_target(target).removeprefix("builtins.")
-        return name.rpartition(".")[2].lstrip("_") or name, f"{name}({_join(_arguments(node.args, node.kwargs), slots)})"
+        return name.rpartition(".")[2].lstrip(
+            "_"
+        ) or name, f"{name}({_join(_arguments(node.args, node.kwargs), slots)})"
 
 
 def _join(parts: Iterable[tuple[str, Any]], slots: Mapping[Node, str]) -> str:

@@ -20,6 +20,8 @@ _HEAD = """\
 margin="0.14,0.07", height=0.3]
   edge [color="#7d8792", arrowsize=0.6]"""
 
+_CLUSTER = 'labeljust=l; style="rounded,filled"; color="#c3cad2"; fillcolor="#00000008"'
+
 
 def write_dot(root: Folder, opened: set[Folder], sizes: bool, title: str) -> str:
     """Describe the picture: open folders as clusters, folded ones and nodes as boxes. O(nodes + edges)."""
@@ -51,7 +53,7 @@ def _boxes(folder: Folder, opened: set[Folder], sizes: bool, indent: str) -> Ite
         else:
             yield f"{indent}subgraph cluster_{_name(item)} {{"
             label = _quote(" · ".join([heading(item), *subheading(item)]))
-            yield f'{indent}  label={label}; labeljust=l; style="rounded,filled"; color="#c3cad2"; fillcolor="#00000008"'
+            yield f"{indent}  label={label}; {_CLUSTER}"
             yield from _boxes(item, opened, sizes, indent + "  ")
             yield f"{indent}}}"
 
@@ -101,8 +103,7 @@ def _look_of_leaf(leaf: Leaf) -> str:
     marks = ', color="#d9480f", penwidth=2.2' if leaf.is_highlighted else ""
     label = "\n".join(text for text in (leaf.label, below) if text)
     return (
-        f"label={_quote(label)}, tooltip={_quote(tooltip)}, "
-        f'class="{leaf.kind}", fillcolor="{FILLS[leaf.kind]}"{marks}'
+        f'label={_quote(label)}, tooltip={_quote(tooltip)}, class="{leaf.kind}", fillcolor="{FILLS[leaf.kind]}"{marks}'
     )
 
 

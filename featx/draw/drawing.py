@@ -9,10 +9,11 @@ from pathlib import Path
 
 from torch import nn
 
+from featx.draw.costs import Costs
 from featx.draw.dot import count_drawn, write_dot
 from featx.draw.folding import fold
 from featx.draw.hierarchy import Folder, build_tree
-from featx.draw.leaves import Costs, Describer
+from featx.draw.leaves import Describer
 from featx.draw.page import write_page
 from featx.draw.scopes import place_nodes
 from featx.draw.svg import render_svg
@@ -39,20 +40,21 @@ def draw(
     there. Blocks that repeat in a row are folded into one. O(nodes + edges) time, about 2 KB memory a node.
 
     Args:
-        graph: what to draw. A GraphModule also says what its submodules and weights are; of an extractor it is the graph
-            of the present mode.
+        graph: what to draw. A GraphModule also says what its submodules and weights are; of an extractor it is the
+            graph of the present mode.
         depth: how many levels of modules are open at first: 0 shows those that the model itself calls, a large number
             everything. By default as many as fit on a screen.
         cost: numbers to show by node or name of a node: each a number, a mapping from names to numbers, or an object
             with such fields. By default `node.meta["cost"]`.
         highlight: nodes, or names of nodes, to mark; the modules around them are open.
-        sizes: show also numbers that are made of sizes, and checks that an input is like the example. (The page can show
-            them in any case.)
+        sizes: show also numbers that are made of sizes, and checks that an input is like the example. The page can
+            show them in any case.
         max_nodes: how many boxes dot may be asked to lay out; it takes minutes for some thousands.
         title: what to call it; the name of the module by default.
 
     Raises:
         ArgumentTypeError: `graph` is not a graph, or `cost` holds no numbers.
+        GraphError: a node reads one that is not ahead of it.
         ForeignNodeError: a node in `highlight` is not in the graph.
     """
     module = graph if isinstance(graph, GraphModule) else None
@@ -92,7 +94,9 @@ def _marked(graph: Graph, highlight: Iterable[Node | str]) -> set[Node]:
     for item in wanted:
         node = names.get(item) if isinstance(item, str) else item
         if node is None or node.graph is not graph or node.is_erased:
-            raise ForeignNodeError(f"highlight has {item!r}, which is not in the graph; give nodes of it, or their names")
+            raise ForeignNodeError(
+                f"highlight has {item!r}, which is not in the graph; give nodes of it, or their names"
+            )
         marked.add(node)
     return marked
 
@@ -126,8 +130,8 @@ class Drawing:
         count = count_drawn(self.root, self._open, self._sizes)
         if count > self._max_nodes:
             raise DrawingError(
-                f"'{self.title}' unfolded to this depth has {count} boxes, more than max_nodes={self._max_nodes}; give a "
-                f"smaller depth, raise max_nodes, or save it as .html, which takes any number"
+                f"'{self.title}' unfolded to this depth has {count} boxes, more than max_nodes={self._max_nodes}; give "
+                f"a smaller depth, raise max_nodes, or save it as .html, which takes any number"
             )
         return render_svg(self.dot)
 

@@ -41,7 +41,9 @@ def _open_levels(folder: Folder, depth: int, chosen: set[Folder]) -> None:
 
 
 def _open_what_fits(root: Folder, chosen: set[Folder], sizes: bool) -> None:
-    counts = {folder: len([leaf for leaf in folder.leaves() if sizes or not leaf.is_minor]) for folder in root.folders()}
+    counts = {
+        folder: len([leaf for leaf in folder.leaves() if sizes or not leaf.is_minor]) for folder in root.folders()
+    }
     shown = visible(root, sizes)
     while True:
         folders = [item for item in shown if isinstance(item, Folder) and not item.row]

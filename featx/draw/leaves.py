@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
 
 from featx.draw.call_text import CallText
+from featx.draw.costs import Costs, numbers_in
+from featx.draw.forms import form_of
 from featx.draw.kinds import NUMBERS_OF_TENSORS, kind_of_call, kind_of_module
-from featx.errors import ArgumentTypeError
+from featx.errors import GraphError
 from featx.ir.effects import Effects
 from featx.ir.graph import Graph
 from featx.ir.node import Node
-
-Costs = Mapping[Any, Any]  # Any: from a node or its name to numbers by name, or an object that has such fields
 
 
 @dataclass(eq=False, slots=True)
@@ -88,12 +87,16 @@ class Describer:
         self._sources: dict[str, str] = {}
 
     def describe(self, node: Node) -> Leaf:
-        """Describe a node whose inputs have been described. O(its arguments and weights)."""
+        """Describe a node whose inputs have been described. O(its arguments and weights).
+
+        Raises:
+            GraphError: an input stands behind the node, or is in another graph.
+        """
         inputs = node.all_input_nodes
         index = self._indices[node] = len(self._indices)
         meta = node.meta
         qualified: object = meta.get("qualified_name")
-        shape, dtype = _form_of(meta)
+        shape, dtype = form_of(meta)
         called = _find(self._module, node)
         operation, call = self._calls.of(node, inputs)
         kind = self._kind(node, operation, called)
@@ -104,7 +107,7 @@ class Describer:
             isinstance(qualified, str),
             kind,
             operation if called is None else _class_of(called),
-            tuple([self._indices[item] for item in inputs if item in self._indices]),
+            tuple([self._index_of(item, node) for item in inputs]),
             call,
             input_names=tuple([item.name for item in inputs]),
             shape=shape,
@@ -118,6 +121,14 @@ class Describer:
             leaf.settings = called.extra_repr()
         self._count_parameters(leaf, called)
         return leaf
+
+    def _index_of(self, item: Node, reader: Node) -> int:
+        index = self._indices.get(item)
+        if index is None:
+            raise GraphError(
+                f"node '{reader.name}' reads '{item.name}', which is not ahead of it in this graph; see graph.lint()"
+            )
+        return index
 
     def _kind(self, node: Node, operation: str, called: object) -> str:
         if node.op in ("placeholder", "output"):
@@ -189,30 +200,6 @@ class Describer:
         return short
 
 
-def numbers_in(found: object, name: str) -> dict[str, float]:
-    """Return the numbers in a mapping, in the fields of an object, or one number as "cost".
-
-    Raises:
-        ArgumentTypeError: it is none of these; `name` is the node's, for the message.
-    """
-    if isinstance(found, (int, float)):
-        return {"cost": found}
-    if dataclasses.is_dataclass(found) and not isinstance(found, type):
-        found = {item.name: getattr(found, item.name) for item in dataclasses.fields(found)}
-    elif isinstance(found, tuple) and hasattr(found, "_asdict"):
-        found = cast(Any, found)._asdict()
-    if not isinstance(found, Mapping):
-        raise ArgumentTypeError(
-            f"the cost of node '{name}' is a {type(found).__name__}; give a number, numbers by name, or a dataclass"
-        )
-    numbers = cast(Mapping[Any, Any], found)
-    return {
-        str(key): value
-        for key, value in numbers.items()
-        if isinstance(value, (int, float)) and not isinstance(value, bool)
-    }
-
-
 def _find(module: nn.Module | None, node: Node) -> object:
     """Return the module or attribute that a node refers to, if it can be had."""
     if module is None or node.op not in ("call_module", "get_attr"):
@@ -229,33 +216,3 @@ def _class_of(called: object) -> str:
     if isinstance(called, torch.Tensor):
         return "parameter" if isinstance(called, nn.Parameter) else "buffer"
     return "attribute"
-
-
-def _form_of(meta: Mapping[str, Any]) -> tuple[str, str]:
-    if "shape" in meta:
-        return shape_text(meta["shape"]), _dtype_text(meta.get("dtype"))
-    # What shape propagation, and what other tools, leave behind.
-    forms = [form for form in _flat(meta.get("tensor_meta", meta.get("val"))) if hasattr(form, "shape")]
-    shapes = ", ".join([shape_text(form.shape) for form in forms])
-    dtypes = dict.fromkeys(_dtype_text(getattr(form, "dtype", None)) for form in forms)
-    return shapes, ", ".join(dtypes)
-
-
-def _flat(value: Any) -> list[Any]:
-    # A named tuple with a shape describes one tensor.
-    if isinstance(value, (tuple, list)) and not hasattr(value, "shape"):
-        return [leaf for item in cast(Sequence[Any], value) for leaf in _flat(item)]
-    return [value]
-
-
-def shape_text(shape: Any) -> str:
-    """Write a shape as people do: `1×3×224×224`, and `scalar` for one without dimensions."""
-    try:
-        lengths = [str(length) for length in shape]
-    except TypeError:
-        return str(shape)
-    return "×".join(lengths) or "scalar"
-
-
-def _dtype_text(dtype: object) -> str:
-    return str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else ""

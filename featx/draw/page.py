@@ -13,7 +13,17 @@ from featx.draw.hierarchy import Folder
 from featx.draw.kinds import KINDS
 from featx.draw.leaves import Leaf
 
-_SCRIPTS = ("model.js", "layers.js", "columns.js", "boxes.js", "canvas.js", "outline.js", "details.js", "main.js")
+_SCRIPTS = (
+    "model.js",
+    "layers.js",
+    "columns.js",
+    "boxes.js",
+    "paint.js",
+    "canvas.js",
+    "outline.js",
+    "details.js",
+    "main.js",
+)
 
 
 def write_page(root: Folder, opened: set[Folder], sizes: bool, title: str) -> str:
@@ -30,7 +40,7 @@ def write_page(root: Folder, opened: set[Folder], sizes: bool, title: str) -> st
 
 
 def _viewer_file(name: str) -> str:
-    return resources.files("featx.draw").joinpath("viewer", name).read_text(encoding="utf-8")
+    return resources.files("featx.draw").joinpath(f"viewer/{name}").read_text(encoding="utf-8")
 
 
 def page_data(root: Folder, opened: set[Folder], sizes: bool, title: str) -> dict[str, Any]:

@@ -24,8 +24,8 @@ def render_svg(dot: str) -> str:
     program = shutil.which("dot")
     if program is None:
         raise DrawingError(
-            "an SVG is laid out by Graphviz's program 'dot', which is not on the path; install Graphviz (apt-get install "
-            "graphviz, brew install graphviz, conda install graphviz), or save the drawing as .html, which needs nothing"
+            "an SVG is laid out by Graphviz's program 'dot', which is not found; install Graphviz (apt-get install "
+            "graphviz, brew install graphviz, conda install graphviz), or save as .html, which needs nothing"
         )
     done = subprocess.run([program, "-Tsvg"], input=dot, capture_output=True, text=True, encoding="utf-8", check=False)
     if done.returncode:

@@ -104,10 +104,10 @@ class Model {
 
   // Nodes, in order, whose name, operation and shape have all of the words.
   search(query) {
-    const words = query.toLowerCase().split(/\s+/).filter(Boolean);
+    const words = query.toLowerCase().replaceAll("×", "x").split(/\s+/).filter(Boolean);
     if (!words.length) return [];
     this.haystack ??= this.label.map((_, node) =>
-      `${this.nameOf(node)} ${this.nodeNameOf(node)} ${this.text("operation", node)} ${this.text("shape", node)}`.toLowerCase());
+      `${this.nameOf(node)} ${this.nodeNameOf(node)} ${this.text("operation", node)} ${this.text("shape", node).replaceAll("×", "x")}`.toLowerCase());
     const found = [];
     this.haystack.forEach((text, node) => {
       if (!this.isHidden(node) && words.every((word) => text.includes(word))) found.push(node);
