@@ -100,11 +100,11 @@ def _look_of_leaf(leaf: Leaf) -> str:
     second = [] if leaf.kind == "io" or leaf.operation == leaf.label else [leaf.operation]
     below = "  ".join([*second, *([leaf.shape] if leaf.shape else [])])
     tooltip = "\n".join(text for text in (leaf.name, leaf.call_with_names(), leaf.dtype, leaf.source) if text)
-    marks = ', color="#d9480f", penwidth=2.2' if leaf.is_highlighted else ""
     label = "\n".join(text for text in (leaf.label, below) if text)
-    return (
-        f'label={_quote(label)}, tooltip={_quote(tooltip)}, class="{leaf.kind}", fillcolor="{FILLS[leaf.kind]}"{marks}'
-    )
+    look = f'class="{leaf.kind}", fillcolor="{FILLS[leaf.kind]}"'
+    if leaf.is_highlighted:
+        look = f'class="{leaf.kind} marked", fillcolor="{FILLS[leaf.kind]}", color="#d9480f", penwidth=2.2'
+    return f"label={_quote(label)}, tooltip={_quote(tooltip)}, {look}"
 
 
 def _look_of_folder(folder: Folder, sizes: bool) -> str:

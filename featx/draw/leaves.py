@@ -27,7 +27,7 @@ class Leaf:
 
     Attributes:
         index: its place among the nodes that are drawn.
-        name: its qualified name, or what it is called in the graph where it has none.
+        name: its qualified name; where it has none, the path that it refers to, or its name in the graph.
         label: the same inside the folder around it.
         kind: the family that gives the colour, see `kinds.py`.
         operation: the class of the module, or the short name of the function or method.
@@ -96,13 +96,14 @@ class Describer:
         index = self._indices[node] = len(self._indices)
         meta = node.meta
         qualified: object = meta.get("qualified_name")
+        usual = node.target if node.op in ("get_attr", "call_module") else node.name
         shape, dtype = form_of(meta)
         called = _find(self._module, node)
         operation, call = self._calls.of(node, inputs)
         kind = self._kind(node, operation, called)
         leaf = Leaf(
             index,
-            qualified if isinstance(qualified, str) else node.name,
+            qualified if isinstance(qualified, str) else str(usual),
             node.name,
             isinstance(qualified, str),
             kind,

@@ -42,5 +42,6 @@ def _style() -> str:
     return (
         "<style>@media (prefers-color-scheme: dark) { text { fill: #e3e7ec }"
         " .edge path { stroke: #7f8a97 } .edge polygon { fill: #7f8a97; stroke: #7f8a97 }"
-        f"{fills} .cluster path {{ fill: #ffffff0a; stroke: #454d57 }} }}</style>"
+        f"{fills} .cluster path {{ fill: #ffffff0a; stroke: #454d57 }}"
+        " .marked > g > a > path { stroke: #ff8552 } }</style>"
     )

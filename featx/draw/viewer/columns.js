@@ -137,9 +137,11 @@ function balance(passes, widths, size) {
   const narrow = passes.reduce((best, pass) => (pass.high - pass.low < best.high - best.low ? pass : best));
   const shifts = passes.map((pass) => (pass.isLeft ? narrow.low - pass.low : narrow.high - pass.high));
   const result = new Float64Array(size);
+  let low = Infinity;
   for (let vertex = 0; vertex < size; vertex++) {
     const values = passes.map((pass, index) => pass.x[vertex] + shifts[index]).sort((a, b) => a - b);
-    result[vertex] = (values[1] + values[2]) / 2 - narrow.low;
+    result[vertex] = (values[1] + values[2]) / 2;
+    low = Math.min(low, result[vertex] - widths[vertex] / 2);
   }
-  return result;
+  return result.map((x) => x - low);
 }
