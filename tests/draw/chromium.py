@@ -64,9 +64,7 @@ class Chromium:
         self.send("Log.enable")
         self.send("Network.enable")
         self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
-        self.send("Emulation.setEmulatedMedia", features=[
-            {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        ])  # fmt: skip
+        self.emulate(dark=dark)
 
     def __enter__(self) -> Chromium:
         return self
@@ -78,6 +76,11 @@ class Chromium:
             os.killpg(self._pid, signal.SIGKILL)
         os.waitpid(self._pid, 0)
         self._folder.cleanup()
+
+    def emulate(self, *, dark: bool) -> None:
+        """Say that the reader wants light or dark pages."""
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.send("Emulation.setEmulatedMedia", features=[scheme])
 
     def send(self, method: str, **params: Any) -> dict[str, Any]:
         """Send a command and return its result."""
