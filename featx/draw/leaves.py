@@ -164,8 +164,11 @@ class Describer:
         for node in reversed(graph.nodes):
             if node.op in ("output", "call_module") or "shape" in node.meta:
                 continue
-            is_for_checks = bool(node.users) and all(user in checks for user in node.users)
-            if is_for_checks or (node.op == "call_function" and self._effects.of(node).is_check):
+            if node.users:
+                is_for_checks = all(user in checks for user in node.users)
+            else:  # nobody reads what a check gives
+                is_for_checks = node.op == "call_function" and self._effects.of(node).is_check
+            if is_for_checks:
                 checks.add(node)
         return checks
 
