@@ -1,5 +1,9 @@
 // The window on the drawing: where it is, how large, and what is under the pointer.
 
+// What is smaller than the first is made as large as the second before somebody is to read it.
+const SMALLEST = 0.62;
+const LEGIBLE = 0.85;
+
 class Diagram extends Painter {
   constructor(canvas, model, state) {
     super(canvas, model, state);
@@ -32,8 +36,7 @@ class Diagram extends Painter {
     const margin = 24;
     this.scale = Math.min(1, (this.width - 2 * margin) / w, (this.height - 2 * margin) / h);
     // A drawing that would be too small to read starts at its top, at a legible size.
-    const smallest = 0.62;
-    if (this.scale < smallest) this.scale = Math.min(smallest, Math.max(this.scale, (this.width - 2 * margin) / w));
+    if (this.scale < SMALLEST) this.scale = Math.min(LEGIBLE, Math.max(this.scale, (this.width - 2 * margin) / w));
     this.x = (this.width - w * this.scale) / 2;
     this.y = Math.max(margin, (this.height - h * this.scale) / 2);
     this.redraw();
@@ -90,7 +93,7 @@ class Diagram extends Painter {
   reveal(id) {
     const found = this.find(id);
     if (!found) return;
-    if (this.scale < 0.62) this.scale = 0.85;
+    if (this.scale < SMALLEST) this.scale = LEGIBLE;
     const { x, y, w, h } = this.place(id);
     const isSeen = x >= 8 && y >= 8 && x + w <= this.width - 8 && y + Math.min(h, HEADER * this.scale) <= this.height - 8;
     if (!isSeen) {

@@ -124,22 +124,22 @@ class Layers {
   }
 }
 
-// Longest paths from the top; what has no inputs stands just above its first reader, unless it is pinned.
+// Longest paths from the top; what depends on no input stands just above its first reader, unless it is pinned.
 function rankVertices(count, edges, pins) {
   const rank = new Int32Array(count);
   const below = Array.from({ length: count }, () => []);
-  const above = new Int32Array(count);
+  const isFixed = Uint8Array.from({ length: count }, (_, vertex) => (pins[vertex] === "top" ? 1 : 0));
   const hasTop = pins.includes("top");
-  for (const edge of edges) {
-    below[edge.from].push(edge.to);
-    above[edge.to]++;
-  }
+  for (const edge of edges) below[edge.from].push(edge.to);
   for (let vertex = 0; vertex < count; vertex++) {
     if (hasTop && pins[vertex] !== "top") rank[vertex] = Math.max(rank[vertex], 1);
-    for (const other of below[vertex]) rank[other] = Math.max(rank[other], rank[vertex] + 1);
+    for (const other of below[vertex]) {
+      rank[other] = Math.max(rank[other], rank[vertex] + 1);
+      if (isFixed[vertex]) isFixed[other] = 1;
+    }
   }
   for (let vertex = count - 1; vertex >= 0; vertex--) {
-    if (above[vertex] || !below[vertex].length || pins[vertex] === "top") continue;
+    if (isFixed[vertex] || !below[vertex].length) continue;
     rank[vertex] = below[vertex].reduce((least, other) => Math.min(least, rank[other]), Infinity) - 1;
   }
   const last = rank.reduce((most, value, vertex) => (pins[vertex] === "bottom" ? most : Math.max(most, value)), 0) + 1;

@@ -20,6 +20,8 @@ class Page {
     this.details.show(null);
     this.diagram.resize();
     this.diagram.fit();
+    const marked = model.flags.findIndex((_, node) => model.isMarked(node));
+    if (marked >= 0) this.diagram.reveal(marked);
     this.outline.update();
   }
 

@@ -23,7 +23,7 @@ class Outline {
 
   // Find the rows again, after folders, the search or the sizes changed.
   update() {
-    this.rows = this.state.query ? this.state.found.map((id) => ({ id, level: 0 })) : this.treeRows();
+    this.rows = this.state.query ? this.state.found.map((id, place, all) => ({ id, level: 0, place, count: all.length })) : this.treeRows();
     this.index = new Map(this.rows.map((row, index) => [row.id, index]));
     this.list.style.height = `${this.rows.length * ROW + 8}px`;
     this.render();
@@ -38,7 +38,9 @@ class Outline {
       if (row.level >= 0) rows.push(row);
       if (!model.isFolder(row.id) || !state.open.has(row.id)) continue;
       const items = model.items(row.id);
-      for (let index = items.length - 1; index >= 0; index--) pending.push({ id: items[index], level: row.level + 1 });
+      for (let place = items.length - 1; place >= 0; place--) {
+        pending.push({ id: items[place], level: row.level + 1, place, count: items.length });
+      }
     }
     return rows;
   }
@@ -61,7 +63,7 @@ class Outline {
     else list.removeAttribute("aria-activedescendant");
   }
 
-  element({ id, level }, index) {
+  element({ id, level, place, count }, index) {
     const { model, state } = this;
     const isFolder = model.isFolder(id);
     const row = document.createElement("div");
@@ -72,8 +74,8 @@ class Outline {
     row.style.paddingLeft = `${8 + level * 14}px`;
     row.setAttribute("role", "treeitem");
     row.setAttribute("aria-level", level + 1);
-    row.setAttribute("aria-posinset", index + 1);
-    row.setAttribute("aria-setsize", this.rows.length);
+    row.setAttribute("aria-posinset", place + 1);
+    row.setAttribute("aria-setsize", count);
     row.setAttribute("aria-selected", state.selected === id);
     row.title = model.nameOf(id);
     if (isFolder) row.setAttribute("aria-expanded", state.open.has(id));
