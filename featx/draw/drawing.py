@@ -14,8 +14,8 @@ from featx.draw.dot import count_drawn, write_dot
 from featx.draw.folding import fold
 from featx.draw.hierarchy import Folder, build_tree
 from featx.draw.leaves import Describer
+from featx.draw.nesting import describe_graph, nested_graphs
 from featx.draw.page import write_page
-from featx.draw.scopes import place_nodes
 from featx.draw.svg import render_svg
 from featx.errors import ArgumentTypeError, DrawingError, ForeignNodeError
 from featx.ir.graph import Graph
@@ -37,7 +37,8 @@ def draw(
 
     The drawing shows the graph as it is now; neither the graph nor the module is changed. It holds what `trace` and
     shape propagation left in the `meta` of the nodes: modules, names, shapes, dtypes and source lines, each where it is
-    there. Blocks that repeat in a row are folded into one. O(nodes + edges) time, about 2 KB memory a node.
+    there. Blocks that repeat in a row are folded into one, and graph modules that the graph calls are folders too.
+    O(nodes + edges) time, about 2 KB memory a node.
 
     Args:
         graph: what to draw. A GraphModule also says what its submodules and weights are; of an extractor it is the
@@ -64,10 +65,8 @@ def draw(
     owner = drawn.owning_module if module is None else module
     owner = owner if isinstance(owner, nn.Module) else None
     name = owner._get_name() if owner is not None else "Graph"
-    placed = place_nodes(drawn)
-    describer = Describer(drawn, owner, cost, _marked(drawn, highlight))
-    leaves = [describer.describe(node) for node, _ in placed]
-    root = build_tree(leaves, [scope for _, scope in placed], name)
+    described = list(describe_graph(Describer(drawn, cost, _marked(drawn, owner, highlight)), drawn, owner))
+    root = build_tree([leaf for leaf, _ in described], [scope for _, scope in described], name)
     return Drawing(title or name, root, depth, sizes, max_nodes)
 
 
@@ -82,22 +81,24 @@ def _advice(given: object) -> str:
     return f"graph must be a featx GraphModule or Graph, got {kind.__name__}"
 
 
-def _marked(graph: Graph, highlight: Iterable[Node | str]) -> set[Node]:
+def _marked(graph: Graph, module: nn.Module | None, highlight: Iterable[Node | str]) -> set[Node]:
     wanted = [highlight] if isinstance(highlight, (str, Node)) else list(highlight)
     if not wanted:
         return set()
-    names: dict[str, Node] = {}
-    for node in graph.nodes:
-        names[node.name] = node
-        names.setdefault(str(node.meta.get("qualified_name")), node)
+    nodes = [node for nested, _ in nested_graphs(graph, module) for node in nested.nodes]
+    known = set(nodes)
+    names: dict[str, list[Node]] = {}
+    for node in nodes:
+        for name in {node.name, str(node.meta.get("qualified_name"))}:
+            names.setdefault(name, []).append(node)
     marked: set[Node] = set()
     for item in wanted:
-        node = names.get(item) if isinstance(item, str) else item
-        if node is None or node.graph is not graph or node.is_erased:
+        found = names.get(item, []) if isinstance(item, str) else [item]
+        if not found or not known.issuperset(found):
             raise ForeignNodeError(
                 f"highlight has {item!r}, which is not in the graph; give nodes of it, or their names"
             )
-        marked.add(node)
+        marked.update(found)
     return marked
 
 

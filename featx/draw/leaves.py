@@ -18,7 +18,7 @@ from featx.draw.kinds import NUMBERS_OF_TENSORS, kind_of_call, kind_of_module
 from featx.errors import GraphError
 from featx.ir.effects import Effects
 from featx.ir.graph import Graph
-from featx.ir.node import Node
+from featx.ir.node import Node, collect_nodes
 
 
 @dataclass(eq=False, slots=True)
@@ -67,38 +67,67 @@ class Leaf:
 
 
 class Describer:
-    """Describes nodes of one graph, in the order in which they are drawn.
+    """Describes the nodes of a graph, and of those nested in it, in the order in which they are drawn.
 
-    `module` is what runs the graph, if there is something, and says what its submodules are. `costs` gives numbers for
-    nodes, which are otherwise looked for in `node.meta["cost"]`.
+    `costs` gives numbers for nodes, which are otherwise looked for in `node.meta["cost"]`; `outer` is the graph whose
+    nodes it may name.
     """
 
-    def __init__(self, graph: Graph, module: nn.Module | None, costs: Costs | None, highlight: set[Node]) -> None:
-        self._module = module
+    def __init__(self, outer: Graph, costs: Costs | None, highlight: set[Node]) -> None:
+        self._outer = outer
         self._costs = costs
         self._highlight = highlight
+        self._count = 0
+        # Which leaf gives the value of a node, and which nodes a nested graph gets as an input.
         self._indices: dict[Node, int] = {}
+        self._passed: dict[Node, list[Node]] = {}
         self._seen: set[int] = set()
-        self._effects = Effects(graph, module)
         self._numbers: set[Node] = set()
-        self._checks = self._find_checks(graph)
+        self._checks: set[Node] = set()
         self._calls = CallText()
         self._folders = sorted({f"{Path(entry).resolve()}/" for entry in sys.path}, key=len, reverse=True)
         self._sources: dict[str, str] = {}
 
-    def describe(self, node: Node) -> Leaf:
-        """Describe a node whose inputs have been described. O(its arguments and weights).
+    def begin(self, graph: Graph, module: nn.Module | None) -> None:
+        """Find, ahead of its nodes, what a graph only checks; `module` runs it, if something does. O(nodes + edges)."""
+        effects, checks = Effects(graph, module), self._checks
+        for node in reversed(graph.nodes):
+            if node.op in ("output", "call_module") or "shape" in node.meta:
+                continue
+            if node.users:
+                is_for_checks = all(user in checks for user in node.users)
+            else:  # nobody reads what a check gives
+                is_for_checks = node.op == "call_function" and effects.of(node).is_check
+            if is_for_checks:
+                checks.add(node)
+
+    def enter(self, call: Node, graph: Graph) -> None:
+        """Let the inputs of a nested graph read what `call` passes to it."""
+        inputs = [node for node in graph.nodes if node.op == "placeholder"]
+        for position, node in enumerate(inputs):
+            passed: dict[Node, None] = {}
+            given = call.args[position : position + 1] or (call.kwargs.get(node.target),)
+            collect_nodes((call.args, call.kwargs) if node.target.startswith("*") else given, passed)
+            self._passed[node] = list(passed)
+
+    def leave(self, call: Node, graph: Graph) -> None:
+        """Let the readers of `call` read what the nested graph returns."""
+        self._indices[call] = self._indices[next(iter(reversed(graph.nodes)))]
+
+    def describe(self, node: Node, module: nn.Module | None) -> Leaf:
+        """Describe a node whose inputs have been described; `module` runs its graph. O(its arguments and weights).
 
         Raises:
             GraphError: an input stands behind the node, or is in another graph.
         """
-        inputs = node.all_input_nodes
-        index = self._indices[node] = len(self._indices)
+        inputs = self._passed.get(node) or node.all_input_nodes
+        index = self._indices[node] = self._count
+        self._count += 1
         meta = node.meta
         qualified: object = meta.get("qualified_name")
         usual = node.target if node.op in ("get_attr", "call_module") else node.name
         shape, dtype = form_of(meta)
-        called = _find(self._module, node)
+        called = find_target(module, node)
         operation, call = self._calls.of(node, inputs)
         kind = self._kind(node, operation, called)
         leaf = Leaf(
@@ -158,20 +187,6 @@ class Describer:
         is_arithmetic = getattr(node.target, "__module__", None) in ("_operator", "math", "builtins")
         return is_arithmetic and bool(inputs) and all(item in self._numbers for item in inputs)
 
-    def _find_checks(self, graph: Graph) -> set[Node]:
-        """Find checks, and what is computed for them alone."""
-        checks: set[Node] = set()
-        for node in reversed(graph.nodes):
-            if node.op in ("output", "call_module") or "shape" in node.meta:
-                continue
-            if node.users:
-                is_for_checks = all(user in checks for user in node.users)
-            else:  # nobody reads what a check gives
-                is_for_checks = node.op == "call_function" and self._effects.of(node).is_check
-            if is_for_checks:
-                checks.add(node)
-        return checks
-
     def _count_parameters(self, leaf: Leaf, called: object) -> None:
         tensors = called.parameters() if isinstance(called, nn.Module) else [called]
         for tensor in tensors:
@@ -186,7 +201,7 @@ class Describer:
             found = node.meta.get("cost")
             return {} if found is None else numbers_in(found, node.name)
         found = self._costs.get(node)
-        if found is None:
+        if found is None and node.graph is self._outer:
             found = self._costs.get(node.name)
         return {} if found is None else numbers_in(found, node.name)
 
@@ -204,7 +219,7 @@ class Describer:
         return short
 
 
-def _find(module: nn.Module | None, node: Node) -> object:
+def find_target(module: nn.Module | None, node: Node) -> object:
     """Return the module or attribute that a node refers to, if it can be had."""
     if module is None or node.op not in ("call_module", "get_attr"):
         return None

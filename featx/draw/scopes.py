@@ -12,11 +12,15 @@ from featx.ir.node import Node
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a module, as the trace saw it; `key` differs between two calls of one module."""
+    """One call of a module, as the trace saw it; `key` differs between two calls of one module.
+
+    `is_graph` says that the graph calls it, and it runs a graph of its own.
+    """
 
     key: int | str
     path: str
     type_name: str
+    is_graph: bool = False
 
 
 Scope = tuple[Call, ...]
