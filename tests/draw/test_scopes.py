@@ -74,8 +74,9 @@ def test_attributes_stand_ahead_of_their_first_reader_in_its_modules() -> None:
     first = next(iter(traced.graph.nodes))
     with traced.graph.inserting_before(first):
         weight = traced.graph.get_attr("1.linear.weight")
-    reader = next(node for node in traced.graph.nodes if node.name == "add_1")
-    reader.args = (weight, reader.args[1])
+    add, later = (node for node in traced.graph.nodes if node.name in ("add", "_1_linear"))
+    later.args = (weight,)
+    add.args = (weight, add.args[1])
     order = [node.name for node, _ in place_nodes(traced.graph)]
-    assert order[order.index("add_1") - 1] == weight.name
-    assert paths(traced.graph)[weight.name] == "1"
+    assert order[order.index("add") - 1] == weight.name
+    assert paths(traced.graph)[weight.name] == "0"
