@@ -177,7 +177,7 @@ class Describer:
 
     def _is_number(self, node: Node, operation: str) -> bool:
         """Say whether a call asks for a size, or computes with sizes alone."""
-        if "shape" in node.meta or not node.args:
+        if not node.args:
             return False
         if operation == "getattr":
             return node.args[1] in NUMBERS_OF_TENSORS

@@ -125,3 +125,10 @@ def test_open_folders_costs_and_marks_are_in_the_data() -> None:
     assert opened == {("", ""), ("0", "0"), ("0.block", "block")}
     assert data["parameters"] == {"1": 20, "4": 20, "8": 20}
     assert data["shared"] == {"4": 20, "8": 20}
+
+
+def test_weights_that_two_modules_share_in_part_count_once() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[1].weight = model[0].weight
+    data = data_of(featx.draw(featx.symbolic_trace(model)).html())
+    assert (data["parameters"], data["shared"]) == ({"1": 20, "2": 20}, {"2": 16})
