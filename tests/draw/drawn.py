@@ -35,6 +35,27 @@ class Scale(nn.Module):
         return x * 2
 
 
+class Pair(nn.Module):
+    """Two modules, of which one hands two values to the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.give, self.take = Give(), Take()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.take(*self.give(x), x)
+
+
+class Give(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x + 1, x * 2
+
+
+class Take(nn.Module):
+    def forward(self, one: Tensor, other: Tensor, third: Tensor) -> Tensor:
+        return (one - other).relu() + third
+
+
 class Sized(nn.Module):
     """Computes with sizes, and decides by one."""
 

@@ -37,6 +37,8 @@
         }
       }
       const end = items.find((item) => item.id === line.target);
+      const isPort = (id) => state.open.has(id);
+      if (line.values.length > 1 && (isPort(line.source) || isPort(line.target))) wrong.push(`values share a port of ${line.source} or ${line.target}`);
       if (end && !(Math.abs(points.at(-1) - (end.y - y)) < 0.01 && points.at(-2) >= end.x - x && points.at(-2) <= end.x - x + end.w)) {
         wrong.push(`a line does not reach ${model.labelOf(line.target)}`);
       }

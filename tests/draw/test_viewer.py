@@ -12,7 +12,7 @@ import timm
 import torch
 import torchvision
 from chromium import MISSING, Chromium, find_chromium
-from drawn import Block, Sized, Twice
+from drawn import Block, Pair, Sized, Twice
 from torch import Tensor, nn
 
 import featx
@@ -300,13 +300,14 @@ def traced_by_name(name: str) -> featx.GraphModule | featx.Graph:
     return {
         "empty": empty_graph(),
         "long way": featx.symbolic_trace(long_way),
+        "two values": featx.symbolic_trace(Pair()),
         "blocks": featx.symbolic_trace(nn.Sequential(Twice(), Twice())),
     }[name]
 
 
 @pytest.mark.parametrize(
     "name",
-    ["empty", "long way", "blocks", "resnet50", "googlenet", "densenet121",
+    ["empty", "long way", "two values", "blocks", "resnet50", "googlenet", "densenet121",
      "swin_tiny_patch4_window7_224"],
 )  # fmt: skip
 def test_boxes_keep_apart_and_lines_lead_where_they_should(opened: Opened, name: str) -> None:

@@ -130,10 +130,10 @@ class Boxes {
       const key = source >= 0 && isSplit(source) ? value : -1;
       const name = `${from} ${to} ${key} ${target >= 0 && isSplit(target) ? value : -1}`;
       const edge = edges.get(name);
-      if (edge) edge.values.push(value);
-      else edges.set(name, { from, to, key, values: [value], source: source < 0 ? -1 : items[source], target: target < 0 ? -1 : items[target] });
+      if (edge) edge.values.add(value);
+      else edges.set(name, { from, to, key, values: new Set([value]), source: source < 0 ? -1 : items[source], target: target < 0 ? -1 : items[target] });
     }
-    return [...edges.values()];
+    return [...edges.values()].map((edge) => ({ ...edge, values: [...edge.values] }));
   }
 
   // The top and bottom of each layer. Lines that go far to the side get a larger gap.
