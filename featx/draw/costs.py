@@ -3,13 +3,37 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any, TypeAlias, cast
 
 from featx.errors import ArgumentTypeError
 
-# Any: from a node or its name to a number, numbers by name, or an object that has such fields.
-Costs: TypeAlias = Mapping[Any, Any]
+# Any: from a node or its name to a number, numbers by name, or an object that has such fields; or a report.
+Costs: TypeAlias = Any
+# What says nothing when it is added up over the nodes of a module.
+_NO_SUM = re.compile("peak|max|min|mean|median|fastest|slowest|intensity|ratio|percent")
+
+
+def costs_by_node(costs: Costs) -> Mapping[Any, Any] | None:
+    """Return costs by node or name of a node; a report has a list `nodes` of rows that have a `name`.
+
+    Raises:
+        ArgumentTypeError: it is neither a mapping nor such a report.
+    """
+    if costs is None or isinstance(costs, Mapping):
+        return costs
+    try:
+        return {row.name: row for row in costs.nodes}
+    except (AttributeError, TypeError):
+        raise ArgumentTypeError(
+            f"cost is a {type(costs).__name__}; give numbers by node or name, or a report with a row for each node"
+        ) from None
+
+
+def is_summed(name: str) -> bool:
+    """Say whether numbers of this name are added up over modules: all but peaks, extremes, means and ratios."""
+    return _NO_SUM.search(name.lower()) is None
 
 
 def numbers_in(found: object, name: str) -> dict[str, float]:

@@ -27,7 +27,7 @@ def draw(
     graph: GraphModule | Graph,
     *,
     depth: int | None = None,
-    cost: Costs | None = None,
+    cost: Costs = None,
     highlight: Iterable[Node | str] = (),
     sizes: bool = False,
     max_nodes: int = 500,
@@ -45,8 +45,9 @@ def draw(
             graph of the present mode.
         depth: how many levels of modules are open at first: 0 shows those that the model itself calls, a large number
             everything. By default as many as fit on a screen.
-        cost: numbers to show by node or name of a node: each a number, a mapping from names to numbers, or an object
-            with such fields. By default `node.meta["cost"]`.
+        cost: numbers to show, by node or name of a node: each a number, a mapping from names to numbers, or an object
+            with such fields; or a report whose `nodes` have a `name`. They are added up over modules, but for peaks,
+            extremes, means and ratios, as their names say. By default `node.meta["cost"]`.
         highlight: nodes, or names of nodes, to mark; the modules around them are open.
         sizes: show also numbers that are made of sizes, and checks that an input is like the example. The page can
             show them in any case.

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from featx.draw.call_text import CallText
-from featx.draw.costs import Costs, numbers_in
+from featx.draw.costs import Costs, costs_by_node, numbers_in
 from featx.draw.forms import form_of
 from featx.draw.kinds import NUMBERS_OF_TENSORS, kind_of_call, kind_of_module
 from featx.errors import GraphError
@@ -73,9 +73,9 @@ class Describer:
     nodes it may name.
     """
 
-    def __init__(self, outer: Graph, costs: Costs | None, highlight: set[Node]) -> None:
+    def __init__(self, outer: Graph, costs: Costs, highlight: set[Node]) -> None:
         self._outer = outer
-        self._costs = costs
+        self._costs = costs_by_node(costs)
         self._highlight = highlight
         self._count = 0
         # Which leaf gives the value of a node, and which nodes a nested graph gets as an input.

@@ -8,6 +8,7 @@ import re
 from importlib import resources
 from typing import Any
 
+from featx.draw.costs import is_summed
 from featx.draw.dot import heading
 from featx.draw.hierarchy import Folder
 from featx.draw.kinds import KINDS
@@ -78,7 +79,8 @@ def page_data(root: Folder, opened: set[Folder], sizes: bool, title: str) -> dic
             for place, leaf in enumerate(leaves)
             if leaf.parameters != leaf.new_parameters
         },
-        "costs": _cost_columns(leaves),
+        "costs": (costs := _cost_columns(leaves)),
+        "summed": [name for name in costs if is_summed(name)],
         "nodeName": {
             place: leaf.node_name for place, leaf in enumerate(leaves) if leaf.node_name != _usual_name(leaf.name)
         },
@@ -126,8 +128,10 @@ def _usual_name(qualified_name: str) -> str:
 
 def _cost_columns(leaves: list[Leaf]) -> dict[str, dict[int, float]]:
     columns: dict[str, dict[int, float]] = {}
+    counted = any(leaf.parameters for leaf in leaves)
     for place, leaf in enumerate(leaves):
         for name, number in leaf.costs.items():
-            if number:
+            # What the module itself says of its parameters counts shared ones once.
+            if number and not (counted and name == "parameters"):
                 columns.setdefault(name, {})[place] = float(f"{number:.6g}") if isinstance(number, float) else number
     return columns

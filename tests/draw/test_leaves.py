@@ -183,3 +183,27 @@ def test_weights_are_not_kept() -> None:
     for leaf in drawing.root.leaves():
         values = [getattr(leaf, field.name) for field in dataclasses.fields(leaf)]
         assert not any(isinstance(value, (Tensor, nn.Module, featx.Node)) for value in values)
+
+
+@dataclasses.dataclass
+class Row:
+    name: str
+    flops: int
+
+
+@dataclasses.dataclass
+class Report:
+    nodes: tuple[Row, ...]
+
+
+def test_cost_may_be_a_report() -> None:
+    leaves = leaves_of(featx.symbolic_trace(Block()), cost=Report((Row("linear", 32), Row("act", 8))))
+    assert {name: leaf.costs for name, leaf in leaves.items() if leaf.costs} == {
+        "linear": {"flops": 32}, "act": {"flops": 8}
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("cost", [3, Report(3), [1]])  # pyright: ignore[reportArgumentType]
+def test_cost_that_is_neither_mapping_nor_report_is_refused(cost: object) -> None:
+    with pytest.raises(featx.ArgumentTypeError, match="give numbers by node or name, or a report"):
+        featx.draw(featx.symbolic_trace(Block()), cost=cost)

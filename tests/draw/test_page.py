@@ -132,3 +132,14 @@ def test_weights_that_two_modules_share_in_part_count_once() -> None:
     model[1].weight = model[0].weight
     data = data_of(featx.draw(featx.symbolic_trace(model)).html())
     assert (data["parameters"], data["shared"]) == ({"1": 20, "2": 20}, {"2": 16})
+
+
+def test_costs_that_have_no_sum_and_parameters_that_are_counted_already() -> None:
+    traced = featx.symbolic_trace(Block())
+    cost = {"linear": {"flops": 1, "peak": 2, "fastest": 3, "parameters": 20, "bytes_moved": 4}}
+    data = data_of(featx.draw(traced, cost=cost).html())
+    assert set(data["costs"]) == {"flops", "peak", "fastest", "bytes_moved"}
+    assert data["summed"] == ["flops", "bytes_moved"]
+    # A graph alone does not know its weights.
+    traced.graph.owning_module = None
+    assert "parameters" in data_of(featx.draw(traced.graph, cost=cost).html())["costs"]

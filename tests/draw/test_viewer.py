@@ -150,7 +150,7 @@ def test_details_of_a_node(opened: Opened, resnet: featx.GraphModule) -> None:
 
 
 def test_details_of_a_folder_sum_up(opened: Opened, resnet: featx.GraphModule) -> None:
-    costs = {node: {"flops": 1000} for node in resnet.graph.nodes}
+    costs = {node: {"flops": 1000, "peak": 77} for node in resnet.graph.nodes}
     browser = opened(resnet, depth=0, cost=costs)
     click_box(browser, "layer1")
     text = details(browser)
@@ -159,6 +159,7 @@ def test_details_of_a_folder_sum_up(opened: Opened, resnet: featx.GraphModule) -
     nodes = sum(node.meta.get("qualified_name", "").startswith("layer1.") for node in resnet.graph.nodes)
     assert f"nodes\n{nodes}\n" in text
     assert f"flops\n{nodes}" in text
+    assert "peak" not in text
     parameters = sum(tensor.numel() for tensor in torchvision.models.resnet18(weights=None).layer1.parameters())
     assert browser.evaluate(f"Boolean(document.querySelector('[title=\"{parameters:,}\"]'))")
 

@@ -128,7 +128,7 @@ class Details {
     const parameters = model.parametersOf(id);
     if (parameters) add("parameters", short(parameters) + (!model.isFolder(id) && model.shared[id] ? " (shared)" : ""), parameters.toLocaleString());
     for (const name of Object.keys(model.costs)) {
-      if (name === "parameters") continue;
+      if (model.isFolder(id) && !model.summed.includes(name)) continue;
       const sum = model.costOf(name, id);
       if (sum) add(name.replaceAll("_", " "), short(sum), sum.toLocaleString());
     }
