@@ -86,7 +86,7 @@ def _fill(root: Folder, leaves: list[Leaf], scopes: list[Scope]) -> None:
                 chain[-1].children.append(folder)
                 chain.append(folder)
             open_scope = scope
-        leaf.label = _within(chain[-1].path, leaf.name)
+        leaf.label = _within(chain[-1].path, leaf.title)
         chain[-1].children.append(leaf)
 
 
@@ -111,7 +111,7 @@ def _simplify(folder: Folder, known: dict[object, int]) -> int:
             look = _simplify(child, known)
             if len(child.children) == 1 and isinstance(child.children[0], Leaf):
                 child = folder.children[position] = child.children[0]
-                child.label = _within(folder.path, child.name)
+                child.label = _within(folder.path, child.title)
                 look = _look_of(child, known)
         else:
             look = _look_of(child, known)

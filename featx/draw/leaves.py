@@ -28,6 +28,7 @@ class Leaf:
     Attributes:
         index: its place among the nodes that are drawn.
         name: its qualified name; where it has none, the path that it refers to, or its name in the graph.
+        title: what it is called in the drawing: its name, but for attributes the path that they are at.
         label: the same inside the folder around it.
         kind: the family that gives the colour, see `kinds.py`.
         operation: the class of the module, or the short name of the function or method.
@@ -55,6 +56,7 @@ class Leaf:
     costs: dict[str, float] = field(default_factory=lambda: dict[str, float]())
     is_minor: bool = False
     is_highlighted: bool = False
+    title: str = ""
     label: str = ""
     input_names: tuple[str, ...] = ()
 
@@ -147,6 +149,7 @@ class Describer:
             is_minor=node in self._checks or kind == "number",
             is_highlighted=node in self._highlight,
         )
+        leaf.title = str(node.target) if node.op == "get_attr" else leaf.name
         if isinstance(called, nn.Module):
             leaf.settings = called.extra_repr()
         self._count_parameters(leaf, called)

@@ -81,6 +81,7 @@ def page_data(root: Folder, opened: set[Folder], sizes: bool, title: str) -> dic
         },
         "costs": (costs := _cost_columns(leaves)),
         "summed": [name for name in costs if is_summed(name)],
+        "name": {place: leaf.name for place, leaf in enumerate(leaves) if leaf.name != leaf.title},
         "nodeName": {
             place: leaf.node_name for place, leaf in enumerate(leaves) if leaf.node_name != _usual_name(leaf.name)
         },
@@ -118,7 +119,7 @@ def _folder_rows(root: Folder, numbers: dict[Folder, int]) -> list[list[Any]]:
 
 
 def _flags(leaf: Leaf, folder: Folder) -> int:
-    is_relative = bool(folder.path) and leaf.label != leaf.name
+    is_relative = bool(folder.path) and leaf.label != leaf.title
     return is_relative + 2 * leaf.has_qualified_name + 4 * leaf.is_minor + 8 * leaf.is_highlighted
 
 

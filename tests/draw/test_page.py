@@ -134,6 +134,24 @@ def test_weights_that_two_modules_share_in_part_count_once() -> None:
     assert (data["parameters"], data["shared"]) == ({"1": 20, "2": 20}, {"2": 16})
 
 
+def test_attribute_is_called_by_its_path_and_keeps_its_name() -> None:
+    class Owner(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x * self.weight).relu()
+
+    data = data_of(featx.draw(featx.symbolic_trace(nn.Sequential(Owner()))).html())
+    assert data["label"][1] == "weight"
+    assert data["folders"][data["folder"][1]][2] == "0"
+    traced = featx.symbolic_trace(nn.Sequential(Owner()))
+    names = [node.meta.get("qualified_name") for node in traced.graph.nodes]
+    assert data["name"] == {"1": names[1]}
+    assert names[1] != "0.weight"
+
+
 def test_costs_that_have_no_sum_and_parameters_that_are_counted_already() -> None:
     traced = featx.symbolic_trace(Block())
     cost = {"linear": {"flops": 1, "peak": 2, "fastest": 3, "parameters": 20, "bytes_moved": 4}}

@@ -48,6 +48,7 @@ class Model {
   labelOf(id) { return this.isFolder(id) ? this.folders[id - this.size][1] || this.title : this.label[id]; }
   nameOf(id) {
     if (this.isFolder(id)) return this.folders[id - this.size][2];
+    if (id in this.name) return this.name[id];
     const path = this.folders[this.folder[id]][2];
     return this.flags[id] & 1 ? `${path}.${this.label[id]}` : this.label[id];
   }
