@@ -4,10 +4,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from featx.codegen.emit import PythonCode
+from featx.draw.drawing import Drawing, draw
 from featx.errors import (
     ArgumentTypeError,
     ControlFlowError,
     CostError,
+    DrawingError,
     FeatxError,
     ForeignNodeError,
     GraphError,
@@ -63,6 +65,8 @@ __all__ = [
     "Attribute",
     "ControlFlowError",
     "CostError",
+    "Drawing",
+    "DrawingError",
     "DualGraphModule",
     "ExampleTracer",
     "FeatureTracer",
@@ -100,6 +104,7 @@ __all__ = [
     "Transformer",
     "cost",
     "create_feature_extractor",
+    "draw",
     "from_torch_fx",
     "get_graph_node_names",
     "has_side_effect",

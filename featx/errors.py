@@ -14,6 +14,7 @@ FeatxError
 ├── PassError               RuntimeError    a pass that cannot do what was asked, or that broke the graph
 ├── CostError               RuntimeError    an operator of which nobody has said what it costs
 ├── MissingExtraError       ImportError     a package that only some of featx needs is not installed
+├── DrawingError            RuntimeError    a picture that cannot be made: a missing program, or too much in it
 ├── PatternError            ValueError      a pattern that cannot be looked for, or a replacement that does not fit it
 ├── LeftOutError            AttributeError  a name of torch.fx that `featx.fx` does not have, read as an attribute
 ├── LeftOutImportError      ImportError     the same, imported
@@ -83,6 +84,10 @@ class CostError(FeatxError, RuntimeError):
 
 class MissingExtraError(FeatxError, ImportError):
     """A package that only some of featx needs is not installed."""
+
+
+class DrawingError(FeatxError, RuntimeError):
+    """A picture cannot be made: a program is missing, or there is too much in it."""
 
 
 class PatternError(FeatxError, ValueError):
