@@ -118,6 +118,8 @@ class Effects:
         self._schemas: dict[str, list[Any]] = {}
         # Operators that write nothing in their plain form: whether the result may be a view.
         self._plain: dict[tuple[str, Any], bool] = {}
+        # Which nodes give tuples or lists.
+        self._sequences: dict[Node, bool] = {}
 
     def of(self, node: Node) -> CallEffects:
         """Return what `node` does besides computing its value."""
@@ -167,7 +169,7 @@ class Effects:
             return CallEffects(shares=_nodes(node)) if is_view else _NOTHING
         if node.op == "call_method":
             if _is_magic(node.target):
-                return _of_python_operator(node, node.target[2:-2])
+                return _of_python_operator(node, node.target[2:-2], self._sequences)
             return self._of_operator(node, node.target)
         if node.op == "call_function":
             return self._of_function(node, node.target)
@@ -190,7 +192,7 @@ class Effects:
         if short in _GLOBAL_STATE:
             return CallEffects(changes_global_state=True)
         if module == "operator":
-            return _of_python_operator(node, short)
+            return _of_python_operator(node, short, self._sequences)
         if isinstance(function, type) or name == "getattr":
             return CallEffects(shares=_nodes(node))
         if isinstance(function, torch._ops.OpOverload):
@@ -315,11 +317,11 @@ def _is_torch_module(module: nn.Module) -> bool:
     return type(module).__module__.startswith("torch.nn.modules.")
 
 
-def _of_python_operator(node: Node, name: str) -> CallEffects:
+def _of_python_operator(node: Node, name: str, sequences: dict[Node, bool]) -> CallEffects:
     if name in ("setitem", "delitem"):
         # A dict or list that gets a value holds its memory from then on.
         return CallEffects(writes=_first_node(node), shares=_nodes(node))
-    if name in ("add", "iadd", "concat") and any(_is_sequence(value) for value in node.args):
+    if name in ("add", "iadd", "concat") and any(_is_sequence(value, sequences) for value in node.args):
         return CallEffects(writes=_first_node(node) if name == "iadd" else (), shares=_nodes(node))
     if operator_writes(name):
         return CallEffects(writes=_first_node(node), shares=_first_node(node))
@@ -353,20 +355,25 @@ def _statistics(node: Node) -> tuple[Node, ...]:
     return tuple(value for value in values if isinstance(value, Node))
 
 
-def _is_sequence(value: Any) -> bool:
-    pending, seen = [value], set[Node]()
+def _is_sequence(value: Any, known: dict[Node, bool]) -> bool:
+    """Say whether an argument is a tuple or list, as far as one can see; answers for nodes go into `known`."""
+    if not isinstance(value, Node):
+        return isinstance(value, (tuple, list))
+    pending = [value]
     while pending:
-        item = pending.pop()
-        if not isinstance(item, Node):
-            if isinstance(item, (tuple, list)):
-                return True
-        elif item not in seen:
-            seen.add(item)
-            if item.target is operator.add:
-                pending += item.args
-            elif str(getattr(item.target, "__name__", item.target)) in _RETURNS_SEQUENCE:
-                return True
-    return False
+        node = pending[-1]
+        if node.target is operator.add:
+            unknown = [item for item in node.args if isinstance(item, Node) and item not in known]
+            if unknown:
+                pending += unknown
+                continue
+            known[node] = any(
+                known[item] if isinstance(item, Node) else isinstance(item, (tuple, list)) for item in node.args
+            )
+        else:
+            known[node] = str(getattr(node.target, "__name__", node.target)) in _RETURNS_SEQUENCE
+        pending.pop()
+    return known[value]
 
 
 # -- arguments ---------------------------------------------------------------------------------------------------------

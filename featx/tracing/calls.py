@@ -196,8 +196,11 @@ class Calls(Recording):
             result = call()
         finally:
             self.whole -= 1
-            if self.is_real or self.drew:
-                self.note_draw()  # whatever the call did to the generator, it will do again
+            # Whatever the call did to the generator, it will do again.
+            if self.drew:
+                self.note_draw()
+            elif is_measured:
+                self.generator_state = torch.get_rng_state()
             if self._generators is not None:
                 self._generators.restore()
                 self._generators = None
@@ -209,8 +212,9 @@ class Calls(Recording):
                 pairs = zip(inputs, before, strict=True)
                 written = [value for value, version in pairs if value._version != version or self.wrote_unseen]
                 node.meta["effects"] = self._effects(node, inputs, written, result)
-            if op == "call_module" and self._hooked and self._has_hooks(target):
-                # The hooks, which have not run, may give something else.
+            is_nested = is_measured and op == "call_module" and not isinstance(result, torch.Tensor)
+            if is_nested or (op == "call_module" and self._hooked and self._has_hooks(target)):
+                # What is in it may depend on values; and hooks, which have not run, may give something else.
                 self._check_form(node, result, f"what '{target}' returns")
             if op == "call_module":
                 self.scope = self._caller  # what is taken out of the result is taken by the caller

@@ -285,6 +285,8 @@ class ExampleTrace(Calls):
             ]
             if self.states.initial(each) is None:
                 kept.append((each.__dict__, each.__dict__.copy()))
+        # Some models register hooks in forward, to collect what their layers give.
+        hooks = [(held, held.copy()) for each in self.module_paths for held in _hooks_of(each) if held]
         try:
             yield
         finally:
@@ -293,6 +295,11 @@ class ExampleTrace(Calls):
                 if len(state) != len(before) or not all(map(operator.is_, state.values(), before.values())):
                     state.clear()
                     state.update(before)
+            for each in self.module_paths:
+                for held in _hooks_of(each):
+                    held.clear()
+            for held, before in hooks:
+                held.update(before)
             for module, mode in self._training.items():
                 if module.training is not mode:
                     module.__dict__["training"] = mode
@@ -307,6 +314,16 @@ class ExampleTrace(Calls):
             if owners:
                 self.wrote_model = True
                 self._saved.save(owners)
+
+
+_HOOKS = (
+    "_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs", "_backward_hooks", "_backward_pre_hooks",
+)  # fmt: skip
+
+
+def _hooks_of(module: nn.Module) -> list[dict[int, Any]]:
+    return [module.__dict__[name] for name in _HOOKS if name in module.__dict__]
 
 
 class _Mode(TorchFunctionMode):

@@ -28,6 +28,11 @@ class Kernels(TorchDispatchMode):
 
     supports_higher_order_operators = True  # torch.cond and the like
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # What torch does to keep its compiler away from a mode loads that compiler, which takes seconds.
+        return False
+
     def __init__(self, on_unseen: OnKernel, on_write: OnKernel | None) -> None:
         super().__init__()
         self._on_unseen = on_unseen
