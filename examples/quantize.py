@@ -84,6 +84,7 @@ def _stay_in_8_bits(gm: featx.GraphModule, quantize: featx.Node) -> None:
         with gm.graph.inserting_before(quantize):
             value = gm.graph.call_module(source.target, (value,))
     quantize.replace_all_uses_with(value)
+    gm.graph.erase_node(quantize)
 
 
 def _layers(gm: featx.GraphModule) -> list[featx.Node]:
@@ -181,7 +182,8 @@ def main() -> None:
         int8 = quantize(model, batches)
         with torch.no_grad():
             expected, found = model(held_out), int8(held_out)
-        print(f"layers in int8:   {sum('quantized' in type(module).__module__ for module in int8.modules())}")
+        layers = [module for module in int8.modules() if isinstance(module, (quantized.Conv2d, quantized.Linear))]
+        print(f"layers in int8:   {len(layers)}")
         print(f"signal to noise:  {signal_to_noise(expected, found):.1f} dB on images that were not used to calibrate")
         print(f"same best class:  {(expected.argmax(1) == found.argmax(1)).float().mean():.0%}")
         print(f"size in a file:   {size_of(int8) / size_of(model):.2f} of the float model")
