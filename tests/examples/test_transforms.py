@@ -12,6 +12,7 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import Tensor, nn
 
 import featx
+from featx.passes import split_at
 
 FOLDER = Path(__file__).parents[2] / "examples" / "transforms"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))
@@ -147,3 +148,31 @@ def test_patched_activation_reaches_all_that_follow_and_not_the_model() -> None:
     assert gm.code == before
     with pytest.raises(featx.NodeNameError):
         example.patched(gm, {"three": torch.neg})
+
+
+def test_stages_of_a_pipeline_are_balanced_and_give_what_the_model_gives() -> None:
+    torchvision = pytest.importorskip("torchvision")
+    example = load("split_pipeline")
+    torch.manual_seed(0)
+    model = torchvision.models.resnet18(weights=None).eval()
+    images = torch.randn(1, 3, 64, 64)
+    gm = featx.trace(model, images)
+    cuts = example.balanced_cuts(gm, images, 3)
+    assert len(cuts) == 2
+    stages = list(split_at(gm, cuts).children())
+    costs = [
+        featx.cost(stage, *inputs).total.flops for stage, inputs in zip(stages, inputs_of(stages, images), strict=True)
+    ]
+    assert max(costs) < 0.5 * sum(costs)
+    batches = [torch.randn(1, 3, 64, 64) for _ in range(4)]
+    results = list(example.run_pipeline(stages, batches))
+    assert all(torch.equal(result, model(batch)) for result, batch in zip(results, batches, strict=True))
+
+
+def inputs_of(stages: list[Any], images: Tensor) -> list[tuple[Any, ...]]:
+    found: list[tuple[Any, ...]] = []
+    value: Any = images
+    for stage in stages:
+        found.append((value,))
+        value = stage(value)
+    return found
