@@ -284,7 +284,7 @@ class Following(TracerBase):
 
     def _check_form(self, node: Node, value: Any, what: str) -> None:
         check = self._create_plain_node("call_function", check_form, (node, form_of(value), what), {})
-        check.meta["is_guard"] = True
+        check.meta["is_guard"] = check.meta["is_form_check"] = True
 
     def _guard(self, node: Node, value: Any, what: str) -> None:
         frame = self.model_frame()

@@ -73,3 +73,14 @@ def test_names_of_bert_go_down_to_every_linear_layer() -> None:
     names, _ = featx.get_graph_node_names(model, example_inputs=torch.randint(0, 90, (2, 11)))
     linear = {path for path, module in model.named_modules() if isinstance(module, nn.Linear)}
     assert linear <= set(names)
+
+
+def test_hooks_that_forward_registers_do_not_stay() -> None:
+    # transformers collects hidden states with hooks that its first call registers.
+    model = seeded("Llama", MODELS["Llama"][0])
+    tokens = torch.randint(0, 90, (2, 6), generator=torch.Generator().manual_seed(0))
+    example = {"input_ids": tokens, "output_hidden_states": True}
+    for _ in range(2):
+        featx.get_graph_node_names(model, example_inputs=example)
+        assert not any(module._forward_hooks for module in model.modules())
+    assert len(model(tokens, output_hidden_states=True).hidden_states) == 3

@@ -282,3 +282,28 @@ def test_module_that_is_given_what_no_graph_holds_is_opened() -> None:
         getattr(model, name).register_forward_hook(lambda module, args, output, name=name: seen.update({name: output}))
     expected = model(x)
     assert same(extractor(x), {**seen, "mul": expected})
+
+
+class LargeRows(nn.Module):
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        return [row for row in x if row.sum() > 2]
+
+
+class OverRows(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows, self.linear, self.last = LargeRows(), nn.Linear(4, 4), nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(sum((self.linear(row) for row in self.rows(x)), torch.zeros(4)))
+
+
+def test_number_of_values_that_a_whole_module_returns_is_checked() -> None:
+    torch.manual_seed(0)
+    model = OverRows()
+    one = torch.full((3, 4), 0.1)
+    one[0] = 0.9
+    extractor = featx.create_feature_extractor(model, ["last"], example_inputs=one)
+    assert torch.equal(extractor(one)["last"], model(one))
+    with pytest.raises(featx.SpecializationError, match="the form of what 'rows' returns"):
+        extractor(torch.full((3, 4), 0.9))
