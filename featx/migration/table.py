@@ -228,7 +228,7 @@ TABLE: Mapping[str, Path] = {
         {"Component move_non_tensor_nodes_on_boundary": "a part of one backend's splitter"},
     ),
     "passes.splitter_base": Path(left_out={"*": _PLACEMENT}),
-    "passes.graph_drawer": Path(left_out={"*": "drawing is not written yet"}),
+    "passes.graph_drawer": Path(left_out={"*": "it makes graphs of pydot; featx.draw(gm) gives dot, SVG and a page"}),
     "passes.graph_manipulation": Path(
         {"featx.migration.grouping": "replace_target_nodes_with"},
         {},
