@@ -167,7 +167,8 @@ class Calls(Recording):
         is_own = type(module).__module__[:17] != "torch.nn.modules." or bool(module._modules)
         if is_own:
             self._check_untouched(module, path)
-        call = functools.partial(self._result_of, module, *plain_numbers((args, kwargs)))
+        shown = (args, kwargs) if self.expected_numbers is None else plain_numbers((args, kwargs))
+        call = functools.partial(self._result_of, module, *shown)
         values = args if not kwargs else (args, kwargs)
         with self.kernels.seen():
             result = self._as_one_node("call_module", path, arguments, keywords, values, call, is_measured=is_own)

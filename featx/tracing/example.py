@@ -286,7 +286,7 @@ class ExampleTrace(Calls):
             if self.states.initial(each) is None:
                 kept.append((each.__dict__, each.__dict__.copy()))
         # Some models register hooks in forward, to collect what their layers give.
-        hooks = [(held, held.copy()) for each in self.module_paths for held in _hooks_of(each) if held]
+        hooks = {each: [held.copy() for held in _hooks_of(each)] for each in self.module_paths if _has_hooks(each)}
         try:
             yield
         finally:
@@ -296,10 +296,10 @@ class ExampleTrace(Calls):
                     state.clear()
                     state.update(before)
             for each in self.module_paths:
-                for held in _hooks_of(each):
-                    held.clear()
-            for held, before in hooks:
-                held.update(before)
+                if _has_hooks(each):
+                    for held, before in zip(_hooks_of(each), hooks.get(each, [{}] * len(_HOOKS)), strict=True):
+                        held.clear()
+                        held.update(before)
             for module, mode in self._training.items():
                 if module.training is not mode:
                     module.__dict__["training"] = mode
@@ -318,12 +318,16 @@ class ExampleTrace(Calls):
 
 _HOOKS = (
     "_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks",
-    "_forward_pre_hooks_with_kwargs", "_backward_hooks", "_backward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
 )  # fmt: skip
 
 
+def _has_hooks(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
 def _hooks_of(module: nn.Module) -> list[dict[int, Any]]:
-    return [module.__dict__[name] for name in _HOOKS if name in module.__dict__]
+    return [getattr(module, name) for name in _HOOKS]
 
 
 class _Mode(TorchFunctionMode):
