@@ -129,3 +129,22 @@ def test_assignment_of_the_same_value_to_a_child_that_is_kept_whole() -> None:
     extractor = featx.create_feature_extractor(model, ["layer", "last"], example_inputs=torch.randn(2, 4))
     x = torch.randn(3, 4)
     assert torch.equal(extractor(x)["last"], model(x))
+
+
+class Recoding(nn.Module):
+    """Calls a layer whose class, one of torch, assigns attributes in its own methods."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.last = nn.LSTM(4, 4), nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.lstm.flatten_parameters()
+        return self.last(self.lstm(x)[0] + x)
+
+
+def test_methods_of_torch_assign_nothing_that_a_graph_would_miss() -> None:
+    model = Recoding()
+    extractor = featx.create_feature_extractor(model, ["last"], example_inputs=torch.randn(2, 4))
+    x = torch.randn(3, 4)
+    assert torch.equal(extractor(x)["last"], model(x))
