@@ -306,7 +306,7 @@ class Calls(Recording):
             names = self._assigned[kind] = assigned_to_others(kind)
         for name in names:
             for inner in module.modules():
-                if inner in self._looked_into or name not in inner.__dict__:
+                if inner is module or inner in self._looked_into or name not in inner.__dict__:
                     continue
                 # What another value would change at a call of a module of the model's own is seen there.
                 if self.states.initial(inner) is None or self.states.is_changed_by_its_calls(inner, name):

@@ -13,7 +13,6 @@ from torch import nn
 
 from featx.ir.node import Node
 from featx.tracing.following import AssignedAnew, Following
-from featx.tracing.frames import is_library_code
 from featx.tracing.state import ModuleState
 
 # What asks for the form of a tensor and not for its values.
@@ -84,7 +83,7 @@ def assigned_to_others(kind: type) -> set[str]:
     found: set[str] = set()
     while pending:
         code: CodeType | None = getattr(pending.pop(), "__code__", None)
-        if code is None or code in seen or is_library_code(code):  # torch's own code leaves other modules alone
+        if code is None or code in seen:
             continue
         seen.add(code)
         pending += [inspect.getattr_static(kind, name, None) for name in code.co_names]
