@@ -27,10 +27,10 @@ number at the end of a real name (`ln_1`, `gamma_1`) for its own numbering, or g
 *Values equal* means that what extractors return is, bit for bit, what a forward hook (with a clone) sees on the
 untouched model, or what the model returns: for a call in the middle, alone and together with the others; a module in
 the middle that is not a leaf; the last module call; and the last node, where it is in the output. Batch 1 in eval mode,
-batch 2 in train mode, the model's own initialization and input size (or 160 pixels a side where it takes them;
-models of over 400 million parameters are made for 112 where they can be, and those of over 2.5 billion run in bfloat16), one
-seed. *Values not run* are models that featx traces and that were not compared; the sweep can be narrowed, and what was
-too large or too slow is listed.
+batch 2 in train mode, the model's own initialization and input size (or 160 pixels a side where it takes them), one
+seed. Models of over 400 million parameters are made for 112 pixels where they can be, and those of over 2.5 billion run
+in bfloat16. *Values not run* are models that featx traces and that were not compared; the sweep can be narrowed, and
+what was too large or too slow is listed.
 """
 
 _COUNTS = (
