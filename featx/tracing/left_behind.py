@@ -40,7 +40,7 @@ def what_forward_left(
         if not all(origin is not None and not _depends_on_inputs(trace.node_of(origin)) for origin in origins):
             return f"forward adds to '{name}', or takes from it,"
     for name, value in state.rebound_buffers(is_of_trace).items():
-        if not trace.stand_ins.is_stand_in_of(value, state.buffer(name)) and not _is_of_sizes(trace, value):
+        if not trace.stand_ins.is_stand_in_of(value, state.buffer(name)):
             return f"forward assigns a new tensor to the buffer '{name}'"
     for name, value in state.replaced_items():
         if _comes_from_inputs(trace, value):
@@ -120,22 +120,6 @@ def _depends_on_inputs(node: Node) -> bool:
         seen.update(fresh)
         pending += fresh
     return False
-
-
-def _is_of_sizes(trace: Following, value: object) -> bool:
-    """Say whether a tensor is made of sizes and constants alone: a table that a graph makes anew in each call."""
-    origin = trace.lineage.get(value)
-    if origin is None or _depends_on_inputs(trace.node_of(origin)):
-        return False
-    pending, seen = [trace.node_of(origin)], set[Node]()
-    while pending:
-        node = pending.pop()
-        if node.op == "get_attr":
-            return False
-        fresh = [source for source in node.all_input_nodes if source not in seen]
-        seen.update(fresh)
-        pending += fresh
-    return True
 
 
 def _is_loaded(kind: type, attribute: str) -> bool:
