@@ -19,7 +19,7 @@ from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.tracing.example import ExampleTracer
 from featx.tracing.freedom import FreeDims, trace_checked
-from featx.tracing.scope import walk_modules
+from featx.tracing.scope import has_own_call, walk_modules
 from featx.tracing.symbolic import Tracer
 
 TracerName = Literal["auto", "example", "symbolic"]
@@ -115,6 +115,16 @@ class ModelTracing:
                 f"{error}"
             ) from error
 
+    def _trace_symbolically(self) -> Graph:
+        # Symbols go through `forward` alone, as in torch.fx.
+        if self.model._forward_pre_hooks or has_own_call(type(self.model)):
+            name = type(self.model).__name__
+            raise TraceError(
+                f"{name} has a forward pre-hook or a __call__ of its own, which a symbolic trace leaves out although "
+                "all features follow from it; give example_inputs, or put that code into forward"
+            )
+        return self._new_tracer().trace(self.model, self._concrete_args)
+
     def _find_example(self) -> Example | None:
         if self._found is None or self._found.is_for_one_mode:
             self._found = find_example(self.model, self.model.training)
@@ -183,7 +193,7 @@ class ModelTracing:
         """Trace on an example where there is one, else symbolically; and so where a guessed example does not do."""
         example = self._example()
         if example is None:
-            return self._new_tracer().trace(self.model, self._concrete_args)
+            return self._trace_symbolically()
         try:
             return follow(example)
         except NodeNameError:
@@ -192,7 +202,7 @@ class ModelTracing:
             if example is self._given or self._tracer == "example":
                 raise
             try:
-                return self._new_tracer().trace(self.model, self._concrete_args)
+                return self._trace_symbolically()
             except TraceError:
                 raise TraceError(
                     f"cannot trace {type(self.model).__name__} on inputs guessed from {example.source}: {error} "

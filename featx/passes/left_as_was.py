@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import random
-import sys
 from collections.abc import Generator, Iterable
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -16,6 +14,7 @@ from featx.ir.graph import Graph
 from featx.passes.operators import OperatorMode, Signature, tensors_in
 from featx.tracing.caches import Caches
 from featx.tracing.constants import memory_of
+from featx.tracing.generators import SharedGenerators
 from featx.tracing.states import ModuleStates
 from featx.tracing.wrapping import globals_of
 from featx.tree import tree_map
@@ -82,19 +81,12 @@ def _has_no_values(tensor: torch.Tensor) -> bool:
 @contextmanager
 def _generators_kept(tensors: Iterable[torch.Tensor]) -> Generator[None]:
     devices = {tensor.device for tensor in tensors if tensor.device.type not in ("cpu", "meta")}
-    numpy = sys.modules.get("numpy")
-    state: Any = random.getstate()
-    numpy_state: Any = None if numpy is None else numpy.random.get_state()
     with ExitStack() as stack:
+        stack.callback(SharedGenerators().restore)
         stack.enter_context(torch.random.fork_rng(devices=[]))
         for device in devices:
             stack.enter_context(torch.random.fork_rng(devices=[device.index or 0], device_type=device.type))
-        try:
-            yield
-        finally:
-            random.setstate(state)
-            if numpy is not None:
-                numpy.random.set_state(numpy_state)
+        yield
 
 
 class WrittenMemory(OperatorMode):

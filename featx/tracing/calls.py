@@ -20,6 +20,7 @@ from featx.tracing.kernels import Kernels
 from featx.tracing.left_behind import assigned_to_others, what_forward_left
 from featx.tracing.recording import NeedsValues, Recording
 from featx.tracing.scalars import TracedInt, plain_numbers
+from featx.tracing.scope import has_hooks, has_own_call
 from featx.tracing.shapes import output_of
 from featx.tracing.states import ModuleStates
 from featx.tracing.symbolic import Scope
@@ -59,9 +60,7 @@ class Calls(Recording):
         self.module_paths = module_paths
         self._is_leaf = is_leaf
         self._opened = opened
-        self._hooked = [
-            path for module, path in module_paths.items() if module._forward_hooks or module._forward_pre_hooks
-        ]
+        self._hooked = [path for module, path in module_paths.items() if has_hooks(module)]
         self.states = ModuleStates(module_paths)
         self._assigned: dict[type, set[str]] = {}
         # The modules that were traced through, without an end in the middle.
@@ -125,14 +124,15 @@ class Calls(Recording):
     ) -> Any:
         last, names, lineage = self.graph.root.prev, self.names.mark(), self.lineage.mark()
         scope, caller, versions, memories = self.scope, self._caller, len(self.versions), len(self.memories)
-        mark = self.states.mark(module) if self.may_stay_whole(path) else {}
+        may_stay_whole = self.may_stay_whole(path) and not has_own_call(type(module))
+        mark = self.states.mark(module) if may_stay_whole else {}
         try:
             result = forward(*args, **kwargs)
             self.check_state(module)
             self._looked_into.add(module)
             return result
         except Unfollowable:
-            if not self.may_stay_whole(path):
+            if not may_stay_whole:
                 raise
             # What was recorded inside is taken back, and the module is kept whole.
             self.scope, self._caller, self.whole, self.unseen, self.broken_off = scope, caller, 0, None, ""
@@ -390,9 +390,3 @@ class Calls(Recording):
             self._generators = self._generators or SharedGenerators()
             return function(*args, **kwargs)
         raise Unfollowable(f"forward draws from a random generator of Python or numpy ({function.__name__})")
-
-
-def has_own_call(kind: type[nn.Module]) -> bool:
-    """Say whether a class of modules does something of its own in `__call__`, around `forward` and hooks."""
-    call = kind.__call__
-    return call is not nn.Module.__call__ and not call.__module__.startswith("torch.")

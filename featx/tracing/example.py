@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from featx.errors import FeatxError, TraceError
 from featx.ir.graph import Graph
 from featx.tracing.caches import Caches, empty_functions_that_keep
-from featx.tracing.calls import Calls, LeafPolicy, has_own_call
+from featx.tracing.calls import Calls, LeafPolicy
 from featx.tracing.constants import memory_of, tensors_of
 from featx.tracing.example_inputs import bind_example
 from featx.tracing.following import AssignedAnew, LeftBehind, Unfollowable
@@ -33,7 +33,7 @@ from featx.tracing.grad_modes import gradients_set
 from featx.tracing.lineage import Lineage
 from featx.tracing.recording import NeedsValues
 from featx.tracing.saved_state import SavedState
-from featx.tracing.scope import borrowed, walk_modules
+from featx.tracing.scope import borrowed, has_hooks, has_own_call, walk_modules
 from featx.tracing.standins import StandIns
 from featx.tracing.states import ModuleStates
 from featx.tracing.symbolic import is_leaf_class
@@ -203,6 +203,7 @@ class ExampleTrace(Calls):
             stack.enter_context(gradients_set(self.gradients))
             self._grad_modes.is_enabled = self.gradients
             generators = SharedGenerators()
+            stack.callback(generators.restore)
             stack.enter_context(torch.random.fork_rng(devices=None if self.is_real else []))
             if self.is_real:
                 stack.enter_context(self._saved)
@@ -236,15 +237,7 @@ class ExampleTrace(Calls):
                     raise
                 output = None
             stack.enter_context(torch._C.DisableTorchFunction())
-            self.check_states()
-            self.check_memory()
-            self.check_generator()
-            if generators.have_drawn():
-                generators.restore()
-                raise LeftBehind("forward draws from a random generator of Python or numpy by a name of its own")
-            number = caches.changed_number()
-            if number is not None:
-                raise LeftBehind(f"forward changes the number {number} of its Python module or of a class")
+            self._check_left_behind(generators, caches)
             self._autocast_modes.leave()
             self.graph.output(output)
         self.is_active = False
@@ -252,9 +245,19 @@ class ExampleTrace(Calls):
         for node, tensor, version in self.versions:
             node.meta["is_overwritten"] = tensor._version != version or memory_of(tensor) in self.uncounted
 
+    def _check_left_behind(self, generators: SharedGenerators, caches: Caches) -> None:
+        self.check_states()
+        self.check_memory()
+        self.check_generator()
+        if generators.have_drawn():
+            raise LeftBehind("forward draws from a random generator of Python or numpy by a name of its own")
+        number = caches.changed_number()
+        if number is not None:
+            raise LeftBehind(f"forward changes the number {number} of its Python module or of a class")
+
     def _call(self, *args: Any, **kwargs: Any) -> Any:
         # The hooks of the root are code like any other, and what they do to its inputs, all else is computed from.
-        if self.root._forward_pre_hooks or self.root._forward_hooks:
+        if has_hooks(self.root):
             return type(self.root)._call_impl(self.root, *args, **kwargs)
         return self._function(*args, **kwargs)
 
@@ -285,18 +288,22 @@ class ExampleTrace(Calls):
             ]
             if self.states.initial(each) is None:
                 kept.append((each.__dict__, each.__dict__.copy()))
+        orders = [(module, list(module.__dict__)) for module in {module for module, _ in self.absent}]
         # Some models register hooks in forward, to collect what their layers give.
-        hooks = {each: [held.copy() for held in _hooks_of(each)] for each in self.module_paths if _has_hooks(each)}
+        hooks = {each: [held.copy() for held in _hooks_of(each)] for each in self.module_paths if has_hooks(each)}
         try:
             yield
         finally:
             self.states.restore()
+            for module, names in orders:
+                for name in names:
+                    module.__dict__[name] = module.__dict__.pop(name)
             for state, before in kept:
                 if len(state) != len(before) or not all(map(operator.is_, state.values(), before.values())):
                     state.clear()
                     state.update(before)
             for each in self.module_paths:
-                if _has_hooks(each):
+                if has_hooks(each):
                     for held, before in zip(_hooks_of(each), hooks.get(each, [{}] * len(_HOOKS)), strict=True):
                         held.clear()
                         held.update(before)
@@ -320,10 +327,6 @@ _HOOKS = (
     "_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks",
     "_forward_pre_hooks_with_kwargs",
 )  # fmt: skip
-
-
-def _has_hooks(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def _hooks_of(module: nn.Module) -> list[dict[int, Any]]:

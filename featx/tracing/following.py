@@ -77,6 +77,8 @@ class Following(TracerBase):
         self.read_first: set[tuple[nn.Module, str]] = set()
         # The state of torch's generator after the last draw that the trace knows of.
         self.generator_state: torch.Tensor | None = None
+        # Whether calls draw, by name.
+        self._draws: dict[str, bool] = {}
         # What ran on a value of the trace where no call told of it.
         self.unseen: Unfollowable | None = None
         # Whether a module that is kept whole had its hands on memory in a way that no version tells.

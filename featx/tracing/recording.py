@@ -112,7 +112,10 @@ class Recording(Following):
 
     def _executed(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # The numbers that a graph draws follow from the state of the generator, which it must find as the model does.
-        is_draw = operator_draws(function.__name__)
+        name = function.__name__
+        is_draw = self._draws.get(name)
+        if is_draw is None:
+            is_draw = self._draws[name] = operator_draws(name)
         if is_draw:
             self.check_generator()
         result = self.execute(function, args, kwargs)

@@ -159,6 +159,17 @@ def walk_modules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             ]
 
 
+def has_own_call(kind: type[nn.Module]) -> bool:
+    """Say whether a class of modules does something of its own in `__call__`, around `forward` and hooks."""
+    call = kind.__call__
+    return call is not nn.Module.__call__ and not call.__module__.startswith("torch.")
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Say whether a call of a module runs hooks of its own around `forward`."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
 def _join(
     module: nn.Module, thread: int, handlers: Handlers, lock: Lock, watched: tuple[str, ...]
 ) -> tuple[_Switch, Handlers | None]:

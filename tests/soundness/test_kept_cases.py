@@ -138,6 +138,15 @@ CASES: dict[str, Case] = {
     "error that is caught": Case(
         _forward("try:", "    return x.view(-1, 8)", "except RuntimeError:", "    return x * 2")
     ),
+    "attribute that is assigned before it is read, and another that is not": Case(
+        _with(
+            "self.last, self.rows = None, 0",
+            "y = x if self.last is None else x + self.last.mean()",
+            "self.last = x.detach()",
+            "self.rows = y.shape[0]",
+            "return y + self.rows",
+        )
+    ),
     "inference mode": Case(_forward("with torch.inference_mode():", "    y = x.sum()", "return x")),
     "float of numpy": Case("import numpy as np\n" + _forward("return x, np.sqrt(x.shape[0])")),
 }

@@ -72,12 +72,9 @@ def test_draw_into_a_tensor_of_forwards_own_is_drawn_anew_and_moves_no_generator
         assert torch.equal(result, model(image()))
 
 
-@pytest.mark.parametrize(
-    "read",
-    [lambda x: torch.from_dlpack(x) * 2, lambda x: x * x.untyped_storage()[0], lambda x: x.detach().storage()[0] * x],
-)
+@pytest.mark.parametrize("read", [lambda x: torch.from_dlpack(x) * 2, lambda x: x * x.untyped_storage()[0]])
 def test_memory_that_is_read_past_torch_is_refused(read: Callable[[Tensor], Tensor]) -> None:
-    with pytest.raises(featx.TraceError, match=r"read past torch|requires gradient|from_dlpack"):
+    with pytest.raises(featx.TraceError, match="read past torch"):
         featx.trace(Doing(lambda x: read(x.detach())), image())
 
 
@@ -89,6 +86,8 @@ def test_hooks_of_the_root_are_part_of_what_its_features_are_made_of() -> None:
     x = torch.randn(5, 4)
     assert torch.equal(extractor(x)["0"], model[0](x * 3))
     assert torch.equal(featx.trace(model, image())(x), model(x))
+    with pytest.raises(featx.TraceError, match="pre-hook"):
+        featx.create_feature_extractor(model, ["0"], tracer="symbolic")
 
 
 class Calling(nn.Module):
@@ -110,6 +109,16 @@ def test_module_with_a_call_of_its_own_does_that_once() -> None:
     assert torch.equal(extractor(x)["1"], model(x))
     with pytest.raises(featx.TraceError, match="overrides __call__"):
         featx.trace(Calling(), image())
+
+
+class CallingUnfollowably(Calling):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) + float(x.detach().numpy().max())
+
+
+def test_module_with_a_call_of_its_own_is_never_one_node() -> None:
+    with pytest.raises(featx.TraceError, match="numpy"):
+        featx.trace(nn.Sequential(CallingUnfollowably(), nn.Tanh()), image())
 
 
 class Merging(nn.Linear):

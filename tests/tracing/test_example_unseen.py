@@ -116,9 +116,21 @@ def test_module_that_computes_unseen_stays_whole(name: str) -> None:
         assert torch.equal(gradient, y.grad)  # pyright: ignore[reportArgumentType]
 
 
-@pytest.mark.parametrize("name", ["by its name"])
-def test_module_that_draws_from_python_stays_whole(name: str) -> None:
-    model = nn.Sequential(nn.Linear(4, 4), Calling(DRAWS[name]), nn.Linear(4, 4))
+def draws_and_cannot_be_traced(x: torch.Tensor) -> torch.Tensor:
+    return x * HIDDEN.draw() * float(x.detach().numpy().max())
+
+
+@pytest.mark.parametrize("function", [draws, draws_and_cannot_be_traced])
+def test_generator_of_python_is_put_back_whatever_happens(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    model = Calling(function)
+    state = random.getstate()
+    with pytest.raises(featx.TraceError):
+        featx.trace(model, image())
+    assert random.getstate() == state
+
+
+def test_module_that_draws_from_python_stays_whole() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), Calling(draws_by_its_name), nn.Linear(4, 4))
     state = random.getstate()
     extractor = featx.create_feature_extractor(model, ["1", "2"], example_inputs=image())
     assert random.getstate() == state

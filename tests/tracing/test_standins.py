@@ -55,8 +55,9 @@ USES: dict[str, Callable[[nn.Module, torch.Tensor], Any]] = {
 def test_trace_on_stand_ins_allocates_nothing_whatever_the_weights(name: str, training: bool) -> None:
     for width in (8, 256):
         model, x = model_of(width).train(training), torch.rand(2, width)
-        # The states of torch's generator take 5 KB each.
-        assert peak(lambda model=model, x=x: USES[name](model, x)) < 32_768
+        # A trace remembers some states of torch's generator, 5 KB each.
+        states = 4 * torch.get_rng_state().nbytes
+        assert peak(lambda model=model, x=x: USES[name](model, x)) < states + 1024
         # The measure sees what is allocated.
         assert peak(lambda model=model, x=x: model(x)) > 4 * width**2
         assert peak(lambda model=model: copy.deepcopy(model)) > 4 * 5 * width**2
