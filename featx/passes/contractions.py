@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from featx.passes.operators import tensors_in
+from featx.ir.overloads import tensors_in
 
 
 def matrix_product(a: torch.Tensor, b: torch.Tensor, *_: Any, result: torch.Tensor, **__: Any) -> int:

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
+from featx.ir.overloads import Signature, tensors_in
 from featx.passes.flops import FlopTable, Rule
-from featx.passes.operators import OperatorMode, Signature, tensors_in
+from featx.passes.operators import OperatorMode
 from featx.passes.traffic import bytes_moved
 from featx.tracing.constants import memory_of
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from featx.ir.overloads import tensors_in
 from featx.passes.contractions import (
     added_batch_product,
     added_product,
@@ -30,7 +31,6 @@ from featx.passes.contractions import (
     outer_product,
     recurrent,
 )
-from featx.passes.operators import tensors_in
 
 Rule = Callable[..., int]
 """Takes the arguments of an operator and, as `result`, what it gave; returns FLOPs."""

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from featx.errors import InputError
-from featx.passes.operators import OperatorMode, Signature, tensors_in
+from featx.ir.overloads import Signature, tensors_in
+from featx.passes.operators import OperatorMode
 from featx.tracing.constants import memory_of
 
 _META = torch.device("meta")

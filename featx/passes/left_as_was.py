@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from featx.ir.graph import Graph
-from featx.passes.operators import OperatorMode, Signature, tensors_in
+from featx.ir.overloads import Signature, tensors_in
+from featx.passes.operators import OperatorMode
 from featx.tracing.caches import Caches
 from featx.tracing.constants import memory_of
 from featx.tracing.generators import SharedGenerators

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from featx.passes.operators import Signature, tensors_in
+from featx.ir.overloads import Signature, tensors_in
 
 # Only the form of the input counts.
 _UNREAD = frozenset("zeros_like ones_like full_like new_zeros new_ones new_full rand_like randn_like".split())

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from featx.ir.overloads import Signatures
 from featx.tree import tree_leaves
 
 OnKernel = Callable[[Any, list[torch.Tensor]], None]
@@ -37,6 +38,7 @@ class Kernels(TorchDispatchMode):
         super().__init__()
         self._on_unseen = on_unseen
         self.on_write = on_write
+        self._signatures = Signatures()
         # How many calls that the trace knows of the running code is inside.
         self.depth = 0
 
@@ -47,7 +49,9 @@ class Kernels(TorchDispatchMode):
             if not self.depth:
                 self._on_unseen(func, _tensors(args, kwargs))
             if self.on_write is not None:
-                written = _written(func, args, kwargs)
+                signature = self._signatures.of(func)
+                # The branches of an operator of higher order come by themselves.
+                written = [] if signature is None else list(signature.targets(args, kwargs or {}))
                 if written:
                     self.on_write(func, written)
             return func(*args, **kwargs) if kwargs else func(*args)
@@ -83,21 +87,3 @@ class _Seen:
 
 def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-
-
-def _written(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> list[torch.Tensor]:
-    schema = getattr(function, "_schema", None)
-    if schema is None:  # an operator of higher order, whose branches come by themselves
-        return []
-    if "batch_norm" in schema.name:  # which writes its statistics, and does not say so
-        return _tensors(args, kwargs)
-    if not schema.is_mutable:
-        return []
-    values = [value for value, argument in zip(args, schema.arguments, strict=False) if _is_written(argument)]
-    if kwargs:
-        values += [kwargs.get(argument.name) for argument in schema.arguments if _is_written(argument)]
-    return _tensors(tuple(values), None)
-
-
-def _is_written(argument: Any) -> bool:
-    return argument.alias_info is not None and argument.alias_info.is_write

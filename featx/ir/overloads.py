@@ -1,0 +1,94 @@
+"""What the schema of an operator says of its calls: which tensors they write, and whether results are views."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+# Running statistics that an operator writes although its schema does not say so: their positions.
+_UNMARKED = {
+    "aten::native_batch_norm": (3, 4),
+    # These are made of others, but in inference mode they come whole.
+    "aten::batch_norm": (3, 4),
+    "aten::_batch_norm_impl_index": (3, 4),
+    "aten::instance_norm": (3, 4),
+    "aten::cudnn_batch_norm": (3, 4),
+    "aten::miopen_batch_norm": (3, 4),
+    "aten::batch_norm_update_stats": (1, 2),
+    "aten::batch_norm_gather_stats": (3, 4),
+    "aten::batch_norm_gather_stats_with_counts": (3, 4),
+}
+
+
+class Signature:
+    """The facts about one operator. `name` is `aten::add`, `overload` the `OpOverload` itself."""
+
+    __slots__ = (
+        "_unmarked",
+        "asks",
+        "draws",
+        "is_composite",
+        "is_view",
+        "name",
+        "needs_values",
+        "overload",
+        "replaces_memory",
+        "written",
+    )
+
+    def __init__(self, overload: Any) -> None:
+        self.overload = overload
+        schema = overload._schema
+        self.name: str = schema.name
+        # The arguments that are written, by position and name.
+        self.written = [
+            (position, argument.name)
+            for position, argument in enumerate(schema.arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        ]
+        self._unmarked = _UNMARKED.get(self.name, ())
+        returned = [result.alias_info for result in schema.returns if result.alias_info is not None]
+        self.is_view = any(not alias.is_write for alias in returned)
+        tags = overload.tags
+        # Whether the result may be a number, or of a shape, that only values tell; and whether it always is.
+        self.needs_values = torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
+        self.asks = self.needs_values and self.name not in ("aten::index", "aten::_unsafe_index")
+        self.draws = torch.Tag.nondeterministic_seeded in tags
+        # What asks a tensor for its device or its symbolic size is not known to the dispatcher.
+        operator = overload.name()
+        self.is_composite = torch._C._dispatch_has_kernel(operator) and bool(
+            torch._C._dispatch_has_kernel_for_dispatch_key(operator, "CompositeImplicitAutograd")
+        )
+        self.replaces_memory = torch.Tag.inplace_view in tags
+
+    def targets(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
+        """Yield the tensors that a call writes."""
+        if self._unmarked and not (len(args) > 5 and args[5] is False):  # in eval mode statistics are only read
+            yield from tensors_in([args[position] for position in self._unmarked])
+        for position, name in self.written:
+            yield from tensors_in((args[position] if position < len(args) else kwargs.get(name),))
+
+
+class Signatures:
+    """Remembers the facts about each operator that was asked for."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, Signature] = {}
+
+    def of(self, overload: Any) -> Signature | None:
+        """Return the facts about an operator; None for one of higher order, which has no schema."""
+        known = self._known.get(overload)
+        if known is None and isinstance(overload, torch._ops.OpOverload):
+            known = self._known[overload] = Signature(overload)
+        return known
+
+
+def tensors_in(values: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors in the arguments or results of an operator, which nest lists and tuples only."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from tensors_in(value)
