@@ -10,7 +10,7 @@ import functools
 import gc
 import operator
 from collections.abc import Callable, Iterable, Iterator
-from types import FunctionType, ModuleType, TracebackType
+from types import FunctionType, MethodType, ModuleType, TracebackType
 from typing import Any, cast
 
 import torch
@@ -21,6 +21,7 @@ from featx.tracing.scalars import TracedFloat, TracedInt
 _CACHED = functools._lru_cache_wrapper
 # How deep in the result of a cached function a tensor may lie.
 _NESTING = 3
+_METHODS = (MethodType, staticmethod, classmethod)
 _NUMBERS = frozenset({bool, int, float})
 
 
@@ -43,8 +44,10 @@ class Caches:
         for namespace in _own_code([*namespaces, *(members for _, members in classes.values())]):
             self._holders.append(_Holder(classes[id(namespace)][0] if id(namespace) in classes else namespace))
             for name, value in list(namespace.items()):
-                value = getattr(value, "__func__", value)
-                value = value.fget if isinstance(value, property) else value
+                if type(value) in _METHODS:
+                    value = value.__func__
+                elif type(value) is property:
+                    value = value.fget
                 if isinstance(value, _CACHED):
                     self._functions[id(value)] = (value, value.cache_info().misses)
                 elif not name.startswith("__"):

@@ -20,9 +20,10 @@ from featx.tracing.kernels import Kernels
 from featx.tracing.left_behind import assigned_to_others, what_forward_left
 from featx.tracing.recording import NeedsValues, Recording
 from featx.tracing.scalars import TracedInt, plain_numbers
-from featx.tracing.scope import has_hooks, has_own_call
+from featx.tracing.scope import has_own_call, walk_modules
 from featx.tracing.shapes import output_of
 from featx.tracing.states import ModuleStates
+from featx.tracing.surroundings import Surroundings
 from featx.tracing.symbolic import Scope
 from featx.tree import tree_leaves
 
@@ -33,40 +34,34 @@ class Calls(Recording):
     """What one trace does with the calls of modules and of wrapped functions.
 
     Args:
-        root: what is traced.
-        module_paths: the path of each module in it.
+        surroundings: what is traced.
         is_leaf: says, for a module and its path, whether a call of it is one node.
         opened: the paths of the modules that are traced through, where that is known; `is_leaf` numbers nodes then.
-        paths: the tensors of the model, by id.
-        device: where they are.
         is_real: whether tensors have values.
         keep_source: note the line of the model in each node.
     """
 
     def __init__(
         self,
-        root: nn.Module,
-        module_paths: dict[nn.Module, str],
+        surroundings: Surroundings,
         is_leaf: LeafPolicy,
         opened: frozenset[str] | None,
-        paths: dict[int, str],
-        device: torch.device,
         *,
         is_real: bool,
         keep_source: bool,
     ) -> None:
-        super().__init__(paths, device, is_real=is_real, keep_source=keep_source)
-        self.root = root
-        self.module_paths = module_paths
+        super().__init__(surroundings.tensor_paths, surroundings.device, is_real=is_real, keep_source=keep_source)
+        self.root = surroundings.root
+        self.module_paths = surroundings.module_paths
         self._is_leaf = is_leaf
         self._opened = opened
-        self._hooked = [path for module, path in module_paths.items() if has_hooks(module)]
-        self.states = ModuleStates(module_paths)
+        self._hooked = surroundings.hooked
+        self.states = ModuleStates(self.module_paths)
         self._assigned: dict[type, set[str]] = {}
         # The modules that were traced through, without an end in the middle.
-        self._looked_into: set[nn.Module] = {root}
+        self._looked_into: set[nn.Module] = {self.root}
         self._called_whole: set[str] = set()
-        self._training = {module: module.training for module in module_paths}
+        self._training = {module: module.training for module in self.module_paths}
         self._caller = self.scope
         # The module in which the trace broke off.
         self.broken_off = ""
@@ -125,7 +120,7 @@ class Calls(Recording):
         last, names, lineage = self.graph.root.prev, self.names.mark(), self.lineage.mark()
         scope, caller, versions, memories = self.scope, self._caller, len(self.versions), len(self.memories)
         may_stay_whole = self.may_stay_whole(path) and not has_own_call(type(module))
-        mark = self.states.mark(module) if may_stay_whole else {}
+        mark = self.states.mark()
         try:
             result = forward(*args, **kwargs)
             self.check_state(module)
@@ -139,7 +134,7 @@ class Calls(Recording):
             self.names.forget(names)
             self.lineage.forget(lineage)
             del self.versions[versions:], self.memories[memories:]
-            self.states.reset(mark)
+            self.states.reset(module, mark)
             for node in reversed(self.graph.nodes):
                 if node is last:
                     break
@@ -161,9 +156,10 @@ class Calls(Recording):
             self.scope = inside
         if module.training is not self._training[module]:
             raise Unfollowable(f"forward switches '{path}' between train and eval mode")
-        for inner in module.modules():
-            if any(value is not None and id(value) not in self._paths for value in inner._parameters.values()):
-                raise Unfollowable(f"'{path}' runs with other parameters than its own")
+        for _, inner in walk_modules(module):
+            for value in inner._parameters.values():
+                if value is not None and id(value) not in self._paths:
+                    raise Unfollowable(f"'{path}' runs with other parameters than its own")
         is_own = type(module).__module__[:17] != "torch.nn.modules." or bool(module._modules)
         if is_own:
             self._check_untouched(module, path)
@@ -314,19 +310,16 @@ class Calls(Recording):
 
     def check_states(self) -> None:
         """Raise where a module is not what its own calls, or a graph of them, leave it."""
+        # Those that ran inside a module that was called whole; parents come first. Not so a module of which only
+        # methods were called: they are code of whoever called them.
+        ran_whole: set[str] = set()
         for module, path in self.module_paths.items():
-            if module in self._looked_into or not self._ran_whole(path):
+            if path in self._called_whole or path.rpartition(".")[0] in ran_whole:
+                ran_whole.add(path)
+            if module in self._looked_into or path not in ran_whole:
                 self.check_state(module)
-            elif self.states.initial(module) is not None and not any(map(self._is_looked_into, module.children())):
+            elif self.states.initial(module) is not None and self._looked_into.isdisjoint(module._modules.values()):
                 self._check_untouched(module, path)
-
-    def _is_looked_into(self, module: nn.Module) -> bool:
-        return module in self._looked_into
-
-    def _ran_whole(self, path: str) -> bool:
-        # Not so a module of which only methods were called: they are code of whoever called them.
-        names = path.split(".")
-        return any(".".join(names[:end]) in self._called_whole for end in range(1, len(names) + 1))
 
     # -- functions that are recorded as one node ---------------------------------------------------------------------
 

@@ -213,9 +213,10 @@ class ModelTensors:
 
 def tensors_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield name and tensor of what a module holds itself: parameters, buffers, and plain attributes."""
-    for name, value in (*module._parameters.items(), *module._buffers.items()):
-        if value is not None:
-            yield name, value
+    for held in (module._parameters, module._buffers):
+        for name, value in held.items():
+            if value is not None:
+                yield name, value
     for name, value in module.__dict__.items():
         if type(value) is torch.Tensor:
             yield name, value

@@ -7,7 +7,6 @@ for a value, the trace starts again with real tensors.
 
 from __future__ import annotations
 
-import inspect
 import math
 import operator
 import weakref
@@ -24,20 +23,21 @@ from featx.errors import FeatxError, TraceError
 from featx.ir.graph import Graph
 from featx.tracing.caches import Caches, empty_functions_that_keep
 from featx.tracing.calls import Calls, LeafPolicy
-from featx.tracing.constants import memory_of, tensors_of
+from featx.tracing.constants import memory_of
 from featx.tracing.example_inputs import bind_example
 from featx.tracing.following import AssignedAnew, LeftBehind, Unfollowable
 from featx.tracing.frames import user_frame
 from featx.tracing.generators import SharedGenerators
 from featx.tracing.grad_modes import gradients_set
 from featx.tracing.lineage import Lineage
+from featx.tracing.pass_through import wrapped
 from featx.tracing.recording import NeedsValues
 from featx.tracing.saved_state import SavedState
-from featx.tracing.scope import borrowed, has_hooks, has_own_call, walk_modules
+from featx.tracing.scope import borrowed, has_hooks
 from featx.tracing.standins import StandIns
 from featx.tracing.states import ModuleStates
+from featx.tracing.surroundings import Surroundings
 from featx.tracing.symbolic import is_leaf_class
-from featx.tracing.wrapping import globals_of, wrapped_functions
 from featx.tree import tree_leaves
 
 IsEnough = Callable[[Graph, str], bool]
@@ -88,6 +88,7 @@ class ExampleTracer:
         Raises:
             TraceError: what the root module itself does cannot be followed; the message says where and what to do.
         """
+        around = Surroundings(root, (args, kwargs), *self._autowrap)
         is_without_values = any(
             value.is_meta for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)
         )
@@ -98,13 +99,13 @@ class ExampleTracer:
         for is_real in (False,) if is_without_values else (False, True):
             for enabled in gradients:
                 try:
-                    return self.run_once(root, args, kwargs, is_enough, is_real=is_real, gradients=enabled)
+                    return self.run_once(around, args, kwargs, is_enough, is_real=is_real, gradients=enabled)
                 except FeatxError:
                     raise
                 except NeedsValues as error:
                     if is_real or is_without_values:
                         whose = "its weights have" if is_real else "the example has"
-                        raise _error(root, f"the model asks for values, and {whose} none", "") from error
+                        raise _error(around.traced, f"the model asks for values, and {whose} none", "") from error
                     break
                 except Exception as error:
                     errors.append(error)
@@ -112,7 +113,7 @@ class ExampleTracer:
 
     def run_once(
         self,
-        root: nn.Module | Callable[..., Any],
+        around: Surroundings,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         is_enough: IsEnough | None = None,
@@ -132,15 +133,15 @@ class ExampleTracer:
         absent: set[tuple[nn.Module, str]] = set()
         read_first: set[tuple[nn.Module, str]] = set()
         while True:
-            trace = ExampleTrace(self, root, (args, kwargs), is_real=is_real, keep_source=self._keep_source)
-            trace.gradients, trace.absent, trace.read_first = gradients, absent, read_first
+            trace = ExampleTrace(self, around, is_real=is_real, gradients=gradients, keep_source=self._keep_source)
+            trace.absent, trace.read_first = absent, read_first
             if earlier is not None:
                 trace.compare_with(earlier)
             try:
-                trace.run(args, kwargs, *self._autowrap, is_enough)
+                trace.run(args, kwargs, is_enough)
                 break
             except Unfollowable as error:
-                raise _error(root, error.what, error.place) from error
+                raise _error(around.traced, error.what, error.place) from error
             except AssignedAnew as error:  # where forward reads it ahead of that, it will be missing
                 absent = {*absent, error.attribute}
             except AttributeError as error:
@@ -155,46 +156,24 @@ class ExampleTracer:
 class ExampleTrace(Calls):
     """One run of a model on an example. `graph` is what it did."""
 
-    def __init__(self, tracer: ExampleTracer, root: Any, example: Any, *, is_real: bool, keep_source: bool) -> None:
-        module = root if isinstance(root, nn.Module) else nn.Module()
-        if has_own_call(type(module)):
-            raise TraceError(
-                f"{type(module).__name__} overrides __call__, which a graph of its forward would leave out; put that "
-                "code into forward, or make the model a submodule of one that calls it"
-            )
-        self._function: Callable[..., Any] = root.forward if isinstance(root, nn.Module) else root
-        self.signature = inspect.signature(self._function)
-        module_paths = {module: path for path, module in walk_modules(module)}
-        owned: dict[int, str] = {}
-        # The tensors of the model by their memory, which a trace for real may write.
-        self._owners: dict[int, list[torch.Tensor]] = {}
-        device = None
-        for owner, prefix in module_paths.items():
-            for name, tensor in tensors_of(owner):
-                owned.setdefault(id(tensor), f"{prefix}.{name}" if prefix else name)
-                device = device or tensor.device
-                if is_real:
-                    self._owners.setdefault(memory_of(tensor), []).append(tensor)
-        if device is None:
-            devices = [value.device for value in tree_leaves(example) if isinstance(value, torch.Tensor)]
-            device = devices[0] if devices else torch.device("cpu")
-        super().__init__(
-            module, module_paths, tracer.is_leaf, tracer.opened, owned, device, is_real=is_real, keep_source=keep_source
-        )
+    def __init__(
+        self, tracer: ExampleTracer, surroundings: Surroundings, *, is_real: bool, gradients: bool, keep_source: bool
+    ) -> None:
+        super().__init__(surroundings, tracer.is_leaf, tracer.opened, is_real=is_real, keep_source=keep_source)
+        self.surroundings = surroundings
+        self.signature = surroundings.signature
         self._keep_output = tracer.keep_output
         # Whether it runs with gradients switched on.
-        self.gradients = True
+        self.gradients = gradients
         self._saved = SavedState()
+        # The tensors of the model by their memory, which a trace for real may write.
+        self._owners: dict[int, list[torch.Tensor]] = {}
+        for tensor in surroundings.tensors if is_real else ():
+            self._owners.setdefault(memory_of(tensor), []).append(tensor)
 
-    def run(
-        self,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        modules: tuple[ModuleType, ...],
-        functions: tuple[Callable[..., Any], ...],
-        is_enough: IsEnough | None,
-    ) -> None:
+    def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], is_enough: IsEnough | None) -> None:
         """Run the root on the example and record it. The model is as before afterwards."""
+        around = self.surroundings
         with ExitStack() as stack:
             self.caller = user_frame()
             stack.callback(setattr, self, "caller", None)
@@ -209,15 +188,13 @@ class ExampleTrace(Calls):
                 stack.enter_context(self._saved)
             self.generator_state = torch.get_rng_state()
             stack.enter_context(borrowed(list(self.module_paths), self.on_module))
-            kinds = {type(module) for module in self.module_paths if type(module).__module__[:9] != "torch.nn."}
-            namespaces = globals_of(self._function, kinds)
-            caches = Caches(namespaces, kinds, self.is_of_trace)
+            caches = Caches(around.namespaces, around.kinds, self.is_of_trace)
             stack.enter_context(caches)
-            stack.enter_context(wrapped_functions(namespaces, modules, functions, self.on_draw, self.on_wrapped))
+            stack.enter_context(wrapped(around.places, self.on_draw, self.on_wrapped))
             stack.enter_context(self._attributes_restored())
             for module, name in self.absent:
                 del module.__dict__[name]
-            call_args, call_kwargs = bind_example(self, self._function, args, kwargs, self._stand_in)
+            call_args, call_kwargs = bind_example(self, around.function, args, kwargs, self._stand_in)
             if not self.gradients:
                 self.on_grad_question()
             stack.enter_context(self.kernels)
@@ -259,7 +236,7 @@ class ExampleTrace(Calls):
         # The hooks of the root are code like any other, and what they do to its inputs, all else is computed from.
         if has_hooks(self.root):
             return type(self.root)._call_impl(self.root, *args, **kwargs)
-        return self._function(*args, **kwargs)
+        return self.surroundings.function(*args, **kwargs)
 
     def let_go(self) -> list[torch.Tensor]:
         """Drop all values of the trace, which is over; return the stand-ins that somebody else keeps."""
@@ -281,11 +258,9 @@ class ExampleTrace(Calls):
         # The attributes of torch's modules, and the parameters and submodules of all.
         kept: list[tuple[dict[str, Any], dict[str, Any]]] = []
         for each in self.module_paths:
-            kept += [
-                (held, held.copy())
-                for held in (each._parameters, each._modules)
-                if isinstance(cast(object, held), dict)
-            ]
+            for held in (each._parameters, each._modules):
+                if isinstance(cast(object, held), dict):
+                    kept.append((held, held.copy()))
             if self.states.initial(each) is None:
                 kept.append((each.__dict__, each.__dict__.copy()))
         orders = [(module, list(module.__dict__)) for module in {module for module, _ in self.absent}]

@@ -66,7 +66,7 @@ def trace_checked(
     groups = {(dim, size) for _, _, tensor in inputs for dim, size in enumerate(tensor.shape)}
     known = dict.fromkeys(groups, FREE)
     if trace.saw_sizes or trace.is_real:
-        known = _Variation(tracer, root, args, kwargs, trace, is_enough).test(inputs, sorted(groups))
+        known = _Variation(tracer, args, kwargs, trace, is_enough).test(inputs, sorted(groups))
     free = FreeDims({name: [known[group] for group in enumerate(tensor.shape)] for name, _, tensor in inputs})
     _check_fixed(trace.graph, inputs, known)
     return trace, free
@@ -76,10 +76,9 @@ class _Variation:
     """Traces of one model at other sizes than those of its example."""
 
     def __init__(
-        self, tracer: ExampleTracer, root: Any, args: Any, kwargs: Any, trace: ExampleTrace, is_enough: Any
+        self, tracer: ExampleTracer, args: Any, kwargs: Any, trace: ExampleTrace, is_enough: IsEnough | None
     ) -> None:
         self._tracer = tracer
-        self._root = root
         self._example = (args, dict(kwargs))
         self._trace = trace
         self._is_enough = is_enough
@@ -117,7 +116,8 @@ class _Variation:
         args, kwargs = _resized(self._example, changes, self._trace.is_real)
         try:
             modes = {"is_real": self._trace.is_real, "gradients": self._trace.gradients}
-            again = self._tracer.run_once(self._root, args, kwargs, self._is_enough, earlier=self._trace, **modes)
+            around = self._trace.surroundings
+            again = self._tracer.run_once(around, args, kwargs, self._is_enough, earlier=self._trace, **modes)
         except Diverged:
             return CHANGED
         except (NeedsValues, Exception) as error:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from featx.tracing.scope import walk_modules
 from featx.tracing.state import ModuleState
 
 
@@ -17,15 +18,17 @@ def in_mode(model: nn.Module, training: bool) -> Generator[None]:
 
     What a module that overrides `train` does to its own weights (LoRA merges them in) is undone to the last bit.
     """
-    modes = [(module, module.training) for module in model.modules()]
+    modes = [(module, module.training) for _, module in walk_modules(model)]
     was_training = model.training
     # A model may do more than set flags here.
     switching = [module for module, _ in modes if type(module).train is not nn.Module.train]
+    is_there = not switching and all(mode is training for _, mode in modes)
     states = [ModuleState(module) for module in switching]
     tensors = [tensor for module in switching for tensor in (*module.parameters(), *module.buffers())]
     saved = [(tensor, tensor.detach().clone()) for tensor in {id(tensor): tensor for tensor in tensors}.values()]
     try:
-        model.train(training)
+        if not is_there:
+            model.train(training)
         yield
     finally:
         if model.training != was_training:

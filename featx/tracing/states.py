@@ -8,8 +8,6 @@ from torch import nn
 
 from featx.tracing.state import ModuleState
 
-Mark = dict[nn.Module, ModuleState]
-
 
 class ModuleStates:
     """The attributes of modules that are no torch modules, as they were at the start and after their last call.
@@ -20,28 +18,32 @@ class ModuleStates:
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         own = [module for module in modules if type(module).__module__[:17] != "torch.nn.modules."]
-        self._initial: Mark = {module: ModuleState(module) for module in own}
-        self._latest: Mark = dict(self._initial)
+        self._initial = {module: ModuleState(module) for module in own}
+        self._latest = dict(self._initial)
+        # What each entry of `_latest` was ahead of a call that changed it.
+        self._earlier: list[tuple[nn.Module, ModuleState]] = []
         self._inside: dict[nn.Module, list[nn.Module]] = {}
 
     def initial(self, module: nn.Module) -> ModuleState | None:
         """Return what a module was like at the start; None for one of torch."""
         return self._initial.get(module)
 
-    def mark(self, module: nn.Module) -> Mark:
-        """Return what `reset` needs to undo whatever happens to a module, and to those inside it, from now on."""
-        return {inner: self._latest[inner] for inner in self._at_or_inside(module)}
+    def mark(self) -> int:
+        """Return what `reset` needs to undo what happens from now on. O(1)."""
+        return len(self._earlier)
 
-    def reset(self, mark: Mark) -> None:
-        """Put modules back."""
-        for state in mark.values():
-            state.restore(lambda value: True)
-        self._latest.update(mark)
+    def reset(self, module: nn.Module, mark: int) -> None:
+        """Undo what was done since `mark` to a module, to those inside it and to those whose calls were noted."""
+        undone = self._earlier[mark:]
+        del self._earlier[mark:]
+        self._latest.update(reversed(undone))
+        _restore(self._latest[inner] for inner in {*self._at_or_inside(module), *(inner for inner, _ in undone)})
 
     def note_call(self, module: nn.Module) -> None:
         """Take what a module and those inside it are like as the work of its call, which is over."""
         for inner in self._at_or_inside(module):
             if self._latest[inner].difference() is not None:
+                self._earlier.append((inner, self._latest[inner]))
                 self._latest[inner] = ModuleState(inner)
 
     def changed_by_others(self, module: nn.Module) -> str | None:
@@ -56,10 +58,15 @@ class ModuleStates:
 
     def restore(self) -> None:
         """Put all modules back as they were at the start."""
-        self.reset(self._initial)
+        _restore(self._initial.values())
 
     def _at_or_inside(self, module: nn.Module) -> list[nn.Module]:
         known = self._inside.get(module)
         if known is None:
             known = self._inside[module] = [inner for inner in module.modules() if inner in self._initial]
         return known
+
+
+def _restore(states: Iterable[ModuleState]) -> None:
+    for state in states:
+        state.restore(lambda value: True)

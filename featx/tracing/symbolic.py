@@ -22,11 +22,12 @@ from featx.tracing.frames import describe, user_frame
 from featx.tracing.grad_modes import gradients_set
 from featx.tracing.inputs import bind_inputs, signature_of
 from featx.tracing.naming import QualifiedNames
+from featx.tracing.pass_through import wrapped
 from featx.tracing.proxy import ParameterProxy, Proxy, failure, find_proxy, refusal
 from featx.tracing.scope import borrowed, walk_modules
 from featx.tracing.state import ModuleState
 from featx.tracing.tracer import TracerBase
-from featx.tracing.wrapping import globals_of, wrapped_functions
+from featx.tracing.wrapping import find_places, globals_of
 
 
 class Scope:
@@ -120,10 +121,11 @@ class Tracer(TracerBase):
         self._modes = _modes()
         self._training = {module: module.training for module in self.submodule_paths}
         namespaces = globals_of(function, map(type, self.submodule_paths))
+        places = find_places(namespaces, self._autowrap_modules, self._autowrap_functions, is_recording=False)
         watched = ("_parameters", "_buffers") if self.proxy_buffer_attributes else ("_parameters",)
         with (
             borrowed(list(self.submodule_paths), self.call_module, self._on_read, watched=watched),
-            wrapped_functions(namespaces, self._autowrap_modules, self._autowrap_functions, self._refuse_draw),
+            wrapped(places, self._refuse_draw),
             gradients_set(True),  # or a `no_grad` of the model would change nothing, and not be seen
             _Mode(self),
         ):
