@@ -12,12 +12,13 @@ from torch import nn
 
 from featx.ir.effects import draws_now, operator_draws, operator_writes
 from featx.ir.node import Argument, Node, Target
-from featx.tracing.constants import memory_of
+from featx.tracing.constants import memory_of, versions_of
 from featx.tracing.following import Following, LeftBehind, Unfollowable
 from featx.tracing.frames import compares_objects, is_in_try, what_follows, written_operator
 from featx.tracing.lineage import Part
 from featx.tracing.operators import MAGIC, OPERATORS, READS_VALUES, REFLECTED
 from featx.tracing.scalars import plain_numbers
+from featx.tree import tree_leaves
 
 
 class NeedsValues(BaseException):
@@ -150,17 +151,19 @@ class Recording(Following):
             return torch.ops.aten.alias.default(tensor)
 
     def _on_constants(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        # No input of the model is involved. Where a tensor comes out it is recorded, without a name, as it may be
-        # written later and must be made anew in each call; anything else is a plain value.
+        # No input of the model is involved. A call that makes or writes tensors is recorded, without a name, as they
+        # may be written later and must be made anew in each call; what any other gives is a plain value.
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        versions = versions_of(given)
         result = self._executed(function, args, kwargs)
-        if isinstance(result, torch.Tensor) or _holds_tensors(result):
-            arguments = tuple([self.create_arg(value) for value in args])
-            keywords = {key: self.create_arg(value) for key, value in kwargs.items()} if kwargs else {}
-            frame = self.model_frame()
-            op, target, arguments, stem = _as_written(function, arguments, keywords, frame)
-            node = self._create_plain_node(op, target, arguments, keywords, stem)
-            return self.follow(result, node, frame)
-        return result
+        is_written = operator_writes(function.__name__) or "out" in kwargs or versions_of(given) != versions
+        if not is_written and not any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(result)):
+            return result
+        arguments = tuple([self.create_arg(value) for value in args])
+        keywords = {key: self.create_arg(value) for key, value in kwargs.items()} if kwargs else {}
+        frame = self.model_frame()
+        op, target, arguments, stem = _as_written(function, arguments, keywords, frame)
+        return self.follow(result, self._create_plain_node(op, target, arguments, keywords, stem), frame)
 
     # -- what is asked of a tensor -----------------------------------------------------------------------------------
 
@@ -293,7 +296,3 @@ def _as_written(
     if getattr(torch.Tensor, name, None) is function:
         return "call_method", name, args, None
     return "call_function", function, args, None
-
-
-def _holds_tensors(value: Any) -> bool:
-    return isinstance(value, (tuple, list)) and any(isinstance(item, torch.Tensor) for item in cast(list[Any], value))

@@ -147,6 +147,9 @@ CASES: dict[str, Case] = {
             "return y + self.rows",
         )
     ),
+    "entries of a tensor of forward's own that are set": Case(
+        _forward("mask = torch.zeros(4)", "mask[:1] = 1", "return x * mask.sum()")
+    ),
     "inference mode": Case(_forward("with torch.inference_mode():", "    y = x.sum()", "return x")),
     "float of numpy": Case("import numpy as np\n" + _forward("return x, np.sqrt(x.shape[0])")),
 }

@@ -203,6 +203,13 @@ WRITES: tuple[Line, ...] = (
     "torch._foreach_add_([$x, $y], 1)",
     "$x.set_($y.clone())",
     "$x.unsqueeze_(0).squeeze_(0)",
+    "$u = torch.zeros($x.shape[-1])\n$u[:1] = 1\n$M = $x * $u",
+    "$u = torch.zeros(3)\n$u[torch.arange(3) > 0] = 5\n$M = $x + $u.sum()",
+    "$u = torch.zeros(2, 4)\n$u[:, ::2] = torch.arange(2.0).sin()\n$u[:, 1::2] += 1\n$M = $x + $u.sum()",
+    "$u = torch.full((3, 3), -1.0)\ntorch.triu($u, 1, out=$u)\n$M = $x + $u.sum()",
+    "$u = [torch.zeros(2)]\ntorch._foreach_add_($u, 1.0)\n$M = $x + $u[0].sum()",
+    "$u = (torch.zeros(2), torch.zeros(2).long())\ntorch.max(torch.eye(2), 1, out=$u)\n$M = $x + $u[1].sum()",
+    "$u = torch.zeros(3)\n$u.data[0] = 1\n$M = $x + $u.sum()",
 )
 
 VIEWS: tuple[Line, ...] = (
@@ -281,6 +288,9 @@ STATE: tuple[Line, ...] = (
     ),
     ("self.$a.copy_($x.detach().sum())\n$M = $x + self.$a", "self.register_buffer('$a', torch.zeros(()))"),
     ("self.$a[0] = $x.shape[0]\n$M = $x + self.$a.sum()", "self.register_buffer('$a', torch.zeros(2))"),
+    ("self.$a[0] = $n\n$M = $x + self.$a.sum()", "self.register_buffer('$a', torch.zeros(2))"),
+    ("self.$a[:1] += 1\n$M = $x + self.$a.sum()", "self.register_buffer('$a', torch.zeros(2))"),
+    ("torch._foreach_add_([self.$a], 1.0)\n$M = $x + self.$a", "self.register_buffer('$a', torch.zeros(()))"),
     ("$u = self.$a\n$u += 1\n$M = $x + self.$a", "self.register_buffer('$a', torch.zeros(()))"),
     ("self.$a.view(-1)[0] += 1\n$M = $x + self.$a.sum()", "self.register_buffer('$a', torch.zeros(2))"),
     ("self.$a = self.$a * 0.9 + $x.detach().mean()", "self.register_buffer('$a', torch.zeros(()))"),
