@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Callable
 from itertools import chain
+from math import trunc
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from featx.tracing.generators import SharedGenerators
 from featx.tracing.kernels import Kernels
 from featx.tracing.left_behind import assigned_to_others, what_forward_left
 from featx.tracing.recording import NeedsValues, Recording
-from featx.tracing.scalars import TracedInt, plain_numbers
+from featx.tracing.scalars import TracedFloat, TracedInt, pinned, plain_number, plain_numbers
 from featx.tracing.scope import has_own_call, walk_modules
 from featx.tracing.shapes import output_of
 from featx.tracing.states import ModuleStates
@@ -324,7 +325,7 @@ class Calls(Recording):
     # -- functions that are recorded as one node ---------------------------------------------------------------------
 
     def on_wrapped(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Answer a call of a function that is recorded as one node, of a cached one, or of one of `math`."""
+        """Answer a call of a function that is one node, of a cached one, of one of `math`, or of `int` or `float`."""
         if isinstance(function, functools._lru_cache_wrapper):
             # Past the cache, which must not keep a tensor of this trace.
             return function.__wrapped__(*args, **kwargs)
@@ -334,6 +335,8 @@ class Calls(Recording):
             return function(*args, **kwargs)
         if function is range:
             return self._on_range(args)
+        if function is int or function is float:
+            return self._on_conversion(function, args, kwargs)
         if getattr(math, getattr(function, "__name__", ""), None) is function:
             return self._on_math(function, args)
         with torch._C.DisableTorchFunction():
@@ -364,11 +367,19 @@ class Calls(Recording):
             return result
         return self.follow(result, self.add_node("call_function", function, arguments, {}, None, None), None)
 
+    def _on_conversion(self, kind: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        number = args[0]
+        if kwargs or len(args) > 1 or not isinstance(number, (TracedInt, TracedFloat)):
+            return kind(*args, **kwargs)
+        if isinstance(number, kind):
+            return number
+        return self.compute(trunc if kind is int else float, args, kind(plain_number(number)))
+
     def _on_range(self, args: tuple[Any, ...]) -> range:
         # How often a loop runs is part of the graph; for which sizes that holds is not fixed further.
         stop = min(len(args) - 1, 1)
         bounds = tuple(
-            [int(value) if index != stop and type(value) is TracedInt else value for index, value in enumerate(args)]
+            [pinned(value) if index != stop and type(value) is TracedInt else value for index, value in enumerate(args)]
         )
         found = range(*plain_numbers(bounds))
         node = self._create_plain_node("call_function", range, tuple(map(self.create_arg, bounds)), {})

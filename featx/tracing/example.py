@@ -24,8 +24,9 @@ from featx.ir.graph import Graph
 from featx.tracing.caches import Caches, empty_functions_that_keep
 from featx.tracing.calls import Calls, LeafPolicy
 from featx.tracing.constants import memory_of
+from featx.tracing.conversions import CONVERSIONS
 from featx.tracing.example_inputs import bind_example
-from featx.tracing.following import AssignedAnew, LeftBehind, Unfollowable
+from featx.tracing.following import AssignedAnew, Converts, LeftBehind, Unfollowable
 from featx.tracing.frames import user_frame
 from featx.tracing.generators import SharedGenerators
 from featx.tracing.grad_modes import gradients_set
@@ -132,9 +133,10 @@ class ExampleTracer:
         """
         absent: set[tuple[nn.Module, str]] = set()
         read_first: set[tuple[nn.Module, str]] = set()
+        converting = list(earlier.converting) if earlier is not None else []
         while True:
             trace = ExampleTrace(self, around, is_real=is_real, gradients=gradients, keep_source=self._keep_source)
-            trace.absent, trace.read_first = absent, read_first
+            trace.absent, trace.read_first, trace.converting = absent, read_first, converting
             if earlier is not None:
                 trace.compare_with(earlier)
             try:
@@ -142,6 +144,8 @@ class ExampleTracer:
                 break
             except Unfollowable as error:
                 raise _error(around.traced, error.what, error.place) from error
+            except Converts as error:
+                converting = [*converting, error.namespace]
             except AssignedAnew as error:  # where forward reads it ahead of that, it will be missing
                 absent = {*absent, error.attribute}
             except AttributeError as error:
@@ -190,7 +194,8 @@ class ExampleTrace(Calls):
             stack.enter_context(borrowed(list(self.module_paths), self.on_module))
             caches = Caches(around.namespaces, around.kinds, self.is_of_trace)
             stack.enter_context(caches)
-            stack.enter_context(wrapped(around.places, self.on_draw, self.on_wrapped))
+            conversions = [(namespace, name) for namespace in self.converting for name in CONVERSIONS]
+            stack.enter_context(wrapped([*around.places, *conversions], self.on_draw, self.on_wrapped))
             stack.enter_context(self._attributes_restored())
             for module, name in self.absent:
                 del module.__dict__[name]

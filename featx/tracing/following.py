@@ -16,6 +16,7 @@ from featx.ir.graph import Graph
 from featx.ir.node import Argument, Node, Target
 from featx.tracing.autocast import AutocastModes
 from featx.tracing.constants import memory_of
+from featx.tracing.conversions import converts_by_calls_alone
 from featx.tracing.frames import describe, is_comparison, user_frame, what_follows, writes_a_message
 from featx.tracing.grad_modes import GradModes
 from featx.tracing.guards import check_decision, check_form, form_of
@@ -47,6 +48,14 @@ class AssignedAnew(BaseException):
         self.attribute = (module, name)
 
 
+class Converts(BaseException):
+    """The code of a Python module converts a traced number, and the trace does not listen there."""
+
+    def __init__(self, namespace: dict[str, Any]) -> None:
+        super().__init__()
+        self.namespace = namespace
+
+
 class LeftBehind(Unfollowable):
     """What forward left somewhere, which the next call would find; it matters although all that is wanted is there."""
 
@@ -75,6 +84,8 @@ class Following(TracerBase):
         # Attributes that are not there during this trace, and those that forward reads before it assigns them.
         self.absent: set[tuple[nn.Module, str]] = set()
         self.read_first: set[tuple[nn.Module, str]] = set()
+        # The globals in which calls of `int` and `float` are followed.
+        self.converting: list[dict[str, Any]] = []
         # The state of torch's generator after the last draw that the trace knows of.
         self.generator_state: torch.Tensor | None = None
         # Whether calls draw, by name.
@@ -258,6 +269,18 @@ class Following(TracerBase):
     def is_recording(self) -> bool:
         """Say whether what the running code does with numbers is recorded."""
         return self.is_active and not self.whole
+
+    def on_conversion(self) -> None:
+        """Ask for another trace, which follows what the running code converts, where that can be.
+
+        Raises:
+            Converts: it can.
+        """
+        frame = self.model_frame()
+        if frame is None or any(frame.f_globals is known for known in self.converting):
+            return
+        if converts_by_calls_alone(frame):
+            raise Converts(frame.f_globals)
 
     def is_message(self) -> bool:
         """Say whether the text that the running code makes only tells a person something."""

@@ -96,11 +96,14 @@ class _Variation:
         for group in groups:
             if group not in known:
                 known[group] = self._outcome([group])
-            if group in likely and known[group].startswith(REFUSED) and group[0] > 0 and "Assert" not in known[group]:
-                # It may be as long as the model takes: a table of positions may have no more. (Assertions, as a rule,
-                # want one length.)
-                smaller = self._outcome([group], lambda dim, size, number: max(size // 2, 1))
-                known[group] = FREE if smaller == FREE else known[group]
+            if group[0] == 0 or not known[group].startswith(REFUSED):
+                continue
+            if group in likely and "Assert" not in known[group]:  # assertions, as a rule, want one length
+                # It may be as long as the model takes: a table of positions may have no more.
+                known[group] = self._free_if(group, known[group], lambda dim, size, number: max(size // 2, 1))
+            if known[group] != FREE and self._trace.converting:
+                # `int(n ** 0.5)` as the side of a square: where that is what n must be, four times n is it too.
+                known[group] = self._free_if(group, known[group], lambda dim, size, number: 4 * size)
         # A remainder that is the same at twice the length is another one at the next length.
         suspects = _with_remainders(self._trace.graph)
         for group in [group for group, outcome in known.items() if outcome == FREE]:
@@ -109,6 +112,9 @@ class _Variation:
                 if outcome == CHANGED:
                     known[group] = outcome
         return known
+
+    def _free_if(self, group: _Group, reason: str, other: Callable[[int, int, int], int]) -> str:
+        return FREE if self._outcome([group], other) == FREE else reason
 
     def _outcome(self, groups: list[_Group], other: Callable[[int, int, int], int] | None = None) -> str:
         usual = _other_size_for_real if self._trace.is_real else _other_size

@@ -1,7 +1,8 @@
 """Traced numbers: ints and floats that the model got from traced tensors, and that record the arithmetic done on them.
 
 They pass wherever Python or torch take a number. A comparison answers for the example and records a guard. A
-conversion that loses the record (`float(n)`, `int(f)`) pins the number to its present value. Outside the trace that
+conversion that loses the record (`float(n)`, `int(f)`, where it is not followed by its name) pins the number to its
+present value. Outside the trace that
 made them, and inside modules that are kept whole, they are plain numbers.
 
 C code reads them and says nothing (`items[n]`, `0.5 * n`, `[0] * n`). A disguised number shows it another value than
@@ -48,6 +49,10 @@ class NumberTrace(Protocol):
         """Record that Python saw `function(*args)` to be `result`, so that the graph holds only where it is."""
         ...
 
+    def on_conversion(self) -> None:
+        """Take note that the running code converts a number with `int` or `float` past the trace."""
+        ...
+
     def is_message(self) -> bool:
         """Say whether the text that the running code makes only tells a person something."""
         ...
@@ -82,7 +87,7 @@ class _Traced:
         return self.trace.node_of(self.origin)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self).__mro__[2], (_pinned(self),)
+        return type(self).__mro__[2], (pinned(self),)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return self.__copy__()
@@ -95,10 +100,10 @@ class TracedInt(_Traced, int):
     """An int of a trace."""
 
     def __int__(self) -> int:
-        return _pinned(self)
+        return _converted(self)
 
     def __float__(self) -> float:
-        return float(_pinned(self))
+        return float(_converted(self))
 
     def __bool__(self) -> bool:
         plain = _plain(self)
@@ -111,10 +116,10 @@ class TracedFloat(_Traced, float):
     """A float of a trace."""
 
     def __int__(self) -> int:
-        return int(_pinned(self))
+        return int(_converted(self))
 
     def __float__(self) -> float:
-        return _pinned(self)
+        return _converted(self)
 
     def __bool__(self) -> bool:
         plain = _plain(self)
@@ -157,12 +162,19 @@ def _plain(number: Any) -> Any:
     return int.__add__(number, 0) if isinstance(number, int) else float.__mul__(number, 1.0)
 
 
-def _pinned(number: Any) -> Any:
+def pinned(number: Any) -> Any:
+    """Return a traced number as a plain one, and record that it must be the same again."""
     if number.trace.is_recording():
         if number.is_disguised:
             raise Diverged  # it would have to be what it was before, and is not
         number.trace.decide(operator.eq, (number, _plain(number)), True)
     return _plain(number)
+
+
+def _converted(number: Any) -> Any:
+    if number.trace.is_recording():
+        number.trace.on_conversion()
+    return pinned(number)
 
 
 def _define(kind: type, name: str, function: Callable[..., Any], *, reflected: bool = False) -> None:
@@ -175,7 +187,7 @@ def _define(kind: type, name: str, function: Callable[..., Any], *, reflected: b
     def implementation(self: Any, *values: Any) -> Any:
         others = list(values)
         if len(others) > 1:  # pow(n, 2, 7)
-            return known(_pinned(self), *map(plain_number, others))
+            return known(pinned(self), *map(plain_number, others))
         result = known(_plain(self), *map(plain_number, others))
         if result is NotImplemented and isinstance(others[0], float):
             # int leaves this to float, which would take the plain value.
@@ -206,7 +218,7 @@ def _define_comparison(kind: type, name: str) -> None:
 def _define_pinning(kind: type, name: str) -> None:
     known: Callable[..., Any] | None = getattr(kind.__mro__[2], name, None)
     if known is not None:
-        setattr(kind, name, lambda self, *args, **kwargs: known(_pinned(self), *args, **kwargs))
+        setattr(kind, name, lambda self, *args, **kwargs: known(pinned(self), *args, **kwargs))
 
 
 def _define_text(kind: type, name: str) -> None:
@@ -214,14 +226,14 @@ def _define_text(kind: type, name: str) -> None:
 
     def implementation(self: Any, *args: Any) -> str:
         is_seen = self.trace.is_recording() and not self.trace.is_message()
-        return known(_pinned(self) if is_seen else _plain(self), *args)
+        return known(pinned(self) if is_seen else _plain(self), *args)
 
     setattr(kind, name, implementation)
 
 
 def _hash(self: Any) -> int:
     # A key of a dict: what is found there depends on the value.
-    return hash(_pinned(self))
+    return hash(pinned(self))
 
 
 def _divmod(self: Any, other: Any) -> Any:

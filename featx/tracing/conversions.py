@@ -1,0 +1,65 @@
+"""Tell where `int` and `float` may be replaced under their names for the time of a trace.
+
+A call of them on a traced number loses the record of where it comes from, and there is nothing but the name to take
+hold of it by. But a name is also read for other reasons: `type(x) is int` would no longer hold.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+from collections.abc import Iterator
+from types import FrameType
+
+CONVERSIONS = ("int", "float")
+
+
+def converts_by_calls_alone(frame: FrameType) -> bool:
+    """Say whether all functions in the file of `frame` use `int` and `float` only to convert, or in isinstance().
+
+    Parses the file.
+    """
+    lines = linecache.getlines(frame.f_code.co_filename, frame.f_globals)
+    try:
+        file = ast.parse("".join(lines))
+    except SyntaxError:
+        return False
+    nodes = list(ast.walk(file))
+    harmless = {id(name) for node in nodes for use in _harmless_uses(node) for name in _conversions_in(use)}
+    used = [name for node in nodes for part in _body_of(node) for name in _conversions_in(part)]
+    return not any(map(_is_redefinition, nodes)) and bool(used) and all(id(name) in harmless for name in used)
+
+
+def _body_of(node: ast.AST) -> list[ast.AST]:
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return list(node.body)
+    return [node.body] if isinstance(node, ast.Lambda) else []
+
+
+def _conversions_in(node: ast.AST) -> Iterator[ast.Name]:
+    return (each for each in ast.walk(node) if isinstance(each, ast.Name) and each.id in CONVERSIONS)
+
+
+def _harmless_uses(node: ast.AST) -> Iterator[ast.AST]:
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        if node.func.id in CONVERSIONS:
+            yield node.func
+        elif node.func.id == "isinstance":
+            yield from node.args[1:]
+        elif node.func.id == "map" and isinstance(node.args[0], ast.Name):
+            yield node.args[0]
+    # Annotations inside functions: those of local names are not evaluated, and the others do not matter.
+    elif isinstance(node, (ast.AnnAssign, ast.arg)) and node.annotation is not None:
+        yield node.annotation
+    elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.returns is not None:
+        yield node.returns
+
+
+def _is_redefinition(node: ast.AST) -> bool:
+    if isinstance(node, ast.Name):
+        return node.id in CONVERSIONS and not isinstance(node.ctx, ast.Load)
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        return any((alias.asname or alias.name) in (*CONVERSIONS, "*") for alias in node.names)
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return node.name in CONVERSIONS
+    return isinstance(node, ast.arg) and node.arg in CONVERSIONS
