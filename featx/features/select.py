@@ -39,11 +39,12 @@ def as_request(return_nodes: Any, argument: str) -> dict[str, str]:
 def select(graph: Graph, request: Mapping[str, str], owner: str) -> dict[str, Node]:
     """Return the requested nodes by key, in execution order.
 
-    A name is that of a node, or a prefix of names (the path of a module), which means the last node under it. Names
-    are compared whole, part by part; they are not patterns. O(nodes * depth).
+    A name is the path of a module, which means what its last call returned (or, for a leaf, the first), or that of a
+    node, or any other prefix of names, which means the last node under it. Names are compared whole, part by part; they
+    are not patterns. O(nodes * depth).
 
     Args:
-        graph: a traced graph, whose nodes have qualified names.
+        graph: a traced graph, whose nodes have qualified names, and marks of what the requested modules returned.
         request: node names to keys.
         owner: what the names belong to, for messages: `ResNet (eval)`.
 
@@ -52,21 +53,23 @@ def select(graph: Graph, request: Mapping[str, str], owner: str) -> dict[str, No
     """
     last_under: dict[str, Node] = {}
     exact: dict[str, Node] = {}
-    whole: dict[str, Node] = {}
+    # Of several calls of a module the last one counts.
+    returned: dict[str, Node] = {}
     for node in graph.nodes:
+        returned.update(dict.fromkeys(node.meta.get("returned_by", ()), node))
         name: str | None = node.meta.get("qualified_name")
         if name is None:
             continue
         exact[name] = node
         if node.meta.get("is_whole"):
-            whole[node.target] = node  # the last call, as it is the last node
+            returned[node.target] = node
         end = name.rfind(".")
         while end > 0:
             last_under[name[:end]] = node
             end = name.rfind(".", 0, end)
     found: dict[str, Node] = {}
     for name, key in request.items():
-        node = whole.get(name) or exact.get(name) or last_under.get(name)
+        node = returned.get(name) or exact.get(name) or last_under.get(name)
         if node is None:
             raise _unknown_name(name, [*exact, *last_under], owner)
         found[key] = node

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Literal
@@ -19,6 +19,7 @@ from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.tracing.example import ExampleTracer
 from featx.tracing.freedom import FreeDims, trace_checked
+from featx.tracing.module_output import mark_output
 from featx.tracing.scope import has_own_call, walk_modules
 from featx.tracing.symbolic import Tracer
 
@@ -52,6 +53,8 @@ class FeatureTracer(Tracer):
         own = [member for member in members if isinstance(member, type) and issubclass(member, nn.Module)]
         self._leaf_types = (*leaf_modules, *own)
         self._is_leaf: dict[type[nn.Module], bool] = {}
+        # The paths of modules whose outputs are marked in the graph.
+        self.asked_for: frozenset[str] = frozenset()
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Say whether a call of `m` is one node."""
@@ -62,10 +65,22 @@ class FeatureTracer(Tracer):
             self._is_leaf[kind] = known
         return known
 
+    def call_module(
+        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Answer a call of a module, and mark what it returns where that is asked for."""
+        result = super().call_module(m, forward, args, kwargs)
+        path = self.path_of_module(m)
+        if path in self.asked_for and not self.is_leaf_module(m, path):
+            mark_output(self.graph, self.create_arg(result), path)
+        return result
+
     def on_example(self, opened: frozenset[str] | None = None) -> ExampleTracer:
         """Return a tracer with the same policy that follows an example."""
         modules, functions = self._autowrap_modules, self._autowrap_functions
-        return ExampleTracer(self.is_leaf_module, modules, functions, opened=opened, keep_output=False)
+        return ExampleTracer(
+            self.is_leaf_module, modules, functions, opened=opened, asked_for=self.asked_for, keep_output=False
+        )
 
 
 @dataclass(frozen=True)
@@ -106,16 +121,18 @@ class ModelTracing:
         if concrete_args is not None and tracer == "auto" and self._given is None:
             self._tracer = "symbolic"
 
-    def _new_tracer(self) -> FeatureTracer:
+    def _new_tracer(self, request: Iterable[str] = ()) -> FeatureTracer:
         try:
-            return FeatureTracer(**self._tracer_kwargs)
+            tracer = FeatureTracer(**self._tracer_kwargs)
         except TypeError as error:
             raise ArgumentTypeError(
                 "tracer_kwargs may have autowrap_modules, autowrap_functions, param_shapes_constant and leaf_modules: "
                 f"{error}"
             ) from error
+        tracer.asked_for = frozenset(request)
+        return tracer
 
-    def _trace_symbolically(self) -> Graph:
+    def _trace_symbolically(self, request: Iterable[str]) -> Graph:
         # Symbols go through `forward` alone, as in torch.fx.
         if self.model._forward_pre_hooks or has_own_call(type(self.model)):
             name = type(self.model).__name__
@@ -123,7 +140,7 @@ class ModelTracing:
                 f"{name} has a forward pre-hook or a __call__ of its own, which a symbolic trace leaves out although "
                 "all features follow from it; give example_inputs, or put that code into forward"
             )
-        return self._new_tracer().trace(self.model, self._concrete_args)
+        return self._new_tracer(request).trace(self.model, self._concrete_args)
 
     def _find_example(self) -> Example | None:
         if self._found is None or self._found.is_for_one_mode:
@@ -166,13 +183,13 @@ class ModelTracing:
                 return self._opened(example, request, owner, found)
             except NodeNameError:
                 # It may lie in a module that runs inside one it is no part of; and a list of all names is of help.
-                tracer = self._new_tracer().on_example()
+                tracer = self._new_tracer(request).on_example()
                 trace, free = trace_checked(tracer, self.model, *_inputs(example))
                 found[:] = [free]
                 select(trace.graph, request, owner)
                 return trace.graph
 
-        graph = self._either(follow)
+        graph = self._either(follow, request)
         return TracedModel(graph, select(graph, request, owner), found[0] if found else None)
 
     def _opened(self, example: Example, request: Mapping[str, str], owner: str, found: list[FreeDims]) -> Graph:
@@ -183,17 +200,17 @@ class ModelTracing:
                 return False
             return not any(_comes_later(name, found[key], broken_off) for name, key in request.items())
 
-        tracer = self._new_tracer().on_example(opened_for(self.model, request))
+        tracer = self._new_tracer(request).on_example(opened_for(self.model, request))
         trace, free = trace_checked(tracer, self.model, *_inputs(example), is_enough)
         select(trace.graph, request, owner)
         found[:] = [free]
         return trace.graph
 
-    def _either(self, follow: Callable[[Example], Graph]) -> Graph:
+    def _either(self, follow: Callable[[Example], Graph], request: Iterable[str] = ()) -> Graph:
         """Trace on an example where there is one, else symbolically; and so where a guessed example does not do."""
         example = self._example()
         if example is None:
-            return self._trace_symbolically()
+            return self._trace_symbolically(request)
         try:
             return follow(example)
         except NodeNameError:
@@ -202,7 +219,7 @@ class ModelTracing:
             if example is self._given or self._tracer == "example":
                 raise
             try:
-                return self._trace_symbolically()
+                return self._trace_symbolically(request)
             except TraceError:
                 raise TraceError(
                     f"cannot trace {type(self.model).__name__} on inputs guessed from {example.source}: {error} "
@@ -212,7 +229,7 @@ class ModelTracing:
 
 def _comes_later(name: str, node: Node, broken_off: str) -> bool:
     """Say whether a name means the last node of a module that has not come to its end: the trace broke off inside."""
-    is_last_of_module = name not in (node.meta["qualified_name"], node.target)
+    is_last_of_module = name not in (node.meta.get("qualified_name"), node.target)
     return is_last_of_module and f"{broken_off}.".startswith(f"{name}.")
 
 

@@ -19,6 +19,7 @@ from featx.tracing.following import LeftBehind, Unfollowable, Unholdable
 from featx.tracing.generators import SharedGenerators
 from featx.tracing.kernels import Kernels
 from featx.tracing.left_behind import assigned_to_others, what_forward_left
+from featx.tracing.module_output import mark_output
 from featx.tracing.recording import NeedsValues, Recording
 from featx.tracing.scalars import TracedFloat, TracedInt, pinned, plain_number, plain_numbers
 from featx.tracing.scope import has_own_call, walk_modules
@@ -38,6 +39,7 @@ class Calls(Recording):
         surroundings: what is traced.
         is_leaf: says, for a module and its path, whether a call of it is one node.
         opened: the paths of the modules that are traced through, where that is known; `is_leaf` numbers nodes then.
+        asked_for: the paths of modules whose outputs are marked.
         is_real: whether tensors have values.
         keep_source: note the line of the model in each node.
     """
@@ -47,6 +49,7 @@ class Calls(Recording):
         surroundings: Surroundings,
         is_leaf: LeafPolicy,
         opened: frozenset[str] | None,
+        asked_for: frozenset[str],
         *,
         is_real: bool,
         keep_source: bool,
@@ -56,6 +59,7 @@ class Calls(Recording):
         self.module_paths = surroundings.module_paths
         self._is_leaf = is_leaf
         self._opened = opened
+        self._asked_for = asked_for
         self._hooked = surroundings.hooked
         self.states = ModuleStates(self.module_paths)
         self._assigned: dict[type, set[str]] = {}
@@ -126,6 +130,8 @@ class Calls(Recording):
             result = forward(*args, **kwargs)
             self.check_state(module)
             self._looked_into.add(module)
+            if path in self._asked_for:
+                mark_output(self.graph, self.create_arg_aside(result), path)
             return result
         except Unfollowable:
             if not may_stay_whole:

@@ -64,11 +64,13 @@ class ExampleTracer:
         autowrap_functions: tuple[Callable[..., Any], ...] = (),
         *,
         opened: frozenset[str] | None = None,
+        asked_for: frozenset[str] = frozenset(),
         keep_source: bool = False,
         keep_output: bool = True,
     ) -> None:
         self.is_leaf = is_leaf or (lambda module, path: is_leaf_class(type(module)))
         self.opened = opened
+        self.asked_for = asked_for
         self._autowrap = (tuple(autowrap_modules), tuple(autowrap_functions))
         self._keep_source = keep_source
         self.keep_output = keep_output
@@ -163,7 +165,8 @@ class ExampleTrace(Calls):
     def __init__(
         self, tracer: ExampleTracer, surroundings: Surroundings, *, is_real: bool, gradients: bool, keep_source: bool
     ) -> None:
-        super().__init__(surroundings, tracer.is_leaf, tracer.opened, is_real=is_real, keep_source=keep_source)
+        policy = (tracer.is_leaf, tracer.opened, tracer.asked_for)
+        super().__init__(surroundings, *policy, is_real=is_real, keep_source=keep_source)
         self.surroundings = surroundings
         self.signature = surroundings.signature
         self._keep_output = tracer.keep_output

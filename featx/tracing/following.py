@@ -100,6 +100,8 @@ class Following(TracerBase):
         self._keep_source = keep_source
         self.stand_ins = StandIns(paths)
         self._attributes: dict[str, Node] = {}
+        # Whether nodes are made that the model does not ask for, and that count in no name.
+        self._is_aside = False
         self._named: set[Node] = set()
         self._grad_modes = GradModes(self._create_plain_node)
         self._autocast_modes = AutocastModes(self._create_plain_node)
@@ -324,6 +326,10 @@ class Following(TracerBase):
         if isinstance(origin, Node):
             return origin
         node = origin.node
+        if self._is_aside:
+            return self._create_plain_node(
+                "call_function", origin.function, (self.node_of(origin.owner), origin.key), {}
+            )
         if node is None or node.is_erased:
             owner = self.node_of(origin.owner)
             if self._is_named(owner):
@@ -378,6 +384,14 @@ class Following(TracerBase):
             return a if kind is torch.device else tuple([self.create_arg(item) for item in a])
         return super().create_arg(a)
 
+    def create_arg_aside(self, a: Any) -> Argument:
+        """Do as `create_arg`, with nodes that count in no name and that nothing else uses."""
+        self._is_aside = True
+        try:
+            return self.create_arg(a)
+        finally:
+            self._is_aside = False
+
     def create_other_arg(self, a: Any) -> Argument:
         """Turn tensors of other classes, modules and generators into arguments, and all else as every tracer does."""
         if isinstance(a, torch.Tensor):
@@ -413,6 +427,8 @@ class Following(TracerBase):
                 raise Unfollowable("a tensor is used that was made where the trace does not see it")
             return tensor
         node = self._attributes.get(path)
+        if self._is_aside:
+            return self._create_plain_node("get_attr", path, (), {})
         if node is None or node.is_erased:
             if isinstance(tensor, nn.Parameter):
                 node = self.add_node("get_attr", path, (), {}, None, None)

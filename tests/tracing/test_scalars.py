@@ -44,6 +44,9 @@ class Trace:
         self.decided.append((function, tuple(map(plain_number, args))))
         assert result == function(*map(plain_number, args))
 
+    def on_conversion(self) -> None:
+        pass
+
     def is_message(self) -> bool:
         return False
 

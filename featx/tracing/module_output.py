@@ -1,0 +1,29 @@
+"""Mark in a graph what modules returned, for those who ask for the value of a module that was traced through."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from featx.ir.effects import MeasuredEffects
+from featx.ir.graph import Graph
+from featx.ir.node import Argument, Node
+
+
+def module_output(value: Any) -> Any:
+    """Return `value`: where a graph calls this, a module has returned it."""
+    return value
+
+
+def mark_output(graph: Graph, value: Argument, path: str) -> None:
+    """Note that the module at `path` has returned `value` at the present end of `graph`.
+
+    The path goes into `meta["returned_by"]` of the node that gave the value, if that is the last one, as what comes
+    behind it may write into the value; else into that of a new one.
+    """
+    last = graph.root.prev
+    while last.meta.get("is_guard"):
+        last = last.prev
+    if not isinstance(value, Node) or value is not last:
+        last = graph.call_function(module_output, (value,))
+        last.meta["effects"] = MeasuredEffects(shares=tuple(range(len(last.all_input_nodes))))
+    last.meta["returned_by"] = (*last.meta.get("returned_by", ()), path)

@@ -1,0 +1,132 @@
+"""The path of a module means what the module returned, whatever else is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+import featx
+
+
+class Block(nn.Module):
+    def __init__(self, forward: Callable[[Block, Tensor], Any]) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self._function = forward
+
+    def forward(self, x: Tensor) -> Any:
+        return self._function(self, x)
+
+
+class Model(nn.Module):
+    """Runs a block and, with its output, whatever follows."""
+
+    def __init__(self, block: nn.Module, follow: Callable[[Model, Tensor, Any], Any]) -> None:
+        super().__init__()
+        self.block = block
+        self._follow = follow
+
+    def forward(self, x: Tensor) -> Any:
+        return self._follow(self, x, self.block(x))
+
+
+def last_hook(model: nn.Module, path: str, x: Tensor) -> Any:
+    seen: list[Any] = []
+
+    def hook(module: nn.Module, args: Any, output: Any) -> None:
+        seen.append(pytree.tree_map_only(Tensor, torch.clone, output))
+
+    handle = model.get_submodule(path).register_forward_hook(hook)
+    model(x)
+    handle.remove()
+    return seen[-1]
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    assert pytree.tree_structure(found) == pytree.tree_structure(expected)
+    for one, other in zip(pytree.tree_leaves(found), pytree.tree_leaves(expected), strict=True):
+        assert torch.equal(one, other) if isinstance(other, Tensor) else one == other
+
+
+def set_first_row(block: Block, x: Tensor) -> Tensor:
+    y = block.second(block.first(x))
+    y[0] = 1
+    return y
+
+
+BLOCKS: dict[str, Callable[[Block, Tensor], Any]] = {
+    "last call": lambda block, x: block.second(block.first(x)),
+    "earlier call": lambda block, x: (block.first(x), block.second(x))[0],
+    "sum": lambda block, x: block.second(x) + block.first(x),
+    "its input": lambda block, x: (block.first(block.second(x)), x)[1],
+    "tuple": lambda block, x: (block.first(x), block.second(x)),
+    "nested": lambda block, x: {"a": [block.first(x), None], "b": (block.second(x), 3)},
+    "part of a tuple": lambda block, x: (block.first(x).chunk(2, 1)[1], block.second(x))[0],
+    "parameter": lambda block, x: (block.first(block.second(x)), block.first.weight)[1],
+    "entry that is set": set_first_row,
+    "none": lambda block, x: (block.first(block.second(x)), None)[1],
+    "size": lambda block, x: block.first(block.second(x)).shape[0],
+}
+FOLLOWS: dict[str, Callable[[Model, Tensor, Any], Any]] = {
+    "nothing": lambda model, x, y: x,
+    "child called again": lambda model, x, y: model.block.second(x) * 2,
+    "child called twice": lambda model, x, y: model.block.first(model.block.second(x)),
+    "block called again": lambda model, x, y: model.block(x * 2),
+    "write": lambda model, x, y: [each.mul_(2) for each in pytree.tree_leaves(y) if isinstance(each, Tensor)],
+}
+
+
+@pytest.mark.parametrize("tracer", ["example", "symbolic"])
+@pytest.mark.parametrize("inner", [(), ("block.first",), ("block.first", "block.second")])
+@pytest.mark.parametrize("follow", FOLLOWS)
+@pytest.mark.parametrize("block", BLOCKS)
+def test_value_of_a_module_is_what_a_hook_sees(block: str, follow: str, inner: Iterable[str], tracer: Any) -> None:
+    if (block, follow) in (("its input", "write"), ("parameter", "write")):
+        return  # writes the input, or a parameter that wants gradients
+    torch.manual_seed(0)
+    model = Model(Block(BLOCKS[block]), FOLLOWS[follow]).eval()
+    options: dict[str, Any] = {"example_inputs": torch.rand(3, 4)} if tracer == "example" else {"tracer": tracer}
+    try:
+        extractor = featx.create_feature_extractor(model, ["block", *inner], **options)
+    except featx.TraceError:
+        assert tracer == "symbolic"
+        return
+    with torch.no_grad():
+        x = torch.rand(5, 4)
+        assert_same(extractor(x.clone())["block"], last_hook(model, "block", x.clone()))
+
+
+class Shared(nn.Module):
+    activation = nn.SiLU()
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.conv, self.act = nn.Conv2d(inputs, outputs, 3), self.activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.conv(x))
+
+
+@pytest.mark.parametrize("tracer", ["example", "symbolic"])
+@pytest.mark.parametrize("inner", [(), ("0.conv",), ("2.conv",), ("0.conv", "2.conv", "2")])
+def test_modules_that_share_one_activation_have_their_own_values(inner: Iterable[str], tracer: Any) -> None:
+    model = nn.Sequential(Shared(3, 4), Shared(4, 8), Shared(8, 5)).eval()
+    x = torch.rand(1, 3, 16, 16)
+    options: dict[str, Any] = {"example_inputs": x} if tracer == "example" else {"tracer": tracer}
+    values = featx.create_feature_extractor(model, ["0", *inner], **options)(x)
+    for path, value in values.items():
+        assert torch.equal(value, last_hook(model, path, x))
+
+
+def test_marks_change_no_names() -> None:
+    model = Model(Block(BLOCKS["part of a tuple"]), lambda model, x, y: y.chunk(2, 1)[0] + y[0]).eval()
+    x = torch.rand(3, 4)
+    names = featx.get_graph_node_names(model, example_inputs=x)[1]
+    tensors = [name for name in names if "getitem" not in name and "chunk" not in name]
+    extractor = featx.create_feature_extractor(model, ["block", *tensors], example_inputs=x)
+    assert torch.equal(extractor(x)["add"], model(x))
