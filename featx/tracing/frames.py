@@ -224,7 +224,7 @@ def compares_objects(frame: FrameType) -> bool:
 
 
 def is_in_try(frame: FrameType) -> bool:
-    """Say whether `frame` is at code of a `try` with an `except`; Python 3.10 does not tell."""
+    """Say whether `frame` is at code of a `try` with an `except` that goes on; Python 3.10 does not tell."""
     code = frame.f_code
     table: bytes = getattr(code, "co_exceptiontable", b"")
     if not table:
@@ -235,13 +235,20 @@ def is_in_try(frame: FrameType) -> bool:
 
 def _catches(code: CodeType, target: int) -> bool:
     # The handler of a `with` asks its context, that of a `finally` raises again, that of an `except` compares classes.
-    names: list[str] = []
-    for position in range(target, min(target + 60, len(code.co_code)), 2):
-        name = dis.opname[code.co_code[position]]
-        if name not in ("CACHE", "EXTENDED_ARG"):
-            names.append(name)
+    opcodes = (dis.opname[code.co_code[position]] for position in range(target, len(code.co_code), 2))
+    names = [name for name in opcodes if name not in ("CACHE", "EXTENDED_ARG")]
     if names[:1] != ["PUSH_EXC_INFO"]:
         return False
     if names[1:2] == ["WITH_EXCEPT_START"]:
         return "suppress" in code.co_names  # contextlib.suppress catches, other contexts hardly ever do
-    return names[1:2] == ["POP_TOP"] or "CHECK_EXC_MATCH" in names[1:9]
+    return (names[1:2] == ["POP_TOP"] or "CHECK_EXC_MATCH" in names[1:9]) and not _only_raises(names)
+
+
+def _only_raises(names: list[str]) -> bool:
+    # A handler that comes to its end forgets the error, and so does the code for an error inside it, which stands last.
+    for position, name in enumerate(names[1:-1], 1):
+        if name == "PUSH_EXC_INFO":  # another one, inside it
+            return False
+        if name == "POP_EXCEPT":
+            return names[position + 1] == "RERAISE"
+    return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dis
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import chain
 from types import CodeType
 from typing import Any
@@ -86,24 +86,34 @@ def assigned_to_others(kind: type) -> set[str]:
         if code is None or code in seen:
             continue
         seen.add(code)
-        pending += [inspect.getattr_static(kind, name, None) for name in code.co_names]
+        own, others = _attributes_loaded(code)
+        # `layer.type` is not the method that nn.Module has under that name.
+        names = [*own, *(name for name in others if not hasattr(nn.Module, name))]
+        pending += [inspect.getattr_static(kind, name, None) for name in names]
         if _STORE_ATTR in code.co_code[::2]:
             found |= _stored_elsewhere(code)
     return found
 
 
 def _stored_elsewhere(code: CodeType) -> set[str]:
-    own = code.co_varnames[:1]
-    before: dis.Instruction | None = None
-    found: set[str] = set()
+    return {item.argval for item, is_own in _with_owner(code) if item.opname == "STORE_ATTR" and not is_own}
+
+
+def _attributes_loaded(code: CodeType) -> tuple[set[str], set[str]]:
+    """Return the names that code loads from its first argument, and all that it uses elsewhere."""
+    loads = [(item, is_own) for item, is_own in _with_owner(code) if item.opname in ("LOAD_ATTR", "LOAD_METHOD")]
+    own = {item.argval for item, is_own in loads if is_own}
+    return own, {*code.co_names} - own
+
+
+def _with_owner(code: CodeType) -> Iterator[tuple[dis.Instruction, bool]]:
+    """Yield each instruction, and whether the one ahead of it has loaded the first argument: `self.x`."""
+    first = code.co_varnames[:1]
+    is_own = False
     for instruction in dis.get_instructions(code):
-        if instruction.opname in ("CACHE", "EXTENDED_ARG"):
-            continue
-        if instruction.opname == "STORE_ATTR":
-            is_own = before is not None and before.opname.startswith("LOAD_FAST") and before.argval in own
-            found |= set() if is_own else {instruction.argval}
-        before = instruction
-    return found
+        if instruction.opname not in ("CACHE", "EXTENDED_ARG"):
+            yield instruction, is_own
+            is_own = instruction.opname.startswith("LOAD_FAST") and instruction.argval in first
 
 
 def _depends_on_inputs(node: Node) -> bool:

@@ -103,7 +103,8 @@ class TracerBase:
         if isinstance(a, tuple):
             items = [self.create_arg(item) for item in cast(tuple[Any, ...], a)]
             kind = type(cast(tuple[Any, ...], a))
-            # A named tuple may have a constructor of its own, which wants tensors (PackedSequence).
+            if _has_own_constructor(kind):  # one of PackedSequence, say, wants tensors
+                return self.create_node("call_function", kind, tuple(items), {})
             return tuple.__new__(kind, items) if hasattr(a, "_fields") else kind(items)
         if isinstance(a, list):
             return [self.create_arg(item) for item in cast(list[Any], a)]
@@ -164,3 +165,9 @@ class GraphAppendingTracer(TracerBase):
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
+
+
+def _has_own_constructor(kind: type) -> bool:
+    """Say whether a class of named tuples makes something of what it is given."""
+    owner = next(base for base in kind.__mro__ if "__new__" in vars(base))
+    return hasattr(kind, "_fields") and "_fields" not in vars(owner)  # which its own class has next to it

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import enum
+import pickle
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -186,7 +189,89 @@ class Packing(nn.Module):
 def test_packed_sequences_pass_through() -> None:
     torch.manual_seed(0)
     lengths = torch.tensor([5, 2, 3])
-    agree(Packing(), (torch.randn(3, 5, 4), lengths), (torch.randn(3, 5, 4), lengths))
+    x = torch.randn(3, 5, 4)
+    traced = agree(Packing(), (torch.randn(3, 5, 4), lengths), (x, lengths))
+    for copied in (copy.deepcopy(traced), pickle.loads(pickle.dumps(traced))):
+        for one, other in zip(copied(x, lengths), traced(x, lengths), strict=True):
+            assert torch.equal(one, other)
+
+
+class Unavailable:
+    """Stands for an optional package that is not installed, as MONAI has them among its globals."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise ImportError(name)
+
+
+UNAVAILABLE = Unavailable()
+
+
+def test_globals_that_raise_at_any_question_are_not_asked() -> None:
+    agree(Doing(lambda x: x + 1 if UNAVAILABLE else x), (image(),))
+
+
+class WithHeads(nn.Module):
+    """Sets the stride of a layer where it is moved, and never in forward, as models of ultralytics do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            if x.dim() == 9:
+                print(layer.type)
+            x = layer(x)
+        return x
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        layer: Any = self.layers[-1]
+        layer.stride = tuple(layer.stride)
+        return super()._apply(fn, recurse)
+
+
+def test_name_of_another_objects_attribute_is_not_taken_for_a_method_of_modules() -> None:
+    agree(WithHeads(), (torch.rand(1, 3, 8, 8),))
+
+
+def raises_itself(x: Tensor) -> Tensor:
+    try:
+        return x * 2
+    except (IndexError, RuntimeError) as error:
+        if x.numel() > 3:
+            raise IndexError("too many") from error
+        raise
+
+
+def goes_on_for_one(x: Tensor) -> Tensor:
+    try:
+        y = x * 2
+    except IndexError:
+        raise
+    except RuntimeError:
+        y = x
+    return y
+
+
+def goes_on_inside(x: Tensor) -> Tensor:
+    try:
+        return x * 2
+    except RuntimeError as error:
+        try:
+            raise ValueError from error
+        except ValueError:
+            return x
+
+
+def test_try_whose_handlers_only_raise_catches_nothing() -> None:
+    agree(Doing(raises_itself), (image(),))
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 does not tell where a try is")
+@pytest.mark.parametrize("function", [goes_on_for_one, goes_on_inside])
+def test_try_with_a_handler_that_goes_on_is_refused(function: Callable[[Tensor], Tensor]) -> None:
+    with pytest.raises(featx.TraceError, match="try"):
+        featx.trace(Doing(function), image())
 
 
 def test_requires_grad_is_that_of_the_real_tensor() -> None:
