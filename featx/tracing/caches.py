@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import gc
 import operator
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from types import FunctionType, MethodType, ModuleType, TracebackType
 from typing import Any, cast
@@ -158,17 +159,21 @@ def _is_other_number(now: object, before: object) -> bool:
 
 
 def _own_code(namespaces: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the namespaces, and those of Python modules and functions that they name, without torch's own."""
+    """Yield the namespaces, and those of Python modules and functions that they name, without torch's and Python's."""
     seen: set[int] = set()
     for namespace in namespaces:
         named = [value for value in list(namespace.values()) if isinstance(value, (ModuleType, FunctionType))]
         found = [value.__dict__ if isinstance(value, ModuleType) else value.__globals__ for value in named]
-        for candidate in (namespace, *found):
-            name = str(candidate.get("__name__") or candidate.get("__module__"))
-            if (
-                id(candidate) not in seen
-                and "__path__" not in candidate
-                and not name.startswith(("torch.", "builtins"))
-            ):
+        for candidate in (namespace, *(each for each in found if not _is_of_python(each))):
+            is_package = "__path__" in candidate
+            if id(candidate) not in seen and not is_package and not _name_of(candidate).startswith("torch."):
                 seen.add(id(candidate))
                 yield candidate
+
+
+def _is_of_python(namespace: dict[str, Any]) -> bool:
+    return _name_of(namespace).partition(".")[0] in sys.stdlib_module_names
+
+
+def _name_of(namespace: dict[str, Any]) -> str:
+    return str(namespace.get("__name__") or namespace.get("__module__"))
