@@ -17,6 +17,7 @@ from featx.ir.node import Node
 from featx.tracing.constants import memory_of
 from featx.tracing.following import LeftBehind, Unfollowable, Unholdable
 from featx.tracing.generators import SharedGenerators
+from featx.tracing.hooks import tensors_kept_by_hooks
 from featx.tracing.kernels import Kernels
 from featx.tracing.left_behind import assigned_to_others, what_forward_left
 from featx.tracing.module_output import mark_output
@@ -30,6 +31,9 @@ from featx.tracing.symbolic import Scope
 from featx.tree import tree_leaves
 
 LeafPolicy = Callable[[nn.Module, str], bool]
+_STORED_BY_HOOK = (
+    "forward reads what a forward hook stores, and hooks of modules that are kept whole do not run during a trace,"
+)
 
 
 class Calls(Recording):
@@ -80,6 +84,20 @@ class Calls(Recording):
         if path is None:
             raise Unfollowable(f"a {type(mod).__name__} that is not registered as a submodule is used")
         return path
+
+    def check_constant(self, tensor: torch.Tensor) -> None:
+        """Raise where a forward hook may have stored a tensor in an earlier call."""
+        if self._hooked and id(tensor) in self._kept_by_hooks:
+            raise Unfollowable(_STORED_BY_HOOK)
+
+    def check_missing(self, error: BaseException) -> None:
+        """Raise where an error of forward may come from a forward hook that did not run."""
+        if isinstance(error, (LookupError, AttributeError)) and any(map(self._has_hooks, self._called_whole)):
+            raise Unfollowable(f"{_STORED_BY_HOOK} or something else is missing ({error!r}),") from error
+
+    @functools.cached_property
+    def _kept_by_hooks(self) -> set[int]:
+        return tensors_kept_by_hooks(map(self._module_at, self._hooked))
 
     def is_of_trace(self, value: Any) -> bool:
         """Say whether a value is a tensor that this trace has made."""

@@ -215,10 +215,11 @@ class ExampleTrace(Calls):
                 output = self.create_arg(result) if self._keep_output else None
             except LeftBehind:
                 raise
-            except (Unfollowable, NeedsValues, Exception):
+            except (Unfollowable, NeedsValues, Exception) as error:
                 self.whole = 0
                 self.names.assign()
                 if is_enough is None or not is_enough(self.graph, self.broken_off):
+                    self.check_missing(error)
                     raise
                 output = None
             stack.enter_context(torch._C.DisableTorchFunction())

@@ -413,10 +413,14 @@ class Following(TracerBase):
         """Return the path of a module in the root."""
         raise NotImplementedError
 
+    def check_constant(self, tensor: torch.Tensor) -> None:
+        """Raise where a tensor that was there before the trace may be another one in the next call."""
+
     def _tensor(self, tensor: torch.Tensor) -> Argument:
         origin = self.lineage.get(tensor)
         if origin is not None:
             return self.node_of(origin)
+        self.check_constant(tensor)
         path = self._paths.get(id(tensor))
         if path is None:
             if isinstance(tensor, nn.Parameter):

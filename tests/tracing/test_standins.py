@@ -60,7 +60,9 @@ def test_trace_on_stand_ins_allocates_nothing_whatever_the_weights(name: str, tr
         assert peak(lambda model=model, x=x: USES[name](model, x)) < states + 1024
         # The measure sees what is allocated.
         assert peak(lambda model=model, x=x: model(x)) > 4 * width**2
-        assert peak(lambda model=model: copy.deepcopy(model)) > 4 * 4 * width**2  # of five; what others free meanwhile counts too
+        assert (
+            peak(lambda model=model: copy.deepcopy(model)) > 4 * 4 * width**2
+        )  # of five; what others free meanwhile counts too
 
 
 def test_model_without_values_is_traced_and_computes_when_it_has_some() -> None:

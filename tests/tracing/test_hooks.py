@@ -1,0 +1,102 @@
+"""Models whose forward reads what their own hooks store: refused, as the value would be that of an earlier call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import featx
+
+GLOBAL: dict[str, Tensor] = {}
+
+
+class Reading(nn.Module):
+    def __init__(self, connect: Callable[[Any], Callable[[], Tensor]]) -> None:
+        super().__init__()
+        self.block, self.read = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.out: Any = None
+        self.stored = connect(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.block(x)
+        return self.read(self.stored())
+
+    def keep(self, module: nn.Module, args: Any, out: Tensor) -> None:
+        self.out = out
+
+
+def in_a_dict(model: Any) -> Callable[[], Tensor]:
+    kept: dict[str, Tensor] = {}
+    model.block.register_forward_hook(lambda module, args, out: kept.update(a=out))
+    return lambda: kept["a"]
+
+
+def in_a_global(model: Any) -> Callable[[], Tensor]:
+    model.block.register_forward_hook(lambda module, args, out: GLOBAL.update(a=out))
+    return lambda: GLOBAL["a"]
+
+
+def on_the_parent(model: Any) -> Callable[[], Tensor]:
+    model.block.register_forward_hook(model.keep)
+    return lambda: model.out
+
+
+def on_the_module(model: Any) -> Callable[[], Tensor]:
+    model.block.register_forward_hook(lambda module, args, out: setattr(module, "out", out))
+    return lambda: model.block.out
+
+
+def in_a_list_of_a_partial(model: Any) -> Callable[[], Tensor]:
+    kept: list[Tensor] = []
+
+    def keep(where: list[Tensor], module: nn.Module, args: Any, out: Tensor) -> None:
+        where[:] = [out]
+
+    model.block.register_forward_hook(partial(keep, kept))
+    return lambda: kept[0]
+
+
+def by_a_pre_hook(model: Any) -> Callable[[], Tensor]:
+    kept: dict[str, Tensor] = {}
+    model.block.register_forward_pre_hook(lambda module, args: kept.update(a=args[0] * 2))
+    return lambda: kept["a"]
+
+
+STORES = (in_a_dict, in_a_global, on_the_parent, on_the_module, in_a_list_of_a_partial, by_a_pre_hook)
+
+
+@pytest.mark.parametrize("has_run", [False, True])
+@pytest.mark.parametrize("store", STORES)
+def test_what_hooks_store_is_no_constant(store: Callable[[Any], Callable[[], Tensor]], has_run: bool) -> None:
+    GLOBAL.clear()
+    model = Reading(store).eval()
+    if has_run:
+        model(torch.zeros(2, 4))
+    if store is on_the_parent and not has_run:
+        model.out = torch.zeros(2, 4)
+    with pytest.raises(featx.TraceError, match="forward hook"):
+        featx.create_feature_extractor(model, ["read"], example_inputs=torch.rand(2, 4))
+
+
+def test_constant_of_a_model_with_hooks_elsewhere_is_fine() -> None:
+    table = torch.arange(4.0)
+    seen: list[int] = []
+
+    class Adding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = nn.Linear(4, 4)
+            self.block.register_forward_hook(lambda module, args, out: seen.append(out.shape[0]))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.block(x) + table
+
+    model, x = Adding().eval(), torch.rand(3, 4)
+    extractor = featx.create_feature_extractor(model, ["block", "add"], example_inputs=torch.rand(2, 4))
+    assert seen == []
+    assert torch.equal(extractor(x)["add"], model(x))
