@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -10,11 +11,12 @@ from featx.ir.graph import Graph
 from featx.ir.node import Node, map_arg
 
 
-def is_same_graph(one: Graph, other: Graph) -> bool:
+def is_same_graph(one: Graph, other: Graph, besides: Collection[Node] = ()) -> bool:
     """Say whether two graphs have the same nodes, by opcode, target, name and arguments. O(nodes + edges).
 
     Tensors that stand in arguments are the same if they are one object or have the same values. What the form of a
     value is checked to be (`node.meta["is_form_check"]`) does not count: that check says itself where it does not hold.
+    Nor do the arguments of the nodes `besides`, of either graph.
     """
     if len(one.nodes) != len(other.nodes):
         return False
@@ -23,7 +25,8 @@ def is_same_graph(one: Graph, other: Graph) -> bool:
         if node.op != twin.op or node.name != twin.name or not _is_same(node.target, twin.target):
             return False
         arguments = map_arg((node.args, node.kwargs), twins.__getitem__)
-        if not _is_same(arguments, (twin.args, twin.kwargs)) and not node.meta.get("is_form_check"):
+        is_excepted = node.meta.get("is_form_check") or node in besides or twin in besides
+        if not is_excepted and not _is_same(arguments, (twin.args, twin.kwargs)):
             return False
         twins[node] = twin
     return True

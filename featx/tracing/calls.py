@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from itertools import chain
 from math import trunc
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -72,6 +72,8 @@ class Calls(Recording):
         self._called_whole: set[str] = set()
         self._training = {module: module.training for module in self.module_paths}
         self._caller = self.scope
+        # The checks that gradients are enabled, or not, as they were when forward asked.
+        self.gradient_checks: list[Node] = []
         # The module in which the trace broke off.
         self.broken_off = ""
         self.kernels = Kernels(self.on_unseen_kernel, self.on_write if is_real else None)
@@ -145,6 +147,11 @@ class Calls(Recording):
         may_stay_whole = self.may_stay_whole(path) and not has_own_call(type(module))
         mark = self.states.mark()
         try:
+            if _packs_padded_batches(module, args, kwargs):
+                raise Unfollowable(
+                    f"'{path}' packs a padded batch into a nested tensor where gradients are off (use_nested_tensor), "
+                    "which no trace sees,"
+                )
             result = forward(*args, **kwargs)
             self.check_state(module)
             self._looked_into.add(module)
@@ -377,7 +384,7 @@ class Calls(Recording):
         answer = torch.is_grad_enabled()
         if not self.whole:
             node = self._create_plain_node("call_function", torch.is_grad_enabled, (), {})
-            self._guard(node, answer, "whether gradients are enabled")
+            self.gradient_checks.append(self._guard(node, answer, "whether gradients are enabled"))
         return answer
 
     def _on_math(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -418,3 +425,10 @@ class Calls(Recording):
             self._generators = self._generators or SharedGenerators()
             return function(*args, **kwargs)
         raise Unfollowable(f"forward draws from a random generator of Python or numpy ({function.__name__})")
+
+
+def _packs_padded_batches(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    if type(module).forward is not nn.TransformerEncoder.forward or cast(Any, module.layers)[0].training:
+        return False
+    mask = kwargs.get("src_key_padding_mask", args[2] if len(args) > 2 else None)
+    return mask is not None and bool(getattr(module, "use_nested_tensor", False))

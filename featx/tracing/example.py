@@ -203,7 +203,7 @@ class ExampleTrace(Calls):
             for module, name in self.absent:
                 del module.__dict__[name]
             call_args, call_kwargs = bind_example(self, around.function, args, kwargs, self._stand_in)
-            if not self.gradients:
+            if not self.gradients and self.expected_numbers is None:
                 self.on_grad_question()
             stack.enter_context(self.kernels)
             stack.enter_context(_Mode(self))

@@ -313,11 +313,12 @@ class Following(TracerBase):
         check = self._create_plain_node("call_function", check_form, (node, form_of(value), what), {})
         check.meta["is_guard"] = check.meta["is_form_check"] = True
 
-    def _guard(self, node: Node, value: Any, what: str) -> None:
+    def _guard(self, node: Node, value: Any, what: str) -> Node:
         frame = self.model_frame()
         where = f" {describe(frame)}" if frame is not None else ""
         check = self._create_plain_node("call_function", check_decision, (node, value, f"{what}{where}"), {}, None)
         check.meta["is_guard"] = True
+        return check
 
     # -- nodes -------------------------------------------------------------------------------------------------------
 

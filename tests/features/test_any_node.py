@@ -124,6 +124,31 @@ def test_value_inside_a_default_leaf_can_be_asked_for(path: str, training: bool,
         assert same(run(extractor, x), {"inside": expected[path][0], "all": expected["1"][0]})
 
 
+class Padded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 8, batch_first=True), 2)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
+        return self.head(self.encoder(x, src_key_padding_mask=padding))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_encoder_that_packs_padded_batches_is_not_opened() -> None:
+    model = Padded().eval()
+    inputs = (torch.rand(2, 5, 8), torch.arange(5).expand(2, 5) > 2)
+    extractor = featx.create_feature_extractor(model, ["encoder", "head"], example_inputs=inputs)
+    with torch.no_grad():
+        assert torch.equal(extractor(*inputs)["head"], model(*inputs))
+    inside = featx.create_feature_extractor(model, ["encoder.layers.0", "head"], example_inputs=inputs)
+    with torch.no_grad(), pytest.raises(featx.TraceError, match="nested tensor"):
+        inside(*inputs)
+    model.encoder.use_nested_tensor = False
+    inside = featx.create_feature_extractor(model, ["encoder.layers.0", "head"], example_inputs=inputs)
+    assert torch.equal(inside(*inputs)["head"], model(*inputs))
+
+
 @pytest.mark.parametrize("path", ["se.avgpool", "se.fc1", "se.activation", "se.scale_activation", "mlp.0", "mlp.3"])
 def test_value_inside_a_module_of_torchvision_ops_can_be_asked_for(path: str, capture: Capture) -> None:
     ops = pytest.importorskip("torchvision.ops")

@@ -96,3 +96,47 @@ def test_inputs_and_model_are_as_before() -> None:
     x = torch.arange(6.0).reshape(2, 3)
     free_dims(loop, x)
     assert torch.equal(x, torch.arange(6.0).reshape(2, 3))
+
+
+class ImageAndText(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.text = nn.Conv2d(4, 8, 3, padding=1), nn.Linear(16, 8)
+
+    def forward(self, image: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
+        rows, _, height, width = image.shape
+        return self.conv(image).reshape(rows, -1, height, width) + self.text(text).mean(1)[..., None, None]
+
+
+def test_inputs_that_have_one_length_by_chance_are_varied_apart() -> None:
+    free = free_dims(ImageAndText(), torch.rand(2, 4, 16, 16), torch.rand(2, 5, 16)).of
+    assert kinds(free["image"]) == ["free", "fixed", "free", "free"]
+    assert kinds(free["text"]) == ["free", "free", "fixed"]
+
+
+class Checkpointing(nn.Module):
+    def __init__(self, does_checkpoint: bool) -> None:
+        super().__init__()
+        self.linear, self.does_checkpoint = nn.Linear(4, 4), does_checkpoint
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if torch.is_grad_enabled() and self.does_checkpoint:
+            return self.linear(x) * 2
+        return self.linear(x)
+
+
+@pytest.mark.parametrize("is_made_with_gradients", [True, False])
+def test_question_for_gradients_that_decides_nothing_is_not_checked(is_made_with_gradients: bool) -> None:
+    x = torch.rand(3, 4)
+    for does_checkpoint in (False, True):
+        model = Checkpointing(does_checkpoint)
+        with torch.set_grad_enabled(is_made_with_gradients):
+            trace, _ = trace_checked(ExampleTracer(), model, (x,), {})
+        module = GraphModule(trace.root, trace.graph)
+        assert torch.equal(module(x), model(x))
+        with torch.no_grad():
+            if does_checkpoint:
+                with pytest.raises(SpecializationError, match="gradients"):
+                    module(x)
+            else:
+                assert torch.equal(module(x), model(x))

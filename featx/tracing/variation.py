@@ -1,0 +1,179 @@
+"""Trace a model at other sizes than its example's, and see which dimensions of the inputs leave the graph as it is."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+
+from featx.errors import FeatxError
+from featx.ir.equality import is_same_graph
+from featx.ir.graph import Graph
+from featx.ir.node import Node
+from featx.tracing.example import ExampleTrace, ExampleTracer, IsEnough
+from featx.tracing.following import LOSSY
+from featx.tracing.recording import NeedsValues
+from featx.tracing.scalars import Diverged
+
+FREE = "free"
+CHANGED = "fixed: the model does something else at another length"
+REFUSED = "fixed: the model takes no other length"
+# A dimension of an input: the id of the tensor, and the position.
+Dim = tuple[int, int]
+
+
+@dataclass(frozen=True, order=True)
+class _Group:
+    """Dimensions at one position that have one length, and change together: those of several inputs, by id."""
+
+    position: int
+    size: int
+    inputs: tuple[int, ...]
+
+
+class Variation:
+    """Traces of one model at other sizes than those of its example."""
+
+    def __init__(
+        self, tracer: ExampleTracer, args: Any, kwargs: Any, trace: ExampleTrace, is_enough: IsEnough | None
+    ) -> None:
+        self._tracer = tracer
+        self._example = (args, dict(kwargs))
+        self._trace = trace
+        self._is_enough = is_enough
+
+    def test(self, inputs: list[torch.Tensor]) -> dict[Dim, str]:
+        """Return what is known of each dimension of the inputs."""
+        groups, likely = _groups_of(inputs)
+        known: dict[_Group, str] = {}
+        if len(likely) > 1 and self._outcome(likely) == FREE:
+            known.update(dict.fromkeys(likely, FREE))
+        for group in groups:
+            if group not in known:
+                known[group] = self._alone(group, group in likely)
+            if known[group] != FREE and len(group.inputs) > 1:  # their lengths may be one by chance
+                apart = [replace(group, inputs=(each,)) for each in group.inputs]
+                known.update({each: self._alone(each, group in likely) for each in apart})
+                del known[group]
+        # A remainder that is the same at twice the length is another one at the next length.
+        suspects = _with_remainders(self._trace.graph)
+        for group in [group for group, outcome in known.items() if outcome == FREE]:
+            if suspects is None or (group.position, group.size) in suspects:
+                outcome = self._outcome([group], lambda dim, size, number: size + 1)
+                if outcome == CHANGED:
+                    known[group] = outcome
+        return {(each, group.position): outcome for group, outcome in known.items() for each in group.inputs}
+
+    def _alone(self, group: _Group, is_likely: bool) -> str:
+        outcome = self._outcome([group])
+        if group.position == 0 or not outcome.startswith(REFUSED):
+            return outcome
+        if is_likely and "Assert" not in outcome:  # assertions, as a rule, want one length
+            # It may be as long as the model takes: a table of positions may have no more.
+            outcome = self._free_if(group, outcome, lambda dim, size, number: max(size // 2, 1))
+        if outcome != FREE and self._trace.converting:
+            # `int(n ** 0.5)` as the side of a square: where that is what n must be, four times n is it too.
+            outcome = self._free_if(group, outcome, lambda dim, size, number: 4 * size)
+        return outcome
+
+    def _free_if(self, group: _Group, reason: str, other: Callable[[int, int, int], int]) -> str:
+        return FREE if self._outcome([group], other) == FREE else reason
+
+    def _outcome(self, groups: list[_Group], other: Callable[[int, int, int], int] | None = None) -> str:
+        usual = _other_size_for_real if self._trace.is_real else _other_size
+        changes = {
+            (each, group.position): (other or usual)(group.position, group.size, number)
+            for number, group in enumerate(groups)
+            for each in group.inputs
+        }
+        args, kwargs = _resized(self._example, changes, self._trace.is_real)
+        try:
+            modes = {"is_real": self._trace.is_real, "gradients": self._trace.gradients}
+            around = self._trace.surroundings
+            again = self._tracer.run_once(around, args, kwargs, self._is_enough, earlier=self._trace, **modes)
+        except Diverged:
+            return CHANGED
+        except (NeedsValues, Exception) as error:
+            if isinstance(error, FeatxError):
+                return "fixed: at another length the model cannot be followed"
+            return f"{REFUSED} ({type(error).__name__})"
+        if is_same_graph(again.graph, self._trace.graph):
+            return FREE
+        return CHANGED
+
+
+def _groups_of(inputs: list[torch.Tensor]) -> tuple[list[_Group], list[_Group]]:
+    """Return the groups of dimensions of the inputs, and those that are likely to be free."""
+    members: dict[tuple[int, int], dict[int, None]] = {}
+    likely: set[tuple[int, int]] = set()
+    for tensor in inputs:
+        for dim, size in enumerate(tensor.shape):
+            members.setdefault((dim, size), {})[id(tensor)] = None
+            if dim != 1 or not tensor.is_floating_point() or tensor.dim() == 3:
+                likely.add((dim, size))
+    groups = {key: _Group(*key, tuple(ids)) for key, ids in sorted(members.items())}
+    return list(groups.values()), [group for key, group in groups.items() if key in likely]
+
+
+def _with_remainders(graph: Graph) -> set[tuple[int, int]] | None:
+    """Return position and length of the dimensions of which remainders are computed; None where it may be any."""
+    pending = [node for node in graph.nodes if node.op == "call_function" and node.target in LOSSY]
+    seen: set[Node] = set()
+    found: set[tuple[int, int]] = set()
+    while pending:
+        node = pending.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        group = _length_of_input(node)
+        if group is not None:
+            found.add(group)
+        elif node.op == "call_function" and node.target.__module__ == "_operator":
+            pending += node.all_input_nodes
+        else:
+            return None
+    return found
+
+
+def _length_of_input(node: Node) -> tuple[int, int] | None:
+    if node.target is not operator.getitem or not isinstance(node.args[0], Node) or type(node.args[1]) is not int:
+        return None
+    shape, position = node.args
+    if shape.target is not getattr or shape.args[1] != "shape" or cast(Node, shape.args[0]).op != "placeholder":
+        return None
+    lengths = cast(Node, shape.args[0]).meta["shape"]
+    return position % len(lengths), lengths[position]
+
+
+def _other_size(dim: int, size: int, number: int) -> int:
+    # Far enough away that an integer division of it changes too, and a multiple: many models need one.
+    return 2 * size + 1 if dim == 0 else size * (2 + number % 3)
+
+
+def _other_size_for_real(dim: int, size: int, number: int) -> int:
+    # What is computed for real takes about as long as at the size of the example.
+    if dim == 0:
+        return size + 1
+    return size // 2 if number % 2 and size > 1 else 2 * size
+
+
+def _resized(value: Any, changes: Mapping[Dim, int], has_values: bool) -> Any:
+    if isinstance(value, torch.Tensor):
+        shape = [changes.get((id(value), dim), size) for dim, size in enumerate(value.shape)]
+        if not has_values:
+            return value.new_empty(shape)
+        for dim, (size, wanted) in enumerate(zip(value.shape, shape, strict=True)):
+            if wanted != size:
+                # The values repeat, so that what depends on them stays likely to go the same way.
+                value = value.repeat_interleave(-(-wanted // max(size, 1)), dim).narrow(dim, 0, wanted)
+        return value
+    if isinstance(value, dict):
+        items = cast(dict[Any, Any], value).items()
+        return type(value)({key: _resized(item, changes, has_values) for key, item in items})
+    if isinstance(value, (tuple, list)):
+        items = [_resized(item, changes, has_values) for item in cast(list[Any], value)]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return value
