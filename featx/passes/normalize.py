@@ -29,6 +29,8 @@ _NAMES_OF_TYPES: dict[type, tuple[str, ...]] = {
     torch.Tensor: ("Tensor",),
     nn.Parameter: ("Tensor",),
 }
+# Arguments that Python calls otherwise than the schema of the operator does.
+_NAMES_IN_PYTHON = {("aten::to", "other"): "tensor", ("aten::tensor", "t"): "data"}
 # Types that a schema calls int; the argument says by its name what it takes.
 _KINDS_OF_INT: dict[type, str] = {
     torch.dtype: "dtype",
@@ -168,6 +170,8 @@ def _bound(
     known = set(kwargs)
     for place, argument in enumerate(schema.arguments):
         name: str = argument.name
+        if owner is not None:
+            name = _NAMES_IN_PYTHON.get((schema.name, name), name)
         if name == "self" and owner == "input":
             if str(argument.type) != "Tensor":
                 return None  # a number in place of a tensor, which Python does not rename
