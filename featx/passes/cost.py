@@ -91,7 +91,8 @@ class _Run:
 
         fake_mode = FakeTensorMode()
         fakes = FakeValues(fake_mode)
-        devices = {tensor.device for tensor in self._gm.parameters()}
+        weights = [*self._gm.parameters()] or [*self._gm.buffers()] or [torch.empty(0, device="cpu")]
+        devices = {tensor.device for tensor in weights}
         device = devices.pop() if len(devices) == 1 else None
 
         def fake(value: Any) -> Any:
