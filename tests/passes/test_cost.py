@@ -415,6 +415,11 @@ def test_errors() -> None:
         featx.cost(traced, torch.rand(2, 5))
 
 
+def test_small_figures_stand_apart_from_their_units() -> None:
+    report = str(cost_of(nn.Linear(3, 3, bias=False), torch.rand(1, 3)))
+    assert "\n9 parameters, 18 FLOPs, 0 element-wise operations, " in report
+
+
 def test_inference_mode_counts_the_same() -> None:
     class Inside(nn.Module):
         def __init__(self) -> None:
