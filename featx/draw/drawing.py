@@ -47,7 +47,8 @@ def draw(
             everything. By default as many as fit on a screen.
         cost: numbers to show, by node or name of a node: each a number, a mapping from names to numbers, or an object
             with such fields; or a report whose `nodes` have a `name`. They are added up over modules, but for peaks,
-            extremes, means and ratios, as their names say. By default `node.meta["cost"]`.
+            extremes, means and ratios, as their names say. NaN and infinity are left out. By default
+            `node.meta["cost"]`.
         highlight: nodes, or names of nodes, to mark; the modules around them are open.
         sizes: show also numbers that are made of sizes, and checks that an input is like the example. The page can
             show them in any case.

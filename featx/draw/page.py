@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import math
 import re
 from importlib import resources
 from typing import Any
@@ -133,6 +134,11 @@ def _cost_columns(leaves: list[Leaf]) -> dict[str, dict[int, float]]:
     for place, leaf in enumerate(leaves):
         for name, number in leaf.costs.items():
             # What the module itself says of its parameters counts shared ones once.
-            if number and not (counted and name == "parameters"):
+            if number and _is_in_json(number) and not (counted and name == "parameters"):
                 columns.setdefault(name, {})[place] = float(f"{number:.6g}") if isinstance(number, float) else number
     return columns
+
+
+def _is_in_json(number: float) -> bool:
+    # Python would write NaN and Infinity, which no browser reads.
+    return isinstance(number, int) or math.isfinite(number)

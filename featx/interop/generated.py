@@ -6,6 +6,9 @@ import ast
 import builtins
 import re
 from collections.abc import Mapping
+from typing import Any
+
+from torch.fx.graph import CodeGen
 
 from featx.ir.names import CODE_GLOBALS
 
@@ -50,3 +53,21 @@ def hidden_name(source: str, inputs: Mapping[str, str]) -> str | None:
         if not (is_read_first and is_assigned_next):
             return name
     return None
+
+
+class KeywordOnlyCode(CodeGen):
+    """torch.fx's code with keyword-only inputs."""
+
+    def __init__(self, keyword_only: frozenset[str]) -> None:
+        super().__init__()
+        self._keyword_only = keyword_only
+
+    def gen_fn_def(self, free_vars: list[str], maybe_return_annotation: str, **options: Any) -> str:
+        """Return the line that begins the function."""
+        for position, variable in enumerate(free_vars):
+            if variable.startswith("*"):
+                break
+            if re.split(r"\W", variable, maxsplit=1)[0] in self._keyword_only:
+                free_vars.insert(position, "*")
+                break
+        return super().gen_fn_def(free_vars, maybe_return_annotation, **options)

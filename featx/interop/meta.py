@@ -1,9 +1,14 @@
-"""Put the nodes of one graph in the place of another's in `node.meta`."""
+"""Put the nodes of one graph in the place of another's in `node.meta`, and mark there what only torch.fx has."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, cast
+
+# In node.meta: what a node that only torch.fx's code needs stands for.
+HELPER = "featx_helper"
+# In node.meta["is_wrapped"], where torch.fx notes that a function stays one node when the code is traced again.
+WRAPPED_HERE = "by featx"
 
 
 class Translation:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from featx.errors import GraphError
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 
@@ -84,3 +85,18 @@ def is_misread(node: Node, last: dict[Node, Node]) -> bool:
     if node.op == "call_method" or (node.op == "call_function" and node.target in (operator.pow, getattr)):
         return type(first) in (int, float)
     return False
+
+
+def refuse_read_setitem(node: Any) -> None:  # Any: a node of featx or of torch.fx
+    """Raise where others read the value of an assignment to an item.
+
+    Raises:
+        GraphError: they do.
+    """
+    if node.target is not operator.setitem or not node.users:
+        return
+    readers = ", ".join(f"'{user.name}'" for user in node.users)
+    raise GraphError(
+        f"node '{node.name}' writes an item and is read by {readers}: its value is None, but in torch.fx's code it is "
+        "what was written into; let them read one of the two"
+    )

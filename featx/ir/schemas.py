@@ -49,9 +49,7 @@ def normalize_function(
     """
     keywords = dict(kwargs or {})
     if inspect.isfunction(target):
-        if target in boolean_dispatched:
-            target = boolean_dispatched[target]["if_true"]
-        return _bound(inspect.signature(inspect.unwrap(target)), args, keywords, normalize_to_only_use_kwargs)
+        return _bound(signature_of_function(target), args, keywords, normalize_to_only_use_kwargs)
     signatures = get_signature_for_torch_op(target) or []
     fitting = [signature for signature in signatures if _binds(signature, args, keywords)]
     if len(fitting) > 1 and (arg_types is not None or kwarg_types is not None):
@@ -83,6 +81,14 @@ def normalize_module(
     if getattr(nn, type(module).__name__, None) is not type(module):
         return None
     return _bound(inspect.signature(module.forward), args, dict(kwargs or {}), normalize_to_only_use_kwargs)
+
+
+def signature_of_function(function: Callable[..., Any]) -> inspect.Signature:
+    """Return the signature of a function written in Python, also of one that only chooses between two of one signature.
+
+    `max_pool2d` is one of those: it calls the function that gives indices, or the other.
+    """
+    return inspect.signature(boolean_dispatched[function]["if_true"] if function in boolean_dispatched else function)
 
 
 def get_signature_for_torch_op(op: Any, return_schemas: bool = False) -> Any:

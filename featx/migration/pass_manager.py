@@ -12,7 +12,7 @@ from torch import nn
 from featx.errors import PassError
 from featx.module import GraphModule
 from featx.passes.cse import eliminate_common_subexpressions
-from featx.passes.ordering import first_order
+from featx.passes.manager import in_order, name_of, this_before_that
 
 Constraint: TypeAlias = Callable[[Any, Any], bool]
 
@@ -65,13 +65,13 @@ def pass_result_wrapper(fn: Callable[..., Any]) -> Callable[..., PassResult]:
     def wrapped(gm: Any) -> PassResult:
         return _result_of(fn(gm), gm, fn)
 
-    wrapped.__name__ = _name_of(fn)
+    wrapped.__name__ = name_of(fn)
     return wrapped
 
 
 def this_before_that_pass_constraint(this: Callable[..., Any], that: Callable[..., Any]) -> Constraint:
     """Return the constraint that `this` runs before `that`."""
-    return lambda first, second: first != that or second != this
+    return this_before_that(this, that)
 
 
 class PassManager:
@@ -129,9 +129,7 @@ class PassManager:
         for place, first in enumerate(self.passes):
             for second in self.passes[place + 1 :]:
                 if not self._may_precede(first, second):
-                    raise PassError(
-                        f"'{_name_of(second)}' must run before '{_name_of(first)}'; call solve_constraints()"
-                    )
+                    raise PassError(f"'{name_of(second)}' must run before '{name_of(first)}'; call solve_constraints()")
         self._is_ordered = True
 
     def solve_constraints(self) -> None:
@@ -140,18 +138,7 @@ class PassManager:
         Raises:
             PassError: there is none.
         """
-        count = len(self.passes)
-        edges = [
-            (first, second)
-            for first in range(count)
-            for second in range(count)
-            if first != second and not self._may_precede(self.passes[second], self.passes[first])
-        ]
-        order = first_order(count, edges)
-        if len(order) < count:
-            stuck = [_name_of(self.passes[place]) for place in range(count) if place not in order]
-            raise PassError(f"no order of the passes satisfies the constraints between {', '.join(stuck)}")
-        self.passes = [self.passes[place] for place in order]
+        self.passes = in_order(self.passes, self.constraints)
         self._is_ordered = True
 
     def __call__(self, module: Any) -> PassResult:
@@ -185,7 +172,7 @@ class PassManager:
                 if isinstance(result.graph_module, GraphModule):
                     result.graph_module.graph.lint()
         except Exception as error:
-            raise PassError(f"pass '{_name_of(function)}' failed: {type(error).__name__}: {error}") from error
+            raise PassError(f"pass '{name_of(function)}' failed: {type(error).__name__}: {error}") from error
         return result
 
     def _may_precede(self, first: Callable[..., Any], second: Callable[..., Any]) -> bool:
@@ -201,8 +188,4 @@ def _result_of(value: Any, module: Any, function: Callable[..., Any]) -> PassRes
         return PassResult(value, True)
     if hasattr(value, "graph_module") and hasattr(value, "modified"):
         return PassResult(value.graph_module, value.modified)
-    raise PassError(f"pass '{_name_of(function)}' gave a {type(value).__name__}; expected a PassResult")
-
-
-def _name_of(function: Callable[..., Any]) -> str:
-    return getattr(function, "__name__", type(function).__name__)
+    raise PassError(f"pass '{name_of(function)}' gave a {type(value).__name__}; expected a PassResult")

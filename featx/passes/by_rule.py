@@ -10,6 +10,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from featx.errors import InputError
+from featx.passes.formal import replaced
 from featx.tracing.function_shapes import result_of
 from featx.tracing.shapes import output_of
 from featx.tree import tree_leaves
@@ -43,17 +44,30 @@ def known_output(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
         return _tracked(result, args, needs)
 
 
+# Functions that compare the devices of their arguments before any operator runs.
+_COMPARES_DEVICES = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
+
+
 class ByRule(TorchFunctionMode):
-    """Answers calls of torch functions on meta tensors by a rule where there is one."""
+    """Answers calls of torch functions on meta tensors by a rule where there is one.
+
+    `stand_in` gives the tensor on the meta device that stands for a real one, for functions that would not take both.
+    """
+
+    def __init__(self, stand_in: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self._stand_in = stand_in
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if torch._C._is_any_autocast_enabled():
-            name = getattr(func, "__name__", str(func))
-            if name != "__get__" and any(map(_has_no_values, tree_leaves((args, kwargs)))):
-                refuse_autocast(name)
+        name: str = getattr(func, "__name__", str(func))
+        is_cast = torch._C._is_any_autocast_enabled() and name != "__get__"
+        if is_cast and any(map(_has_no_values, tree_leaves((args, kwargs)))):
+            refuse_autocast(name)
+        if name.partition(".")[0] in _COMPARES_DEVICES:
+            return self._recurrent(func, args, kwargs)
         first = args[0] if args else None
         if isinstance(first, (list, tuple)) and first:
             first = first[0]
@@ -63,6 +77,15 @@ class ByRule(TorchFunctionMode):
                 if result is not None:
                     return _tracked(result, args, torch.is_grad_enabled() and _needs_gradient((args, kwargs)))
         return func(*args, **kwargs)
+
+    def _recurrent(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not any(map(_has_no_values, tree_leaves((args, kwargs)))):
+            return func(*args, **kwargs)
+        needs = torch.is_grad_enabled() and _needs_gradient((args, kwargs))
+        with torch._C.DisableTorchFunction():
+            results = func(*replaced(args, self._stand_in), **replaced(kwargs, self._stand_in))
+            with torch._C._DisableTorchDispatch():
+                return tuple([_tracked(value, args, needs) for value in results])
 
 
 def _has_no_values(value: object) -> bool:

@@ -18,6 +18,7 @@ from featx.passes.flops import Rule
 from featx.passes.formal import FakeValues
 from featx.passes.hierarchy import Hierarchy
 from featx.passes.left_as_was import WrittenMemory, model_kept
+from featx.passes.lookup import quoted
 from featx.passes.traffic import bytes_of
 from featx.tracing.constants import memory_of
 from featx.tree import tree_leaves, tree_map
@@ -91,7 +92,8 @@ class _Run:
 
         fake_mode = FakeTensorMode()
         fakes = FakeValues(fake_mode)
-        devices = {tensor.device for tensor in self._gm.parameters()}
+        weights = [*self._gm.parameters()] or [*self._gm.buffers()] or [torch.empty(0, device="cpu")]
+        devices = {tensor.device for tensor in weights}
         device = devices.pop() if len(devices) == 1 else None
 
         def fake(value: Any) -> Any:
@@ -158,10 +160,9 @@ class _CountingInterpreter(Interpreter):
         node = self._node
         if self._is_unknown_listed or node is None:
             return
-        place = f" at {node.meta['source']}" if "source" in node.meta else ""
         packet = operator.partition(".")[0].replace("::", ".")
         raise CostError(
-            f"no rule says how many operations {packet} takes, which node '{node.name}'{place} runs; give one with "
+            f"no rule says how many operations {packet} takes, which node {quoted(node)} runs; give one with "
             f"rules={{torch.ops.{packet}: function}}, or go on without with unknown='list'"
         )
 

@@ -150,7 +150,7 @@ class CostReport:
         lines = [
             self.module_table(depth=2),
             "",
-            f"{with_prefix(total.parameters)} parameters, {with_prefix(total.flops)}FLOPs, "
+            f"{with_prefix(total.parameters)} parameters, {with_prefix(total.flops, 'FLOPs')}, "
             f"{with_prefix(total.elementwise)} element-wise operations, {with_prefix(total.bytes_moved, 'B')} moved",
             f"memory: {with_prefix(memory, 'B')} (weights {with_prefix(self.weight_bytes, 'B')}, inputs "
             f"{with_prefix(self.input_bytes, 'B')}, other values at most {with_prefix(total.peak, 'B')})",

@@ -44,7 +44,7 @@ class MetaValues(OperatorMode):
     def on_operator(self, func: Any, signature: Signature | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator."""
         if signature is None:
-            return func(*replaced(args, self._meta), **replaced(kwargs, self._meta))
+            return func(*replaced(args, self.stand_in), **replaced(kwargs, self.stand_in))
         tensors = [*tensors_in(args), *tensors_in(kwargs.values())]
         real = [tensor for tensor in tensors if not tensor.is_meta]
         is_constant = len(real) == len(tensors) and self._may_run(signature, real, args, kwargs)
@@ -53,7 +53,7 @@ class MetaValues(OperatorMode):
         if kwargs.get("device") is not None or not tensors:
             kwargs = {**kwargs, "device": _META}
         try:
-            return call_on(func, args, kwargs, self._meta) if real else func(*args, **kwargs)
+            return call_on(func, args, kwargs, self.stand_in) if real else func(*args, **kwargs)
         except (NotImplementedError, RuntimeError) as error:
             if not signature.needs_values:
                 raise
@@ -81,7 +81,8 @@ class MetaValues(OperatorMode):
             self._made.update([memory_of(tensor) for tensor in tensors_in((result,)) if not tensor.is_meta])
         return result
 
-    def _meta(self, tensor: torch.Tensor) -> torch.Tensor:
+    def stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the tensor on the meta device that stands for a tensor, in memory that stands for its memory."""
         return tensor if tensor.is_meta else self._stand_ins.of(tensor)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 from featx.errors import ArgumentTypeError, PassError
 from featx.module import GraphModule
@@ -14,6 +14,7 @@ Pass: TypeAlias = Callable[[GraphModule], bool]
 Constraint: TypeAlias = Callable[[Pass, Pass], bool]
 # Raises where a module is not as it must be.
 Check: TypeAlias = Callable[[GraphModule], object]
+_P = TypeVar("_P", bound=Callable[..., Any])
 
 
 def this_before_that(this: Pass, that: Pass) -> Constraint:
@@ -48,7 +49,7 @@ class PassManager:
                 raise ArgumentTypeError(f"a pass, constraint or check must be a function, got {function!r}")
         if not isinstance(cast(object, steps), int) or steps < 1:
             raise ArgumentTypeError(f"steps must be a positive int, got {steps!r}")
-        self.passes = _in_order(list(passes), constraints)
+        self.passes = in_order(list(passes), constraints)
         self.checks = tuple(checks)
         self.steps = steps
 
@@ -71,7 +72,7 @@ class PassManager:
         return changed_ever
 
     def _run(self, function: Pass, gm: GraphModule) -> bool:
-        name = _name_of(function)
+        name = name_of(function)
         changed = cast(object, _guarded(f"pass '{name}'", function, gm))
         if not isinstance(changed, bool):
             raise PassError(
@@ -84,7 +85,7 @@ class PassManager:
     def _check(self, gm: GraphModule, when: str) -> None:
         _guarded(f"{when}, lint", lambda module: module.graph.lint(), gm)
         for check in self.checks:
-            _guarded(f"{when}, check '{_name_of(check)}'", check, gm)
+            _guarded(f"{when}, check '{name_of(check)}'", check, gm)
 
 
 def _guarded(what: str, function: Callable[[GraphModule], Any], gm: GraphModule) -> Any:
@@ -94,8 +95,14 @@ def _guarded(what: str, function: Callable[[GraphModule], Any], gm: GraphModule)
         raise PassError(f"{what} raised {type(error).__name__}: {error}") from error
 
 
-def _in_order(passes: list[Pass], constraints: Sequence[Constraint]) -> list[Pass]:
-    """Return `passes` in the first order, by their places in the list, that satisfies the constraints."""
+def in_order(passes: Sequence[_P], constraints: Sequence[Callable[[_P, _P], bool]]) -> list[_P]:
+    """Return `passes` in the first order, by their places in the list, that satisfies the constraints.
+
+    A constraint says whether the first of two passes may run before the second one. O(passes^2 * constraints).
+
+    Raises:
+        PassError: there is none.
+    """
     places = range(len(passes))
     edges = [
         (one, other)
@@ -105,10 +112,11 @@ def _in_order(passes: list[Pass], constraints: Sequence[Constraint]) -> list[Pas
     ]
     order = first_order(len(passes), edges)
     if len(order) < len(passes):
-        stuck = [_name_of(passes[place]) for place in places if place not in order]
+        stuck = [name_of(passes[place]) for place in places if place not in order]
         raise PassError(f"no order of the passes satisfies the constraints between {', '.join(stuck)}")
     return [passes[place] for place in order]
 
 
-def _name_of(function: Callable[..., Any]) -> str:
-    return str(getattr(function, "__name__", function))
+def name_of(function: Callable[..., Any]) -> str:
+    """Return what errors call a pass, constraint or check."""
+    return str(getattr(function, "__name__", type(function).__name__))

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._jit_internal import boolean_dispatched
 
 from featx.ir.effects import CallEffects, Effects
 from featx.ir.node import Argument, Node
 from featx.ir.repeatable import has_hooks
 from featx.ir.rewiring import keep_measured_effects
+from featx.ir.schemas import signature_of_function
 from featx.module import GraphModule
 
 _Keywords = dict[str, Argument]
@@ -29,6 +29,8 @@ _NAMES_OF_TYPES: dict[type, tuple[str, ...]] = {
     torch.Tensor: ("Tensor",),
     nn.Parameter: ("Tensor",),
 }
+# Arguments that Python calls otherwise than the schema of the operator does.
+_NAMES_IN_PYTHON = {("aten::to", "other"): "tensor", ("aten::tensor", "t"): "data"}
 # Types that a schema calls int; the argument says by its name what it takes.
 _KINDS_OF_INT: dict[type, str] = {
     torch.dtype: "dtype",
@@ -93,9 +95,6 @@ class _Normalizing:
             return keywords and dict(list(keywords.items())[1:])  # without the module itself
         if isinstance(target, torch._ops.OpOverload):
             return _by_schemas([target._schema], node.args, node.kwargs, None)
-        if target in boolean_dispatched:
-            # Two functions of one signature, such as max_pool2d with and without indices.
-            return self._by_signature(boolean_dispatched[target]["if_true"], node.args, node.kwargs)
         if inspect.isfunction(target):
             return self._by_signature(target, node.args, node.kwargs)
         if isinstance(target, torch._ops.OpOverloadPacket) or not inspect.isbuiltin(target):
@@ -105,7 +104,7 @@ class _Normalizing:
 
     def _schemas_of(self, name: str) -> list[Any]:
         if name not in self._schemas:
-            self._schemas[name] = _schemas_of(name)
+            self._schemas[name] = _tensor_schemas(name)
         return self._schemas[name]
 
     def _by_signature(
@@ -131,7 +130,7 @@ class _Normalizing:
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
     try:
-        return inspect.signature(function)
+        return signature_of_function(function)
     except (TypeError, ValueError):
         return None
 
@@ -145,7 +144,7 @@ def _by_schemas(
     """
     found: _Keywords | None = None
     for schema in schemas:
-        keywords = _bound(schema, args, kwargs, owner)
+        keywords = _bound_to(schema, args, kwargs, owner)
         if keywords is None:
             continue
         if (found is not None and list(found) != list(keywords)) or _may_be_first_of_many(schema, args):
@@ -157,7 +156,7 @@ def _by_schemas(
     return found
 
 
-def _bound(
+def _bound_to(
     schema: Any, args: tuple[Argument, ...], kwargs: Mapping[str, Argument], owner: str | None
 ) -> _Keywords | None:
     """Return the arguments by the names in `schema`; None where they do not fit."""
@@ -168,6 +167,8 @@ def _bound(
     known = set(kwargs)
     for place, argument in enumerate(schema.arguments):
         name: str = argument.name
+        if owner is not None:
+            name = _NAMES_IN_PYTHON.get((schema.name, name), name)
         if name == "self" and owner == "input":
             if str(argument.type) != "Tensor":
                 return None  # a number in place of a tensor, which Python does not rename
@@ -217,7 +218,7 @@ def _is_of(value: Argument, kind: str, name: str) -> bool:
     return kind.removeprefix("Optional[").removesuffix("]") in _NAMES_OF_TYPES.get(type(value), ())
 
 
-def _schemas_of(name: str) -> list[Any]:
+def _tensor_schemas(name: str) -> list[Any]:
     """Return the schemas of the operators of this name on tensors, but for those that Python does not offer."""
     schemas: list[Any] = torch._C._jit_get_schemas_for_operator(f"aten::{name}")
     return [

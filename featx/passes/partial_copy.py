@@ -8,8 +8,8 @@ from featx.ir.graph import Graph
 from featx.ir.node import Argument, Node, map_arg
 from featx.passes.modes import Modes, ModeWriter
 
-# What was found out about a call, which is not true of an input that stands for its result.
-_OF_THE_CALL = frozenset({"effects", "is_guard", "is_check_of_input", "is_whole"})
+# What is true of a call, or of the place of an input in a signature, and not of what stands for its value elsewhere.
+_OF_THE_NODE = frozenset({"effects", "is_guard", "is_check_of_input", "is_whole", "keyword_only"})
 
 
 class PartialCopy:
@@ -63,4 +63,4 @@ class PartialCopy:
 
 def meta_of_value(node: Node) -> dict[str, Any]:
     """Return the `meta` of a node that has the value of `node` without computing it."""
-    return {key: value for key, value in node.meta.items() if key not in _OF_THE_CALL}
+    return {key: value for key, value in node.meta.items() if key not in _OF_THE_NODE}

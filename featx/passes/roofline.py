@@ -18,10 +18,21 @@ from featx.passes.profile_report import ProfileReport
 
 @dataclass(frozen=True)
 class Peaks:
-    """The ceilings of a device: the most operations and bytes of memory traffic in a second."""
+    """The ceilings of a device: the most operations and bytes of memory traffic in a second.
+
+    Raises:
+        ArgumentTypeError: one of them is not above 0.
+    """
 
     flops_per_second: float
     bytes_per_second: float
+
+    def __post_init__(self) -> None:
+        if not (self.flops_per_second > 0 and self.bytes_per_second > 0):
+            raise ArgumentTypeError(
+                f"ceilings must be above 0, got {self.flops_per_second} operations and {self.bytes_per_second} bytes "
+                "in a second; measure_peaks() measures them"
+            )
 
     @property
     def ridge(self) -> float:
@@ -124,10 +135,11 @@ class Roofline:
 
     def __str__(self) -> str:
         shares = {bound: sum(node.share for node in self.nodes if node.bound == bound) for bound in _BOUNDS}
+        bounds = [f"{100 * share:.0f} % in nodes bound by {bound}" for bound, share in shares.items() if share]
         return (
             f"{self.table(top=20)}\n\nceilings: {with_prefix(self.peaks.flops_per_second, 'FLOP/s')} and "
             f"{with_prefix(self.peaks.bytes_per_second, 'B/s')}, equal at {self.peaks.ridge:.3g} FLOP/B; of the time, "
-            + ", ".join(f"{100 * share:.0f} % in nodes bound by {bound}" for bound, share in shares.items() if share)
+            f"{', '.join(bounds) or 'nothing is measured'}"
         )
 
 

@@ -140,8 +140,9 @@ class ShapeProp(Interpreter):
             elif is_without_values:
                 self._is_formal = True
                 stack.callback(setattr, self, "_is_formal", False)
-                stack.enter_context(MetaValues([*module.parameters(), *module.buffers(), *tensors]))
-                stack.enter_context(ByRule())
+                values = MetaValues([*module.parameters(), *module.buffers(), *tensors])
+                stack.enter_context(values)
+                stack.enter_context(ByRule(values.stand_in))
                 yield _same, _same
             else:
                 written = WrittenMemory()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from torch import nn
@@ -100,8 +100,7 @@ def replace_pattern_with_filters(
     shape), except what describes the call; other new nodes take over its modules and source line.
 
     `gm` is changed, and recompiled when it runs; `pattern` and `replacement` are not. Of a module with a graph for each
-    mode, the present one is rewritten. O(nodes of the graph x nodes of
-    the pattern), in practice O(nodes of the graph).
+    mode, the present one is rewritten. O(nodes of the graph x nodes of the pattern), in practice O(nodes of the graph).
 
     Args:
         gm: the module whose graph is rewritten.
@@ -124,42 +123,54 @@ def replace_pattern_with_filters(
         ArgumentTypeError: `gm` is no GraphModule, there is no replacement, or an option has no such value.
         GraphError: the graph of `gm` is malformed. After any of these errors `gm` is as it was.
     """
-    if not isinstance(gm, GraphModule):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ArgumentTypeError(f"gm must be a featx GraphModule, got {type(gm).__name__}; trace the module first")
-    if replacement is None and replacement_callback is None:
-        raise ArgumentTypeError("give a replacement, or a replacement_callback that makes one for each match")
+    _refuse(gm, replacement, replacement_callback)
     matcher = SubgraphMatcher(
         pattern, ignore_literals=ignore_literals, match_modules=match_modules, commutative=commutative
     )
-    graph = gm.graph
-    graph.lint()
-    filters = list(match_filters or ())
-    matches = [
-        match
-        for match in matcher.find(graph, gm, node_name_match)
-        if all(accepts(match, graph, matcher.pattern) for accepts in filters)
-    ]
-    replacements = _Replacements(matcher, graph, replacement, replacement_callback)
+    gm.graph.lint()
+    matches = _accepted(matcher.find(gm.graph, gm, node_name_match), match_filters, gm.graph, matcher.pattern)
+    replacements = _Replacements(matcher, gm.graph, replacement, replacement_callback)
     attributes = Attributes(gm, share=match_modules == "path")
     sites = [_site(matcher, match, replacements.of(match), attributes) for match in matches]
     # From here on nothing of the caller's runs, and nothing is refused: the graph is edited as a whole or not at all.
-    safety = Safety(graph, gm, sites)
-    edit = Edit(graph, safety.may_move)
-    for site, place in safety.places.items():
-        edit.replace(site, place)
-    edit.finish()
+    edit = _edited(gm, sites)
     attributes.install(edit.targets)
     if replacements.has_modules and edit.replaced:
         remove_unused_modules(gm, edit.called_before)
-    graph.lint()
+    gm.graph.lint()
     return [
         ReplacedPatterns(site.match.anchors[0], site.match.nodes_map, added) for site, added in edit.replaced.items()
     ]
 
 
+def _refuse(gm: object, replacement: object, replacement_callback: object) -> None:
+    if not isinstance(gm, GraphModule):
+        raise ArgumentTypeError(f"gm must be a featx GraphModule, got {type(gm).__name__}; trace the module first")
+    if replacement is None and replacement_callback is None:
+        raise ArgumentTypeError("give a replacement, or a replacement_callback that makes one for each match")
+
+
+def _accepted(
+    matches: Iterable[InternalMatch], filters: Iterable[MatchFilter] | None, graph: Graph, pattern: Graph
+) -> list[InternalMatch]:
+    """Return the matches for which all filters return True."""
+    filters = list(filters or ())
+    return [match for match in matches if all(accepts(match, graph, pattern) for accepts in filters)]
+
+
 def _site(matcher: SubgraphMatcher, match: InternalMatch, replacement: Replacement, attributes: Attributes) -> Site:
     matched = matched_paths(matcher.plan, match.nodes_map)
     return Site(matcher.plan, match, replacement, attributes.paths_for(replacement, matched or {}))
+
+
+def _edited(gm: GraphModule, sites: Sequence[Site]) -> Edit:
+    """Replace the matches at `sites`, as far as that is safe, and return what was done."""
+    safety = Safety(gm.graph, gm, sites)
+    edit = Edit(gm.graph, safety.may_move)
+    for site, place in safety.places.items():
+        edit.replace(site, place)
+    edit.finish()
+    return edit
 
 
 class _Replacements:

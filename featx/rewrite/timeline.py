@@ -49,6 +49,8 @@ class Timeline:
         # For each memory, where its values are made and where they and those ahead of them are read last.
         self._made: dict[int, list[int]] = {group: [] for group in self._watched}
         self._read: dict[int, list[int]] = {group: [] for group in self._watched}
+        # How many calls reach it by a path of the model.
+        self._reached: Counter[int] = Counter()
         if self._watched:
             self._watch()
 
@@ -68,6 +70,7 @@ class Timeline:
         for node, position in positions.items():
             for group in self._touched_by(node) & self._watched:
                 self._touches[group].append(position)
+            self._reached.update(self._reached_by(node))
             group = memory.of(node)
             if group in self._watched:
                 last = max(map(positions.__getitem__, node.users), default=position)
@@ -78,6 +81,11 @@ class Timeline:
     def _touched_by(self, node: Node) -> set[int]:
         """Return the memory that `node` reads, writes or makes."""
         return self._memory.read_by(node) | {self._memory.of(node)}
+
+    def _reached_by(self, node: Node) -> list[int]:
+        """Return the memory of the model that `node` reaches by a path, once for each path."""
+        groups = [self._memory.of(source) for source in node.all_input_nodes if source.op == "get_attr"]
+        return [*groups, self._memory.state_of(node)] if node.op == "call_module" else groups
 
     # -- questions ---------------------------------------------------------------------------------------------------
 
@@ -130,11 +138,13 @@ class Timeline:
     def is_read_after(self, value: Node, nodes: Sequence[Node]) -> bool:
         """Say whether something behind `nodes` reads the memory of `value` by a name from ahead of them.
 
-        An attribute of the model is known by its path, whenever it is read.
+        Memory of the model has its paths for names: whoever else follows one of them reads it, at the latest in the
+        next call.
         """
         group = self._memory.of(value)
-        if value.op == "get_attr":
-            return bisect_right(self._touches[group], self._positions[nodes[-1]]) < len(self._touches[group])
+        own = sum(self._reached_by(node).count(group) for node in nodes)
+        if self._reached[group] > own:
+            return True
         count = bisect_left(self._made[group], self._positions[nodes[0]])
         return count > 0 and self._read[group][count - 1] > self._positions[nodes[-1]]
 

@@ -37,7 +37,8 @@ def elements(page: str) -> list[tuple[str, dict[str, str | None], str]]:
 
 
 def data_of(page: str) -> dict[str, Any]:
-    return json.loads(next(text for _, attributes, text in elements(page) if attributes.get("id") == "data"))
+    text = next(text for _, attributes, text in elements(page) if attributes.get("id") == "data")
+    return json.loads(text, parse_constant=pytest.fail)  # what Python reads, and browsers do not
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +151,12 @@ def test_attribute_is_called_by_its_path_and_keeps_its_name() -> None:
     names = [node.meta.get("qualified_name") for node in traced.graph.nodes]
     assert data["name"] == {"1": names[1]}
     assert names[1] != "0.weight"
+
+
+def test_costs_that_are_no_numbers_are_left_out() -> None:
+    traced = featx.symbolic_trace(Block())
+    cost = {"linear": {"ratio": float("nan"), "time": float("inf")}, "act": {"ratio": -float("inf"), "time": 2.5}}
+    assert data_of(featx.draw(traced, cost=cost).html())["costs"] == {"time": {"2": 2.5}}
 
 
 def test_costs_that_have_no_sum_and_parameters_that_are_counted_already() -> None:

@@ -335,6 +335,12 @@ def test_model_and_inputs_stay_as_they_were() -> None:
     assert model[0].weight.grad is None
 
 
+def test_input_on_the_meta_device_stands_for_one_beside_buffers_and_constants() -> None:
+    norm, value = nn.BatchNorm1d(4, affine=False).eval(), torch.empty(2, 4, device="meta")
+    assert cost_of(norm, value).total.elementwise == 2 * (2 * 4)  # each minus the mean, times a factor
+    assert cost_of(lambda x: x @ torch.ones(4, 3), value).total.flops == 2 * (2 * 4 * 3)
+
+
 def test_inputs_and_models_on_the_meta_device() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).eval()
     expected = cost_of(model, torch.rand(2, 3, 8, 8))
@@ -407,6 +413,11 @@ def test_errors() -> None:
         featx.cost(traced)
     with pytest.raises(RuntimeError):
         featx.cost(traced, torch.rand(2, 5))
+
+
+def test_small_figures_stand_apart_from_their_units() -> None:
+    report = str(cost_of(nn.Linear(3, 3, bias=False), torch.rand(1, 3)))
+    assert "\n9 parameters, 18 FLOPs, 0 element-wise operations, " in report
 
 
 def test_inference_mode_counts_the_same() -> None:

@@ -46,6 +46,7 @@ FUNCTIONS: list[tuple[Any, tuple[Any, ...], dict[str, Any], list[str]]] = [
     (torch.where, (torch.tensor([True, False] * 2), "x", 0.0), {}, ["condition", "input", "other"]),
     (torch.ones, ((2, 3),), {}, ["size"]),
     (torch.arange, (1, 3), {}, ["start", "end"]),
+    (torch.tensor, (1.5,), {}, ["data"]),  # the schema has "t"
     (torch.unsqueeze, ("x", 0), {}, ["input", "dim"]),
     (torch.split, ("x", 2), {}, ["tensor", "split_size_or_sections"]),
     (functional.softmax, ("x", 0), {}, ["input", "dim"]),
@@ -68,6 +69,7 @@ METHODS: list[tuple[str, tuple[Any, ...], list[str]]] = [
     ("max", (0,), ["dim"]), ("flatten", (0,), ["start_dim"]), ("transpose", (0, 0), ["dim0", "dim1"]),
     ("chunk", (2, 0), ["chunks", "dim"]), ("masked_fill", (True, 0.0), []), ("view", ([4],), ["size"]),
     ("view", (torch.int32,), ["dtype"]), ("to", (torch.float64,), ["dtype"]),
+    ("to", (torch.ones(1),), ["tensor"]),  # the schema has "other"
     ("unflatten", (0, (2, 2)), ["dim", "sizes"]),
     ("new_full", ((2,), 1.0), ["size", "fill_value"]), ("roll", (1, 0), ["shifts", "dims"]),
     ("narrow", (0, 1, 2), ["dim", "start", "length"]), ("add_", (1,), ["other"]), ("norm", (2, 0), ["p", "dim"]),

@@ -74,6 +74,17 @@ def test_reports_of_different_graphs() -> None:
         roofline(times(traced), other, Peaks(1.0, 1.0))
 
 
+def test_ceilings_that_nothing_could_reach_are_refused() -> None:
+    for peaks in ((0.0, 1e9), (1e9, -1.0), (float("nan"), 1.0)):
+        with pytest.raises(featx.ArgumentTypeError, match=r"must be above 0, got .*measure_peaks"):
+            Peaks(*peaks)
+
+
+def test_graph_that_computes_nothing_has_a_report() -> None:
+    traced = featx.symbolic_trace(lambda x: x)
+    assert str(roofline(times(traced), featx.cost(traced, torch.rand(2)), Peaks(1e9, 1e9))).endswith("is measured")
+
+
 def test_plot_has_a_disc_for_each_node_that_computes(found: Roofline, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     figure: Any = found.plot(tmp_path / "roof.png", top=5)

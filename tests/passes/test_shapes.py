@@ -132,6 +132,34 @@ def test_fake_tensors_give_what_real_ones_give() -> None:
     assert same_state(state_of(model), before)
 
 
+class WithState(nn.Module):
+    """Starts a recurrent layer from a state that it makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRU(4, 6)
+
+    def forward(self, x):
+        return self.cell(x, torch.zeros(1, 3, 6))
+
+
+@pytest.mark.parametrize("gradients", [False, True], ids=["no_grad", "grad"])
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.LSTM(4, 6, 2, dropout=0.5, batch_first=True, bidirectional=True), nn.RNN(4, 6),
+        nn.RNN(4, 6, nonlinearity="relu"), WithState(),
+    ],
+)  # fmt: skip
+def test_recurrent_layers_take_an_input_on_the_meta_device(layer: nn.Module, gradients: bool) -> None:
+    traced, value = featx.symbolic_trace(nn.Sequential(layer)), torch.rand(5, 3, 4)
+    with torch.set_grad_enabled(gradients):
+        ShapeProp(traced).propagate(value)
+        expected = notes(traced)
+        ShapeProp(traced).propagate(on_meta(value))
+    assert notes(traced) == expected
+
+
 def test_weights_stay_where_they_are_on_the_meta_device() -> None:
     model = torchvision.models.vit_b_16(weights=None)
     traced = featx.symbolic_trace(model)

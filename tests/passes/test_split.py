@@ -242,6 +242,16 @@ def test_part_without_a_result_runs() -> None:
     assert torch.equal(split(X.clone()), X + 1)
 
 
+def scaled(x: torch.Tensor, *others: torch.Tensor, scale: float, **more: torch.Tensor) -> torch.Tensor:
+    return x * scale + others[0] - more["last"]
+
+
+@pytest.mark.parametrize("tracer", [symbolic_trace, lambda function: trace(function, X, X, scale=2.0, last=X)])
+def test_part_gets_keyword_only_and_collected_inputs_as_any_other(tracer: Callable[..., GraphModule]) -> None:
+    split = split_at(tracer(scaled), ["mul"])
+    assert torch.equal(split(X, X + 1, scale=2.0, last=X * 3), scaled(X, X + 1, scale=2.0, last=X * 3))
+
+
 class Assigning(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -152,6 +152,14 @@ def test_input_with_a_default_that_nobody_gives_stays_with_it() -> None:
     assert torch.equal(part(X, 2.0), X * 2)
 
 
+def test_keyword_only_input_is_given_by_position() -> None:
+    def forward(x: torch.Tensor, *, factor: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x) * factor
+
+    part = extract_subgraph(symbolic_trace(forward), ["factor", "relu"], "mul")
+    assert torch.equal(part(X * 3, X), X * X * 3)
+
+
 def test_modes_are_as_in_the_whole() -> None:
     def forward(x: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():

@@ -169,3 +169,25 @@ def test_in_place_call_becomes_a_plain_one_only_where_nobody_reads_what_it_wrote
 
     counts = [count_replaced(model, lambda x: functional.relu(x, inplace=True), relu) for model in (read_later, dead)]
     assert counts == [0, 1]
+
+
+class Counting(nn.Module):
+    """Doubles its buffer in place, through a view, after or ahead of reading it."""
+
+    def __init__(self, reads: str) -> None:
+        super().__init__()
+        self.reads = reads
+        self.register_buffer("state", torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        before = self.state + x if self.reads == "before" else x
+        doubled = self.state.view(4).mul_(2) if self.reads == "after" else self.state.mul_(2)
+        return doubled + 0, self.state + x if self.reads == "after" else before
+
+
+def test_write_to_a_buffer_is_kept_where_the_graph_reads_the_buffer_by_its_path() -> None:
+    for reads, count in (("after", 0), ("before", 0), ("never", 1)):
+        module, model = featx.symbolic_trace(Counting(reads)), Counting(reads)
+        assert len(featx.replace_pattern(module, lambda x: x.mul_(2), lambda x: torch.mul(x, 2))) == count
+        for _ in range(2 - count):  # what the graph reads "before" is what the last call has left
+            assert all(map(torch.equal, module(*ones()), model(*ones())))
