@@ -41,6 +41,8 @@ def _attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
         len(args) != 3
         or not plain
         or not module.batch_first
+        or module.add_zero_attn
+        or module.bias_k is not None
         or set(kwargs) - {"need_weights"}
         or not _is_plain(module, args[0])
     ):
@@ -49,7 +51,7 @@ def _attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
     if (
         width != module.embed_dim
         or args[1].shape != (batch, source, module.kdim)
-        or args[2].shape[:2] != (batch, source)
+        or args[2].shape != (batch, source, module.vdim)
     ):
         return None
     is_self = args[0] is args[1] is args[2]

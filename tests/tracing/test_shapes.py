@@ -191,6 +191,14 @@ def test_attention_gives_what_the_rule_says(
             assert form(answer) == form(module(*args, **options))
 
 
+@pytest.mark.parametrize("kind", ["add_zero_attn", "add_bias_kv"])
+def test_weights_of_an_attention_that_adds_positions_have_their_shape(kind: str) -> None:
+    model = nn.MultiheadAttention(4, 2, batch_first=True, **{kind: True})  # pyright: ignore[reportArgumentType]
+    x = torch.ones(2, 3, 4)
+    assert model(x, x, x)[1].shape == (2, 3, 4)
+    assert output_of(model, tuple(on_meta(x) for _ in range(3)), {}) is None
+
+
 @pytest.mark.parametrize("options", [{"average_attn_weights": False}, {"attn_mask": torch.zeros(3, 3, device="meta")}])
 def test_attention_with_other_options_is_left_to_torch(options: dict[str, Any]) -> None:
     x = torch.ones(2, 3, 4, device="meta")
