@@ -15,7 +15,7 @@ from torch import nn
 from featx.ir.effects import MeasuredEffects, module_draws, module_writes_state
 from featx.ir.node import Node
 from featx.tracing.constants import memory_of
-from featx.tracing.following import LeftBehind, Unfollowable, Unholdable
+from featx.tracing.following import ChangedByOthers, LeftBehind, Unfollowable, Unholdable
 from featx.tracing.generators import SharedGenerators
 from featx.tracing.hooks import tensors_kept_by_hooks
 from featx.tracing.kernels import Kernels
@@ -129,7 +129,7 @@ class Calls(Recording):
             if is_leaf or isinstance(module, torch.jit.ScriptModule):
                 try:
                     return self._call_whole(module, path, args, kwargs)
-                except Unholdable:  # a cache of keys and values, say, that forward has made
+                except (Unholdable, ChangedByOthers):  # a cache that forward has made, `block.height = height`
                     if self._opened is None or self._is_leaf(module, path):
                         raise
             return self._open(module, path, forward, args, kwargs)
@@ -208,7 +208,7 @@ class Calls(Recording):
     def _check_untouched(self, module: nn.Module, path: str) -> None:
         name = self.states.changed_by_others(module)
         if name is not None:
-            raise LeftBehind(f"forward changes the attribute '{name}' of or inside '{path}', which is kept whole,")
+            raise ChangedByOthers(f"forward changes the attribute '{name}' of or inside '{path}', which is kept whole,")
 
     def _as_one_node(
         self, op: str, target: Any, args: Any, kwargs: Any, values: Any, call: Callable[[], Any], *, is_measured: bool
@@ -356,7 +356,7 @@ class Calls(Recording):
     # -- functions that are recorded as one node ---------------------------------------------------------------------
 
     def on_wrapped(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Answer a call of a function that is one node, of a cached one, of one of `math`, or of `int` or `float`."""
+        """Answer a call of a function that is one node, of a cached one, of `math`, `int`, `float` or `len`."""
         if isinstance(function, functools._lru_cache_wrapper):
             # Past the cache, which must not keep a tensor of this trace.
             return function.__wrapped__(*args, **kwargs)
@@ -368,6 +368,9 @@ class Calls(Recording):
             return self._on_range(args)
         if function is int or function is float:
             return self._on_conversion(function, args, kwargs)
+        if function is len:
+            (value,) = args
+            return value.shape[0] if isinstance(value, torch.Tensor) and value.dim() else len(value)
         if getattr(math, getattr(function, "__name__", ""), None) is function:
             return self._on_math(function, args)
         with torch._C.DisableTorchFunction():

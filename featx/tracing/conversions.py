@@ -1,7 +1,7 @@
-"""Tell where `int` and `float` may be replaced under their names for the time of a trace.
+"""Tell where `int`, `float` and `len` may be replaced under their names for the time of a trace.
 
-A call of them on a traced number loses the record of where it comes from, and there is nothing but the name to take
-hold of it by. But a name is also read for other reasons: `type(x) is int` would no longer hold.
+A call of them on a traced number or tensor gives a plain number, and there is nothing but the name to take hold of it
+by. But a name is also read for other reasons: `type(x) is int` would no longer hold.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import linecache
 from collections.abc import Iterator
 from types import FrameType
 
-CONVERSIONS = ("int", "float")
+CONVERSIONS = ("int", "float", "len")
 
 
 def converts_by_calls_alone(frame: FrameType) -> bool:
-    """Say whether all functions in the file of `frame` use `int` and `float` only to convert, or in isinstance().
+    """Say whether all functions in the file of `frame` use these names only for calls, or in isinstance().
 
     Parses the file.
     """

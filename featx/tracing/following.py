@@ -60,6 +60,10 @@ class LeftBehind(Unfollowable):
     """What forward left somewhere, which the next call would find; it matters although all that is wanted is there."""
 
 
+class ChangedByOthers(LeftBehind):
+    """Code around a module that is kept whole has changed the module's attributes."""
+
+
 class Following(TracerBase):
     """The graph of one trace on an example, and the values that are followed in it."""
 
@@ -84,7 +88,7 @@ class Following(TracerBase):
         # Attributes that are not there during this trace, and those that forward reads before it assigns them.
         self.absent: set[tuple[nn.Module, str]] = set()
         self.read_first: set[tuple[nn.Module, str]] = set()
-        # The globals in which calls of `int` and `float` are followed.
+        # The globals in which calls of `int`, `float` and `len` are followed.
         self.converting: list[dict[str, Any]] = []
         # The state of torch's generator after the last draw that the trace knows of.
         self.generator_state: torch.Tensor | None = None

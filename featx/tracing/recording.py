@@ -58,6 +58,7 @@ class Recording(Following):
         if name in READS_VALUES:
             return self._read_value(name, function, args, kwargs)
         if name == "__len__":
+            self.on_conversion()
             return self._pinned(len, args, function(*args))
         if operator_writes(name) or "out" in kwargs:
             self._refuse_foreign((*args[:1], kwargs.get("out")))

@@ -130,3 +130,42 @@ def test_marks_change_no_names() -> None:
     tensors = [name for name in names if "getitem" not in name and "chunk" not in name]
     extractor = featx.create_feature_extractor(model, ["block", *tensors], example_inputs=x)
     assert torch.equal(extractor(x)["add"], model(x))
+
+
+class Grid(nn.Module):
+    """Is told by its parent what its tokens are a grid of, as the blocks of Swin for detection are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.height: Any = None
+        self.width: Any = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, _, channels = x.shape
+        return self.linear(x).view(rows, self.height, self.width, channels).roll(1, 2).flatten(1, 2)
+
+
+class Grids(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Grid(), Grid()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        height, width = x.shape[1:3]
+        x = x.flatten(1, 2)
+        for block in self.blocks:
+            block.height, block.width = height, width
+            x = block(x)
+        return x
+
+
+@pytest.mark.parametrize("wanted", [["blocks.0"], ["blocks.0", "blocks.1.linear"], ["blocks.1"]])
+def test_module_whose_attributes_its_parent_sets_is_opened(wanted: list[str]) -> None:
+    model = Grids().eval()
+    extractor = featx.create_feature_extractor(model, wanted, example_inputs=torch.rand(2, 3, 5, 4))
+    for shape in ((2, 3, 5, 4), (1, 6, 2, 4)):
+        x = torch.rand(shape)
+        for path, value in extractor(x).items():
+            assert torch.equal(value, last_hook(model, path, x))
+    assert model.blocks[0].height == 6

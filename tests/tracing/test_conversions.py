@@ -1,4 +1,4 @@
-"""Calls of `int` and `float` on sizes are followed, so that what they give is no constant of the graph."""
+"""Calls of `int`, `float` and `len` are followed, so that what they give is no constant of the graph."""
 
 from __future__ import annotations
 
@@ -41,6 +41,8 @@ def forward_of(*lines: str, extra: str = "") -> nn.Module:
         ("rows, _ = map(int, x.shape)", "return x.reshape(rows * 2, -1)"),
         ("return x.new_zeros(int(x.shape[0] * 1.5), 2)",),
         ("rows = int(x.shape[0])", "return x.reshape(rows * 2, -1) if isinstance(rows, int) else x"),
+        ("return x.view(len(x) * 2, -1) + len([1, 2])",),
+        ("return x + sum(map(len, [x, x * 2]))",),
         ("rows: int = int(float(x.shape[0]))", "return x + rows"),
         ("return (lambda n: x + int(n / 3))(x.shape[0])",),
     ],
