@@ -27,7 +27,7 @@ from featx.tracing.constants import memory_of
 from featx.tracing.conversions import CONVERSIONS
 from featx.tracing.example_inputs import bind_example
 from featx.tracing.following import AssignedAnew, Converts, LeftBehind, Unfollowable
-from featx.tracing.frames import user_frame
+from featx.tracing.frames import line_of, user_frame
 from featx.tracing.generators import SharedGenerators
 from featx.tracing.grad_modes import gradients_set
 from featx.tracing.lineage import Lineage
@@ -136,6 +136,7 @@ class ExampleTracer:
         absent: set[tuple[nn.Module, str]] = set()
         read_first: set[tuple[nn.Module, str]] = set()
         converting = list(earlier.converting) if earlier is not None else []
+        line = line_of(user_frame())
         while True:
             trace = ExampleTrace(self, around, is_real=is_real, gradients=gradients, keep_source=self._keep_source)
             trace.absent, trace.read_first, trace.converting = absent, read_first, converting
@@ -145,7 +146,8 @@ class ExampleTracer:
                 trace.run(args, kwargs, is_enough)
                 break
             except Unfollowable as error:
-                raise _error(around.traced, error.what, error.place) from error
+                # What is found when forward is over has no line of the model.
+                raise _error(around.traced, error.what, error.place if error.line != line else "") from error
             except Converts as error:
                 converting = [*converting, error.namespace]
             except AssignedAnew as error:  # where forward reads it ahead of that, it will be missing
@@ -334,6 +336,6 @@ class _Mode(TorchFunctionMode):
 def _error(root: Any, what: str, place: str) -> TraceError:
     name = type(root).__name__ if isinstance(root, nn.Module) else getattr(root, "__name__", "function")
     return TraceError(
-        f"cannot trace {name}: {what} {place}. To go on, put the code that does it into a submodule, which is kept "
-        "whole, or into a function that featx.wrap marks."
+        f"cannot trace {name}: {f'{what} {place}'.rstrip(' ,')}. To go on, put the code that does it into a submodule, "
+        "which is kept whole, or into a function that featx.wrap marks."
     )

@@ -17,7 +17,7 @@ from featx.ir.node import Argument, Node, Target
 from featx.tracing.autocast import AutocastModes
 from featx.tracing.constants import memory_of
 from featx.tracing.conversions import converts_by_calls_alone
-from featx.tracing.frames import describe, is_comparison, user_frame, what_follows, writes_a_message
+from featx.tracing.frames import describe, is_comparison, line_of, user_frame, what_follows, writes_a_message
 from featx.tracing.grad_modes import GradModes
 from featx.tracing.guards import check_decision, check_form, form_of
 from featx.tracing.lineage import Lineage, Origin, Part
@@ -33,7 +33,8 @@ class Unfollowable(BaseException):
 
     def __init__(self, what: str) -> None:
         super().__init__(what)
-        self.what, self.place = what, describe(user_frame())
+        frame = user_frame()
+        self.what, self.line, self.place = what, line_of(frame), describe(frame)
 
 
 class Unholdable(Unfollowable):

@@ -104,6 +104,11 @@ def user_frame() -> FrameType | None:
     return frame
 
 
+def line_of(frame: FrameType | None) -> tuple[CodeType, int] | None:
+    """Return the code of a frame, and its line."""
+    return None if frame is None else (frame.f_code, frame.f_lineno)
+
+
 def describe(frame: FrameType | None) -> str:
     """Say where `frame` is and quote the expression there."""
     if frame is None:
