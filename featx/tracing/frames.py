@@ -151,6 +151,14 @@ def written_operator(frame: FrameType) -> str | None:
     return None
 
 
+def written_sign(frame: FrameType) -> str | None:
+    """Return the sign that `frame` puts ahead of a value, `-x` or `+x`, or None where it is at something else."""
+    position = frame.f_lasti
+    name = dis.opname[frame.f_code.co_code[position]] if position >= 0 else ""
+    # Python 3.12 writes `+x` as a call of a function of its own.
+    return {"UNARY_NEGATIVE": "-", "UNARY_POSITIVE": "+", "CALL_INTRINSIC_1": "+"}.get(name)
+
+
 def is_comparison(frame: FrameType) -> bool:
     """Say whether `frame` is at a comparison that the model writes out, `a == b`, and not at a call that makes one."""
     position = frame.f_lasti

@@ -23,6 +23,10 @@ OPERATORS: dict[str, tuple[str, Callable[..., Any]]] = {
     "pow_": ("**=", operator.ipow),
     "floor_divide_": ("//=", operator.ifloordiv),
 }
+COMPARISONS: dict[str, Callable[..., Any]] = {
+    name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")
+}
+UNARY: dict[str, tuple[str, Callable[..., Any]]] = {"neg": ("-", operator.neg), "positive": ("+", operator.pos)}
 # Functions that nothing but an operator calls.
 MAGIC: dict[str, Callable[..., Any]] = {
     **{f"__{name}__": getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge", "getitem", "setitem")},

@@ -14,9 +14,16 @@ from featx.ir.effects import draws_now, operator_draws, operator_writes
 from featx.ir.node import Argument, Node, Target
 from featx.tracing.constants import memory_of, versions_of
 from featx.tracing.following import Following, LeftBehind, Unfollowable
-from featx.tracing.frames import compares_objects, is_in_try, what_follows, written_operator
+from featx.tracing.frames import (
+    compares_objects,
+    is_comparison,
+    is_in_try,
+    what_follows,
+    written_operator,
+    written_sign,
+)
 from featx.tracing.lineage import Part
-from featx.tracing.operators import MAGIC, OPERATORS, READS_VALUES, REFLECTED
+from featx.tracing.operators import COMPARISONS, MAGIC, OPERATORS, READS_VALUES, REFLECTED, UNARY
 from featx.tracing.scalars import plain_numbers
 from featx.tree import tree_leaves
 
@@ -282,7 +289,13 @@ def _as_written(
 ) -> tuple[str, Target, tuple[Argument, ...], str | None]:
     """Return opcode, target, arguments and name for a torch call, as the model writes it: an operator, a method..."""
     name = function.__name__
+    if not kwargs and len(args) == 1 and name in UNARY and frame is not None:
+        sign, target = UNARY[name]
+        if written_sign(frame) == sign:
+            return "call_function", target, args, None
     if not kwargs and len(args) > 1:
+        if name in COMPARISONS and frame is not None and is_comparison(frame):
+            return "call_function", COMPARISONS[name], args, None
         known = OPERATORS.get(name)
         if known is not None and frame is not None and written_operator(frame) == known[0]:
             symbol, target = known
