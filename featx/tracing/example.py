@@ -7,12 +7,13 @@ for a value, the trace starts again with real tensors.
 
 from __future__ import annotations
 
+import inspect
 import math
 import operator
 import weakref
 from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any, cast
 
 import torch
@@ -27,9 +28,10 @@ from featx.tracing.constants import memory_of
 from featx.tracing.conversions import CONVERSIONS
 from featx.tracing.example_inputs import bind_example
 from featx.tracing.following import AssignedAnew, Converts, LeftBehind, Unfollowable
-from featx.tracing.frames import line_of, user_frame
+from featx.tracing.frames import compares_objects, line_of, user_frame
 from featx.tracing.generators import SharedGenerators
 from featx.tracing.grad_modes import gradients_set
+from featx.tracing.guards import require_distinct_inputs
 from featx.tracing.lineage import Lineage
 from featx.tracing.pass_through import wrapped
 from featx.tracing.recording import NeedsValues
@@ -228,6 +230,8 @@ class ExampleTrace(Calls):
             self._check_left_behind(generators, caches)
             self._autocast_modes.leave()
             self.graph.output(output)
+            if any(map(compares_objects, self._codes_that_ran())):
+                require_distinct_inputs(self.graph)
         self.is_active = False
         self.names.assign()
         for node, tensor, version in self.versions:
@@ -242,6 +246,11 @@ class ExampleTrace(Calls):
         number = caches.changed_number()
         if number is not None:
             raise LeftBehind(f"forward changes the number {number} of its Python module or of a class")
+
+    def _codes_that_ran(self) -> set[CodeType]:
+        functions = [inspect.unwrap(self.surroundings.function), *(type(each).forward for each in self._looked_into)]
+        codes = (getattr(function, "__code__", None) for function in functions)
+        return self.codes | {code for code in codes if code is not None}
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:
         # The hooks of the root are code like any other, and what they do to its inputs, all else is computed from.

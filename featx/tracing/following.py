@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, cast
 
 import torch
@@ -91,6 +91,8 @@ class Following(TracerBase):
         self.read_first: set[tuple[nn.Module, str]] = set()
         # The globals in which calls of `int`, `float` and `len` are followed.
         self.converting: list[dict[str, Any]] = []
+        # The code that called torch.
+        self.codes: set[CodeType] = set()
         # The state of torch's generator after the last draw that the trace knows of.
         self.generator_state: torch.Tensor | None = None
         # Whether calls draw, by name.
@@ -447,7 +449,3 @@ class Following(TracerBase):
             self._attributes[path] = node
             self._describe(node, tensor if self.is_real else self.stand_ins.of(tensor))
         return node
-
-
-# Arithmetic of sizes that one other size may well leave the same.
-LOSSY = (operator.mod, operator.and_, operator.rshift, operator.floordiv)

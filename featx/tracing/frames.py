@@ -222,9 +222,9 @@ def writes_a_message(frame: FrameType) -> bool:
     return False
 
 
-def compares_objects(frame: FrameType) -> bool:
-    """Say whether the code of `frame` has an `a is b` of two variables anywhere."""
-    operations = frame.f_code.co_code[::2]
+def compares_objects(code: CodeType) -> bool:
+    """Say whether `code` has an `a is b` of two variables anywhere."""
+    operations = code.co_code[::2]
     position = operations.find(_IS_OP)
     while position >= 0:
         before = position - 1

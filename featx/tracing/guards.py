@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from featx.errors import SpecializationError
+from featx.tree import tree_leaves
 
 if TYPE_CHECKING:
     from featx.ir.graph import Graph
@@ -48,6 +49,29 @@ def check_form(value: Any, form: Any, what: str) -> None:
     """
     if form_of(value) != form:
         raise SpecializationError(f"the form of {what}: {form_of(value)} now, {form} on the example. {_HINT}.")
+
+
+def check_distinct(values: tuple[Any, ...]) -> None:
+    """Raise where one tensor is given as two inputs.
+
+    Raises:
+        SpecializationError: the model may ask with `is` whether it is, and was traced on two.
+    """
+    tensors = [id(value) for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
+    if len(set(tensors)) < len(tensors):
+        raise SpecializationError(
+            "one tensor is given as two inputs, and the model may compare them with `is`; give a copy as one of them"
+        )
+
+
+def require_distinct_inputs(graph: Graph) -> None:
+    """Let `graph` check first that no tensor is given as two inputs, if it has several inputs. O(nodes)."""
+    inputs = tuple(graph.find_nodes(op="placeholder"))
+    if len(inputs) < 2:
+        return
+    with graph.inserting_after(inputs[-1]):
+        check = graph.call_function(check_distinct, (inputs,))
+    check.meta["is_guard"] = check.meta["is_check_of_input"] = True
 
 
 def form_of(value: Any) -> Any:

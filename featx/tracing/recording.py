@@ -44,6 +44,10 @@ class Recording(Following):
             return self._attribute(cast(Any, function).__self__.__name__, function, args[0])
         if self.whole:
             return self.execute(function, args, kwargs)
+        # Tensor.set_, and what it assigns itself: torch loses an error that is raised here.
+        if name == "set_" or (name == "__set__" and _is_of_backward_hooks(function) and args[1] is None):
+            self.gave_memory = self.gave_memory or name == "set_"
+            return function(*args, **kwargs)
         self.check_unseen()
         if function is torch._C._set_grad_enabled:
             self._grad_modes.record(args[0])
@@ -51,9 +55,6 @@ class Recording(Following):
             return function(*args)
         if name == "__set__":
             raise Unfollowable(f"'{cast(Any, function).__self__.__name__}' of a tensor is assigned")
-        if name == "set_":  # torch loses an error that is raised here
-            self.gave_memory = True
-            return function(*args, **kwargs)
         if name in _MEMORY and self._is_of_graph(args):
             raise Unfollowable(f"the memory of a tensor is read past torch ({name})")
         if name in ("resize_", "resize_as_"):
@@ -104,6 +105,8 @@ class Recording(Following):
     def record(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a torch call, make a node of it, and return its result as a followed value."""
         frame = self.model_frame()
+        if frame is not None:
+            self.codes.add(frame.f_code)
         if frame is not None and is_in_try(frame):
             raise Unfollowable("a torch call stands in a `try` that catches errors, which may come for other inputs")
         arguments = tuple([self.create_arg(value) for value in args])
@@ -150,7 +153,7 @@ class Recording(Following):
         Raises:
             Unfollowable: the code of `frame` would notice.
         """
-        if frame is not None and compares_objects(frame):
+        if frame is not None and compares_objects(frame.f_code):
             raise Unfollowable("forward may ask with `is` whether a call returns what it got")
         if tensor.layout != torch.strided:
             raise Unfollowable("a call returns the sparse tensor that it got")
@@ -282,6 +285,10 @@ _RESHAPES = frozenset({"squeeze_", "unsqueeze_", "t_", "transpose_", "swapdims_"
 _ABOUT_GRADIENTS = frozenset({"requires_grad", "is_leaf", "grad_fn"})
 _MEMORY = frozenset({"untyped_storage", "storage", "_typed_storage", "__dlpack__"})
 _TENSOR_ATTRIBUTES = frozenset({"T", "H", "mT", "mH", "data", "real", "imag"})
+
+
+def _is_of_backward_hooks(function: Any) -> bool:
+    return function.__self__.__name__ == "_backward_hooks"
 
 
 def _as_written(

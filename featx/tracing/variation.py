@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -11,10 +10,7 @@ import torch
 
 from featx.errors import FeatxError
 from featx.ir.equality import is_same_graph
-from featx.ir.graph import Graph
-from featx.ir.node import Node
 from featx.tracing.example import ExampleTrace, ExampleTracer, IsEnough
-from featx.tracing.following import LOSSY
 from featx.tracing.recording import NeedsValues
 from featx.tracing.scalars import Diverged
 
@@ -58,13 +54,6 @@ class Variation:
                 apart = [replace(group, inputs=(each,)) for each in group.inputs]
                 known.update({each: self._alone(each, group in likely) for each in apart})
                 del known[group]
-        # A remainder that is the same at twice the length is another one at the next length.
-        suspects = _with_remainders(self._trace.graph)
-        for group in [group for group, outcome in known.items() if outcome == FREE]:
-            if suspects is None or (group.position, group.size) in suspects:
-                outcome = self._outcome([group], lambda dim, size, number: size + 1)
-                if outcome == CHANGED:
-                    known[group] = outcome
         return {(each, group.position): outcome for group, outcome in known.items() for each in group.inputs}
 
     def _alone(self, group: _Group, is_likely: bool) -> str:
@@ -116,36 +105,6 @@ def _groups_of(inputs: list[torch.Tensor]) -> tuple[list[_Group], list[_Group]]:
                 likely.add((dim, size))
     groups = {key: _Group(*key, tuple(ids)) for key, ids in sorted(members.items())}
     return list(groups.values()), [group for key, group in groups.items() if key in likely]
-
-
-def _with_remainders(graph: Graph) -> set[tuple[int, int]] | None:
-    """Return position and length of the dimensions of which remainders are computed; None where it may be any."""
-    pending = [node for node in graph.nodes if node.op == "call_function" and node.target in LOSSY]
-    seen: set[Node] = set()
-    found: set[tuple[int, int]] = set()
-    while pending:
-        node = pending.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        group = _length_of_input(node)
-        if group is not None:
-            found.add(group)
-        elif node.op == "call_function" and node.target.__module__ == "_operator":
-            pending += node.all_input_nodes
-        else:
-            return None
-    return found
-
-
-def _length_of_input(node: Node) -> tuple[int, int] | None:
-    if node.target is not operator.getitem or not isinstance(node.args[0], Node) or type(node.args[1]) is not int:
-        return None
-    shape, position = node.args
-    if shape.target is not getattr or shape.args[1] != "shape" or cast(Node, shape.args[0]).op != "placeholder":
-        return None
-    lengths = cast(Node, shape.args[0]).meta["shape"]
-    return position % len(lengths), lengths[position]
 
 
 def _other_size(dim: int, size: int, number: int) -> int:

@@ -150,6 +150,20 @@ CASES: dict[str, Case] = {
     "entries of a tensor of forward's own that are set": Case(
         _forward("mask = torch.zeros(4)", "mask[:1] = 1", "return x * mask.sum()")
     ),
+    "inputs that are compared as objects": Case(
+        _forward("if x is y:", "    y += y", "return y").replace("self, x", "self, x, y"), signature="x, y"
+    ),
+    "memory that is given to a tensor twice": Case(
+        _with(
+            "self.norm = nn.BatchNorm1d(4)",
+            "for _ in range(2):",
+            "    if x.requires_grad:",
+            "        x.set_(x.clone())",
+            "    x = self.norm(x)",
+            "return x",
+        ),
+        grad=True,
+    ),
     "inference mode": Case(_forward("with torch.inference_mode():", "    y = x.sum()", "return x")),
     "float of numpy": Case("import numpy as np\n" + _forward("return x, np.sqrt(x.shape[0])")),
 }

@@ -140,3 +140,20 @@ def test_question_for_gradients_that_decides_nothing_is_not_checked(is_made_with
                     module(x)
             else:
                 assert torch.equal(module(x), model(x))
+
+
+def halves_if_divisible(x: torch.Tensor) -> torch.Tensor:
+    if x.shape[1] % 8 != 0:
+        return x * 2
+    return x.reshape(x.shape[0], x.shape[1] // 8, 8).sum(-1)
+
+
+def test_remainder_is_checked_and_fixes_no_length() -> None:
+    trace, free = trace_checked(ExampleTracer(), halves_if_divisible, (torch.ones(2, 16),), {})
+    assert kinds(free.of["x"]) == ["free", "free"]
+    module = GraphModule(trace.root, trace.graph)
+    for width in (16, 24, 8):
+        x = torch.rand(3, width)
+        assert torch.equal(module(x), halves_if_divisible(x))
+    with pytest.raises(SpecializationError, match="%"):
+        module(torch.rand(3, 17))
