@@ -11,7 +11,7 @@ import inspect
 import math
 import operator
 import weakref
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import ExitStack, contextmanager
 from types import CodeType, ModuleType
 from typing import Any, cast
@@ -195,8 +195,7 @@ class ExampleTrace(Calls):
             generators = SharedGenerators()
             stack.callback(generators.restore)
             stack.enter_context(torch.random.fork_rng(devices=None if self.is_real else []))
-            if self.is_real:
-                stack.enter_context(self._saved)
+            stack.enter_context(self._saved)
             self.generator_state = torch.get_rng_state()
             stack.enter_context(borrowed(list(self.module_paths), self.on_module))
             caches = Caches(around.namespaces, around.kinds, self.is_of_trace)
@@ -305,6 +304,12 @@ class ExampleTrace(Calls):
             for module, mode in self._training.items():
                 if module.training is not mode:
                     module.__dict__["training"] = mode
+
+    def save_globals(self, tensors: Iterable[Any]) -> None:
+        """Save the tensors among these that are globals of the model's code, which a whole module is about to write."""
+        for tensor in tensors:
+            if isinstance(tensor, torch.Tensor) and not tensor.is_meta:
+                self._saved.save(self.surroundings.global_tensors.get(memory_of(tensor), ()))
 
     def on_write(self, function: Any, tensors: list[torch.Tensor]) -> None:
         """Save the tensors of the model whose memory a kernel of a trace for real is about to write."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any, cast
 
@@ -87,6 +87,8 @@ class Recording(Following):
             raise NeedsValues  # the meta device does not know of autocast
         if self.whole:  # of a node of its own the graph knows
             self.drew = self.drew or draws_now(name, args, kwargs)
+            if operator_writes(name) or "out" in kwargs:
+                self.save_globals((*args[:1], kwargs.get("out")))
         if self.stand_ins.writes_model(function, args, kwargs):
             self.wrote_model = True
         if self.is_real:
@@ -101,6 +103,10 @@ class Recording(Following):
                 "torch.meta.", "torch." if self._device.type == "cpu" else f"torch.{self._device.type}."
             )
         return result
+
+    def save_globals(self, tensors: Iterable[Any]) -> None:
+        """Take note that tensors are about to be written inside a module that is kept whole."""
+        raise NotImplementedError
 
     def record(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a torch call, make a node of it, and return its result as a followed value."""

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from featx.errors import TraceError
-from featx.tracing.constants import tensors_of
+from featx.tracing.constants import memory_of, tensors_of
 from featx.tracing.scope import has_hooks, has_own_call, walk_modules
 from featx.tracing.wrapping import find_places, globals_of
 from featx.tree import tree_leaves
@@ -61,6 +61,12 @@ class Surroundings:
         self.device = _device_of(self.tensors, example)
         self.kinds = {type(module) for module in self.module_paths if type(module).__module__[:9] != "torch.nn."}
         self.namespaces = globals_of(self.function, self.kinds)
+        # The tensors that the model's code names as globals, by their memory.
+        self.global_tensors: dict[int, list[torch.Tensor]] = {}
+        for namespace in self.namespaces:
+            for value in list(namespace.values()):
+                if type(value) is torch.Tensor:
+                    self.global_tensors.setdefault(memory_of(value), []).append(value)
         self.places = find_places(self.namespaces, modules, functions, is_recording=True)
 
 

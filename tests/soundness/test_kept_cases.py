@@ -46,6 +46,17 @@ _REMEMBERING = """class Block(nn.Module):
 
 """
 
+_COUNTING_GLOBALLY = """TABLE = torch.tensor([0.5, 2.0])
+
+
+class Block(nn.Module):
+    def forward(self, x):
+        TABLE.add_(1)
+        return x + TABLE.sum()
+
+
+"""
+
 CASES: dict[str, Case] = {
     "call that returns its argument": Case(_forward("y = x.to(torch.float32)", "x.fill_(0)", "return y")),
     "copy of what is contiguous": Case(_forward("y = x.contiguous()", "y *= 2", "return x, y")),
@@ -103,6 +114,11 @@ CASES: dict[str, Case] = {
         _HEAD.replace("class Model", _REMEMBERING + "class Model")
         + "    def __init__(self):\n        super().__init__()\n        self.block = Block()\n\n"
         + "    def forward(self, x):\n        self.block.last = None\n        return self.block(x)\n"
+    ),
+    "global that a module inside writes": Case(
+        _HEAD.replace("class Model", _COUNTING_GLOBALLY + "class Model")
+        + "    def __init__(self):\n        super().__init__()\n        self.block = Block()\n\n"
+        + "    def forward(self, x):\n        return self.block(x)\n"
     ),
     "vmap where values are needed": Case(
         _forward("if x.max() < 2:", "    pass", "return torch.func.vmap(lambda row: row * 2)(x)")
