@@ -71,15 +71,21 @@ def select(graph: Graph, request: Mapping[str, str], owner: str) -> dict[str, No
     for name, key in request.items():
         node = returned.get(name) or exact.get(name) or last_under.get(name)
         if node is None:
-            raise _unknown_name(name, [*exact, *last_under], owner)
+            raise _unknown_name(name, [*exact, *last_under], owner, graph)
         found[key] = node
     return dict(sorted(found.items(), key=lambda item: item[1]))  # nodes compare by their place in the graph
 
 
-def _unknown_name(name: str, known: list[str], owner: str) -> NodeNameError:
+def _unknown_name(name: str, known: list[str], owner: str, graph: Graph) -> NodeNameError:
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
     hint = f" Did you mean {' or '.join(repr(match) for match in close)}?" if close else ""
     return NodeNameError(
-        f"No node '{name}' in {owner}.{hint} List all names with featx.get_graph_node_names(model); a name may exist "
-        "in one mode only, then give train_return_nodes and eval_return_nodes."
+        f"No node '{name}' in {owner}.{hint}{_kept_whole(graph)} List all names with "
+        "featx.get_graph_node_names(model); a name may exist in one mode only, then give train_return_nodes and "
+        "eval_return_nodes."
     )
+
+
+def _kept_whole(graph: Graph) -> str:
+    reasons = {node.target: node.meta["whole_because"] for node in graph.nodes if "whole_because" in node.meta}
+    return "".join(f" '{path}' is one node with all that it runs: {reasons[path].rstrip(' ,')}." for path in reasons)

@@ -158,7 +158,7 @@ class Calls(Recording):
             if path in self._asked_for:
                 mark_output(self.graph, self.create_arg_aside(result), path)
             return result
-        except Unfollowable:
+        except Unfollowable as error:
             if not may_stay_whole:
                 raise
             # What was recorded inside is taken back, and the module is kept whole.
@@ -171,7 +171,10 @@ class Calls(Recording):
                 if node is last:
                     break
                 self.graph.erase_node(node)
-            return self._call_whole(module, path, args, kwargs)
+            result = self._call_whole(module, path, args, kwargs)
+            call = next(node for node in reversed(self.graph.nodes) if node.target == path)
+            call.meta["whole_because"] = error.what
+            return result
 
     def may_stay_whole(self, path: str) -> bool:
         """Say whether the module at `path` may be kept whole where it cannot be followed."""

@@ -169,3 +169,24 @@ def test_module_whose_attributes_its_parent_sets_is_opened(wanted: list[str]) ->
         for path, value in extractor(x).items():
             assert torch.equal(value, last_hook(model, path, x))
     assert model.blocks[0].height == 6
+
+
+class Listing(nn.Module):
+    """Keeps a value of each call, which no graph does, and runs a module that is registered outside it."""
+
+    def __init__(self, inner: nn.Module, values: list[Any]) -> None:
+        super().__init__()
+        self.inner, self.values = inner, values
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inner(x)
+        self.values[0] = x * 2
+        return x
+
+
+def test_error_for_a_name_says_which_modules_are_one_node_and_why() -> None:
+    inner = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    model = nn.ModuleDict({"inner": inner, "listing": Listing(inner, [None])})
+    model.forward = lambda x: model["listing"](x)  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(featx.NodeNameError, match=r"'listing' is one node .*: forward keeps something of its input"):
+        featx.create_feature_extractor(model, ["inner.0"], example_inputs=torch.rand(2, 4))
