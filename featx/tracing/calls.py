@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from itertools import chain
-from math import trunc
 from typing import Any, cast
 
 import torch
@@ -15,19 +13,19 @@ from torch import nn
 from featx.ir.effects import MeasuredEffects, module_draws, module_writes_state
 from featx.ir.node import Node
 from featx.tracing.constants import memory_of
-from featx.tracing.following import ChangedByOthers, LeftBehind, Unfollowable, Unholdable
 from featx.tracing.generators import SharedGenerators
 from featx.tracing.hooks import tensors_kept_by_hooks
 from featx.tracing.kernels import Kernels
 from featx.tracing.left_behind import assigned_to_others, what_forward_left
 from featx.tracing.module_output import mark_output
 from featx.tracing.recording import NeedsValues, Recording
-from featx.tracing.scalars import TracedFloat, TracedInt, pinned, plain_number, plain_numbers
+from featx.tracing.scalars import plain_numbers
 from featx.tracing.scope import has_own_call, walk_modules
 from featx.tracing.shapes import output_of
 from featx.tracing.states import ModuleStates
 from featx.tracing.surroundings import Surroundings
 from featx.tracing.symbolic import Scope
+from featx.tracing.unfollowable import ChangedByOthers, LeftBehind, Unfollowable, Unholdable
 from featx.tree import tree_leaves
 
 LeafPolicy = Callable[[nn.Module, str], bool]
@@ -355,82 +353,6 @@ class Calls(Recording):
                 self.check_state(module)
             elif self.states.initial(module) is not None and self._looked_into.isdisjoint(module._modules.values()):
                 self._check_untouched(module, path)
-
-    # -- functions that are recorded as one node ---------------------------------------------------------------------
-
-    def on_wrapped(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Answer a call of a function that is one node, of a cached one, of `math`, `int`, `float` or `len`."""
-        if isinstance(function, functools._lru_cache_wrapper):
-            # Past the cache, which must not keep a tensor of this trace.
-            return function.__wrapped__(*args, **kwargs)
-        if function is torch.is_grad_enabled:
-            return self.on_grad_question()
-        if self.whole or not self._is_followed((*tree_leaves(args), *tree_leaves(kwargs))):
-            return function(*args, **kwargs)
-        if function is range:
-            return self._on_range(args)
-        if function is int or function is float:
-            return self._on_conversion(function, args, kwargs)
-        if function is len:
-            (value,) = args
-            return value.shape[0] if isinstance(value, torch.Tensor) and value.dim() else len(value)
-        if getattr(math, getattr(function, "__name__", ""), None) is function:
-            return self._on_math(function, args)
-        with torch._C.DisableTorchFunction():
-            arguments = tuple([self.create_arg(value) for value in args])
-            keywords = {key: self.create_arg(value) for key, value in kwargs.items()}
-        plain_args, plain_kwargs = plain_numbers((args, kwargs))
-        call = functools.partial(function, *plain_args, **plain_kwargs)
-        values = (args, kwargs)
-        with self.kernels.seen():
-            return self._as_one_node("call_function", function, arguments, keywords, values, call, is_measured=True)
-
-    def on_grad_question(self) -> bool:
-        """Answer whether gradients are enabled, and record that the answer must be the same again."""
-        answer = torch.is_grad_enabled()
-        if not self.whole:
-            node = self._create_plain_node("call_function", torch.is_grad_enabled, (), {})
-            self.gradient_checks.append(self._guard(node, answer, "whether gradients are enabled"))
-        return answer
-
-    def _on_math(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        arguments = tuple([self.create_arg(value) for value in args])
-        self.whole += 1
-        try:
-            result = function(*plain_numbers(args))
-        finally:
-            self.whole -= 1
-        if isinstance(result, bool) or not isinstance(result, (int, float)):
-            return result
-        return self.follow(result, self.add_node("call_function", function, arguments, {}, None, None), None)
-
-    def _on_conversion(self, kind: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        number = args[0]
-        if kwargs or len(args) > 1 or not isinstance(number, (TracedInt, TracedFloat)):
-            return kind(*args, **kwargs)
-        if isinstance(number, kind):
-            return number
-        return self.compute(trunc if kind is int else float, args, kind(plain_number(number)))
-
-    def _on_range(self, args: tuple[Any, ...]) -> range:
-        # How often a loop runs is part of the graph; for which sizes that holds is not fixed further.
-        stop = min(len(args) - 1, 1)
-        bounds = tuple(
-            [pinned(value) if index != stop and type(value) is TracedInt else value for index, value in enumerate(args)]
-        )
-        found = range(*plain_numbers(bounds))
-        node = self._create_plain_node("call_function", range, tuple(map(self.create_arg, bounds)), {})
-        length = self._create_plain_node("call_function", len, (node,), {})
-        self._guard(length, len(found), "how often a loop runs")
-        return found
-
-    def on_draw(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Answer a call of a random generator that is not torch's: inside a module that is kept whole only."""
-        if self.whole:
-            self.drew = True
-            self._generators = self._generators or SharedGenerators()
-            return function(*args, **kwargs)
-        raise Unfollowable(f"forward draws from a random generator of Python or numpy ({function.__name__})")
 
 
 def _packs_padded_batches(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -23,11 +23,10 @@ from torch.overrides import TorchFunctionMode
 from featx.errors import FeatxError, TraceError
 from featx.ir.graph import Graph
 from featx.tracing.caches import Caches, empty_functions_that_keep
-from featx.tracing.calls import Calls, LeafPolicy
+from featx.tracing.calls import LeafPolicy
 from featx.tracing.constants import memory_of
 from featx.tracing.conversions import CONVERSIONS
 from featx.tracing.example_inputs import bind_example
-from featx.tracing.following import AssignedAnew, Converts, LeftBehind, Unfollowable
 from featx.tracing.frames import compares_objects, line_of, user_frame
 from featx.tracing.generators import SharedGenerators
 from featx.tracing.grad_modes import gradients_set
@@ -41,6 +40,8 @@ from featx.tracing.standins import StandIns
 from featx.tracing.states import ModuleStates
 from featx.tracing.surroundings import Surroundings
 from featx.tracing.symbolic import is_leaf_class
+from featx.tracing.unfollowable import AssignedAnew, Converts, LeftBehind, Unfollowable
+from featx.tracing.wrapped_calls import WrappedCalls
 from featx.tree import tree_leaves
 
 IsEnough = Callable[[Graph, str], bool]
@@ -163,7 +164,7 @@ class ExampleTracer:
         return trace
 
 
-class ExampleTrace(Calls):
+class ExampleTrace(WrappedCalls):
     """One run of a model on an example. `graph` is what it did."""
 
     def __init__(

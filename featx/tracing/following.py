@@ -17,7 +17,7 @@ from featx.ir.node import Argument, Node, Target
 from featx.tracing.autocast import AutocastModes
 from featx.tracing.constants import memory_of
 from featx.tracing.conversions import converts_by_calls_alone
-from featx.tracing.frames import describe, is_comparison, line_of, user_frame, what_follows, writes_a_message
+from featx.tracing.frames import describe, is_comparison, user_frame, what_follows, writes_a_message
 from featx.tracing.grad_modes import GradModes
 from featx.tracing.guards import check_decision, check_form, form_of
 from featx.tracing.lineage import Lineage, Origin, Part
@@ -26,43 +26,7 @@ from featx.tracing.scalars import Diverged, TracedFloat, TracedInt, plain_number
 from featx.tracing.standins import StandIns
 from featx.tracing.symbolic import Scope
 from featx.tracing.tracer import TracerBase
-
-
-class Unfollowable(BaseException):
-    """Something in an opened module that no graph can hold. No Exception, so that no model catches it."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__(what)
-        frame = user_frame()
-        self.what, self.line, self.place = what, line_of(frame), describe(frame)
-
-
-class Unholdable(Unfollowable):
-    """A value that no graph can hold is passed to a call that is one node."""
-
-
-class AssignedAnew(BaseException):
-    """Forward assigned a value of its input to an attribute that it also reads: of this call, or of the last one?"""
-
-    def __init__(self, module: nn.Module, name: str) -> None:
-        super().__init__(name)
-        self.attribute = (module, name)
-
-
-class Converts(BaseException):
-    """The code of a Python module converts a traced number, and the trace does not listen there."""
-
-    def __init__(self, namespace: dict[str, Any]) -> None:
-        super().__init__()
-        self.namespace = namespace
-
-
-class LeftBehind(Unfollowable):
-    """What forward left somewhere, which the next call would find; it matters although all that is wanted is there."""
-
-
-class ChangedByOthers(LeftBehind):
-    """Code around a module that is kept whole has changed the module's attributes."""
+from featx.tracing.unfollowable import Converts, Unfollowable, Unholdable
 
 
 class Following(TracerBase):

@@ -12,8 +12,9 @@ from typing import Any
 from torch import nn
 
 from featx.ir.node import Node
-from featx.tracing.following import AssignedAnew, Following
+from featx.tracing.following import Following
 from featx.tracing.state import ModuleState
+from featx.tracing.unfollowable import AssignedAnew
 
 # What asks for the form of a tensor and not for its values.
 _FORM_METHODS = ("size", "dim", "numel")

@@ -13,7 +13,7 @@ from torch import nn
 from featx.ir.effects import draws_now, operator_draws, operator_writes
 from featx.ir.node import Argument, Node, Target
 from featx.tracing.constants import memory_of, versions_of
-from featx.tracing.following import Following, LeftBehind, Unfollowable
+from featx.tracing.following import Following
 from featx.tracing.frames import (
     compares_objects,
     is_comparison,
@@ -25,6 +25,7 @@ from featx.tracing.frames import (
 from featx.tracing.lineage import Part
 from featx.tracing.operators import COMPARISONS, MAGIC, OPERATORS, READS_VALUES, REFLECTED, UNARY
 from featx.tracing.scalars import plain_numbers
+from featx.tracing.unfollowable import LeftBehind, Unfollowable
 from featx.tree import tree_leaves
 
 

@@ -1,0 +1,95 @@
+"""Calls of Python functions that a trace hears of: those that are one node, cached ones, and some of Python's own."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from math import trunc
+from typing import Any
+
+import torch
+
+from featx.tracing.calls import Calls
+from featx.tracing.generators import SharedGenerators
+from featx.tracing.scalars import TracedFloat, TracedInt, pinned, plain_number, plain_numbers
+from featx.tracing.unfollowable import Unfollowable
+from featx.tree import tree_leaves
+
+
+class WrappedCalls(Calls):
+    """What one trace does with the calls of functions under whose names it listens (`pass_through.py`)."""
+
+    def on_wrapped(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Answer a call of a function that is one node, of a cached one, of `math`, `int`, `float` or `len`."""
+        if isinstance(function, functools._lru_cache_wrapper):
+            # Past the cache, which must not keep a tensor of this trace.
+            return function.__wrapped__(*args, **kwargs)
+        if function is torch.is_grad_enabled:
+            return self.on_grad_question()
+        if self.whole or not self._is_followed((*tree_leaves(args), *tree_leaves(kwargs))):
+            return function(*args, **kwargs)
+        if function is range:
+            return self._on_range(args)
+        if function is int or function is float:
+            return self._on_conversion(function, args, kwargs)
+        if function is len:
+            (value,) = args
+            return value.shape[0] if isinstance(value, torch.Tensor) and value.dim() else len(value)
+        if getattr(math, getattr(function, "__name__", ""), None) is function:
+            return self._on_math(function, args)
+        with torch._C.DisableTorchFunction():
+            arguments = tuple([self.create_arg(value) for value in args])
+            keywords = {key: self.create_arg(value) for key, value in kwargs.items()}
+        plain_args, plain_kwargs = plain_numbers((args, kwargs))
+        call = functools.partial(function, *plain_args, **plain_kwargs)
+        values = (args, kwargs)
+        with self.kernels.seen():
+            return self._as_one_node("call_function", function, arguments, keywords, values, call, is_measured=True)
+
+    def on_grad_question(self) -> bool:
+        """Answer whether gradients are enabled, and record that the answer must be the same again."""
+        answer = torch.is_grad_enabled()
+        if not self.whole:
+            node = self._create_plain_node("call_function", torch.is_grad_enabled, (), {})
+            self.gradient_checks.append(self._guard(node, answer, "whether gradients are enabled"))
+        return answer
+
+    def _on_math(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        arguments = tuple([self.create_arg(value) for value in args])
+        self.whole += 1
+        try:
+            result = function(*plain_numbers(args))
+        finally:
+            self.whole -= 1
+        if isinstance(result, bool) or not isinstance(result, (int, float)):
+            return result
+        return self.follow(result, self.add_node("call_function", function, arguments, {}, None, None), None)
+
+    def _on_conversion(self, kind: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        number = args[0]
+        if kwargs or len(args) > 1 or not isinstance(number, (TracedInt, TracedFloat)):
+            return kind(*args, **kwargs)
+        if isinstance(number, kind):
+            return number
+        return self.compute(trunc if kind is int else float, args, kind(plain_number(number)))
+
+    def _on_range(self, args: tuple[Any, ...]) -> range:
+        # How often a loop runs is part of the graph; for which sizes that holds is not fixed further.
+        stop = min(len(args) - 1, 1)
+        bounds = tuple(
+            [pinned(value) if index != stop and type(value) is TracedInt else value for index, value in enumerate(args)]
+        )
+        found = range(*plain_numbers(bounds))
+        node = self._create_plain_node("call_function", range, tuple(map(self.create_arg, bounds)), {})
+        length = self._create_plain_node("call_function", len, (node,), {})
+        self._guard(length, len(found), "how often a loop runs")
+        return found
+
+    def on_draw(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Answer a call of a random generator that is not torch's: inside a module that is kept whole only."""
+        if self.whole:
+            self.drew = True
+            self._generators = self._generators or SharedGenerators()
+            return function(*args, **kwargs)
+        raise Unfollowable(f"forward draws from a random generator of Python or numpy ({function.__name__})")
