@@ -47,7 +47,9 @@ _INPLACE_OPERATORS = frozenset(
 )
 _RETURNS_SEQUENCE = frozenset("chunk split split_with_sizes tensor_split unbind hsplit vsplit dsplit meshgrid".split())
 _CHECKS = frozenset({"torch._assert", "torch._assert_async", "torch._check"})
-_INPUT_CHECKS = frozenset({"check_is_none", "check_is_same", "check_decision", "check_form", "check_size"})
+_INPUT_CHECKS = frozenset(
+    {"check_is_none", "check_is_same", "check_decision", "check_distinct", "check_form", "check_size"}
+)
 # Functions that change how later code runs.
 _GLOBAL_STATE = frozenset({"_set_grad_enabled", "_enter_autocast", "_exit_autocast", "set_grad_enabled", "manual_seed"})
 # Modules of Python whose functions never write their arguments.

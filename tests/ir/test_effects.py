@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from featx import Graph, Node
 from featx.ir.effects import CallEffects, Effects, module_effects, operator_draws, operator_writes
+from featx.tracing import guards, inputs
 from featx.tree import clone_tensors
 
 # -- against what torch really does -----------------------------------------------------------------------------------
@@ -303,3 +304,15 @@ def test_copy_that_featx_makes_is_fresh_and_writes_nothing() -> None:
     graph = Graph()
     node = graph.call_function(clone_tensors, (graph.placeholder("x"),))
     assert Effects(graph).of(node) == CallEffects()
+
+
+CHECKS = [value for module in (guards, inputs) for name, value in vars(module).items() if name.startswith("check_")]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_what_a_traced_graph_checks_changes_nothing(check: Any) -> None:
+    graph = Graph()
+    x = graph.placeholder("x")
+    effects = Effects(graph, nn.Module()).of(graph.call_function(check, (x, 1, "x")))
+    assert effects.is_check
+    assert not effects.writes
