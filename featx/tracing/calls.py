@@ -20,7 +20,7 @@ from featx.tracing.left_behind import assigned_to_others, what_forward_left
 from featx.tracing.module_output import mark_output
 from featx.tracing.recording import NeedsValues, Recording
 from featx.tracing.scalars import plain_numbers
-from featx.tracing.scope import has_own_call, walk_modules
+from featx.tracing.scope import has_own_call, only_passes_on, walk_modules
 from featx.tracing.shapes import output_of
 from featx.tracing.states import ModuleStates
 from featx.tracing.surroundings import Surroundings
@@ -142,7 +142,8 @@ class Calls(Recording):
     ) -> Any:
         last, names, lineage = self.graph.root.prev, self.names.mark(), self.lineage.mark()
         scope, caller, versions, memories = self.scope, self._caller, len(self.versions), len(self.memories)
-        may_stay_whole = self.may_stay_whole(path) and not has_own_call(type(module))
+        kind = type(module)
+        may_stay_whole = self.may_stay_whole(path) and (not has_own_call(kind) or only_passes_on(kind))
         mark = self.states.mark()
         try:
             if _packs_padded_batches(module, args, kwargs):

@@ -99,8 +99,10 @@ class StandIns:
             elif isinstance(value, _NUMBERS):
                 if value.trace.is_recording():
                     return True
-            elif isinstance(value, (tuple, list)) and self._has_form_only(tuple(value)):
-                return True
+            else:
+                parts = (value.start, value.stop, value.step) if isinstance(value, slice) else value
+                if isinstance(parts, (tuple, list)) and self._has_form_only(tuple(parts)):
+                    return True
         return False
 
     def _convert(self, value: Any) -> Any:

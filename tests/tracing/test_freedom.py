@@ -157,3 +157,18 @@ def test_remainder_is_checked_and_fixes_no_length() -> None:
         assert torch.equal(module(x), halves_if_divisible(x))
     with pytest.raises(SpecializationError, match="%"):
         module(torch.rand(3, 17))
+
+
+class Biased(nn.Module):
+    """Cuts a table of its own to the length of the input, as MPT does with its bias for positions."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        table = torch.arange(32.0)
+        return x + table[max(0, table.shape[0] - x.shape[1]) :]
+
+
+def test_constant_is_cut_by_the_length_of_the_input() -> None:
+    trace, free = trace_checked(ExampleTracer(), Biased(), (torch.ones(2, 12),), {})
+    assert kinds(free.of["x"]) == ["free", "free"]
+    module = GraphModule(trace.root, trace.graph)
+    assert torch.equal(module(torch.ones(3, 9)), Biased()(torch.ones(3, 9)))
