@@ -181,12 +181,18 @@ class ModelTracing:
         def follow(example: Example) -> Graph:
             try:
                 return self._opened(example, request, owner, found)
-            except NodeNameError:
-                # It may lie in a module that runs inside one it is no part of; and a list of all names is of help.
+            except (NodeNameError, TraceError) as error:
+                # A name may lie in a module that runs inside one it is no part of, or that cannot be followed while its
+                # parts run by themselves; and a list of all names is of help.
                 tracer = self._new_tracer(request).on_example()
                 trace, free = trace_checked(tracer, self.model, *_inputs(example))
                 found[:] = [free]
-                select(trace.graph, request, owner)
+                try:
+                    select(trace.graph, request, owner)
+                except NodeNameError:
+                    if isinstance(error, TraceError):
+                        raise error from None
+                    raise
                 return trace.graph
 
         graph = self._either(follow, request)

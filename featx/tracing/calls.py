@@ -237,7 +237,7 @@ class Calls(Recording):
                 self._generators = None
         with torch._C.DisableTorchFunction():
             node = self.add_node(op, target, args, kwargs, None, None)
-            if self._opened is not None and op == "call_module" and not self._is_leaf(self._module_at(target), target):
+            if op == "call_module" and not self._is_leaf(self._module_at(target), target):
                 node.meta["is_whole"] = True
             if is_measured:
                 pairs = zip(inputs, before, strict=True)

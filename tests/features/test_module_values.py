@@ -190,3 +190,33 @@ def test_error_for_a_name_says_which_modules_are_one_node_and_why() -> None:
     model.forward = lambda x: model["listing"](x)  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(featx.NodeNameError, match=r"'listing' is one node .*: forward keeps something of its input"):
         featx.create_feature_extractor(model, ["inner.0"], example_inputs=torch.rand(2, 4))
+
+
+class Unfollowed(nn.Module):
+    """Cannot be traced through; the root runs a part of it by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.from_numpy(self.first(x).detach().numpy()) * 2
+
+
+class UsingParts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.last = Unfollowed(), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.inner(self.inner(self.inner.first(x))))
+
+
+@pytest.mark.parametrize("wanted", [["inner"], ["inner", "inner.first"], ["inner.first", "last"], ["inner", "last"]])
+def test_part_of_a_module_that_cannot_be_followed_goes_with_the_module(wanted: list[str]) -> None:
+    model, x = UsingParts().eval(), torch.rand(3, 4)
+    values = featx.create_feature_extractor(model, wanted, example_inputs=torch.rand(2, 4))(x)
+    expected = {path: last_hook(model, path, x) for path in ("inner", "last")}
+    expected["inner.first"] = model.inner.first(x)
+    for path, value in values.items():
+        assert torch.equal(value, expected[path])
