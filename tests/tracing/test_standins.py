@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -34,6 +35,7 @@ def model_of(width: int) -> nn.Module:
 
 def peak(call: Callable[[], Any]) -> int:
     """Return the most bytes of tensors that `call` has allocated at any time, on the CPU."""
+    gc.collect()  # what others leave to be freed meanwhile would count
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         call()
     held = [0]
