@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 
 from torch import nn
 
@@ -73,10 +74,20 @@ class _Liveness:
 
     def is_overwritten(self, node: Node) -> bool:
         """Say whether a kept call behind `node` may write into its memory."""
-        if not node.meta.get("is_overwritten", True):
-            return False  # the tracer has seen that nobody writes it
-        group = self._memory.of(node)
-        return any(writer > node and group in self._memory.written_by(writer) for writer in self.kept)
+        writers = self._writers_behind(node, self._memory)
+        if node.meta.get("is_overwritten", True) or not writers:
+            return bool(writers)
+        # Nobody wrote it on the example; but what was copied there may be the same memory for another input.
+        return not writers <= self._writers_behind(node, self._memory_as_copied)
+
+    def _writers_behind(self, node: Node, memory: MemoryGroups) -> set[Node]:
+        group = memory.of(node)
+        return {writer for writer in self.kept if writer > node and group in memory.written_by(writer)}
+
+    @cached_property
+    def _memory_as_copied(self) -> MemoryGroups:
+        copies = {node for node in self._graph.nodes if self._effects.copies_if_needed(node)}
+        return MemoryGroups(self._graph, self._effects, copies)
 
     def _sweep(self) -> None:
         # Backwards, so that everything that reads a value, or memory, is known when its writers are looked at.

@@ -10,14 +10,24 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from featx.ir.module_effects import module_draws, module_effects, module_writes_state
 from featx.ir.names import qualified_name
 from featx.ir.node import Node
+from featx.ir.operator_effects import (
+    ATTENTION,
+    copies_if_needed,
+    draws_now,
+    is_magic,
+    is_set,
+    operator_draws,
+    operator_writes,
+)
 from featx.ir.side_effects import is_marked
 
 if TYPE_CHECKING:
@@ -29,22 +39,8 @@ _MAY_RETURN_INPUT = frozenset(
     "atleast_2d atleast_3d type_as pad interpolate upsample cartesian_prod chain_matmul multi_dot sum_to_size "
     "to_dense unsafe_chunk unsafe_split unsafe_split_with_sizes chalf conj_physical dequantize resize".split()
 )
-# Functions of torch written in Python that draw random numbers; operators are asked for their tags.
-_RANDOM = frozenset(
-    "gumbel_softmax fractional_max_pool2d fractional_max_pool3d fractional_max_pool2d_with_indices "
-    "fractional_max_pool3d_with_indices svd_lowrank pca_lowrank".split()
-)
-# Operators that draw random numbers unless the argument at this position says that this is not training.
-_RANDOM_IN_TRAINING = {
-    "dropout": 2, "dropout1d": 2, "dropout2d": 2, "dropout3d": 2, "alpha_dropout": 2, "feature_dropout": 2,
-    "feature_alpha_dropout": 2, "native_dropout": 2, "rrelu": 3,
-}  # fmt: skip
-_ATTENTION = frozenset({"scaled_dot_product_attention", "multi_head_attention_forward"})
 # Functions and operators of torch that write running statistics, which their schema does not mark.
 _WRITES_STATISTICS = frozenset({"batch_norm", "instance_norm"})
-_INPLACE_OPERATORS = frozenset(
-    f"__i{name}__" for name in "add sub mul truediv floordiv mod pow lshift rshift and or xor matmul div".split()
-)
 _RETURNS_SEQUENCE = frozenset("chunk split split_with_sizes tensor_split unbind hsplit vsplit dsplit meshgrid".split())
 _CHECKS = frozenset({"torch._assert", "torch._assert_async", "torch._check"})
 _INPUT_CHECKS = frozenset(
@@ -54,14 +50,6 @@ _INPUT_CHECKS = frozenset(
 _GLOBAL_STATE = frozenset({"_set_grad_enabled", "_enter_autocast", "_exit_autocast", "set_grad_enabled", "manual_seed"})
 # Modules of Python whose functions never write their arguments.
 _PURE_MODULES = frozenset({"math", "builtins", "collections", "functools", "itertools", "typing", "dataclasses"})
-# Leaf modules of torch.nn whose result may be their input or a view of it.
-_VIEW_MODULES = (nn.Identity, nn.Flatten, nn.Unflatten, nn.Upsample, nn.ParameterList, nn.ParameterDict)
-_DROPOUT_MODULES = (
-    nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU
-)  # fmt: skip
-_DRAWING_MODULES = (nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
-# Leaf modules of torchvision that are known not to write their input, by class path so that torchvision is not needed.
-_READ_ONLY_MODULES = frozenset({"torchvision.ops.misc.SqueezeExcitation", "torchvision.ops.misc.FrozenBatchNorm2d"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,6 +131,12 @@ class Effects:
             or (impure_random and effects.is_random)
         )
 
+    def copies_if_needed(self, node: Node) -> bool:
+        """Say whether it depends on the form of its input whether `node` shares its memory, or gives a copy."""
+        if node.op == "call_module":
+            return isinstance(self.module_of(node), (nn.Flatten, nn.Upsample))
+        return copies_if_needed(str(getattr(node.target, "__name__", node.target)))
+
     def module_of(self, node: Node) -> nn.Module | None:
         """Return the module that a `call_module` node calls, or None where the root has none at that path."""
         module = self._root
@@ -170,7 +164,7 @@ class Effects:
         if is_view is not None:
             return CallEffects(shares=_nodes(node)) if is_view else _NOTHING
         if node.op == "call_method":
-            if _is_magic(node.target):
+            if is_magic(node.target):
                 return _of_python_operator(node, node.target[2:-2], self._sequences)
             return self._of_operator(node, node.target)
         if node.op == "call_function":
@@ -214,7 +208,7 @@ class Effects:
     def _of_operator(self, node: Node, name: str) -> CallEffects:
         if name in ("setitem", "set_"):
             return CallEffects(writes=_first_node(node), shares=_nodes(node))
-        if _flag(node.args, node.kwargs, "inplace", _inplace_position(node)):
+        if is_set(node.args, node.kwargs, "inplace", _inplace_position(node)):
             return CallEffects(writes=_first_node(node), shares=_first_node(node), is_random=_is_random(node, name))
         if name in ("embedding", "embedding_bag") and (node.kwargs.get("max_norm") or len(node.args) > 3):
             return CallEffects(writes=_nodes(node))
@@ -246,7 +240,7 @@ class Effects:
                     value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
                     writes.update(dict.fromkeys(_nodes_in(value)))
         is_random = _is_random(node, name)
-        if not writes and not operator_draws(name) and name not in _ATTENTION and _inplace_position(node) is None:
+        if not writes and not operator_draws(name) and name not in ATTENTION and _inplace_position(node) is None:
             self._plain[node.op, node.target] = is_view
         shares = tuple(writes) if writes else (_nodes(node) if is_view else ())
         return CallEffects(writes=tuple(writes), shares=shares, is_random=is_random)
@@ -275,50 +269,6 @@ def _is_written(argument: Any) -> bool:
     return argument.alias_info is not None and argument.alias_info.is_write
 
 
-def module_effects(module: nn.Module) -> tuple[bool, bool]:
-    """Say whether a module called whole may write its inputs, and whether its result may share their memory."""
-    if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
-        for child in module:
-            writes, shares = module_effects(child)
-            if writes or not shares:
-                return writes, shares
-        return False, True
-    if _class_path(module) in _READ_ONLY_MODULES:
-        return False, False
-    if not _is_torch_module(module) or module.__dict__.get("inplace"):
-        return True, True
-    return False, isinstance(module, _VIEW_MODULES + _DROPOUT_MODULES)
-
-
-def module_draws(module: nn.Module) -> bool:
-    """Say whether a module itself, without those inside it, may draw random numbers when it is called."""
-    if isinstance(module, _DROPOUT_MODULES) or module.__dict__.get("dropout"):
-        return module.training
-    if _class_path(module).startswith("torchvision.ops."):
-        return module.training
-    # A container runs nothing of its own; a module of somebody's own may draw in either mode.
-    is_known = _is_torch_module(module) or type(module).forward is nn.Sequential.forward
-    return not is_known or isinstance(module, _DRAWING_MODULES)
-
-
-def module_writes_state(module: nn.Module) -> bool:
-    """Say whether a module itself, without those inside it, may write its parameters or buffers when it is called."""
-    if not _is_torch_module(module):
-        # Parametrizations too: spectral norm improves its vectors at each call.
-        return not isinstance(module, nn.Sequential) and _class_path(module) not in _READ_ONLY_MODULES
-    if module.__dict__.get("max_norm") is not None:
-        return True  # an embedding that scales down the rows that it reads
-    return module.training and bool(module.__dict__.get("track_running_stats"))
-
-
-def _class_path(module: nn.Module) -> str:
-    return f"{type(module).__module__}.{type(module).__qualname__}"
-
-
-def _is_torch_module(module: nn.Module) -> bool:
-    return type(module).__module__.startswith("torch.nn.modules.")
-
-
 def _of_python_operator(node: Node, name: str, sequences: dict[Node, bool]) -> CallEffects:
     if name in ("setitem", "delitem"):
         # A dict or list that gets a value holds its memory from then on.
@@ -330,24 +280,6 @@ def _of_python_operator(node: Node, name: str, sequences: dict[Node, bool]) -> C
     if name in ("getitem", "pos"):
         return CallEffects(shares=_first_node(node))
     return _NOTHING
-
-
-def operator_writes(name: str) -> bool:
-    """Say whether a torch function or method of this name writes its first argument: `add_`, `__setitem__`, `iadd`."""
-    if _is_magic(name):
-        name = name[2:-2]
-    if name in ("setitem", "delitem"):
-        return True
-    if name.startswith("i") and f"__{name}__" in _INPLACE_OPERATORS:
-        return True
-    return name.endswith("_") and hasattr(torch.Tensor, name)
-
-
-def operator_draws(name: str) -> bool:
-    """Say whether a torch function or method of this name draws random numbers, in training at least."""
-    if name in _ATTENTION:
-        return False
-    return name in _RANDOM or name.rstrip("_") in _RANDOM_IN_TRAINING or _is_tagged_random(name)
 
 
 def _statistics(node: Node) -> tuple[Node, ...]:
@@ -381,10 +313,6 @@ def _is_sequence(value: Any, known: dict[Node, bool]) -> bool:
 # -- arguments ---------------------------------------------------------------------------------------------------------
 
 
-def _is_magic(name: str) -> bool:
-    return name.startswith("__") and name.endswith("__")
-
-
 def _nodes(node: Node) -> tuple[Node, ...]:
     return tuple(node.all_input_nodes)
 
@@ -406,14 +334,6 @@ def _out_argument(node: Node) -> tuple[Node, ...]:
     return tuple(_nodes_in(node.kwargs.get("out")))
 
 
-def _flag(args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str, position: int | None) -> bool:
-    # A flag that is itself computed may be set.
-    value = kwargs.get(name)
-    if value is None and position is not None and position < len(args):
-        value = args[position]
-    return bool(value) if not isinstance(value, Node) else True
-
-
 def _inplace_position(node: Node) -> int | None:
     if node.op != "call_function" or not inspect.isfunction(node.target) or "inplace" not in _parameters(node.target):
         return None
@@ -426,25 +346,3 @@ def _parameters(function: Callable[..., Any]) -> list[str]:
 
 def _is_random(node: Node, name: str) -> bool:
     return draws_now(name, node.args, node.kwargs)
-
-
-def draws_now(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Say whether a torch function of this name draws random numbers when it is called with these arguments."""
-    position = _RANDOM_IN_TRAINING.get(name.rstrip("_"))
-    if position is not None:
-        if "training" in kwargs or "train" in kwargs or position < len(args):
-            return _flag(args, kwargs, "training", position) or _flag(args, kwargs, "train", position)
-        return name.rstrip("_") != "rrelu"
-    if name in _ATTENTION:
-        probability = kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0)
-        return isinstance(probability, Node) or bool(probability)
-    return name in _RANDOM or _is_tagged_random(name)
-
-
-def _is_tagged_random(name: str) -> bool:
-    if not name.isidentifier() or name.startswith("__"):
-        return False
-    operators = getattr(torch.ops.aten, name, None)
-    return operators is not None and any(
-        torch.Tag.nondeterministic_seeded in getattr(operators, overload).tags for overload in operators.overloads()
-    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,9 +24,14 @@ class MemoryGroups:
     belong to. Built in O(nodes + edges), practically; asked in O(1).
 
     Groups are numbers that are not negative; those that are joined later have one of their numbers.
+
+    Args:
+        graph: the graph.
+        effects: the effects of its calls.
+        copies: nodes that are known to share no memory with their inputs.
     """
 
-    def __init__(self, graph: Graph, effects: Effects) -> None:
+    def __init__(self, graph: Graph, effects: Effects, copies: Collection[Node] = ()) -> None:
         self._graph, self._effects = graph, effects
         self._parents: list[int] = []
         self._groups: dict[Node, int] = {}
@@ -44,7 +49,7 @@ class MemoryGroups:
                 for path in _prefixes(node.target):
                     if path in self._states:
                         self._join(group, self._states[path])
-            for source in effects.of(node).shares:
+            for source in effects.of(node).shares if node not in copies else ():
                 self._join(group, self._groups[source])
         for node in graph.nodes:
             if node.op in ("placeholder", "get_attr"):

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from featx.ir.effects import module_writes_state, operator_writes
+from featx.ir.module_effects import module_writes_state
 from featx.ir.names import qualified_name
+from featx.ir.operator_effects import operator_writes
 
 if TYPE_CHECKING:
     from featx.ir.effects import Effects

@@ -10,7 +10,8 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from featx.ir.effects import MeasuredEffects, module_draws, module_writes_state
+from featx.ir.effects import MeasuredEffects
+from featx.ir.module_effects import module_draws, module_writes_state
 from featx.ir.node import Node
 from featx.tracing.constants import memory_of
 from featx.tracing.generators import SharedGenerators

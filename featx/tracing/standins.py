@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from featx.ir.effects import operator_draws, operator_writes
+from featx.ir.operator_effects import operator_draws, operator_writes
 from featx.tracing.function_shapes import result_of
 from featx.tracing.scalars import TracedFloat, TracedInt, plain_numbers
 

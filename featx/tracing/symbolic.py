@@ -14,9 +14,9 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from featx.errors import FeatxError, ModulePathError, TraceError
-from featx.ir.effects import operator_writes
 from featx.ir.graph import Graph
 from featx.ir.node import Argument, Node, Target
+from featx.ir.operator_effects import operator_writes
 from featx.tracing.constants import ModelTensors
 from featx.tracing.frames import describe, user_frame
 from featx.tracing.grad_modes import gradients_set

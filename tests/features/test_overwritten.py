@@ -233,3 +233,54 @@ def test_value_that_is_overwritten_would_be_wrong_without_its_clone(
             node.replace_all_uses_with(node.args[0])
     result = run(extractor, image())
     assert {name for name in expected if not same(expected[name], result[name])} == set(cloned.split())
+
+
+def in_a_cast_value(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    doubled = x * 2
+    kept = doubled.clone()
+    doubled.to(torch.float16).add_(1)
+    return kept, doubled
+
+
+def in_a_contiguous_value(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    doubled = (x * 2).transpose(0, 1)
+    kept = doubled.clone()
+    doubled.contiguous().add_(1)
+    return kept, doubled
+
+
+def in_a_flat_value(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    doubled = (x * 2).transpose(0, 1)
+    kept = doubled.clone()
+    functional.relu(doubled.flatten() - 1, inplace=True)
+    doubled.flatten().add_(1)
+    return kept, doubled
+
+
+class Pair(nn.Module):
+    def __init__(self, compute: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.compute = compute
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.compute(x)
+
+
+@pytest.mark.parametrize(
+    ("compute", "name", "other"),
+    [
+        (in_a_cast_value, "mul", torch.full((2, 3), 0.5, dtype=torch.float16)),
+        (in_a_contiguous_value, "transpose", torch.full((2, 1), 0.5)),
+        (in_a_flat_value, "transpose", torch.full((2, 1), 0.5)),
+    ],
+)
+def test_what_is_a_copy_on_the_example_and_the_same_memory_for_another_input_is_cloned(
+    compute: Callable[[torch.Tensor], Any], name: str, other: torch.Tensor
+) -> None:
+    example = torch.full((2, 3), 0.5)
+    assert same(*compute(example))
+    kept, overwritten = compute(other)
+    assert not same(kept, overwritten)
+    extractor = featx.create_feature_extractor(Pair(compute), [name, "add_"], example_inputs=example)
+    assert same(extractor(other)[name], kept)
+    assert same(extractor(example)[name], compute(example)[0])

@@ -11,7 +11,9 @@ from torch import nn
 from torch.nn import functional
 
 from featx import Graph, Node
-from featx.ir.effects import CallEffects, Effects, module_effects, operator_draws, operator_writes
+from featx.ir.effects import CallEffects, Effects
+from featx.ir.module_effects import module_effects
+from featx.ir.operator_effects import operator_draws, operator_writes
 from featx.tracing import guards, inputs
 from featx.tree import clone_tensors
 
