@@ -44,7 +44,7 @@ _WRITES_STATISTICS = frozenset({"batch_norm", "instance_norm"})
 _RETURNS_SEQUENCE = frozenset("chunk split split_with_sizes tensor_split unbind hsplit vsplit dsplit meshgrid".split())
 _CHECKS = frozenset({"torch._assert", "torch._assert_async", "torch._check"})
 _INPUT_CHECKS = frozenset(
-    {"check_is_none", "check_is_same", "check_decision", "check_distinct", "check_form", "check_size"}
+    {"check_is_none", "check_is_same", "check_decision", "check_distinct", "check_dtype", "check_form", "check_size"}
 )
 # Functions that change how later code runs.
 _GLOBAL_STATE = frozenset({"_set_grad_enabled", "_enter_autocast", "_exit_autocast", "set_grad_enabled", "manual_seed"})
@@ -83,6 +83,15 @@ class MeasuredEffects:
     shares: tuple[int, ...] = ()
     is_random: bool = False
     writes_state: bool = False
+
+    def joined(self, other: MeasuredEffects) -> MeasuredEffects:
+        """Return what either of two runs of one call did."""
+        return MeasuredEffects(
+            writes=tuple(sorted({*self.writes, *other.writes})),
+            shares=tuple(sorted({*self.shares, *other.shares})),
+            is_random=self.is_random or other.is_random,
+            writes_state=self.writes_state or other.writes_state,
+        )
 
     def of(self, node: Node) -> CallEffects:
         """Return them as the effects of `node`."""

@@ -18,25 +18,41 @@ def is_same_graph(one: Graph, other: Graph, besides: Collection[Node] = ()) -> b
     value is checked to be (`node.meta["is_form_check"]`) does not count: that check says itself where it does not hold.
     Nor do the arguments of the nodes `besides`, of either graph.
     """
+    return other_constants(one, other, (), besides) is not None
+
+
+def other_constants(
+    one: Graph, other: Graph, kinds: Collection[type], besides: Collection[Node] = ()
+) -> list[Node] | None:
+    """Return the nodes of `one` that have other constants than in `other`, or None where the graphs differ otherwise.
+
+    As `is_same_graph`, but that two constants of one of these `kinds` need not be equal.
+    """
     if len(one.nodes) != len(other.nodes):
-        return False
+        return None
+    found: list[Node] = []
     twins: dict[Node, Node] = {}
     for node, twin in zip(one.nodes, other.nodes, strict=True):
-        if node.op != twin.op or node.name != twin.name or not _is_same(node.target, twin.target):
-            return False
+        if node.op != twin.op or node.name != twin.name or not is_same(node.target, twin.target):
+            return None
         arguments = map_arg((node.args, node.kwargs), twins.__getitem__)
         is_excepted = node.meta.get("is_form_check") or node in besides or twin in besides
-        if not is_excepted and not _is_same(arguments, (twin.args, twin.kwargs)):
-            return False
+        if not is_excepted and not is_same(arguments, (twin.args, twin.kwargs)):
+            if not is_same(arguments, (twin.args, twin.kwargs), kinds):
+                return None
+            found.append(node)
         twins[node] = twin
-    return True
+    return found
 
 
-def _is_same(one: Any, other: Any) -> bool:
+def is_same(one: Any, other: Any, besides: Collection[type] = ()) -> bool:
+    """Say whether two arguments are the same, as in `is_same_graph`; of these kinds, any two constants are."""
     if one is other:
         return True
     if type(one) is not type(other) or isinstance(one, Node):
         return False
+    if type(one) in besides:
+        return True
     if isinstance(one, torch.Tensor):
         return (
             one.shape == other.shape
@@ -45,7 +61,12 @@ def _is_same(one: Any, other: Any) -> bool:
             and torch.equal(one, other)
         )
     if isinstance(one, (tuple, list)):
-        return len(one) == len(other) and all(map(_is_same, one, other))
+        return len(one) == len(other) and all(
+            is_same(item, twin, besides) for item, twin in zip(one, other, strict=True)
+        )
+    if isinstance(one, slice):
+        parts = ((one.start, other.start), (one.stop, other.stop), (one.step, other.step))
+        return all(is_same(*pair, besides) for pair in parts)
     if isinstance(one, dict):
-        return list(one) == list(other) and all(_is_same(one[key], other[key]) for key in one)
+        return list(one) == list(other) and all(is_same(one[key], other[key], besides) for key in one)
     return repr(one) == repr(other) if isinstance(one, float) else bool(one == other)

@@ -127,10 +127,12 @@ class ExampleTracer:
         is_real: bool,
         gradients: bool = True,
         earlier: ExampleTrace | None = None,
+        dtype: torch.dtype | None = None,
     ) -> ExampleTrace:
         """Trace on real tensors, or on those without values and no others, with gradients or without; see `trace`.
 
         With `earlier`, a trace of the same at other sizes, it ends with `Diverged` where it does not do the same.
+        With `dtype`, floating-point weights and buffers are taken to be of that one, in a trace without values.
 
         Raises:
             NeedsValues: the model asks for a value that its tensors do not have. It is no Exception.
@@ -143,6 +145,8 @@ class ExampleTracer:
         while True:
             trace = ExampleTrace(self, around, is_real=is_real, gradients=gradients, keep_source=self._keep_source)
             trace.absent, trace.read_first, trace.converting = absent, read_first, converting
+            if dtype is not None:
+                trace.stand_ins.cast(around.root, dtype)
             if earlier is not None:
                 trace.compare_with(earlier)
             try:

@@ -40,6 +40,8 @@ class Following(TracerBase):
         # How many modules that are kept whole the running code is inside.
         self.whole = 0
         self.is_active = True
+        # The checks of dtypes that Python has seen.
+        self.dtype_checks: list[Node] = []
         # The frame that asked for the trace, while it runs.
         self.caller: FrameType | None = None
         self.is_real = is_real
@@ -289,6 +291,8 @@ class Following(TracerBase):
         where = f" {describe(frame)}" if frame is not None else ""
         check = self._create_plain_node("call_function", check_decision, (node, value, f"{what}{where}"), {}, None)
         check.meta["is_guard"] = True
+        if isinstance(value, torch.dtype):
+            self.dtype_checks.append(check)
         return check
 
     # -- nodes -------------------------------------------------------------------------------------------------------

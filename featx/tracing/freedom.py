@@ -16,6 +16,8 @@ import torch
 
 from featx.ir.equality import is_same_graph
 from featx.ir.graph import Graph
+from featx.ir.node import Node
+from featx.tracing.dtypes import follow_dtypes
 from featx.tracing.example import ExampleTrace, ExampleTracer, IsEnough
 from featx.tracing.guards import check_size
 from featx.tracing.recording import NeedsValues
@@ -51,7 +53,8 @@ def trace_checked(
     """Trace `root` on an example and at other sizes; return the first trace, with checks of what is fixed.
 
     One trace where the model's own code sees no size; else two, or one more for each group of dimensions where the
-    model does not accept all changes at once. One more where it asks whether gradients are enabled.
+    model does not accept all changes at once. One more where it asks whether gradients are enabled, and four where it
+    reads a dtype.
 
     Raises:
         TraceError: the example cannot be traced.
@@ -61,29 +64,30 @@ def trace_checked(
     known = {(id(tensor), dim): FREE for _, _, tensor in inputs for dim in range(tensor.dim())}
     if trace.saw_sizes or trace.is_real:
         known = Variation(tracer, args, kwargs, trace, is_enough).test([tensor for _, _, tensor in inputs])
-    _drop_gradient_checks(tracer, args, kwargs, trace, is_enough)
+    needless = _needless_gradient_checks(tracer, args, kwargs, trace, is_enough)
+    follow_dtypes(tracer, args, kwargs, trace, is_enough)
+    for check in needless:
+        (question,) = check.all_input_nodes
+        trace.graph.erase_node(check)
+        trace.graph.erase_node(question)
     free = FreeDims({name: [known[id(tensor), dim] for dim in range(tensor.dim())] for name, _, tensor in inputs})
     _check_fixed(trace.graph, inputs, known)
     return trace, free
 
 
-def _drop_gradient_checks(
+def _needless_gradient_checks(
     tracer: ExampleTracer, args: tuple[Any, ...], kwargs: Mapping[str, Any], trace: ExampleTrace, is_enough: Any
-) -> None:
-    """Erase the checks of the gradient mode where the model does the same in the other one."""
+) -> list[Node]:
+    """Return the checks of the gradient mode, if the model does the same in the other one."""
     checks = trace.gradient_checks
     if not checks or not trace.gradients:
-        return
-    modes = {"is_real": trace.is_real, "gradients": False}
+        return []
+    modes: dict[str, Any] = {"is_real": trace.is_real, "gradients": False}
     try:
         again = tracer.run_once(trace.surroundings, args, kwargs, is_enough, earlier=trace, **modes)
     except (Diverged, NeedsValues, Exception):
-        return
-    if is_same_graph(again.graph, trace.graph, besides=frozenset(checks)):
-        for check in checks:
-            (question,) = check.all_input_nodes
-            trace.graph.erase_node(check)
-            trace.graph.erase_node(question)
+        return []
+    return checks if is_same_graph(again.graph, trace.graph, besides=frozenset(checks)) else []
 
 
 def _tensors(trace: ExampleTrace, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[_Input]:

@@ -28,6 +28,17 @@ def check_decision(value: Any, expected: Any, what: str) -> None:
         raise SpecializationError(f"{what}: {_short(value)} now, {_short(expected)} on the example. {_HINT}.")
 
 
+def check_dtype(value: torch.dtype, allowed: tuple[torch.dtype, ...], what: str) -> None:
+    """Raise unless `value` is one of the dtypes in which the model was traced.
+
+    Raises:
+        SpecializationError: it is none of them; `what` says where the model read it.
+    """
+    if value not in allowed:
+        names = ", ".join(map(str, allowed))
+        raise SpecializationError(f"{what}: {value} now; the model was traced in {names}. {_HINT}.")
+
+
 def check_size(value: torch.Tensor, dim: int, expected: int, what: str) -> None:
     """Raise unless dimension `dim` of an input has the length that it had on the example.
 

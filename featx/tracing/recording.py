@@ -197,6 +197,8 @@ class Recording(Following):
             value = self._device.type == "meta"
         else:
             value = self.execute(function, (tensor,), {}) if name in _TENSOR_ATTRIBUTES else function(tensor)
+            if name == "dtype":
+                value = self.stand_ins.dtype_of(tensor)
         if name in _ABOUT_GRADIENTS and tensor.is_meta and not self.whole and not self.is_real:
             raise NeedsValues  # stand-ins do not know
         if self.whole or name in ("ndim", "grad", "_version", "_base", "is_meta"):
@@ -207,7 +209,7 @@ class Recording(Following):
         is_input = self._is_followed((tensor,)) and id(tensor) not in self._paths
         if name == "shape":
             return self._shape(value, tensor) if is_input else self._known_shape(value, tensor)
-        if is_input or (name == "dtype" and self._is_of_graph((tensor,))):
+        if is_input or (name in ("dtype", "itemsize", "nbytes") and self._is_of_graph((tensor,))):
             self._decide_attribute(tensor, name, value)
         return value
 

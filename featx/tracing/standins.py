@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 
 from featx.ir.operator_effects import operator_draws, operator_writes
 from featx.tracing.function_shapes import result_of
@@ -29,6 +30,19 @@ class StandIns:
         # By id: the real tensor, which must stay alive, and what stands for it.
         self._made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._twins_of_owned: set[int] = set()
+        # Where the model is taken to be of another dtype: the ids of its tensors that are.
+        self._casts: dict[int, torch.dtype] = {}
+
+    def cast(self, root: nn.Module, dtype: torch.dtype) -> None:
+        """Let stand-ins for floating-point parameters and buffers of `root` be as after `root.to(dtype)`."""
+        for module in root.modules():
+            for tensor in (*module._parameters.values(), *module._buffers.values()):
+                if tensor is not None and tensor.is_floating_point():
+                    self._casts[id(tensor)] = dtype
+
+    def dtype_of(self, tensor: torch.Tensor) -> torch.dtype:
+        """Return the dtype of a tensor of the model, or of any other."""
+        return self._casts.get(id(tensor), tensor.dtype)
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the stand-in of a tensor: same shape, strides and dtype, on the meta device."""
@@ -43,9 +57,10 @@ class StandIns:
 
     def new(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return another stand-in for a tensor that has, or may have, one."""
+        dtype = self.dtype_of(tensor)
         if tensor.layout != torch.strided:
-            return tensor.detach().to(_META)
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_META)
+            return tensor.detach().to(_META, dtype)
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device=_META)
 
     def is_stand_in_of(self, value: object, tensor: object) -> bool:
         """Say whether `value` is the stand-in that was made for `tensor`."""
@@ -61,6 +76,8 @@ class StandIns:
             with _META:
                 return function(*args, **{**kwargs, "device": _META} if "device" in kwargs else kwargs)
         args, kwargs = plain_numbers((args, kwargs))
+        if self._casts:  # ahead of the rules, which ask for dtypes
+            args, kwargs = self._convert(args), {key: self._convert(value) for key, value in kwargs.items()}
         result = result_of(function, args, kwargs)
         if result is not None:
             return self.of(result)

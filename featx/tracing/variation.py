@@ -9,7 +9,9 @@ from typing import Any, cast
 import torch
 
 from featx.errors import FeatxError
+from featx.ir.effects import MeasuredEffects
 from featx.ir.equality import is_same_graph
+from featx.ir.graph import Graph
 from featx.tracing.example import ExampleTrace, ExampleTracer, IsEnough
 from featx.tracing.recording import NeedsValues
 from featx.tracing.scalars import Diverged
@@ -80,7 +82,7 @@ class Variation:
         }
         args, kwargs = _resized(self._example, changes, self._trace.is_real)
         try:
-            modes = {"is_real": self._trace.is_real, "gradients": self._trace.gradients}
+            modes: dict[str, Any] = {"is_real": self._trace.is_real, "gradients": self._trace.gradients}
             around = self._trace.surroundings
             again = self._tracer.run_once(around, args, kwargs, self._is_enough, earlier=self._trace, **modes)
         except Diverged:
@@ -89,9 +91,20 @@ class Variation:
             if isinstance(error, FeatxError):
                 return "fixed: at another length the model cannot be followed"
             return f"{REFUSED} ({type(error).__name__})"
-        if is_same_graph(again.graph, self._trace.graph):
-            return FREE
-        return CHANGED
+        if not is_same_graph(again.graph, self._trace.graph):
+            return CHANGED
+        join_measured(self._trace.graph, again.graph)
+        return FREE
+
+
+def join_measured(graph: Graph, other: Graph) -> None:
+    """Let `graph` know what calls were seen to write, share and draw in the same graph of another trace. O(nodes)."""
+    for node, twin in zip(graph.nodes, other.nodes, strict=True):
+        if twin.meta.get("is_overwritten"):
+            node.meta["is_overwritten"] = True
+        measured: MeasuredEffects | None = node.meta.get("effects")
+        if measured is not None and measured != twin.meta["effects"]:
+            node.meta["effects"] = measured.joined(twin.meta["effects"])
 
 
 def _groups_of(inputs: list[torch.Tensor]) -> tuple[list[_Group], list[_Group]]:

@@ -45,8 +45,12 @@ READS_ONE: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
     "of the first weight": lambda model, x: model.linear(x.to(next(model.parameters()).dtype)) / 3,
     "of a buffer": lambda model, x: x * torch.full((4,), 0.1, dtype=model.shift.dtype),
     "its limits": lambda model, x: model.linear(x).clamp(min=torch.finfo(x.dtype).eps),
-    "to decide": lambda model, x: model.linear(x) if x.dtype == torch.float32 else model.linear(x) * 3,
     "as a key": lambda model, x: x * {torch.float32: 2, torch.float64: 3}.get(x.dtype, 5),
+}
+DOES_SOMETHING_ELSE: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
+    "to decide": lambda model, x: model.linear(x) if x.dtype == torch.float32 else model.linear(x) * 3,
+    "by the bytes of a weight": lambda model, x: model.linear(x) * (2 if model.scale.itemsize == 4 else 3),
+    "on the way": lambda model, x: model.linear(x) * (2 if x.dtype.itemsize == 4 else model.shift * 3),
 }
 
 
@@ -67,8 +71,18 @@ def test_graph_that_read_no_dtype_computes_in_every_dtype_what_the_model_does(na
 
 
 @pytest.mark.parametrize("name", READS_ONE)
-def test_graph_that_read_a_dtype_holds_in_that_one_and_refuses_the_others(name: str) -> None:
+@pytest.mark.parametrize("cast", CASTS)
+def test_graph_that_read_a_dtype_follows_it(name: str, cast: str) -> None:
     model, twin = twins(READS_ONE[name])
+    traced = agree(model, (image(),), (image(5, seed=1),))
+    x = getattr(image(5, seed=1), cast)()
+    assert same(getattr(traced, cast)()(x), getattr(twin, cast)()(x))
+    assert same(traced.float()(image()), model(image()))
+
+
+@pytest.mark.parametrize("name", DOES_SOMETHING_ELSE)
+def test_graph_of_a_model_that_does_something_else_in_another_dtype_refuses_it(name: str) -> None:
+    model, twin = twins(DOES_SOMETHING_ELSE[name])
     traced = agree(model, (image(),), (image(5, seed=1),))
     for cast in CASTS:
         with pytest.raises(featx.SpecializationError, match="dtype"):
@@ -76,6 +90,58 @@ def test_graph_that_read_a_dtype_holds_in_that_one_and_refuses_the_others(name: 
     assert same(traced.float()(image()), model(image()))
     # In another dtype the model computes something else: an answer would have been wrong.
     assert not any(same(model(image()), getattr(twin, cast)()(getattr(image(), cast)())) for cast in CASTS)
+
+
+def test_dtypes_are_followed_as_far_as_the_model_does_the_same() -> None:
+    model, twin = twins(lambda model, x: x.to(x.dtype) * 3 if x.dtype in (torch.float32, torch.float64) else x * 3)
+    traced = featx.trace(model, image())
+    assert same(traced(image().double()), twin(image().double()))
+    with pytest.raises(featx.SpecializationError, match=r"torch.float16 now.*torch.float32, torch.float64"):
+        traced(image().half())
+
+
+def mixed(model: Any, x: torch.Tensor) -> torch.Tensor:
+    return x.to(model.scale.dtype) * model.scale + torch.ones(4, dtype=x.dtype)
+
+
+def test_dtypes_that_no_trace_had_together_are_refused() -> None:
+    model, twin = twins(mixed)
+    traced = featx.trace(model, image())
+    assert same(traced(image()), twin(image()))
+    with pytest.raises(featx.SpecializationError, match="dtype"):
+        traced(image().double())
+    traced.double(), twin.double()
+    assert same(traced(image().double()), twin(image().double()))
+    with pytest.raises(featx.SpecializationError, match="dtype"):
+        traced(image())
+
+
+def test_model_of_two_dtypes_is_traced_as_it_is_and_in_one() -> None:
+    model, twin = twins(mixed)
+    model.scale.data, twin.scale.data = model.scale.data.bfloat16(), twin.scale.data.bfloat16()
+    traced = featx.trace(model, image())
+    assert same(traced(image()), twin(image()))
+    assert same(traced.half()(image().half()), twin.half()(image().half()))
+
+
+def test_constants_that_follow_a_dtype_are_in_the_code() -> None:
+    traced = featx.trace(Computing(READS_ONE["its limits"]), image())
+    eps = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16)}
+    lookup = next(node for node in traced.graph.nodes if node.name == "by_dtype")
+    assert lookup.args[0] == eps
+    read = lookup.args[1]
+    assert isinstance(read, featx.Node)
+    assert read.args == (traced.graph.find_nodes(op="placeholder")[0], "dtype")
+
+
+def test_value_that_is_the_same_memory_in_another_dtype_is_cloned_in_an_extractor_that_follows_dtypes() -> None:
+    def compute(model: Any, x: torch.Tensor) -> torch.Tensor:
+        doubled = x * torch.tensor(2, dtype=x.dtype)
+        return doubled.to(torch.float64).add_(1)
+
+    model, _ = twins(compute)
+    extractor = featx.create_feature_extractor(model, ["mul", "add_"], example_inputs=image())
+    assert same(extractor(image().double()), {"mul": image().double() * 2, "add_": image().double() * 2 + 1})
 
 
 @pytest.mark.parametrize("cast", CASTS)
