@@ -34,11 +34,11 @@ def follow_dtypes(
 ) -> None:
     """Let the graph of `trace` hold in other dtypes than that of the example, where the model does the same there.
 
-    Three or four traces more, on tensors without values, where the model has read a dtype; none elsewhere, nor where it
-    asks for values. A graph that is another one in another dtype goes on to be checked for that of the example.
+    Four traces more where the model has read a dtype, on tensors without values; none elsewhere. What it asks of values
+    is answered as on the example. Where no other dtype gives this graph, it goes on to be for that of the example.
     """
     checks = {check for check in trace.dtype_checks if not check.is_erased}
-    if trace.is_real or not checks:
+    if not checks:
         return
     graphs, differing = [trace.graph], set[Node]()
     for dtype in DTYPES:

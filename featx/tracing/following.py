@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections import deque
 from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any, cast
@@ -49,6 +50,9 @@ class Following(TracerBase):
         self.numbers: list[int | float] = []
         self.expected_numbers: list[int | float] | None = None
         self._most_nodes: int | None = None
+        # What a trace for real read of values, by the names of the questions, and what an earlier one did.
+        self.answers: list[tuple[str, Any]] = []
+        self.expected_answers: deque[tuple[str, Any]] = deque()
         # Whether Python has seen a size, so that it may have made something of it that no node shows.
         self.saw_sizes = False
         self.drew = False
@@ -227,8 +231,12 @@ class Following(TracerBase):
             self.versions.append((node, tensor, tensor._version))
 
     def compare_with(self, earlier: Following) -> None:
-        """Disguise the numbers that are others than in an earlier trace, and end with `Diverged` where it did less."""
+        """Disguise the numbers that are others than in an earlier trace, and end with `Diverged` where it did less.
+
+        Where that was a trace for real, this one may be told what it read.
+        """
         self.expected_numbers = earlier.numbers
+        self.expected_answers = deque(earlier.answers)
         # What is recorded and taken back counts for a while.
         self._most_nodes = 2 * len(earlier.graph.nodes) + 1000
 

@@ -24,7 +24,7 @@ from featx.tracing.frames import (
 )
 from featx.tracing.lineage import Part
 from featx.tracing.operators import COMPARISONS, MAGIC, OPERATORS, READS_VALUES, REFLECTED, UNARY
-from featx.tracing.scalars import plain_numbers
+from featx.tracing.scalars import Diverged, plain_numbers
 from featx.tracing.unfollowable import LeftBehind, Unfollowable
 from featx.tree import tree_leaves
 
@@ -95,15 +95,31 @@ class Recording(Following):
         if self.is_real:
             if self.expected_numbers is not None:
                 args, kwargs = plain_numbers((args, kwargs))
-            return function(*args, **kwargs)
-        if name in READS_VALUES and any(isinstance(value, torch.Tensor) and value.is_meta for value in args):
-            raise NeedsValues
+            result = function(*args, **kwargs)
+            if name in READS_VALUES:
+                self.answers.append((name, result))
+            return result
+        if name in READS_VALUES:
+            is_unknown = any(isinstance(value, torch.Tensor) and value.is_meta for value in args)
+            if is_unknown or self.expected_answers:
+                answer = self._earlier_answer(name)
+                if is_unknown:
+                    return answer
         result = self.stand_ins.run(function, args, kwargs)
         if name == "type" and isinstance(result, str):
             return result.replace(
                 "torch.meta.", "torch." if self._device.type == "cpu" else f"torch.{self._device.type}."
             )
         return result
+
+    def _earlier_answer(self, name: str) -> Any:
+        # The graph will check that what it read is what was read for real.
+        if not self.expected_answers:
+            raise NeedsValues
+        asked, answer = self.expected_answers.popleft()
+        if asked != name:
+            raise Diverged
+        return answer
 
     def save_globals(self, tensors: Iterable[Any]) -> None:
         """Take note that tensors are about to be written inside a module that is kept whole."""
@@ -199,8 +215,11 @@ class Recording(Following):
             value = self.execute(function, (tensor,), {}) if name in _TENSOR_ATTRIBUTES else function(tensor)
             if name == "dtype":
                 value = self.stand_ins.dtype_of(tensor)
-        if name in _ABOUT_GRADIENTS and tensor.is_meta and not self.whole and not self.is_real:
-            raise NeedsValues  # stand-ins do not know
+        if name in _ABOUT_GRADIENTS and not self.whole:
+            if self.is_real:
+                self.answers.append((name, value))
+            elif tensor.is_meta or self.expected_answers:  # stand-ins do not know
+                value = self._earlier_answer(name)
         if self.whole or name in ("ndim", "grad", "_version", "_base", "is_meta"):
             return value
         if isinstance(value, torch.Tensor):

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 from differences import difference, snapshot
-from inputs import Arguments, Case, built, calls, example
-from running import copied, generators, outer_state, run, seed, set_outer_state
+from inputs import Arguments, Case, as_dtype, built, calls, example
+from running import Outcome, copied, generators, outer_state, run, seed, set_outer_state
 from torch import nn
 
 Trace = Callable[..., nn.Module]
@@ -117,6 +117,32 @@ def _judge_trace(case: Case, library: Library, reference: nn.Module, model: nn.M
                 continue
             where = label if mode == case.training else f"{label}, {'train' if mode else 'eval'} mode"
             reference = _compare(where, arguments, case, library, _Pair(reference.train(mode), model, traced), verdict)
+    if not verdict.is_done:
+        _judge_casts(case, library, reference.train(case.training), traced.train(case.training), verdict)
+
+
+def _judge_casts(case: Case, library: Library, reference: nn.Module, traced: nn.Module, verdict: Verdict) -> None:
+    """Compare what copies in other dtypes compute."""
+    for dtype in (torch.float64, torch.bfloat16):
+        outside, where = outer_state(reference), f"as {dtype}"
+        try:
+            pair = [copy.deepcopy(each).to(dtype) for each in (reference, traced)]
+        except RuntimeError:  # a tensor with history in an attribute
+            return
+        outcomes: list[Outcome] = []
+        for each in pair:
+            outcomes.append(run(each, as_dtype(example(case), dtype), grad=case.grad, gradients=case.grad))
+            set_outer_state(reference, outside)
+        expected, actual = outcomes
+        if expected.error is not None:
+            continue
+        if actual.error is not None:
+            _note_error(actual.error, where, library, verdict)
+            continue
+        findings = _differences(expected, actual)
+        verdict.findings += [(kind, where, what) for kind, what in findings if what][:1]
+        if not any(what for _, what in findings):
+            verdict.equal.append(where)
 
 
 @dataclass
@@ -143,14 +169,7 @@ def _compare(
     if actual.error is not None:
         _note_error(actual.error, where, library, verdict)
         return _taken_back(pair, outside)
-    findings = [
-        ("wrong value", difference(expected.result, actual.result)),
-        ("wrong effect on inputs", difference(expected.inputs, actual.inputs, "input")),
-        ("wrong generators", "" if expected.generators == actual.generators else "the random state differs afterwards"),
-        ("wrong memory", "" if expected.memory == actual.memory else f"{expected.memory} is {actual.memory}"),
-        ("wrong gradients", difference(expected.gradients, actual.gradients, "gradients")),
-        ("wrong state", _difference_of_state(after, pair.model)),
-    ]
+    findings = [*_differences(expected, actual), ("wrong state", _difference_of_state(after, pair.model))]
     found = [(kind, where, what) for kind, what in findings if what]
     verdict.findings += found[:1]
     if not found:
@@ -158,6 +177,16 @@ def _compare(
     else:
         _equalize(pair.model, after)
     return after
+
+
+def _differences(expected: Outcome, actual: Outcome) -> list[tuple[str, str]]:
+    return [
+        ("wrong value", difference(expected.result, actual.result)),
+        ("wrong effect on inputs", difference(expected.inputs, actual.inputs, "input")),
+        ("wrong generators", "" if expected.generators == actual.generators else "the random state differs afterwards"),
+        ("wrong memory", "" if expected.memory == actual.memory else f"{expected.memory} is {actual.memory}"),
+        ("wrong gradients", difference(expected.gradients, actual.gradients, "gradients")),
+    ]
 
 
 def _note_error(error: BaseException, where: str, library: Library, verdict: Verdict) -> None:

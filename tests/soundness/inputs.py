@@ -162,6 +162,15 @@ def calls(case: Case) -> Iterator[tuple[str, Arguments]]:
     yield "example", example(case)
 
 
+def as_dtype(value: Any, dtype: torch.dtype) -> Any:
+    """Cast the tensors in arguments."""
+    if isinstance(value, torch.Tensor):
+        return value.to(dtype)
+    if isinstance(value, dict):
+        return {key: as_dtype(item, dtype) for key, item in value.items()}
+    return type(value)(as_dtype(item, dtype) for item in value) if isinstance(value, (tuple, list)) else value
+
+
 def _signature(case: Case) -> Signature:
     return next(signature for signature in SIGNATURES if signature.text == case.signature)
 

@@ -134,6 +134,24 @@ def test_constants_that_follow_a_dtype_are_in_the_code() -> None:
     assert read.args == (traced.graph.find_nodes(op="placeholder")[0], "dtype")
 
 
+def test_dtypes_are_followed_in_a_model_that_asks_for_values() -> None:
+    def compute(model: Any, x: torch.Tensor) -> torch.Tensor:
+        ones = torch.ones(4, dtype=x.dtype)
+        if bool(ones.sum() == 4) and bool((model.shift > 0).all()):
+            x = x * (ones / 3)
+        if x.requires_grad or bool((x > 100).any()):
+            return x
+        return x * torch.finfo(x.dtype).eps
+
+    model, twin = twins(compute)
+    traced = agree(model, (image(),), (image(5, seed=1),))
+    for cast in CASTS:
+        x = getattr(image(5, seed=1), cast)()
+        assert same(getattr(traced, cast)()(x), getattr(twin, cast)()(x))
+        with pytest.raises(featx.SpecializationError, match="any"):
+            traced(x * 1000)
+
+
 def test_value_that_is_the_same_memory_in_another_dtype_is_cloned_in_an_extractor_that_follows_dtypes() -> None:
     def compute(model: Any, x: torch.Tensor) -> torch.Tensor:
         doubled = x * torch.tensor(2, dtype=x.dtype)
