@@ -325,7 +325,8 @@ def trace(root: nn.Module | Callable[..., Any], *args: Any, **kwargs: Any) -> Gr
     and, for a tensor, `shape` and `dtype`. `module.meta["free_dims"]` says which dimensions of the inputs are free;
     for an input for which the model would do something else, calling the module raises `SpecializationError`.
 
-    One run, or some more at other sizes where the model's code looks at sizes. O(nodes + modules) each.
+    One run, and some more at other sizes and in other dtypes where the model's code looks at these. O(nodes + modules)
+    each.
 
     Raises:
         TraceError: something cannot be followed; the message says where and what to do.

@@ -79,9 +79,11 @@ def create_feature_extractor(
 
     Modules that no requested value lies inside are kept whole: their class, hooks and control flow stay. What the
     others decide in Python is checked at run time, and `extractor.free_dims` says which dimensions of the inputs are
-    free.
+    free. Cast and move the extractor itself: `extractor.half()` computes what `model.half()` does, or raises where the
+    model does something else in that dtype.
 
-    The model runs once or twice in each mode, on tensors without values; O(nodes + modules) each. A model that can be
+    The model runs once or twice in each mode, on tensors without values, and four times more if it asks for a dtype;
+    O(nodes + modules) each. A model that can be
     traced in one mode only gives an extractor for that mode, which raises `TraceError` where it is run in the other.
 
     Args:

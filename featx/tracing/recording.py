@@ -251,6 +251,8 @@ class Recording(Following):
     def _decide_attribute(self, tensor: torch.Tensor, name: str, value: Any) -> None:
         if isinstance(value, torch.Tensor):
             return
+        if name == "grad_fn" and value is not None:
+            raise Unfollowable("the history of a tensor (grad_fn) is read")
         owner = self.create_arg(tensor)
         key = f"{cast(Node, owner).name}.{name}"
         if key not in self._attributes:

@@ -124,3 +124,23 @@ def test_extractor_says_which_dimensions_are_free() -> None:
     first, second = extractor.free_dims.of["x"]
     assert first.startswith("fixed")
     assert second == "free"
+
+
+class OnHistory(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.linear(x)
+        return x * 2 if x.grad_fn is not None else x
+
+
+def test_module_that_reads_the_history_of_a_tensor_is_kept_whole() -> None:
+    with pytest.raises(featx.TraceError, match="grad_fn"):
+        featx.trace(OnHistory(), image(2))
+    model = nn.Sequential(OnHistory(), nn.ReLU())
+    extractor = featx.create_feature_extractor(model, ["0", "1"], example_inputs=image(2))
+    for enabled in (True, False):
+        with torch.set_grad_enabled(enabled):
+            assert same(extractor(image(3))["0"], model[0](image(3)))
