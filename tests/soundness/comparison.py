@@ -118,21 +118,22 @@ def _judge_trace(case: Case, library: Library, reference: nn.Module, model: nn.M
             where = label if mode == case.training else f"{label}, {'train' if mode else 'eval'} mode"
             reference = _compare(where, arguments, case, library, _Pair(reference.train(mode), model, traced), verdict)
     if not verdict.is_done:
-        _judge_casts(case, library, reference.train(case.training), traced.train(case.training), verdict)
+        _judge_casts(case, library, _Pair(reference.train(case.training), model, traced.train(case.training)), verdict)
 
 
-def _judge_casts(case: Case, library: Library, reference: nn.Module, traced: nn.Module, verdict: Verdict) -> None:
+def _judge_casts(case: Case, library: Library, pair: _Pair, verdict: Verdict) -> None:
     """Compare what copies in other dtypes compute."""
     for dtype in (torch.float64, torch.bfloat16):
-        outside, where = outer_state(reference), f"as {dtype}"
+        outside, where = outer_state(pair.reference), f"as {dtype}"
         try:
-            pair = [copy.deepcopy(each).to(dtype) for each in (reference, traced)]
+            copies = [copy.deepcopy(each).to(dtype) for each in (pair.reference, pair.traced)]
         except RuntimeError:  # a tensor with history in an attribute
             return
         outcomes: list[Outcome] = []
-        for each in pair:
+        for each in copies:
             outcomes.append(run(each, as_dtype(example(case), dtype), grad=case.grad, gradients=case.grad))
-            set_outer_state(reference, outside)
+            for model in (pair.reference, pair.model):
+                set_outer_state(model, outside)
         expected, actual = outcomes
         if expected.error is not None:
             continue
