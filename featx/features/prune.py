@@ -174,4 +174,4 @@ def _asks_for_form(node: Node) -> bool:
         return False
     if node.target is getattr:
         return node.args[1] in _FORM_ATTRIBUTES
-    return node.target is len or node.target.__module__ == "_operator"
+    return node.target is len or getattr(node.target, "__module__", None) == "_operator"

@@ -63,6 +63,8 @@ class Calls(Recording):
         self._is_leaf = is_leaf
         self._opened = opened
         self._asked_for = asked_for
+        # Whether calls inside of modules that are kept whole count in the names of later calls of the same modules.
+        self._counts_inside = opened is not None
         self._hooked = surroundings.hooked
         self.states = ModuleStates(self.module_paths)
         self._assigned: dict[type, set[str]] = {}
@@ -111,7 +113,7 @@ class Calls(Recording):
     ) -> Any:
         """Answer a call of a module: one node, or whatever its forward does."""
         if self.whole:
-            if self._opened is not None and module in self.module_paths:
+            if self._counts_inside and module in self.module_paths:
                 path = self.module_paths[module]
                 if self._is_leaf(module, path):
                     self.names.skip_call(path)
@@ -171,7 +173,11 @@ class Calls(Recording):
                 if node is last:
                     break
                 self.graph.erase_node(node)
-            result = self._call_whole(module, path, args, kwargs)
+            counts_inside, self._counts_inside = self._counts_inside, True
+            try:
+                result = self._call_whole(module, path, args, kwargs)
+            finally:
+                self._counts_inside = counts_inside
             call = next(node for node in reversed(self.graph.nodes) if node.target == path)
             call.meta["whole_because"] = error.what
             return result

@@ -244,7 +244,9 @@ class Following(TracerBase):
         position = len(self.numbers)
         self.numbers.append(value)
         expected = self.expected_numbers
-        is_disguised = expected is not None and (position >= len(expected) or expected[position] != value)
+        is_other = expected is not None and (position >= len(expected) or expected[position] != value)
+        # In another dtype, what is made of a number is a constant that may differ, and has to be the true one.
+        is_disguised = is_other and not self.stand_ins.is_cast
         return traced_number(value, origin, self, is_disguised=is_disguised)
 
     # -- the trace of numbers ----------------------------------------------------------------------------------------

@@ -69,6 +69,8 @@ class Recording(Following):
         if name == "__len__":
             self.on_conversion()
             return self._pinned(len, args, function(*args))
+        if name == "element_size" and self._is_of_graph(args):
+            self._decide_dtype(args[0])
         if operator_writes(name) or "out" in kwargs:
             self._refuse_foreign((*args[:1], kwargs.get("out")))
         if not self._is_followed(args) and not (kwargs and self._is_followed(tuple(kwargs.values()))):
@@ -213,8 +215,8 @@ class Recording(Following):
             value = self._device.type == "meta"
         else:
             value = self.execute(function, (tensor,), {}) if name in _TENSOR_ATTRIBUTES else function(tensor)
-            if name == "dtype":
-                value = self.stand_ins.dtype_of(tensor)
+            if name in _OF_DTYPE and self.stand_ins.is_cast:
+                value = function(self.stand_ins.of(tensor))
         if name in _ABOUT_GRADIENTS and not self.whole:
             if self.is_real:
                 self.answers.append((name, value))
@@ -228,9 +230,14 @@ class Recording(Following):
         is_input = self._is_followed((tensor,)) and id(tensor) not in self._paths
         if name == "shape":
             return self._shape(value, tensor) if is_input else self._known_shape(value, tensor)
-        if is_input or (name in ("dtype", "itemsize", "nbytes") and self._is_of_graph((tensor,))):
+        if name in _OF_DTYPE and self._is_of_graph((tensor,)):
+            self._decide_dtype(tensor)
+        if is_input or (name in _OF_DTYPE and self._is_of_graph((tensor,))):
             self._decide_attribute(tensor, name, value)
         return value
+
+    def _decide_dtype(self, tensor: torch.Tensor) -> None:
+        self._decide_attribute(tensor, "dtype", self.stand_ins.dtype_of(tensor))
 
     def _shape(self, shape: torch.Size, tensor: torch.Tensor) -> torch.Size:
         frame = self.model_frame()
@@ -313,6 +320,7 @@ class Recording(Following):
 # What changes the shape of a tensor and of all that are the same object.
 _RESHAPES = frozenset({"squeeze_", "unsqueeze_", "t_", "transpose_", "swapdims_", "swapaxes_", "as_strided_"})
 _ABOUT_GRADIENTS = frozenset({"requires_grad", "is_leaf", "grad_fn"})
+_OF_DTYPE = frozenset({"dtype", "itemsize", "nbytes"})
 _MEMORY = frozenset({"untyped_storage", "storage", "_typed_storage", "__dlpack__"})
 _TENSOR_ATTRIBUTES = frozenset({"T", "H", "mT", "mH", "data", "real", "imag"})
 

@@ -30,19 +30,26 @@ class StandIns:
         # By id: the real tensor, which must stay alive, and what stands for it.
         self._made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._twins_of_owned: set[int] = set()
-        # Where the model is taken to be of another dtype: the ids of its tensors that are.
-        self._casts: dict[int, torch.dtype] = {}
+        # The dtype that the model is taken to be of, and the ids of its tensors that would be of it.
+        self._cast: torch.dtype | None = None
+        self._cast_ids: set[int] = set()
 
     def cast(self, root: nn.Module, dtype: torch.dtype) -> None:
         """Let stand-ins for floating-point parameters and buffers of `root` be as after `root.to(dtype)`."""
+        self._cast = dtype
         for module in root.modules():
             for tensor in (*module._parameters.values(), *module._buffers.values()):
                 if tensor is not None and tensor.is_floating_point():
-                    self._casts[id(tensor)] = dtype
+                    self._cast_ids.add(id(tensor))
+
+    @property
+    def is_cast(self) -> bool:
+        """Whether the model is taken to be of another dtype than it is."""
+        return self._cast is not None
 
     def dtype_of(self, tensor: torch.Tensor) -> torch.dtype:
         """Return the dtype of a tensor of the model, or of any other."""
-        return self._casts.get(id(tensor), tensor.dtype)
+        return self._cast if self._cast is not None and id(tensor) in self._cast_ids else tensor.dtype
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the stand-in of a tensor: same shape, strides and dtype, on the meta device."""
@@ -76,7 +83,7 @@ class StandIns:
             with _META:
                 return function(*args, **{**kwargs, "device": _META} if "device" in kwargs else kwargs)
         args, kwargs = plain_numbers((args, kwargs))
-        if self._casts:  # ahead of the rules, which ask for dtypes
+        if self.is_cast:  # ahead of the rules, which ask for dtypes
             args, kwargs = self._convert(args), {key: self._convert(value) for key, value in kwargs.items()}
         result = result_of(function, args, kwargs)
         if result is not None:

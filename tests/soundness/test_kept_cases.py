@@ -57,6 +57,28 @@ class Block(nn.Module):
 
 """
 
+_TRANSPOSING = """class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        y = self.linear(x)
+        x.transpose_(0, 1).transpose_(0, 1)
+        return y
+
+
+class Outer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.block = Block()
+
+    def forward(self, x):
+        return self.block(self.block(x))
+
+
+"""
+
 CASES: dict[str, Case] = {
     "call that returns its argument": Case(_forward("y = x.to(torch.float32)", "x.fill_(0)", "return y")),
     "copy of what is contiguous": Case(_forward("y = x.contiguous()", "y *= 2", "return x, y")),
@@ -181,6 +203,15 @@ CASES: dict[str, Case] = {
         grad=True,
     ),
     "inference mode": Case(_forward("with torch.inference_mode():", "    y = x.sum()", "return x")),
+    "index of the bytes of a number": Case(
+        "import operator\n" + _forward("return x, operator.index(x.element_size() * x.shape[0])")
+    ),
+    "module that is opened at its second call only": Case(
+        _with(
+            "self.block, self.identity = Outer(), nn.Identity()",
+            "return self.identity(self.block(self.identity(x + 1)))",
+        ).replace("class Model", _TRANSPOSING + "class Model")
+    ),
     "float of numpy": Case("import numpy as np\n" + _forward("return x, np.sqrt(x.shape[0])")),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -35,7 +36,6 @@ READS_NONE: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
     "like another": lambda model, x: model.linear(x) + torch.full_like(x, 0.1) + x.new_ones(4),
     "to another": lambda model, x: model.linear(x).to(x) * torch.ones(4).type_as(x),
     "fixed": lambda model, x: torch.softmax(model.linear(x).float(), -1) + x.double().sum(),
-    "bytes": lambda model, x: model.linear(x) * x.element_size(),
     "is floating": lambda model, x: model.linear(x) if x.is_floating_point() else x,
 }
 READS_ONE: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
@@ -45,11 +45,15 @@ READS_ONE: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
     "of the first weight": lambda model, x: model.linear(x.to(next(model.parameters()).dtype)) / 3,
     "of a buffer": lambda model, x: x * torch.full((4,), 0.1, dtype=model.shift.dtype),
     "its limits": lambda model, x: model.linear(x).clamp(min=torch.finfo(x.dtype).eps),
+    "bytes": lambda model, x: model.linear(x) * x.element_size(),
+    "bytes, unseen": lambda model, x: (
+        model.linear(x) * sum([1, 1, 2, 3, 5, 8, 13, 21][: operator.index(x.element_size())])
+    ),
+    "bytes of a weight": lambda model, x: model.linear(x) * model.scale.itemsize,
     "as a key": lambda model, x: x * {torch.float32: 2, torch.float64: 3}.get(x.dtype, 5),
 }
 DOES_SOMETHING_ELSE: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
     "to decide": lambda model, x: model.linear(x) if x.dtype == torch.float32 else model.linear(x) * 3,
-    "by the bytes of a weight": lambda model, x: model.linear(x) * (2 if model.scale.itemsize == 4 else 3),
     "on the way": lambda model, x: model.linear(x) * (2 if x.dtype.itemsize == 4 else model.shift * 3),
 }
 
