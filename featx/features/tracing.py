@@ -22,6 +22,7 @@ from featx.tracing.freedom import FreeDims, trace_checked
 from featx.tracing.module_output import mark_output
 from featx.tracing.scope import has_own_call, walk_modules
 from featx.tracing.symbolic import Tracer
+from featx.tracing.variation import Dim
 
 TracerName = Literal["auto", "example", "symbolic"]
 
@@ -115,6 +116,8 @@ class ModelTracing:
         self._concrete_args = concrete_args
         self._tracer = tracer
         self._found: Example | None = None
+        # What is known of the dimensions of the example's tensors.
+        self._dims: dict[Dim, str] = {}
         self._given = None if example_inputs is None else as_example(example_inputs)
         if self._given is not None and tracer == "symbolic":
             raise ArgumentTypeError("example_inputs are of no use to tracer='symbolic'; leave one of them out")
@@ -207,7 +210,7 @@ class ModelTracing:
             return not any(_comes_later(name, found[key], broken_off) for name, key in request.items())
 
         tracer = self._new_tracer(request).on_example(opened_for(self.model, request))
-        trace, free = trace_checked(tracer, self.model, *_inputs(example), is_enough)
+        trace, free = trace_checked(tracer, self.model, *_inputs(example), is_enough, self._dims)
         select(trace.graph, request, owner)
         found[:] = [free]
         return trace.graph

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import operator
 import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import ExitStack, contextmanager
@@ -31,6 +30,7 @@ from featx.tracing.frames import compares_objects, line_of, user_frame
 from featx.tracing.generators import SharedGenerators
 from featx.tracing.grad_modes import gradients_set
 from featx.tracing.guards import require_distinct_inputs
+from featx.tracing.kept_dicts import KeptDicts
 from featx.tracing.lineage import Lineage
 from featx.tracing.pass_through import wrapped
 from featx.tracing.recording import NeedsValues
@@ -279,14 +279,10 @@ class ExampleTrace(WrappedCalls):
 
     @contextmanager
     def _attributes_restored(self) -> Generator[None]:
-        # The attributes of torch's modules, and the parameters and submodules of all.
-        kept: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        for each in self.module_paths:
-            for held in (each._parameters, each._modules):
-                if isinstance(cast(object, held), dict):
-                    kept.append((held, held.copy()))
-            if self.states.initial(each) is None:
-                kept.append((each.__dict__, each.__dict__.copy()))
+        # The parameters and submodules of all modules, and the attributes of torch's.
+        held = [dicts for each in self.module_paths for dicts in (each._parameters, each._modules)]
+        held += [each.__dict__ for each in self.module_paths if self.states.initial(each) is None]
+        kept = KeptDicts(each for each in held if isinstance(cast(object, each), dict))
         orders = [(module, list(module.__dict__)) for module in {module for module, _ in self.absent}]
         # Some models register hooks in forward, to collect what their layers give.
         hooks = {each: [held.copy() for held in _hooks_of(each)] for each in self.module_paths if has_hooks(each)}
@@ -297,10 +293,7 @@ class ExampleTrace(WrappedCalls):
             for module, names in orders:
                 for name in names:
                     module.__dict__[name] = module.__dict__.pop(name)
-            for state, before in kept:
-                if len(state) != len(before) or not all(map(operator.is_, state.values(), before.values())):
-                    state.clear()
-                    state.update(before)
+            kept.restore()
             for each in self.module_paths:
                 if has_hooks(each):
                     for held, before in zip(_hooks_of(each), hooks.get(each, [{}] * len(_HOOKS)), strict=True):

@@ -49,12 +49,21 @@ def trace_checked(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     is_enough: IsEnough | None = None,
+    other_mode: dict[Dim, str] | None = None,
 ) -> tuple[ExampleTrace, FreeDims]:
     """Trace `root` on an example and at other sizes; return the first trace, with checks of what is fixed.
 
     One trace where the model's own code sees no size; else two, or one more for each group of dimensions where the
     model does not accept all changes at once. One more where it asks whether gradients are enabled, and four where it
     reads a dtype.
+
+    Args:
+        tracer: the tracer.
+        root: the module or function.
+        args: its arguments on the example, and `kwargs` those by name.
+        kwargs: see there.
+        is_enough: as for `ExampleTracer.trace`.
+        other_mode: what was found out about the same inputs in train or eval mode; this mode's is put in its place.
 
     Raises:
         TraceError: the example cannot be traced.
@@ -63,7 +72,10 @@ def trace_checked(
     inputs = list(_tensors(trace, args, kwargs))
     known = {(id(tensor), dim): FREE for _, _, tensor in inputs for dim in range(tensor.dim())}
     if trace.saw_sizes or trace.is_real:
-        known = Variation(tracer, args, kwargs, trace, is_enough).test([tensor for _, _, tensor in inputs])
+        variation = Variation(tracer, args, kwargs, trace, is_enough)
+        known = variation.test([tensor for _, _, tensor in inputs], other_mode or {})
+    if other_mode is not None:
+        other_mode.update(known)
     needless = _needless_gradient_checks(tracer, args, kwargs, trace, is_enough)
     follow_dtypes(tracer, args, kwargs, trace, is_enough)
     for check in needless:

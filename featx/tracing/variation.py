@@ -43,10 +43,17 @@ class Variation:
         self._trace = trace
         self._is_enough = is_enough
 
-    def test(self, inputs: list[torch.Tensor]) -> dict[Dim, str]:
-        """Return what is known of each dimension of the inputs."""
+    def test(self, inputs: list[torch.Tensor], other_mode: Mapping[Dim, str]) -> dict[Dim, str]:
+        """Return what is known of each dimension of the inputs.
+
+        Those that the model refused in `other_mode` are tried all at once, and where it refuses that again, not alone.
+        """
         groups, likely = _groups_of(inputs)
         known: dict[_Group, str] = {}
+        refused = [group for group in groups if _was_refused(group, other_mode)]
+        if refused and (outcome := self._outcome(refused)).startswith(REFUSED):
+            known.update(dict.fromkeys(refused, outcome))
+            likely = [group for group in likely if group not in known]
         if len(likely) > 1 and self._outcome(likely) == FREE:
             known.update(dict.fromkeys(likely, FREE))
         for group in groups:
@@ -105,6 +112,10 @@ def join_measured(graph: Graph, other: Graph) -> None:
         measured: MeasuredEffects | None = node.meta.get("effects")
         if measured is not None and measured != twin.meta["effects"]:
             node.meta["effects"] = measured.joined(twin.meta["effects"])
+
+
+def _was_refused(group: _Group, known: Mapping[Dim, str]) -> bool:
+    return all(known.get((each, group.position), "").startswith(REFUSED) for each in group.inputs)
 
 
 def _groups_of(inputs: list[torch.Tensor]) -> tuple[list[_Group], list[_Group]]:
