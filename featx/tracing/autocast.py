@@ -25,6 +25,14 @@ class AutocastModes:
         self._outside = self._present = _state()
         self._entered: list[Node] = []
 
+    def mark(self) -> tuple[_State, list[Node]]:
+        """Return what `forget` needs to undo what is recorded from now on."""
+        return self._present, self._entered.copy()
+
+    def forget(self, mark: tuple[_State, list[Node]]) -> None:
+        """Go back to where `mark` was made; the nodes since then are erased by others."""
+        self._present, self._entered = mark
+
     def follow(self) -> None:
         """Note the state ahead of a node."""
         state = _state()

@@ -147,7 +147,7 @@ class Calls(Recording):
         scope, caller, versions, memories = self.scope, self._caller, len(self.versions), len(self.memories)
         kind = type(module)
         may_stay_whole = self.may_stay_whole(path) and (not has_own_call(kind) or only_passes_on(kind))
-        mark = self.states.mark()
+        mark, autocast = self.states.mark(), self._autocast_modes.mark()
         try:
             if _packs_padded_batches(module, args, kwargs):
                 raise Unfollowable(
@@ -169,6 +169,7 @@ class Calls(Recording):
             self.lineage.forget(lineage)
             del self.versions[versions:], self.memories[memories:]
             self.states.reset(module, mark)
+            self._autocast_modes.forget(autocast)
             for node in reversed(self.graph.nodes):
                 if node is last:
                     break

@@ -35,6 +35,7 @@ from featx.tracing.lineage import Lineage
 from featx.tracing.pass_through import wrapped
 from featx.tracing.recording import NeedsValues
 from featx.tracing.saved_state import SavedState
+from featx.tracing.scalars import DISGUISE
 from featx.tracing.scope import borrowed, has_hooks
 from featx.tracing.standins import StandIns
 from featx.tracing.states import ModuleStates
@@ -128,11 +129,13 @@ class ExampleTracer:
         gradients: bool = True,
         earlier: ExampleTrace | None = None,
         dtype: torch.dtype | None = None,
+        disguise: int = DISGUISE,
     ) -> ExampleTrace:
         """Trace on real tensors, or on those without values and no others, with gradients or without; see `trace`.
 
-        With `earlier`, a trace of the same at other sizes, it ends with `Diverged` where it does not do the same.
-        With `dtype`, floating-point weights and buffers are taken to be of that one, in a trace without values.
+        With `earlier`, a trace of the same at other sizes, it ends with `Diverged` where it does not do the same, and
+        C code sees the numbers that are others as larger by `disguise`. With `dtype`, floating-point weights and
+        buffers are taken to be of that one, in a trace without values.
 
         Raises:
             NeedsValues: the model asks for a value that its tensors do not have. It is no Exception.
@@ -147,6 +150,7 @@ class ExampleTracer:
             trace.absent, trace.read_first, trace.converting = absent, read_first, converting
             if dtype is not None:
                 trace.stand_ins.cast(around.root, dtype)
+            trace.disguise = disguise
             if earlier is not None:
                 trace.compare_with(earlier)
             try:

@@ -23,7 +23,7 @@ from featx.tracing.grad_modes import GradModes
 from featx.tracing.guards import check_decision, check_form, form_of
 from featx.tracing.lineage import Lineage, Origin, Part
 from featx.tracing.naming import QualifiedNames
-from featx.tracing.scalars import Diverged, TracedFloat, TracedInt, plain_number, traced_number
+from featx.tracing.scalars import DISGUISE, Diverged, TracedFloat, TracedInt, plain_number, traced_number
 from featx.tracing.standins import StandIns
 from featx.tracing.symbolic import Scope
 from featx.tracing.tracer import TracerBase
@@ -49,6 +49,8 @@ class Following(TracerBase):
         # The sizes and other numbers that the model got, in order, and those of an earlier trace at other sizes.
         self.numbers: list[int | float] = []
         self.expected_numbers: list[int | float] | None = None
+        # How much larger than they are C code sees the numbers that differ.
+        self.disguise = DISGUISE
         self._most_nodes: int | None = None
         # What a trace for real read of values, by the names of the questions, and what an earlier one did.
         self.answers: list[tuple[str, Any]] = []
@@ -247,7 +249,7 @@ class Following(TracerBase):
         is_other = expected is not None and (position >= len(expected) or expected[position] != value)
         # In another dtype, what is made of a number is a constant that may differ, and has to be the true one.
         is_disguised = is_other and not self.stand_ins.is_cast
-        return traced_number(value, origin, self, is_disguised=is_disguised)
+        return traced_number(value, origin, self, self.disguise if is_disguised else 0)
 
     # -- the trace of numbers ----------------------------------------------------------------------------------------
 
@@ -280,7 +282,7 @@ class Following(TracerBase):
             "call_function", function, tuple([self.create_arg(value) for value in args]), {}, None, None
         )
         is_disguised = any(isinstance(value, (TracedInt, TracedFloat)) and value.is_disguised for value in args)
-        return traced_number(result, node, self, is_disguised=is_disguised)
+        return traced_number(result, node, self, self.disguise if is_disguised else 0)
 
     def decide(self, function: Callable[..., Any], args: tuple[Any, ...], result: bool) -> None:
         """Record that Python saw a relation between numbers to hold, or not to."""

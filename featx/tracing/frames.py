@@ -236,6 +236,24 @@ def compares_objects(code: CodeType) -> bool:
     return False
 
 
+@functools.lru_cache(maxsize=4096)
+def compares_from_float(code: CodeType) -> bool:
+    """Say whether `code` has a comparison such as `2.5 < n`, with a literal float ahead."""
+    if not any(type(constant) is float for constant in code.co_consts):
+        return False
+    instructions = [each for each in dis.get_instructions(code) if each.opname not in ("CACHE", "EXTENDED_ARG")]
+    for place, instruction in enumerate(instructions):
+        depth = 0  # of the stack above the literal
+        for following in instructions[place + 1 :] if type(instruction.argval) is float else ():
+            # In a chain, `2.5 < n < 9`, n lies there twice.
+            if following.opname == "COMPARE_OP" and depth in (1, 2):
+                return True
+            depth += dis.stack_effect(following.opcode, following.arg, jump=False)
+            if depth < 1:
+                break
+    return False
+
+
 def is_in_try(frame: FrameType) -> bool:
     """Say whether `frame` is at code of a `try` with an `except` that goes on; Python 3.10 does not tell."""
     code = frame.f_code

@@ -32,7 +32,7 @@ class GradModes:
         callers = _context_methods()
         if callers[:1] == ["set_grad_enabled.__enter__"]:
             return  # it has set the mode when it was made
-        if self._of_caller is None:
+        if self._of_caller is None or self._of_caller.is_erased:
             self._of_caller = self._create_node("call_function", torch.is_grad_enabled, (), {})
         value: Argument = mode
         if any(name.endswith(("__exit__", "__call__")) for name in callers) and self._outer:

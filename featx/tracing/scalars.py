@@ -128,11 +128,11 @@ class TracedFloat(_Traced, float):
         return plain != 0
 
 
-def traced_number(value: int | float, origin: Any, trace: NumberTrace, *, is_disguised: bool = False) -> Any:
-    """Return `value` as a number that `trace` follows; disguised, C code sees another one."""
-    shown = value + DISGUISE if is_disguised else value
+def traced_number(value: int | float, origin: Any, trace: NumberTrace, disguise: int = 0) -> Any:
+    """Return `value` as a number that `trace` follows; C code sees one that is larger by `disguise`."""
+    shown = value + disguise
     number: Any = TracedFloat(shown) if isinstance(value, float) else TracedInt(shown)
-    number.trace, number.origin, number.value, number.is_disguised = trace, origin, value, is_disguised
+    number.trace, number.origin, number.value, number.is_disguised = trace, origin, value, disguise != 0
     return number
 
 

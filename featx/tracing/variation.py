@@ -13,8 +13,9 @@ from featx.ir.effects import MeasuredEffects
 from featx.ir.equality import is_same_graph
 from featx.ir.graph import Graph
 from featx.tracing.example import ExampleTrace, ExampleTracer, IsEnough
+from featx.tracing.frames import compares_from_float
 from featx.tracing.recording import NeedsValues
-from featx.tracing.scalars import Diverged
+from featx.tracing.scalars import DISGUISE, Diverged
 
 FREE = "free"
 CHANGED = "fixed: the model does something else at another length"
@@ -63,6 +64,10 @@ class Variation:
                 apart = [replace(group, inputs=(each,)) for each in group.inputs]
                 known.update({each: self._alone(each, group in likely) for each in apart})
                 del known[group]
+        free = [group for group, outcome in known.items() if outcome == FREE]
+        if free and any(map(compares_from_float, self._trace.codes)):
+            # C code answers `2.5 < n`, perhaps otherwise for a small n.
+            known.update({group: self._outcome([group], disguise=-DISGUISE) for group in free})
         return {(each, group.position): outcome for group, outcome in known.items() for each in group.inputs}
 
     def _alone(self, group: _Group, is_likely: bool) -> str:
@@ -80,7 +85,9 @@ class Variation:
     def _free_if(self, group: _Group, reason: str, other: Callable[[int, int, int], int]) -> str:
         return FREE if self._outcome([group], other) == FREE else reason
 
-    def _outcome(self, groups: list[_Group], other: Callable[[int, int, int], int] | None = None) -> str:
+    def _outcome(
+        self, groups: list[_Group], other: Callable[[int, int, int], int] | None = None, disguise: int = DISGUISE
+    ) -> str:
         usual = _other_size_for_real if self._trace.is_real else _other_size
         changes = {
             (each, group.position): (other or usual)(group.position, group.size, number)
@@ -89,9 +96,9 @@ class Variation:
         }
         args, kwargs = _resized(self._example, changes, self._trace.is_real)
         try:
-            modes: dict[str, Any] = {"is_real": self._trace.is_real, "gradients": self._trace.gradients}
-            around = self._trace.surroundings
-            again = self._tracer.run_once(around, args, kwargs, self._is_enough, earlier=self._trace, **modes)
+            first = self._trace
+            how: dict[str, Any] = {"is_real": first.is_real, "gradients": first.gradients, "disguise": disguise}
+            again = self._tracer.run_once(first.surroundings, args, kwargs, self._is_enough, earlier=first, **how)
         except Diverged:
             return CHANGED
         except (NeedsValues, Exception) as error:

@@ -31,6 +31,8 @@ class WrappedCalls(Calls):
             return function(*args, **kwargs)
         if function is range:
             return self._on_range(args)
+        if function is min or function is max:
+            return self._on_extreme(function, args, kwargs)
         if function is int or function is float:
             return self._on_conversion(function, args, kwargs)
         if function is len:
@@ -73,6 +75,18 @@ class WrappedCalls(Calls):
         if isinstance(number, kind):
             return number
         return self.compute(trunc if kind is int else float, args, kind(plain_number(number)))
+
+    def _on_extreme(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        # A float compares itself with an int in C: the comparison is turned round.
+        items: Any = args if len(args) > 1 else next(iter(args))
+        if kwargs or not isinstance(items, (tuple, list)) or not any(type(item) is float for item in items):
+            return function(*args, **kwargs)
+        best, *others = items
+        for item in others:
+            first, second = (item, best) if function is min else (best, item)
+            if second > first if type(first) is float else first < second:
+                best = item
+        return best
 
     def _on_range(self, args: tuple[Any, ...]) -> range:
         # How often a loop runs is part of the graph; for which sizes that holds is not fixed further.

@@ -24,6 +24,7 @@ _CACHED = functools._lru_cache_wrapper
 _F = TypeVar("_F", bound=Callable[..., Any] | str)
 # Where a Python module keeps the names of its own functions that `wrap` marked.
 _MARK = "__featx_wrapped__"
+_BUILTINS = ("range", "min", "max")
 
 
 def wrap(fn_or_name: _F) -> _F:
@@ -64,7 +65,7 @@ def find_places(
 
     They are looked for where their Python module marked them, in `modules` themselves, and in `seen_globals`: the
     globals of the code that will be traced. So are functions of einops, and those of Python and numpy that draw. For a
-    trace that is recording, functions that are cached and `range` come with them. O(size of those).
+    trace that is recording, functions that are cached, and `range`, `min` and `max` come with them. O(size of those).
     """
     seen = list(seen_globals)
     wanted = {id(function) for function in functions}
@@ -84,8 +85,9 @@ def find_places(
             if is_wanted and not name.startswith("__"):
                 places[id(namespace), name] = namespace
     for namespace in _code_of_models(seen):
-        if is_recording and "range" not in namespace:
-            places[id(namespace), "range"] = namespace
+        for name in _BUILTINS if is_recording else ():
+            if name not in namespace:
+                places[id(namespace), name] = namespace
         for name, value in namespace.items():
             original = original_of(value)
             if _is_opaque_to_proxies(original) or (is_recording and isinstance(original, _CACHED)):

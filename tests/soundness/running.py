@@ -79,7 +79,9 @@ def _gradients(module: nn.Module, result: Any) -> dict[str, Any]:
         found = torch.autograd.grad(sum(value.sum() for value in wanted), [*parameters.values()], allow_unused=True)
     except RuntimeError as error:
         return {"error": type(error)}
-    return {name: value for name, value in zip(parameters, found, strict=True) if value is not None}
+    # A graph may list its parameters in another order than the model.
+    pairs = sorted(zip(parameters, found, strict=True), key=lambda pair: pair[0])
+    return {name: value for name, value in pairs if value is not None}
 
 
 def outer_state(model: nn.Module) -> dict[str, Any]:

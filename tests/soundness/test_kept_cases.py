@@ -46,6 +46,11 @@ _REMEMBERING = """class Block(nn.Module):
 
 """
 
+
+def _remembering(context: str) -> str:
+    return _REMEMBERING.replace("y = x if", f"with {context}:\n            y = x.float() * x.shape[0] if", 1)
+
+
 _COUNTING_GLOBALLY = """TABLE = torch.tensor([0.5, 2.0])
 
 
@@ -211,6 +216,27 @@ CASES: dict[str, Case] = {
             "self.block, self.identity = Outer(), nn.Identity()",
             "return self.identity(self.block(self.identity(x + 1)))",
         ).replace("class Model", _TRANSPOSING + "class Model")
+    ),
+    "smallest of a size and a float": Case(_forward("return x, min(x.numel(), 2.5)")),
+    "float that is compared with a size": Case(_forward("return x * 2 if 2.5 < x.shape[0] else x")),
+    "float ahead of a chain of comparisons": Case(_forward("return x * 2 if 2.5 < x.shape[0] + 1 < 40 else x")),
+    "mode of gradients in a module that falls back": Case(
+        _with(
+            "self.blocks = nn.ModuleList([Block(), Block()])",
+            "for block in self.blocks:",
+            "    x = block(x)",
+            "with torch.set_grad_enabled(self.training):",
+            "    pass",
+            "return x",
+        ).replace("class Model", _remembering("torch.enable_grad()") + "class Model")
+    ),
+    "autocast in a module that falls back": Case(
+        _with(
+            "self.block, self.linear = Block(), nn.Linear(4, 4)",
+            "with torch.autocast('cpu'):",
+            "    x = self.linear(self.block(self.linear(x)))",
+            "return self.linear(x.float())",
+        ).replace("class Model", _remembering("torch.autocast('cpu', enabled=False)") + "class Model")
     ),
     "float of numpy": Case("import numpy as np\n" + _forward("return x, np.sqrt(x.shape[0])")),
 }

@@ -185,7 +185,7 @@ def test_zero_division_is_the_plain_error() -> None:
 
 def test_code_in_c_sees_another_value_of_a_disguised_number() -> None:
     trace = Trace()
-    six, half = (traced_number(value, None, trace, is_disguised=True) for value in (6, 0.5))
+    six, half = (traced_number(value, None, trace, DISGUISE) for value in (6, 0.5))
     assert len([0] * six) == 6 + DISGUISE
     assert 0.5 * six == 3 + DISGUISE / 2
     assert plain_number(six + 1) == 7
