@@ -17,10 +17,12 @@ from featx.features.opening import opened_for
 from featx.features.select import select
 from featx.ir.graph import Graph
 from featx.ir.node import Node
-from featx.tracing.example import ExampleTracer
+from featx.tracing.example import ExampleTrace, ExampleTracer
 from featx.tracing.freedom import FreeDims, trace_checked
+from featx.tracing.modes import only_sets_flags
 from featx.tracing.module_output import mark_output
 from featx.tracing.scope import has_own_call, walk_modules
+from featx.tracing.surroundings import Surroundings
 from featx.tracing.symbolic import Tracer
 from featx.tracing.variation import Dim
 
@@ -116,6 +118,9 @@ class ModelTracing:
         self._concrete_args = concrete_args
         self._tracer = tracer
         self._found: Example | None = None
+        # What is known from a trace in the other mode; where modules do more than set flags, nothing.
+        self._surroundings: Surroundings | None = None
+        self._is_known = all(map(only_sets_flags, self.model.modules()))
         # What is known of the dimensions of the example's tensors.
         self._dims: dict[Dim, str] = {}
         self._given = None if example_inputs is None else as_example(example_inputs)
@@ -134,6 +139,16 @@ class ModelTracing:
             ) from error
         tracer.asked_for = frozenset(request)
         return tracer
+
+    def _on_example(self, request: Iterable[str] = (), opened: frozenset[str] | None = None) -> ExampleTracer:
+        tracer = self._new_tracer(request).on_example(opened)
+        tracer.surroundings = self._surroundings
+        return tracer
+
+    def _known(self, trace: ExampleTrace) -> ExampleTrace:
+        if self._is_known:
+            self._surroundings = trace.surroundings
+        return trace
 
     def _trace_symbolically(self, request: Iterable[str]) -> Graph:
         # Symbols go through `forward` alone, as in torch.fx.
@@ -169,7 +184,7 @@ class ModelTracing:
         Raises:
             TraceError: the model cannot be traced; the message says where and what to do.
         """
-        return self._either(lambda example: self._new_tracer().on_example().trace(self.model, *_inputs(example)).graph)
+        return self._either(lambda example: self._known(self._on_example().trace(self.model, *_inputs(example))).graph)
 
     def wanted(self, request: Mapping[str, str], mode: str) -> TracedModel:
         """Return the graph in which each requested name has a node, opened no further than that, and these nodes.
@@ -187,8 +202,8 @@ class ModelTracing:
             except (NodeNameError, TraceError) as error:
                 # A name may lie in a module that runs inside one it is no part of, or that cannot be followed while its
                 # parts run by themselves; and a list of all names is of help.
-                tracer = self._new_tracer(request).on_example()
-                trace, free = trace_checked(tracer, self.model, *_inputs(example))
+                trace, free = trace_checked(self._on_example(request), self.model, *_inputs(example))
+                self._known(trace)
                 found[:] = [free]
                 try:
                     select(trace.graph, request, owner)
@@ -209,8 +224,9 @@ class ModelTracing:
                 return False
             return not any(_comes_later(name, found[key], broken_off) for name, key in request.items())
 
-        tracer = self._new_tracer(request).on_example(opened_for(self.model, request))
+        tracer = self._on_example(request, opened_for(self.model, request))
         trace, free = trace_checked(tracer, self.model, *_inputs(example), is_enough, self._dims)
+        self._known(trace)
         select(trace.graph, request, owner)
         found[:] = [free]
         return trace.graph

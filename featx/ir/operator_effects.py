@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,6 +32,7 @@ _COPIES_IF_NEEDED = frozenset(
 )
 
 
+@functools.cache
 def operator_writes(name: str) -> bool:
     """Say whether a torch function or method of this name writes its first argument: `add_`, `__setitem__`, `iadd`."""
     if is_magic(name):
@@ -80,6 +82,7 @@ def is_magic(name: str) -> bool:
     return name.startswith("__") and name.endswith("__")
 
 
+@functools.cache
 def _is_tagged_random(name: str) -> bool:
     if not name.isidentifier() or name.startswith("__"):
         return False

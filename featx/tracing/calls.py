@@ -67,7 +67,7 @@ class Calls(Recording):
         self._counts_inside = opened is not None
         self._hooked = surroundings.hooked
         self.states = ModuleStates(self.module_paths)
-        self._assigned: dict[type, set[str]] = {}
+        self._assigned = surroundings.assigned_to_others
         # The modules that were traced through, without an end in the middle.
         self._looked_into: set[nn.Module] = {self.root}
         self._called_whole: set[str] = set()
@@ -198,10 +198,11 @@ class Calls(Recording):
             self.scope = inside
         if module.training is not self._training[module]:
             raise Unfollowable(f"forward switches '{path}' between train and eval mode")
-        for _, inner in walk_modules(module):
+        for inner in [inner for _, inner in walk_modules(module)] if module._modules else (module,):
             for value in inner._parameters.values():
                 if value is not None and id(value) not in self._paths:
                     raise Unfollowable(f"'{path}' runs with other parameters than its own")
+        # What torch's own leaves do is known.
         is_own = type(module).__module__[:17] != "torch.nn.modules." or bool(module._modules)
         if is_own:
             self._check_untouched(module, path)
@@ -209,7 +210,8 @@ class Calls(Recording):
         call = functools.partial(self._result_of, module, *shown)
         values = args if not kwargs else (args, kwargs)
         with self.kernels.seen():
-            result = self._as_one_node("call_module", path, arguments, keywords, values, call, is_measured=is_own)
+            kinds = {"is_measured": is_own, "is_whole": not self._is_leaf(module, path)}
+            result = self._as_one_node("call_module", path, arguments, keywords, values, call, **kinds)
         self._called_whole.add(path)
         if is_own:
             self.states.note_call(module)
@@ -221,8 +223,9 @@ class Calls(Recording):
             raise ChangedByOthers(f"forward changes the attribute '{name}' of or inside '{path}', which is kept whole,")
 
     def _as_one_node(
-        self, op: str, target: Any, args: Any, kwargs: Any, values: Any, call: Callable[[], Any], *, is_measured: bool
-    ) -> Any:
+        self, op: str, target: Any, args: Any, kwargs: Any, values: Any, call: Callable[[], Any], *,
+        is_measured: bool, is_whole: bool = False,
+    ) -> Any:  # fmt: skip
         with torch._C.DisableTorchFunction():
             leaves = values if len(values) == 1 and type(values[0]) is torch.Tensor else tuple(tree_leaves(values))
             inputs: list[torch.Tensor] = []
@@ -245,7 +248,7 @@ class Calls(Recording):
                 self._generators = None
         with torch._C.DisableTorchFunction():
             node = self.add_node(op, target, args, kwargs, None, None)
-            if op == "call_module" and not self._is_leaf(self._module_at(target), target):
+            if is_whole:
                 node.meta["is_whole"] = True
             if is_measured:
                 pairs = zip(inputs, before, strict=True)
@@ -259,7 +262,8 @@ class Calls(Recording):
                 self.scope = self._caller  # what is taken out of the result is taken by the caller
             if isinstance(result, torch.Tensor) and any(result is value for value in leaves):
                 result = self.another_name(result, self.model_frame())
-            return self.follow(result, node, self.model_frame())
+            # Where a single tensor goes decides nothing.
+            return self.follow(result, node, None if isinstance(result, torch.Tensor) else self.model_frame())
 
     def _has_hooks(self, path: str) -> bool:
         return any(hooked == path or hooked.startswith(f"{path}.") for hooked in self._hooked)
@@ -341,7 +345,7 @@ class Calls(Recording):
         kind = type(module)
         names = self._assigned.get(kind)
         if names is None:
-            names = self._assigned[kind] = assigned_to_others(kind)
+            names = self._assigned[kind] = frozenset(assigned_to_others(kind))
         for name in names:
             for inner in module.modules():
                 if inner is module or inner in self._looked_into or name not in inner.__dict__:

@@ -76,6 +76,8 @@ class ExampleTracer:
         self.opened = opened
         self.asked_for = asked_for
         self._autowrap = (tuple(autowrap_modules), tuple(autowrap_functions))
+        # What another trace knew of the same model, if nobody has touched that since; found out for each trace else.
+        self.surroundings: Surroundings | None = None
         self._keep_source = keep_source
         self.keep_output = keep_output
 
@@ -95,7 +97,7 @@ class ExampleTracer:
         Raises:
             TraceError: what the root module itself does cannot be followed; the message says where and what to do.
         """
-        around = Surroundings(root, (args, kwargs), *self._autowrap)
+        around = self.surroundings or Surroundings(root, (args, kwargs), *self._autowrap)
         is_without_values = any(
             value.is_meta for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)
         )

@@ -21,6 +21,7 @@ _OWN_FOLDERS = (
 _PARAMETER_CHECK = type(torch.nn.Parameter).__instancecheck__.__code__
 _PYTHON_FOLDER = os.path.dirname(os.__file__) + os.sep
 _UNPACK_SEQUENCE = dis.opmap["UNPACK_SEQUENCE"]
+_COMPARE_OP = dis.opmap["COMPARE_OP"]
 _IS_OP = dis.opmap["IS_OP"]
 _MATCH_CLASS = dis.opmap["MATCH_CLASS"]
 _EXTENDED_ARG = dis.opmap["EXTENDED_ARG"]
@@ -236,10 +237,9 @@ def compares_objects(code: CodeType) -> bool:
     return False
 
 
-@functools.lru_cache(maxsize=4096)
 def compares_from_float(code: CodeType) -> bool:
     """Say whether `code` has a comparison such as `2.5 < n`, with a literal float ahead."""
-    if not any(type(constant) is float for constant in code.co_consts):
+    if _COMPARE_OP not in code.co_code[::2] or not any(type(constant) is float for constant in code.co_consts):
         return False
     instructions = [each for each in dis.get_instructions(code) if each.opname not in ("CACHE", "EXTENDED_ARG")]
     for place, instruction in enumerate(instructions):

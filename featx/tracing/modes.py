@@ -21,7 +21,7 @@ def in_mode(model: nn.Module, training: bool) -> Generator[None]:
     modes = [(module, module.training) for _, module in walk_modules(model)]
     was_training = model.training
     # A model may do more than set flags here.
-    switching = [module for module, _ in modes if type(module).train is not nn.Module.train]
+    switching = [module for module, _ in modes if not only_sets_flags(module)]
     is_there = not switching and all(mode is training for _, mode in modes)
     states = [ModuleState(module) for module in switching]
     tensors = [tensor for module in switching for tensor in (*module.parameters(), *module.buffers())]
@@ -46,3 +46,8 @@ def in_mode(model: nn.Module, training: bool) -> Generator[None]:
                     tensor.copy_(before)
         for state in states:
             state.restore(lambda value: False)
+
+
+def only_sets_flags(module: nn.Module) -> bool:
+    """Say whether `train` of a module does no more than to set flags."""
+    return type(module).train is nn.Module.train

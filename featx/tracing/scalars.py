@@ -34,6 +34,11 @@ _ROUNDING: tuple[tuple[str, Callable[..., Any]], ...] = (
 )  # fmt: skip
 
 
+_HOLD_NO_NUMBERS = frozenset(
+    {torch.Tensor, torch.nn.Parameter, int, float, bool, str, type(None), torch.dtype, torch.device}
+)
+
+
 class NumberTrace(Protocol):
     """The trace that a number belongs to."""
 
@@ -145,6 +150,8 @@ def plain_numbers(value: Any) -> Any:
     """Return `value` with the traced numbers in tuples, lists, dicts and slices as plain ones; itself without any."""
     kind = type(value)
     if kind in (tuple, list, torch.Size):
+        if _HOLD_NO_NUMBERS.issuperset(map(type, value)):
+            return value
         items = [plain_numbers(item) for item in value]
         return value if all(map(operator.is_, items, value)) else kind(items)
     if kind is dict:

@@ -67,6 +67,8 @@ class Surroundings:
             for value in list(namespace.values()):
                 if type(value) is torch.Tensor:
                     self.global_tensors.setdefault(memory_of(value), []).append(value)
+        # By class of modules, the attributes that its forward assigns to other objects; traces find them out.
+        self.assigned_to_others: dict[type, frozenset[str]] = {}
         self.places = find_places(self.namespaces, modules, functions, is_recording=True)
 
 
