@@ -26,7 +26,12 @@ def output_of(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     x = args[0]
     if type(x) is not torch.Tensor or not x.is_meta or not x.is_floating_point():
         return None
-    if x.is_contiguous() or (type(module) in _KEEP_CHANNELS_LAST and _is_channels_last(x)):
+    kind = type(module)
+    if (
+        x.is_contiguous()
+        or (kind in _KEEP_CHANNELS_LAST and _is_channels_last(x))
+        or (kind is nn.Linear and x.dim() == 2)  # a head on the first token of each image
+    ):
         return rule(module, x)
     return None
 
@@ -105,7 +110,7 @@ def _layer_norm(module: Any, x: torch.Tensor) -> torch.Tensor | None:
 def _linear(module: Any, x: torch.Tensor) -> torch.Tensor | None:
     if x.dim() == 0 or x.shape[-1] != module.in_features or not _is_plain(module, x):
         return None
-    return _fresh(x, (*x.shape[:-1], module.out_features))
+    return torch.empty((*x.shape[:-1], module.out_features), dtype=x.dtype, device=_META)
 
 
 def _convolution(module: Any, x: torch.Tensor) -> torch.Tensor | None:
