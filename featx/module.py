@@ -30,8 +30,9 @@ from featx.tracing.symbolic import Tracer
 class GraphModule(nn.Module):
     """Runs a graph on the modules and parameters of `root`, which are shared and not copied.
 
-    The forward function is generated from the graph and is state of the instance. When the graph was edited since,
-    it is generated anew before it runs, so edits never need `recompile()`; calling it moves that cost.
+    The forward function is generated from the graph and is state of the instance. Python compiles it when it is first
+    asked for. When the graph was edited since, it is generated anew before it runs, so edits never need `recompile()`;
+    calling it moves that cost.
 
     Args:
         root: the module that has the graph's targets, or a dict from target paths to modules, parameters and tensors.
@@ -50,7 +51,7 @@ class GraphModule(nn.Module):
         "_graph", "_bound", "_code", "_class_name", "_compiled_edits", "_literals", "_literal_names", "meta"
     ]  # fmt: skip
     _graph: Graph
-    _bound: MethodType
+    _bound: MethodType | None
     _code: PythonCode
     _class_name: str
     _compiled_edits: int
@@ -105,7 +106,11 @@ class GraphModule(nn.Module):
             except AttributeError as error:
                 # From a property it would read as "GraphModule has no attribute 'forward'".
                 raise GraphError(str(error)) from error
-        return self._bound
+        bound = self._bound
+        if bound is None:
+            code = self._code
+            bound = self.__dict__["_bound"] = MethodType(load_function(code.src, code.globals), self)
+        return bound
 
     @forward.setter
     def forward(self, function: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -124,13 +129,12 @@ class GraphModule(nn.Module):
     def _compile(self, graph: Graph) -> PythonCode:
         verify_targets(graph, self)
         code = emit(graph, "self", name_tensor=self._name_literal)
-        function = load_function(code.src, code.globals)
         for name, tensor in code.tensors.items():
             self._keep_literal(name, tensor)
         state = self.__dict__
         state["_graph"] = graph
         state["_code"] = code
-        state["_bound"] = MethodType(function, self)
+        state["_bound"] = None  # compiling is most of the cost, and what is edited again is not run
         state["_compiled_edits"] = graph.edits
         graph.owning_module = self
         return code
