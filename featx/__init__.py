@@ -36,8 +36,9 @@ from featx.features.select import select
 from featx.features.tracing import FeatureTracer
 from featx.interpret.interpreter import Interpreter
 from featx.interpret.transformer import Transformer
+from featx.ir.arguments import map_aggregate, map_arg
 from featx.ir.graph import Graph
-from featx.ir.node import Node, map_aggregate, map_arg
+from featx.ir.node import Node
 from featx.ir.side_effects import has_side_effect
 from featx.module import GraphModule, symbolic_trace, trace
 from featx.passes.cost import cost

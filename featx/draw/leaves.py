@@ -16,9 +16,10 @@ from featx.draw.costs import Costs, costs_by_node, numbers_in
 from featx.draw.forms import form_of
 from featx.draw.kinds import NUMBERS_OF_TENSORS, kind_of_call, kind_of_module
 from featx.errors import GraphError
+from featx.ir.arguments import collect_nodes
 from featx.ir.effects import Effects
 from featx.ir.graph import Graph
-from featx.ir.node import Node, collect_nodes
+from featx.ir.node import Node
 
 
 @dataclass(eq=False, slots=True)

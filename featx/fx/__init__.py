@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from featx.interpret.interpreter import Interpreter
 from featx.interpret.transformer import Transformer
+from featx.ir.arguments import map_arg
 from featx.ir.graph import Graph
-from featx.ir.node import Node, map_arg
+from featx.ir.node import Node
 from featx.ir.side_effects import has_side_effect
 from featx.migration.left_out import explainer
 from featx.module import GraphModule, symbolic_trace

@@ -6,8 +6,9 @@ Written by scripts/write_fx.py from featx/migration/table.py, not by hand.
 from typing import TYPE_CHECKING
 
 from featx.codegen.emit import PythonCode
+from featx.ir.arguments import Argument, map_aggregate, map_arg
 from featx.ir.graph import Graph
-from featx.ir.node import Argument, Node, Target, map_aggregate, map_arg
+from featx.ir.node import Node, Target
 from featx.migration.left_out import explainer
 from featx.migration.operators import INPLACE as inplace_methods
 from featx.migration.operators import MAGIC as magic_methods

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from featx.interpret.interpreter import Interpreter
 from featx.interpret.transformer import Transformer
+from featx.ir.arguments import Argument, map_aggregate, map_arg
 from featx.ir.graph import Graph
-from featx.ir.node import Argument, Node, Target, map_aggregate, map_arg
+from featx.ir.node import Node, Target
 from featx.migration.left_out import explainer
 from featx.module import GraphModule
 from featx.tracing.proxy import Proxy

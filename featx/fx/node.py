@@ -5,7 +5,8 @@ Written by scripts/write_fx.py from featx/migration/table.py, not by hand.
 
 from typing import TYPE_CHECKING
 
-from featx.ir.node import Argument, Node, Target, map_aggregate, map_arg
+from featx.ir.arguments import Argument, map_aggregate, map_arg
+from featx.ir.node import Node, Target
 from featx.ir.side_effects import has_side_effect
 from featx.migration.compatibility import BASE_TYPES as base_types
 from featx.migration.compatibility import BaseArgumentTypes

@@ -15,8 +15,9 @@ from featx.errors import ArgumentTypeError
 from featx.interop.meta import HELPER
 from featx.interop.named import Named, has_name
 from featx.interop.written import is_written
+from featx.ir.arguments import collect_nodes
 from featx.ir.graph import Graph
-from featx.ir.node import Node, collect_nodes
+from featx.ir.node import Node
 from featx.module import GraphModule
 
 

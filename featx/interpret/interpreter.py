@@ -12,8 +12,9 @@ from torch import nn
 from featx.errors import ArgumentTypeError, GraphError, InputError, TargetError
 from featx.interpret.notes import add_note, describe
 from featx.interpret.plan import Plan, modes_restored
+from featx.ir.arguments import Argument
 from featx.ir.graph import Graph
-from featx.ir.node import Argument, Node
+from featx.ir.node import Node
 
 _NOTHING = object()
 # Arguments that stand for themselves, found by one lookup.

@@ -8,8 +8,9 @@ from typing import Any
 from torch import nn
 
 from featx.interpret.interpreter import Interpreter
+from featx.ir.arguments import Argument
 from featx.ir.graph import Graph
-from featx.ir.node import Argument, Node, Target
+from featx.ir.node import Node, Target
 from featx.module import GraphModule
 from featx.tracing.constants import ModelTensors
 from featx.tracing.proxy import Proxy

@@ -6,8 +6,9 @@ import copy
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, cast
 
+from featx.ir.arguments import collect_nodes, map_arg
 from featx.ir.names import qualified_name, resolve
-from featx.ir.node import Node, collect_nodes, map_arg
+from featx.ir.node import Node
 
 if TYPE_CHECKING:
     from featx.ir.graph import Graph

@@ -332,7 +332,7 @@ def _first_node(node: Node) -> tuple[Node, ...]:
 
 
 def _nodes_in(value: Any) -> Iterable[Node]:
-    from featx.ir.node import collect_nodes
+    from featx.ir.arguments import collect_nodes
 
     found: dict[Node, None] = {}
     collect_nodes(value, found)

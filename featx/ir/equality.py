@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from featx.ir.arguments import map_arg
 from featx.ir.graph import Graph
-from featx.ir.node import Node, map_arg
+from featx.ir.node import Node
 
 
 def is_same_graph(one: Graph, other: Graph, besides: Collection[Node] = ()) -> bool:

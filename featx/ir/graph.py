@@ -10,8 +10,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from featx.errors import ArgumentTypeError, ForeignNodeError, GraphError, NodeInUseError
+from featx.ir.arguments import Argument, map_arg
 from featx.ir.names import Namespace, name_of_target
-from featx.ir.node import LEGAL_OPS, Argument, Node, Target, iterate, map_arg
+from featx.ir.node import LEGAL_OPS, Node, Target, iterate
 
 if TYPE_CHECKING:
     from featx.codegen.emit import PythonCode

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from featx.errors import ArgumentTypeError, ForeignNodeError, GraphError
-from featx.ir.immutable import ImmutableDict, ImmutableList
+from featx.ir.arguments import ATOMS, Argument, Operand, collect_nodes, freeze, map_arg
+from featx.ir.immutable import ImmutableDict
 from featx.ir.order import LABEL_STEP, spread_labels
 
 if TYPE_CHECKING:
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 Opcode: TypeAlias = Literal["placeholder", "get_attr", "call_function", "call_method", "call_module", "output"]
 Target: TypeAlias = str | Callable[..., Any]
-# Any: an argument is a Node, a literal of any type, or a tuple, list, dict, slice or range of arguments.
-Argument: TypeAlias = Any
 
 LEGAL_OPS = frozenset({"placeholder", "get_attr", "call_function", "call_method", "call_module", "output"})
 
@@ -27,7 +25,7 @@ LEGAL_OPS = frozenset({"placeholder", "get_attr", "call_function", "call_method"
 NO_KWARGS = ImmutableDict()
 
 
-class Node:
+class Node(Operand):
     """One operation of a `Graph`, as torch.fx defines it.
 
     `op` says what happens, `target` to whom, `args` and `kwargs` with what:
@@ -140,7 +138,7 @@ class Node:
             kind = type(argument)
             if kind is Node:
                 inputs[argument] = None
-            elif kind not in _ATOMS:
+            elif kind not in ATOMS:
                 collect_nodes(argument, inputs)
         if self._kwargs:
             collect_nodes(self._kwargs, inputs)
@@ -370,10 +368,10 @@ class Node:
         for argument in args:
             if type(argument) is Node:
                 uses[argument] = None
-            elif type(argument) not in _ATOMS:
-                args = tuple([_freeze(item, uses) for item in args])
+            elif type(argument) not in ATOMS:
+                args = tuple([freeze(item, uses) for item in args])
                 break
-        frozen = _freeze(kwargs, uses) if kwargs else NO_KWARGS
+        frozen = freeze(kwargs, uses) if kwargs else NO_KWARGS
         # Last, so that a refused argument leaves no trace.
         for source in uses:
             source.users[self] = None
@@ -393,105 +391,6 @@ class Node:
 
 def _node_at(graph: Graph, index: int) -> Node:
     return list(graph.nodes)[index]
-
-
-# Types of arguments that hold no node and are stored as they are, found by one lookup.
-_ATOMS = frozenset({int, float, bool, str, complex, type(None), type(Ellipsis), bytes})
-
-
-def _freeze(argument: Argument, uses: dict[Node, None]) -> Argument:
-    kind = type(argument)
-    if kind is Node:
-        uses[argument] = None
-        return argument
-    if kind in _ATOMS:
-        return argument
-    if isinstance(argument, tuple):
-        items = [_freeze(item, uses) for item in cast(tuple[Any, ...], argument)]
-        if hasattr(argument, "_fields"):
-            return tuple.__new__(kind, items)
-        return tuple(items) if kind is tuple else kind(items)
-    if isinstance(argument, list):
-        return ImmutableList([_freeze(item, uses) for item in cast(list[Any], argument)])
-    if isinstance(argument, dict):
-        if any(isinstance(key, Node) for key in cast(dict[Any, Any], argument)):
-            raise ArgumentTypeError(
-                "an argument has a node as the key of a dict; build the dict with a call_function node"
-            )
-        return ImmutableDict({key: _freeze(item, uses) for key, item in cast(dict[Any, Any], argument).items()})
-    if kind is slice:
-        return slice(_freeze(argument.start, uses), _freeze(argument.stop, uses), _freeze(argument.step, uses))
-    if isinstance(argument, Node):
-        uses[argument] = None
-    else:
-        _refuse_hidden_nodes(argument)
-    return argument
-
-
-def _refuse_hidden_nodes(argument: Argument) -> None:
-    hidden: Iterable[Any] = ()
-    if isinstance(argument, (set, frozenset)):
-        hidden = cast(set[Any], argument)
-    elif dataclasses.is_dataclass(argument) and not isinstance(argument, type):
-        hidden = [getattr(argument, field.name) for field in dataclasses.fields(argument)]
-    if any(isinstance(item, Node) for item in hidden):
-        raise ArgumentTypeError(
-            f"an argument has a node inside a {type(argument).__name__}, where it would not be seen; "
-            "build the value with a call_function node"
-        )
-
-
-def collect_nodes(argument: Argument, found: dict[Node, None]) -> None:
-    """Add each node in `argument` to `found`, in the order in which a reader meets them."""
-    kind = type(argument)
-    if kind is Node:
-        found[argument] = None
-    elif kind in _ATOMS:
-        return
-    elif isinstance(argument, (tuple, list)):
-        for item in cast(tuple[Any, ...], argument):
-            collect_nodes(item, found)
-    elif isinstance(argument, dict):
-        for item in cast(dict[Any, Any], argument).values():
-            collect_nodes(item, found)
-    elif kind is slice:
-        for item in (argument.start, argument.stop, argument.step):
-            collect_nodes(item, found)
-    elif isinstance(argument, Node):
-        found[argument] = None
-
-
-def map_arg(a: Argument, fn: Callable[[Node], Argument]) -> Argument:
-    """Return `a` with `fn` applied to each Node in it. Tuples, lists, dicts and slices keep their type."""
-    kind = type(a)
-    if kind is Node:
-        return fn(a)
-    if kind in _ATOMS:
-        return a
-    return _map_structure(a, lambda item: map_arg(item, fn), lambda leaf: fn(leaf) if isinstance(leaf, Node) else leaf)
-
-
-def map_aggregate(a: Argument, fn: Callable[[Argument], Argument]) -> Argument:
-    """Return `a` with `fn` applied to each leaf in it, Node or not. Tuples, lists, dicts and slices keep their type."""
-    return _map_structure(a, lambda item: map_aggregate(item, fn), fn)
-
-
-def _map_structure(
-    a: Argument, recurse: Callable[[Argument], Argument], on_leaf: Callable[[Argument], Argument]
-) -> Argument:
-    if isinstance(a, tuple):
-        items = [recurse(item) for item in cast(tuple[Any, ...], a)]
-        kind = type(cast(tuple[Any, ...], a))
-        if hasattr(a, "_fields"):
-            return tuple.__new__(kind, items)
-        return tuple(items) if kind is tuple else kind(items)
-    if isinstance(a, list):
-        return ImmutableList([recurse(item) for item in cast(list[Any], a)])
-    if isinstance(a, dict):
-        return ImmutableDict({key: recurse(item) for key, item in cast(dict[Any, Any], a).items()})
-    if isinstance(a, slice):
-        return slice(recurse(a.start), recurse(a.stop), recurse(a.step))
-    return on_leaf(a)
 
 
 def iterate(root: Node, *, backwards: bool = False) -> Iterator[Node]:

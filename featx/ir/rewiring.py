@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+from featx.ir.arguments import Argument, collect_nodes, map_arg
 from featx.ir.effects import MeasuredEffects
-from featx.ir.node import Argument, Node, collect_nodes, map_arg
+from featx.ir.node import Node
 
 
 def replace_inputs(node: Node, replacements: Mapping[Node, Argument]) -> None:

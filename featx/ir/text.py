@@ -5,8 +5,9 @@ from __future__ import annotations
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any, cast
 
+from featx.ir.arguments import Argument
 from featx.ir.names import qualified_name
-from featx.ir.node import Argument, Node, Target
+from featx.ir.node import Node, Target
 
 if TYPE_CHECKING:
     from featx.ir.graph import Graph

@@ -26,7 +26,7 @@ class Path:
     left_out: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
-_NODE = "Argument Node Target map_aggregate map_arg"
+_ARGUMENTS, _NODE = "Argument map_aggregate map_arg", "Node Target"
 _OPERATORS = {
     "featx.migration.operators": "MAGIC=magic_methods REFLECTABLE=reflectable_magic_methods INPLACE=inplace_methods"
 }
@@ -58,7 +58,8 @@ TABLE: Mapping[str, Path] = {
             "featx.interpret.interpreter": "Interpreter",
             "featx.interpret.transformer": "Transformer",
             "featx.ir.graph": "Graph",
-            "featx.ir.node": "Node map_arg",
+            "featx.ir.arguments": "map_arg",
+            "featx.ir.node": "Node",
             "featx.module": "GraphModule symbolic_trace",
             "featx.rewrite.replace": "replace_pattern",
             "featx.ir.side_effects": "has_side_effect",
@@ -84,6 +85,7 @@ TABLE: Mapping[str, Path] = {
     ),
     "node": Path(
         {
+            "featx.ir.arguments": _ARGUMENTS,
             "featx.ir.node": _NODE,
             "featx.ir.side_effects": "has_side_effect",
             "featx.migration.compatibility": "BASE_TYPES=base_types BaseArgumentTypes",
@@ -96,7 +98,13 @@ TABLE: Mapping[str, Path] = {
         {"_side_effectful_functions": "functions are marked with has_side_effect", "_type_repr _format_arg": _COPIED},
     ),
     "graph": Path(
-        {"featx.codegen.emit": "PythonCode", "featx.ir.graph": "Graph", "featx.ir.node": _NODE, **_OPERATORS},
+        {
+            "featx.codegen.emit": "PythonCode",
+            "featx.ir.graph": "Graph",
+            "featx.ir.arguments": _ARGUMENTS,
+            "featx.ir.node": _NODE,
+            **_OPERATORS,
+        },
         {"PythonCode": "`src` and `globals` as there; `lines` and `tensors` in place of the private fields"},
         {"CodeGen _PyTreeCodeGen _CodeGen": _CODEGEN},
     ),
@@ -111,6 +119,7 @@ TABLE: Mapping[str, Path] = {
     "proxy": Path(
         {
             "featx.ir.graph": "Graph",
+            "featx.ir.arguments": _ARGUMENTS,
             "featx.ir.node": _NODE,
             "featx.tracing.proxy": "Attribute ParameterProxy Proxy",
             "featx.tracing.symbolic": "Scope",
@@ -128,6 +137,7 @@ TABLE: Mapping[str, Path] = {
     "_symbolic_trace": Path(
         {
             "featx.ir.graph": "Graph",
+            "featx.ir.arguments": _ARGUMENTS,
             "featx.ir.node": _NODE,
             "featx.module": "GraphModule symbolic_trace",
             "featx.migration.compatibility": "BASE_TYPES=base_types compatibility",
@@ -151,6 +161,7 @@ TABLE: Mapping[str, Path] = {
             "featx.interpret.interpreter": "Interpreter",
             "featx.interpret.transformer": "Transformer",
             "featx.ir.graph": "Graph",
+            "featx.ir.arguments": _ARGUMENTS,
             "featx.ir.node": _NODE,
             "featx.module": "GraphModule",
             "featx.tracing.proxy": "Proxy",

@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from featx.errors import ArgumentTypeError
+from featx.ir.arguments import Argument, map_arg
 from featx.ir.memory import memory_of
-from featx.ir.node import Argument, Node, map_arg
+from featx.ir.node import Node
 from featx.ir.repeatable import depends_on_mode
 from featx.ir.rewiring import replace_inputs
 from featx.ir.verify import find_attribute

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from featx.ir.arguments import Argument
 from featx.ir.effects import CallEffects, Effects
-from featx.ir.node import Argument, Node
+from featx.ir.node import Node
 from featx.ir.repeatable import has_hooks
 from featx.ir.rewiring import keep_measured_effects
 from featx.ir.schemas import signature_of_function

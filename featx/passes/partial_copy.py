@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from featx.ir.arguments import Argument, map_arg
 from featx.ir.graph import Graph
-from featx.ir.node import Argument, Node, map_arg
+from featx.ir.node import Node
 from featx.passes.modes import Modes, ModeWriter
 
 # What is true of a call, or of the place of an input in a signature, and not of what stands for its value elsewhere.

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from featx.interpret.interpreter import Interpreter
-from featx.ir.node import Node, map_aggregate
+from featx.ir.arguments import map_aggregate
+from featx.ir.node import Node
 from featx.passes.by_rule import ByRule, known_output, refuse_autocast
 from featx.passes.formal import FakeValues, MetaValues
 from featx.passes.left_as_was import WrittenMemory, model_kept

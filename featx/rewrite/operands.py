@@ -9,8 +9,9 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from featx.ir.arguments import collect_nodes
 from featx.ir.names import qualified_name
-from featx.ir.node import Node, collect_nodes
+from featx.ir.node import Node
 from featx.rewrite.wildcards import AnyConstant, AnyOf
 
 # An argument of the pattern and the argument of the graph that is to match it.

@@ -16,10 +16,11 @@ import torch
 from torch import nn
 
 from featx.errors import ArgumentTypeError, ControlFlowError, ModulePathError, TraceError
+from featx.ir.arguments import Argument, map_arg
 from featx.ir.effects import Effects
 from featx.ir.graph import Graph
 from featx.ir.memory import MemoryGroups, memory_of
-from featx.ir.node import Argument, Node, map_arg
+from featx.ir.node import Node
 from featx.ir.operator_effects import operator_draws, operator_writes
 from featx.tracing.grad_modes import GradModes
 from featx.tracing.proxy import refusal

@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
+from featx.ir.arguments import Argument, map_aggregate
 from featx.ir.equality import is_same, other_constants
 from featx.ir.graph import Graph
-from featx.ir.node import Argument, Node, map_aggregate
+from featx.ir.node import Node
 from featx.ir.rewiring import keep_measured_effects
 from featx.tracing.example import ExampleTrace, ExampleTracer, IsEnough
 from featx.tracing.guards import check_dtype

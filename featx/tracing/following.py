@@ -13,8 +13,9 @@ from torch import nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
 from featx.errors import ArgumentTypeError
+from featx.ir.arguments import Argument
 from featx.ir.graph import Graph
-from featx.ir.node import Argument, Node, Target
+from featx.ir.node import Node, Target
 from featx.tracing.autocast import AutocastModes
 from featx.tracing.constants import memory_of
 from featx.tracing.conversions import converts_by_calls_alone

@@ -9,7 +9,8 @@ from types import FrameType
 
 import torch
 
-from featx.ir.node import Argument, Node
+from featx.ir.arguments import Argument
+from featx.ir.node import Node
 
 _CONTEXTS = torch.autograd.grad_mode.__file__
 

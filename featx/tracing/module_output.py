@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from featx.ir.arguments import Argument
 from featx.ir.effects import MeasuredEffects
 from featx.ir.graph import Graph
-from featx.ir.node import Argument, Node
+from featx.ir.node import Node
 
 
 def module_output(value: Any) -> Any:

@@ -10,7 +10,8 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from featx.ir.node import Argument, Node, Target
+from featx.ir.arguments import Argument
+from featx.ir.node import Node, Target
 from featx.ir.operator_effects import draws_now, operator_draws, operator_writes
 from featx.tracing.constants import memory_of, versions_of
 from featx.tracing.following import Following

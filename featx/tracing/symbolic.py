@@ -14,8 +14,9 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from featx.errors import FeatxError, ModulePathError, TraceError
+from featx.ir.arguments import Argument
 from featx.ir.graph import Graph
-from featx.ir.node import Argument, Node, Target
+from featx.ir.node import Node, Target
 from featx.ir.operator_effects import operator_writes
 from featx.tracing.constants import ModelTensors
 from featx.tracing.frames import describe, user_frame

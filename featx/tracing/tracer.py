@@ -11,9 +11,10 @@ from typing import Any, cast
 import torch
 
 from featx.errors import ArgumentTypeError, ControlFlowError, TraceError
+from featx.ir.arguments import Argument
 from featx.ir.graph import Graph
 from featx.ir.immutable import ImmutableDict
-from featx.ir.node import Argument, Node, Target
+from featx.ir.node import Node, Target
 from featx.tracing.proxy import Proxy, refusal
 
 # Types that stand in a graph as they are, found by one lookup.

@@ -11,7 +11,7 @@ import torch.fx
 import featx
 from featx import Graph, Node
 from featx.errors import ArgumentTypeError, ForeignNodeError, GraphError
-from featx.ir.node import map_aggregate, map_arg
+from featx.ir.arguments import map_aggregate, map_arg
 
 # What both libraries mean alike is asserted of both: torch.fx says that the expectation is right.
 BOTH = pytest.mark.parametrize("library", [featx, torch.fx], ids=["featx", "torch.fx"])
