@@ -60,7 +60,10 @@ def copied(value: Any) -> Any:
     """Copy tensors with their strides; requires_grad is kept, history is not."""
     if isinstance(value, torch.Tensor):
         with torch.no_grad():
-            return value.detach().clone().requires_grad_(value.requires_grad)
+            copy_of_it = value.detach().clone()
+            # A write out of place can leave integers that claim to require gradients.
+            can_require = value.is_floating_point() or value.is_complex()
+            return copy_of_it.requires_grad_(value.requires_grad) if can_require else copy_of_it
     if isinstance(value, dict):
         return type(value)((key, copied(item)) for key, item in value.items())
     if isinstance(value, tuple) and hasattr(value, "_fields"):
