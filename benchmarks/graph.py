@@ -1,12 +1,20 @@
-"""Compare graph operations with torch.fx, and measure how their cost grows with the graph.
+"""Compare graph operations with torch.fx, and measure how their cost and memory grow with the graph.
 
-Run: python benchmarks/graph.py [--nodes 100000] [--rounds 5] [--growth]
+python benchmarks/graph.py [--nodes 100000] [--rounds 5]
+python benchmarks/graph.py --growth [--largest 1000000]   featx alone, without the garbage collector
+python benchmarks/graph.py --memory [--nodes 100000]      bytes a node, each library in a process of its own
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import gc
+import math
+import pickle
+import resource
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from itertools import pairwise
@@ -19,6 +27,7 @@ from torch import nn
 from torch.fx.passes.shape_prop import ShapeProp
 
 import featx
+from featx import passes
 
 
 def chain(library: ModuleType, nodes: int) -> featx.Graph:
@@ -73,6 +82,34 @@ def propagating(library: ModuleType, nodes: int) -> Callable[[], object]:
     return lambda: shape_prop(module).propagate(value)
 
 
+def replace_uses(graph: featx.Graph, library: ModuleType) -> None:
+    """Let the readers of every node read its input instead."""
+    for node in graph.nodes:
+        if node.op == "call_function":
+            node.replace_all_uses_with(node.args[0])
+
+
+def in_module(graph: featx.Graph, run: Callable[[featx.GraphModule], object]) -> None:
+    """Do something with a module that runs a graph."""
+    run(featx.GraphModule(nn.Module(), graph))
+
+
+def split_in_thousands(module: featx.GraphModule) -> None:
+    """Make a child of each thousand nodes."""
+    parts = {node: index // 1000 for index, node in enumerate(module.graph.nodes)}
+    passes.split_module(module, None, parts.__getitem__)
+
+
+def twice(x: torch.Tensor) -> torch.Tensor:
+    """The pattern that is replaced."""
+    return torch.relu(torch.relu(x))
+
+
+def negated(x: torch.Tensor) -> torch.Tensor:
+    """What is put in its place."""
+    return torch.neg(x)
+
+
 # Name, what it does to a graph, and whether it leaves the graph as it was.
 OPERATIONS: tuple[tuple[str, Callable[[featx.Graph, ModuleType], object], bool], ...] = (
     # First, on memory that building and freeing graphs has not left in pieces.
@@ -80,11 +117,24 @@ OPERATIONS: tuple[tuple[str, Callable[[featx.Graph, ModuleType], object], bool],
     ("compare", compare_nodes, True),
     ("insert", insert, False),
     ("erase", erase, False),
+    ("replace_all_uses", replace_uses, False),
     ("eliminate_dead_code", eliminate, False),
     ("lint", lambda graph, library: graph.lint(), True),
     ("str", lambda graph, library: str(graph), True),
     ("python_code", lambda graph, library: graph.python_code("self"), True),
     ("deepcopy", lambda graph, library: copy.deepcopy(graph), True),
+)
+# What torch.fx cannot do, or not at this size: RecursionError, or time that grows with the square.
+OWN_OPERATIONS: tuple[tuple[str, Callable[[featx.Graph, ModuleType], object], bool], ...] = (
+    ("pickle", lambda graph, library: pickle.loads(pickle.dumps(graph)), True),
+    ("cse", lambda graph, library: in_module(graph, passes.eliminate_common_subexpressions), False),
+    (
+        "replace_pattern",
+        lambda graph, library: in_module(graph, lambda m: featx.replace_pattern(m, twice, negated)),
+        False,
+    ),
+    ("split", lambda graph, library: in_module(graph, split_in_thousands), True),
+    ("interpret", lambda graph, library: in_module(graph, lambda m: featx.Interpreter(m).run(torch.ones(1))), True),
 )
 
 
@@ -109,7 +159,8 @@ class Measured:
     @property
     def median(self) -> float:
         """The median time of the operation alone, in seconds."""
-        return sorted(self.times[1:])[(len(self.times) - 1) // 2]
+        times = sorted(self.times[1:])
+        return times[len(times) // 2]
 
 
 def measure(nodes: int, rounds: int, *, collector: bool = True) -> list[tuple[str, float, float]]:
@@ -131,22 +182,71 @@ def measure(nodes: int, rounds: int, *, collector: bool = True) -> list[tuple[st
     ]  # fmt: skip
 
 
+def grow(largest: int, rounds: int) -> list[list[str]]:
+    """Return a row for each operation: microseconds a node at each size, and the exponent of the growth."""
+    sizes = [10**power for power in range(3, round(math.log10(largest)) + 1)]
+    rows: list[list[str]] = []
+    operations = (
+        *OPERATIONS,
+        *OWN_OPERATIONS,
+        ("create", lambda graph, library: chain(library, len(graph.nodes)), True),
+    )
+    for name, operation, _ in operations:
+        costs: list[float] = []
+        for size in sizes:
+            measured = Measured(featx, size, operation, reuse=False)
+            # Small graphs are over in no time, so that more runs are needed, and the largest take long.
+            for _ in range(max(2, min(rounds, 1_000_000 // size))):
+                gc.collect()
+                gc.disable()
+                measured()
+                gc.enable()
+            costs.append(measured.median / size * 1e6)
+        exponent = 1 + math.log10(costs[-1] / costs[0]) / (len(sizes) - 1)
+        rows.append([name, *(f"{cost:.2f}" for cost in costs), f"{exponent:.2f}"])
+        print(f"{name} done", file=sys.stderr, flush=True)
+    return [["operation", *(f"{size:.0e}" for size in sizes), "exponent"], *rows]
+
+
+def resident(library: ModuleType, nodes: int) -> float:
+    """Return how many bytes a node of a chain keeps resident; for a process that has done nothing else."""
+    chain(library, 1000)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    graph = chain(library, nodes)
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return (after - before) * 1024 / len(graph.nodes)
+
+
+def compare_memory(nodes: int) -> list[str]:
+    """Return bytes a node of both libraries, and the ratio."""
+    found = [
+        float(subprocess.run([sys.executable, __file__, "--resident", name, "--nodes", str(nodes)],
+                             check=True, capture_output=True, text=True).stdout)
+        for name in ("featx", "torch.fx")
+    ]  # fmt: skip
+    return [f"{nodes:.0e}", *(f"{size:.0f}" for size in found), f"{found[0] / found[1]:.2f}"]
+
+
 def main() -> None:
-    """Print the comparison, or the growth."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Print the comparison, the growth, or the memory."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--growth", action="store_true", help="featx alone at 1e3, 1e4 and 1e5 nodes, collector off")
+    parser.add_argument("--growth", action="store_true")
+    parser.add_argument("--largest", type=int, default=1_000_000)
+    parser.add_argument("--memory", action="store_true")
+    parser.add_argument("--resident", choices=["featx", "torch.fx"], help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.resident:
+        print(resident(featx if arguments.resident == "featx" else torch.fx, arguments.nodes))
+        return
+    if arguments.memory:
+        print_table(["nodes", "featx", "torch.fx", "ratio"], [compare_memory(arguments.nodes)])
+        return
     print(describe_machine() + "; us a node\n")
     if arguments.growth:
-        sizes = (1_000, 10_000, 100_000)
-        columns = [measure(size, arguments.rounds, collector=False) for size in sizes]
-        rows = []
-        for results in zip(*columns, strict=True):
-            costs = [cost for _, cost, _ in results]
-            rows.append([results[0][0], *(f"{cost:.2f}" for cost in costs), f"{max(costs) / min(costs):.2f}"])
-        print_table(["operation", *(f"{size:.0e}" for size in sizes), "largest / smallest"], rows)
+        headings, *rows = grow(arguments.largest, arguments.rounds)
+        print_table(headings, rows)
         return
     rows = [
         [name, f"{ours:.2f}", f"{theirs:.2f}", f"{ours / theirs:.2f}"]

@@ -25,7 +25,8 @@ def in_mode(model: nn.Module, training: bool) -> Generator[None]:
     is_there = not switching and all(mode is training for _, mode in modes)
     states = [ModuleState(module) for module in switching]
     tensors = [tensor for module in switching for tensor in (*module.parameters(), *module.buffers())]
-    saved = [(tensor, tensor.detach().clone()) for tensor in {id(tensor): tensor for tensor in tensors}.values()]
+    distinct = {id(tensor): tensor for tensor in tensors if not tensor.is_meta}
+    saved = [(tensor, tensor.detach().clone()) for tensor in distinct.values()]
     # Setting the flags one by one takes nn.Module ten times as long as putting them where they are.
     are_flags = not switching and all("training" in module.__dict__ for module, _ in modes)
     try:

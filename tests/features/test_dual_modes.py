@@ -70,3 +70,12 @@ def test_name_that_the_present_modes_lack_is_refused() -> None:
     model[1].eval()
     with pytest.raises(featx.NodeNameError, match="as it is now"):
         featx.create_feature_extractor(model, train_return_nodes=["1.mul"], eval_return_nodes=["0"])
+
+
+def test_model_without_values_that_overrides_train_lists_its_names() -> None:
+    with torch.device("meta"):
+        model = Frozen().train()
+    train, eval_ = featx.get_graph_node_names(model, example_inputs=torch.empty(3, 4, device="meta"))
+    assert train == eval_ == ["x", "norm", "add"]
+    assert model.training
+    assert not model.norm.training
