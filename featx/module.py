@@ -311,6 +311,21 @@ def _check_name(node: Node, kind: type[GraphModule]) -> None:
         )
 
 
+def check_graph_module(gm: object) -> GraphModule:
+    """Return `gm` if it is a graph module.
+
+    Raises:
+        ArgumentTypeError: it is not.
+    """
+    if isinstance(gm, GraphModule):
+        return gm
+    if hasattr(gm, "graph"):
+        hint = "featx.from_torch_fx makes one of a module of torch.fx"
+    else:
+        hint = "trace the module first: featx.trace(model, example_input)"
+    raise ArgumentTypeError(f"gm must be a featx GraphModule, got {type(gm).__name__}; {hint}")
+
+
 def symbolic_trace(
     root: nn.Module | Callable[..., Any], concrete_args: dict[str, Any] | tuple[Any, ...] | None = None
 ) -> GraphModule:

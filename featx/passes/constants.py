@@ -14,7 +14,7 @@ from featx.ir.node import Node
 from featx.ir.repeatable import depends_on_mode
 from featx.ir.rewiring import replace_inputs
 from featx.ir.verify import find_attribute
-from featx.module import GraphModule
+from featx.module import GraphModule, check_graph_module
 from featx.passes.accesses import Accesses
 from featx.passes.modes import Modes
 from featx.tracing.guards import require_mode
@@ -43,7 +43,7 @@ def fold_constants(gm: GraphModule, *, include_trainable: bool = False, max_byte
     """
     if not isinstance(cast(object, max_bytes), int) or max_bytes < 0:
         raise ArgumentTypeError(f"max_bytes must be an int that is not negative, got {max_bytes!r}")
-    folding = _Folding(gm, include_trainable, max_bytes)
+    folding = _Folding(check_graph_module(gm), include_trainable, max_bytes)
     folding.compute()
     folding.choose()
     folding.store()

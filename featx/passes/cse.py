@@ -9,7 +9,7 @@ import torch
 from featx.ir.node import Node
 from featx.ir.repeatable import depends_on_mode
 from featx.ir.rewiring import replace_inputs
-from featx.module import GraphModule
+from featx.module import GraphModule, check_graph_module
 from featx.passes.accesses import Accesses
 from featx.passes.modes import Modes
 from featx.tracing.guards import require_mode
@@ -24,7 +24,7 @@ def eliminate_common_subexpressions(gm: GraphModule) -> bool:
     that the caller does not get one tensor twice. The first call stays, under its name. Returns whether anything was
     merged. O(nodes + edges).
     """
-    merging = _Merging(gm)
+    merging = _Merging(check_graph_module(gm))
     for node in gm.graph.nodes:
         merging.visit(node)
     for node in reversed(merging.replacements):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from featx.ir.node import Node
-from featx.module import GraphModule
+from featx.module import GraphModule, check_graph_module
 
 
 def eliminate_dead_code(gm: GraphModule, is_impure_node: Callable[[Node], bool] | None = None) -> bool:
@@ -18,4 +18,4 @@ def eliminate_dead_code(gm: GraphModule, is_impure_node: Callable[[Node], bool] 
     Raises:
         GraphError: the graph is malformed.
     """
-    return gm.graph.eliminate_dead_code(is_impure_node)
+    return check_graph_module(gm).graph.eliminate_dead_code(is_impure_node)

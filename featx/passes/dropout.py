@@ -11,7 +11,7 @@ from torch.nn import functional
 from featx.ir.node import Node
 from featx.ir.repeatable import has_hooks
 from featx.ir.rewiring import replace_inputs
-from featx.module import GraphModule
+from featx.module import GraphModule, check_graph_module
 from featx.passes.accesses import Accesses
 from featx.tracing.guards import require_mode
 
@@ -47,7 +47,7 @@ def remove_dropout(gm: GraphModule) -> bool:
     that work on channels where their result is written in place. Submodules of `gm` are not deleted. Returns whether
     anything was removed. O(nodes + edges).
     """
-    accesses = Accesses(gm)
+    accesses = Accesses(check_graph_module(gm))
     inputs: dict[Node, Node] = {}
     used_mode = False
     for node in gm.graph.nodes:

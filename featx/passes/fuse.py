@@ -12,7 +12,7 @@ from featx.errors import PassError
 from featx.ir.names import identifier_of
 from featx.ir.node import Node
 from featx.ir.repeatable import has_hooks
-from featx.module import GraphModule
+from featx.module import GraphModule, check_graph_module
 from featx.passes.accesses import Accesses
 from featx.passes.modes import Modes
 from featx.rewrite.unused import remove_unused_modules
@@ -51,7 +51,7 @@ def fuse_conv_bn(gm: GraphModule) -> bool:
     Raises:
         PassError: `gm` is in train mode.
     """
-    if gm.training:
+    if check_graph_module(gm).training:
         raise PassError(
             f"fuse_conv_bn of {gm._get_name()} in train mode, in which batch norms use the statistics of the batch; "
             "call eval() on it first"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, TypeVar, cast
 
 from featx.errors import ArgumentTypeError, PassError
-from featx.module import GraphModule
+from featx.module import GraphModule, check_graph_module
 from featx.passes.ordering import first_order
 
 Pass: TypeAlias = Callable[[GraphModule], bool]
@@ -62,7 +62,7 @@ class PassManager:
         Raises:
             PassError: a pass or check raised, or a pass returned something else than a bool; it says which pass.
         """
-        self._check(gm, "before any pass")
+        self._check(check_graph_module(gm), "before any pass")
         changed_ever = False
         for _ in range(self.steps):
             changed = [self._run(function, gm) for function in self.passes]

@@ -15,7 +15,7 @@ from featx.ir.node import Node
 from featx.ir.repeatable import has_hooks
 from featx.ir.rewiring import keep_measured_effects
 from featx.ir.schemas import signature_of_function
-from featx.module import GraphModule
+from featx.module import GraphModule, check_graph_module
 
 _Keywords = dict[str, Argument]
 # What the types of an operator's schema are called, by the type of a literal.
@@ -49,7 +49,7 @@ def normalize_arguments(gm: GraphModule) -> bool:
     of arguments, and calls whose effects could not be told any more. The owner of a method stays positional. Defaults
     are not filled in. Returns whether anything changed. O(nodes + edges).
     """
-    normalizing = _Normalizing(gm)
+    normalizing = _Normalizing(check_graph_module(gm))
     changed = False
     for node in gm.graph.nodes:
         changed = normalizing.visit(node) or changed

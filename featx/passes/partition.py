@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from featx.ir.node import Node
-from featx.module import GraphModule
+from featx.module import GraphModule, check_graph_module
 from featx.passes.accesses import Accesses
 from featx.passes.submodules import ChildForm, Regrouping
 
@@ -19,7 +19,7 @@ def partition(gm: GraphModule, is_supported: Callable[[Node], bool], min_nodes: 
     each other. Those with fewer than `min_nodes` calls stay in the outer graph. `gm` is not changed; submodules and
     tensors are shared. O(nodes * log(nodes) + edges).
     """
-    accesses = Accesses(gm)
+    accesses = Accesses(check_graph_module(gm))
     names: dict[Node, str] = {}
     number = 0
     for group in supported_groups(gm, is_supported, accesses):

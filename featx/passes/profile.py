@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -41,8 +41,8 @@ def profile(gm: nn.Module, *args: Any, repeats: int = 10, warmup: int = 2, **kwa
     Raises:
         InputError: the graph takes other inputs, or something is on the meta device, where nothing takes time.
     """
-    if repeats < 1 or warmup < 0:
-        raise ArgumentTypeError(f"repeats must be at least 1 and warmup at least 0, got {repeats} and {warmup}")
+    if not all(isinstance(cast(object, number), int) for number in (repeats, warmup)) or repeats < 1 or warmup < 0:
+        raise ArgumentTypeError(f"repeats must be an int from 1 and warmup one from 0, got {repeats} and {warmup}")
     interpreter = _TimingInterpreter(gm)
     inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     tensors = [*gm.parameters(), *gm.buffers(), *inputs]

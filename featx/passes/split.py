@@ -9,7 +9,7 @@ from torch import nn
 from featx.errors import PassError
 from featx.ir.names import Namespace
 from featx.ir.node import Node
-from featx.module import GraphModule
+from featx.module import GraphModule, check_graph_module
 from featx.passes.accesses import Accesses
 from featx.passes.lookup import find_nodes
 from featx.passes.modes import Modes
@@ -50,7 +50,7 @@ def split_module(
     Raises:
         PassError: two parts need each other, or a part runs in a mode that cannot be set again.
     """
-    accesses = Accesses(m)
+    accesses = Accesses(check_graph_module(m))
     modes = Modes(m.graph, accesses)
     stem = "submod" if partition_affix is None else f"submod_{partition_affix}"
     namespace = Namespace()
@@ -87,7 +87,7 @@ def split_at(gm: GraphModule, names: Iterable[str | Node]) -> GraphModule:
         NodeNameError: `gm` has no such node.
         PassError: a stage would be empty, or no node is named.
     """
-    cuts = sorted(set(find_nodes(gm, names)))
+    cuts = sorted(set(find_nodes(check_graph_module(gm), names)))
     if not cuts:
         raise PassError("split_at needs at least one node to cut behind")
     stages: dict[Node, int] = {}

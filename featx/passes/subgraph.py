@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from featx.errors import PassError
 from featx.ir.node import Node
-from featx.module import GraphModule
+from featx.module import GraphModule, check_graph_module
 from featx.passes.accesses import DRAWS, Accesses
 from featx.passes.lookup import find_nodes, quoted
 from featx.passes.modes import Modes
@@ -39,7 +39,7 @@ def extract_subgraph(
         PassError: the outputs need more than the inputs, an input is named twice, or an input shares memory that is
             written with another one or with what is computed.
     """
-    given, wanted = find_nodes(gm, inputs), find_nodes(gm, outputs)
+    given, wanted = find_nodes(check_graph_module(gm), inputs), find_nodes(gm, outputs)
     twice = next((node.name for node in given if given.count(node) > 1), None) if len(set(given)) < len(given) else None
     if twice is not None or not wanted:
         raise PassError(f"input '{twice}' is named twice" if wanted else "extract_subgraph needs at least one output")

@@ -11,7 +11,7 @@ from torch import nn
 from featx.errors import ArgumentTypeError, PatternError
 from featx.ir.graph import Graph
 from featx.ir.node import Node
-from featx.module import GraphModule
+from featx.module import GraphModule, check_graph_module
 from featx.rewrite.attributes import Attributes
 from featx.rewrite.edit import Edit
 from featx.rewrite.match import InternalMatch, SubgraphMatcher
@@ -144,8 +144,7 @@ def replace_pattern_with_filters(
 
 
 def _refuse(gm: object, replacement: object, replacement_callback: object) -> None:
-    if not isinstance(gm, GraphModule):
-        raise ArgumentTypeError(f"gm must be a featx GraphModule, got {type(gm).__name__}; trace the module first")
+    check_graph_module(gm)
     if replacement is None and replacement_callback is None:
         raise ArgumentTypeError("give a replacement, or a replacement_callback that makes one for each match")
 
