@@ -27,7 +27,7 @@ from featx.tracing.states import ModuleStates
 from featx.tracing.surroundings import Surroundings
 from featx.tracing.symbolic import Scope
 from featx.tracing.unfollowable import ChangedByOthers, LeftBehind, Unfollowable, Unholdable
-from featx.tree import tree_leaves
+from featx.tree import tree_leaves, tree_map
 
 LeafPolicy = Callable[[nn.Module, str], bool]
 _STORED_BY_HOOK = (
@@ -260,10 +260,21 @@ class Calls(Recording):
                 self._check_form(node, result, f"what '{target}' returns")
             if op == "call_module":
                 self.scope = self._caller  # what is taken out of the result is taken by the caller
-            if isinstance(result, torch.Tensor) and any(result is value for value in leaves):
-                result = self.another_name(result, self.model_frame())
+            result = self._apart_from(leaves, result)
             # Where a single tensor goes decides nothing.
             return self.follow(result, node, None if isinstance(result, torch.Tensor) else self.model_frame())
+
+    def _apart_from(self, inputs: Any, result: Any) -> Any:
+        # For another input, or in another state, the call may return something else than what it got.
+        given = {id(value) for value in inputs if isinstance(value, torch.Tensor)}
+
+        def apart(leaf: Any) -> Any:
+            return self.another_name(leaf, self.model_frame()) if id(leaf) in given else leaf
+
+        if isinstance(result, torch.Tensor):
+            return apart(result)
+        is_in_it = isinstance(result, (tuple, list, dict)) and any(id(leaf) in given for leaf in tree_leaves(result))
+        return tree_map(apart, result) if is_in_it else result
 
     def _has_hooks(self, path: str) -> bool:
         return any(hooked == path or hooked.startswith(f"{path}.") for hooked in self._hooked)

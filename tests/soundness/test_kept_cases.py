@@ -84,6 +84,20 @@ class Outer(nn.Module):
 
 """
 
+_RETURNING_ITS_INPUT = """class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.tensor(1))
+
+    def forward(self, x):
+        if self.calls > 2:
+            x = x * 2
+        self.calls += 1
+        return x, None
+
+
+"""
+
 CASES: dict[str, Case] = {
     "call that returns its argument": Case(_forward("y = x.to(torch.float32)", "x.fill_(0)", "return y")),
     "copy of what is contiguous": Case(_forward("y = x.contiguous()", "y *= 2", "return x, y")),
@@ -237,6 +251,14 @@ CASES: dict[str, Case] = {
             "    x = self.linear(self.block(self.linear(x)))",
             "return self.linear(x.float())",
         ).replace("class Model", _remembering("torch.autocast('cpu', enabled=False)") + "class Model")
+    ),
+    "module that returns its input in a tuple, until it has run often": Case(
+        _with(
+            "self.block, self.relu = Block(), nn.ReLU(inplace=True)",
+            "y = self.block(x)[0]",
+            "self.relu(x)",
+            "return x",
+        ).replace("class Model", _RETURNING_ITS_INPUT + "class Model")
     ),
     "float of numpy": Case("import numpy as np\n" + _forward("return x, np.sqrt(x.shape[0])")),
 }
