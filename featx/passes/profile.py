@@ -42,7 +42,9 @@ def profile(gm: nn.Module, *args: Any, repeats: int = 10, warmup: int = 2, **kwa
         InputError: the graph takes other inputs, or something is on the meta device, where nothing takes time.
     """
     if not all(isinstance(cast(object, number), int) for number in (repeats, warmup)) or repeats < 1 or warmup < 0:
-        raise ArgumentTypeError(f"repeats must be an int from 1 and warmup one from 0, got {repeats} and {warmup}")
+        raise ArgumentTypeError(
+            f"repeats must be at least 1 and warmup at least 0, both ints, got {repeats} and {warmup}"
+        )
     interpreter = _TimingInterpreter(gm)
     inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     tensors = [*gm.parameters(), *gm.buffers(), *inputs]

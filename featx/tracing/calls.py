@@ -267,14 +267,10 @@ class Calls(Recording):
     def _apart_from(self, inputs: Any, result: Any) -> Any:
         # For another input, or in another state, the call may return something else than what it got.
         given = {id(value) for value in inputs if isinstance(value, torch.Tensor)}
-
-        def apart(leaf: Any) -> Any:
-            return self.another_name(leaf, self.model_frame()) if id(leaf) in given else leaf
-
-        if isinstance(result, torch.Tensor):
-            return apart(result)
-        is_in_it = isinstance(result, (tuple, list, dict)) and any(id(leaf) in given for leaf in tree_leaves(result))
-        return tree_map(apart, result) if is_in_it else result
+        if given.isdisjoint(map(id, tree_leaves(result))):
+            return result
+        frame = self.model_frame()
+        return tree_map(lambda leaf: self.another_name(leaf, frame) if id(leaf) in given else leaf, result)
 
     def _has_hooks(self, path: str) -> bool:
         return any(hooked == path or hooked.startswith(f"{path}.") for hooked in self._hooked)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -307,3 +308,43 @@ def test_number_of_values_that_a_whole_module_returns_is_checked() -> None:
     assert torch.equal(extractor(one)["last"], model(one))
     with pytest.raises(featx.SpecializationError, match="the form of what 'rows' returns"):
         extractor(torch.full((3, 4), 0.9))
+
+
+@dataclasses.dataclass
+class Returned:
+    value: torch.Tensor
+
+
+class ReturnsItsInputAtFirst(nn.Module):
+    def __init__(self, wrap: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.tensor(1))
+        self.wrap = wrap
+
+    def forward(self, x: torch.Tensor) -> Any:
+        if self.calls > 2:
+            x = x * 2
+        self.calls += 1
+        return self.wrap(x)
+
+
+class ReadsItsInputBehind(nn.Module):
+    def __init__(self, wrap: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.first, self.block, self.relu = nn.Identity(), ReturnsItsInputAtFirst(wrap), nn.ReLU(inplace=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        self.block(x)
+        return self.relu(x)
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda x: (x, None), lambda x: {"x": x}, Returned], ids=["tuple", "dict", "dataclass"]
+)
+def test_input_that_a_module_returns_inside_of_something_stays_what_it_was(wrap: Callable[[torch.Tensor], Any]) -> None:
+    model = ReadsItsInputBehind(wrap).eval()
+    extractor = featx.create_feature_extractor(model, ["block", "relu"], example_inputs=torch.randn(2, 3))
+    for _ in range(4):
+        x = torch.randn(2, 3)
+        assert torch.equal(extractor(x.clone())["relu"], torch.relu(x))
