@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from torch import nn
 
 from featx.features.tracing import ModelTracing, TracerName
 from featx.ir.graph import Graph
+from featx.tracing.mode_reads import mode_reads
 from featx.tracing.modes import in_mode
 
 
@@ -28,7 +30,8 @@ def get_graph_node_names(
     `layer1.0.add` a function that `layer1.0` calls, `layer1.0.relu_2` the third call of one module or function. Any of
     them, and any prefix such as `layer1`, can be given to `create_feature_extractor`.
 
-    The model runs once in each mode, on tensors without values; it is as before afterwards. O(nodes + modules) each.
+    The model runs once, on tensors without values, and a second time if its code asks in which mode it is; it is as
+    before afterwards. O(nodes + modules) each.
     Where it can be traced in one mode only, the list of the other is empty, and a warning says why.
 
     Args:
@@ -45,14 +48,7 @@ def get_graph_node_names(
         TraceError: the model cannot be traced in either mode; the message says where and what to do.
     """
     tracing = ModelTracing(model, tracer_kwargs, concrete_args, example_inputs, tracer)
-    names: dict[bool, list[str]] = {}
-    errors: dict[bool, Exception] = {}
-    for training in (True, False):
-        with in_mode(model, training):
-            try:
-                names[training] = names_of(tracing.graph())
-            except Exception as error:  # the model's own too
-                errors[training] = error
+    names, errors = _in_each_mode(tracing)
     if len(errors) == 2:
         raise errors[model.training]
     if not suppress_diff_warning:
@@ -61,6 +57,25 @@ def get_graph_node_names(
         else:
             warn_of_differences(names[True], names[False])
     return names.get(True, []), names.get(False, [])
+
+
+def _in_each_mode(tracing: ModelTracing) -> tuple[dict[bool, list[str]], dict[bool, Exception]]:
+    """Return the names in train and in eval mode, and the errors, the model's own too, where it cannot be traced."""
+    names: dict[bool, list[str]] = {}
+    errors: dict[bool, Exception] = {}
+    with in_mode(tracing.model, False), mode_reads(tracing.model) as reads, suppress(Exception):
+        names[False] = names_of(tracing.graph())
+    if names and not reads.any and not tracing.is_example_for_one_mode:
+        return {True: names[False], False: list(names[False])}, {}
+    for training in (True, False):
+        if training in names:
+            continue
+        with in_mode(tracing.model, training):
+            try:
+                names[training] = names_of(tracing.graph())
+            except Exception as error:
+                errors[training] = error
+    return names, errors
 
 
 def _warn_of_failure(errors: Mapping[bool, Exception]) -> None:

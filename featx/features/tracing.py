@@ -161,9 +161,14 @@ class ModelTracing:
         return self._new_tracer(request).trace(self.model, self._concrete_args)
 
     def _find_example(self) -> Example | None:
-        if self._found is None or self._found.is_for_one_mode:
+        if self._found is None or self.is_example_for_one_mode:
             self._found = find_example(self.model, self.model.training)
         return self._found
+
+    @property
+    def is_example_for_one_mode(self) -> bool:
+        """Whether the model was traced on inputs that it takes in one of train and eval mode only."""
+        return self._found is not None and self._found.is_for_one_mode
 
     def _example(self) -> Example | None:
         if self._tracer == "symbolic":
