@@ -18,6 +18,7 @@ from featx.tracing.generators import SharedGenerators
 from featx.tracing.hooks import tensors_kept_by_hooks
 from featx.tracing.kernels import Kernels
 from featx.tracing.left_behind import assigned_to_others, what_forward_left
+from featx.tracing.mode_reads import mode_of
 from featx.tracing.module_output import mark_output
 from featx.tracing.recording import NeedsValues, Recording
 from featx.tracing.scalars import plain_numbers
@@ -71,7 +72,7 @@ class Calls(Recording):
         # The modules that were traced through, without an end in the middle.
         self._looked_into: set[nn.Module] = {self.root}
         self._called_whole: set[str] = set()
-        self._training = {module: module.training for module in self.module_paths}
+        self._training = {module: mode_of(module) for module in self.module_paths}
         self._caller = self.scope
         # The checks that gradients are enabled, or not, as they were when forward asked.
         self.gradient_checks: list[Node] = []
@@ -196,7 +197,7 @@ class Calls(Recording):
                 keywords = {key: self.create_arg(value) for key, value in kwargs.items()} if kwargs else {}
         finally:
             self.scope = inside
-        if module.training is not self._training[module]:
+        if mode_of(module) is not self._training[module]:
             raise Unfollowable(f"forward switches '{path}' between train and eval mode")
         for inner in [inner for _, inner in walk_modules(module)] if module._modules else (module,):
             for value in inner._parameters.values():
@@ -301,7 +302,7 @@ class Calls(Recording):
             if self._has_own_tensors(module):
                 raise NeedsValues
             if result is not None:
-                if module.training:
+                if mode_of(module):
                     self.drew = self.drew or module_draws(module)
                     self.wrote_model = self.wrote_model or module_writes_state(module)
                 return result
@@ -336,7 +337,7 @@ class Calls(Recording):
 
     def check_state(self, module: nn.Module) -> None:
         """Raise where forward left something on an opened module that a graph cannot."""
-        if module.training is not self._training[module]:
+        if mode_of(module) is not self._training[module]:
             raise LeftBehind(f"forward switches '{self.module_paths[module]}' between train and eval mode")
         self.check_unseen()
         if self.gave_memory:

@@ -32,6 +32,7 @@ from featx.tracing.grad_modes import gradients_set
 from featx.tracing.guards import require_distinct_inputs
 from featx.tracing.kept_dicts import KeptDicts
 from featx.tracing.lineage import Lineage
+from featx.tracing.mode_reads import mode_of
 from featx.tracing.pass_through import wrapped
 from featx.tracing.recording import NeedsValues
 from featx.tracing.saved_state import SavedState
@@ -306,7 +307,7 @@ class ExampleTrace(WrappedCalls):
                         held.clear()
                         held.update(before)
             for module, mode in self._training.items():
-                if module.training is not mode:
+                if mode_of(module) is not mode:
                     module.__dict__["training"] = mode
 
     def save_globals(self, tensors: Iterable[Any]) -> None:

@@ -24,7 +24,7 @@ class ModeReads:
     def __deepcopy__(self, memo: dict[int, Any]) -> ModeReads:
         return self  # a copy of a module that is asked answers for the model
 
-    def on_read(self, module: nn.Module) -> None:
+    def on_read(self, module: nn.Module | None) -> None:
         """Take note of a read, unless a layer of torch asks for its own mode, on which no node depends but its own."""
         reader = sys._getframe(3).f_globals.get("__name__", "")
         is_own = type(module).__module__.startswith(_OF_TORCH)
@@ -37,7 +37,7 @@ class _Submodules(dict[str, Any]):
     __slots__ = ("original", "owner", "reads", "training")
 
     original: dict[str, Any]
-    owner: nn.Module
+    owner: nn.Module | None
     reads: ModeReads
     training: bool
 
@@ -61,8 +61,16 @@ class _Submodules(dict[str, Any]):
 def _answering(submodules: dict[str, Any], training: bool, reads: ModeReads) -> _Submodules:
     answering = _Submodules(submodules)
     answering.original, answering.training, answering.reads = submodules, training, reads
-    answering.owner = nn.Module()
+    answering.owner = None
     return answering
+
+
+def mode_of(module: nn.Module) -> bool:
+    """Return the mode of a module without being heard. O(1), also while others are listened to."""
+    submodules = module._modules
+    if type(submodules) is _Submodules and "training" not in module.__dict__:
+        return submodules.training
+    return module.training
 
 
 @contextmanager
@@ -84,8 +92,8 @@ def mode_reads(model: nn.Module) -> Generator[ModeReads]:
             laid.append(_lay(module, reads))
         yield reads
     finally:
-        for submodules in laid:
-            reads.any = _take_away(submodules) or reads.any
+        for submodules, module in zip(laid, modules, strict=False):
+            reads.any = _take_away(submodules, module) or reads.any
 
 
 def _can_be_heard(module: nn.Module) -> bool:
@@ -107,9 +115,9 @@ def _lay(module: nn.Module, reads: ModeReads) -> _Submodules:
     return submodules
 
 
-def _take_away(submodules: _Submodules) -> bool:
+def _take_away(submodules: _Submodules, module: nn.Module) -> bool:
     """Put a module's attributes back, in their order, and say whether somebody has set its mode meanwhile."""
-    module, original = submodules.owner, submodules.original
+    original = submodules.original
     if submodules != original:
         original.clear()
         original.update(submodules)

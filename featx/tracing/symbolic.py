@@ -22,6 +22,7 @@ from featx.tracing.constants import ModelTensors
 from featx.tracing.frames import describe, user_frame
 from featx.tracing.grad_modes import gradients_set
 from featx.tracing.inputs import bind_inputs, signature_of
+from featx.tracing.mode_reads import mode_of
 from featx.tracing.naming import QualifiedNames
 from featx.tracing.pass_through import wrapped
 from featx.tracing.proxy import ParameterProxy, Proxy, failure, find_proxy, refusal
@@ -120,7 +121,7 @@ class Tracer(TracerBase):
         self._states = {}
         self.refused = None
         self._modes = _modes()
-        self._training = {module: module.training for module in self.submodule_paths}
+        self._training = {module: mode_of(module) for module in self.submodule_paths}
         namespaces = globals_of(function, map(type, self.submodule_paths))
         places = find_places(namespaces, self._autowrap_modules, self._autowrap_functions, is_recording=False)
         watched = ("_parameters", "_buffers") if self.proxy_buffer_attributes else ("_parameters",)
@@ -136,7 +137,8 @@ class Tracer(TracerBase):
                 for state in self._states.values():
                     state.restore(self._is_of_trace)
                 for module, mode in self._training.items():
-                    module.__dict__["training"] = mode
+                    if mode_of(module) is not mode:
+                        module.__dict__["training"] = mode
         self._tensors.finish(self.graph)
         self._names.assign()
         self.submodule_paths = {}
@@ -173,7 +175,7 @@ class Tracer(TracerBase):
             self._check_mode(module)
 
     def _check_mode(self, module: nn.Module) -> None:
-        if module.training != self._training[module]:
+        if mode_of(module) != self._training[module]:
             raise TraceError(
                 f"cannot trace {self.root_module_name}: forward puts '{self.submodule_paths[module]}' into "
                 f"{'train' if module.training else 'eval'} mode, and a graph does not switch modes; make the module "
@@ -250,7 +252,7 @@ class Tracer(TracerBase):
         self.scope = Scope(path, type(m), outer.stack)
         try:
             if self.is_leaf_module(m, path):
-                if m.training is not self._training[m]:
+                if mode_of(m) is not self._training[m]:
                     self._check_mode(m)
                 return self.create_proxy("call_module", path, args, kwargs)
             if type(m).forward is not nn.Sequential.forward:  # which changes nothing on the module
