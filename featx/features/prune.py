@@ -75,7 +75,8 @@ class _Liveness:
     def is_overwritten(self, node: Node) -> bool:
         """Say whether a kept call behind `node` may write into its memory."""
         writers = self._writers_behind(node, self._memory)
-        if node.meta.get("is_overwritten", True) or not writers:
+        is_feared = any(self._effects.of(writer).is_opaque for writer in writers)
+        if node.meta.get("is_overwritten", True) or is_feared or not writers:
             return bool(writers)
         # Nobody wrote it on the example; but what was copied there may be the same memory for another input.
         return not writers <= self._writers_behind(node, self._memory_as_copied)

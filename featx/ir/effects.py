@@ -76,13 +76,15 @@ _NOTHING = CallEffects()
 class MeasuredEffects:
     """What a call was seen to do when it ran; a tracer leaves it in `node.meta["effects"]`.
 
-    `writes` and `shares` are positions in `node.all_input_nodes`.
+    `writes` and `shares` are positions in `node.all_input_nodes`. `may_write_more` says that its code has writes to
+    inputs under conditions that did not hold.
     """
 
     writes: tuple[int, ...] = ()
     shares: tuple[int, ...] = ()
     is_random: bool = False
     writes_state: bool = False
+    may_write_more: bool = False
 
     def joined(self, other: MeasuredEffects) -> MeasuredEffects:
         """Return what either of two runs of one call did."""
@@ -91,14 +93,16 @@ class MeasuredEffects:
             shares=tuple(sorted({*self.shares, *other.shares})),
             is_random=self.is_random or other.is_random,
             writes_state=self.writes_state or other.writes_state,
+            may_write_more=self.may_write_more or other.may_write_more,
         )
 
     def of(self, node: Node) -> CallEffects:
         """Return them as the effects of `node`."""
-        inputs = node.all_input_nodes
+        inputs = tuple(node.all_input_nodes)
         return CallEffects(
-            writes=tuple([inputs[position] for position in self.writes]),
+            writes=inputs if self.may_write_more else tuple([inputs[position] for position in self.writes]),
             shares=tuple([inputs[position] for position in self.shares]),
+            is_opaque=self.may_write_more,
             is_random=self.is_random,
             writes_state=self.writes_state,
         )

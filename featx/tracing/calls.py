@@ -69,6 +69,7 @@ class Calls(Recording):
         self._hooked = surroundings.hooked
         self.states = ModuleStates(self.module_paths)
         self._assigned = surroundings.assigned_to_others
+        self._missed_writes = surroundings.missed_writes
         # The modules that were traced through, without an end in the middle.
         self._looked_into: set[nn.Module] = {self.root}
         self._called_whole: set[str] = set()
@@ -234,6 +235,7 @@ class Calls(Recording):
                 inputs = [value for value in leaves if isinstance(value, torch.Tensor) and not value.is_inference()]
             before = [value._version for value in inputs]
         self.drew = self.wrote_model = self.wrote_unseen = False
+        self.ran, self.written_at = set(), set()
         self.whole += 1
         try:
             result = call()
@@ -291,11 +293,21 @@ class Calls(Recording):
 
         shared = [value for value in inputs if memory_of(value) in memory]
         return MeasuredEffects(
-            positions_of(written), positions_of(shared), self.drew, self.wrote_model or self.wrote_unseen
+            writes=positions_of(written),
+            shares=positions_of(shared),
+            is_random=self.drew,
+            writes_state=self.wrote_model or self.wrote_unseen,
+            may_write_more=self._may_write_more(node.target),
         )
+
+    def _may_write_more(self, called: Any) -> bool:
+        if isinstance(called, str):
+            return self._missed_writes.by_module(self._module_at(called), self.ran, self.written_at)
+        return self._missed_writes.by_function(called, self.written_at)
 
     def _result_of(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # Without its hooks: they are to run when the extractor does, and not before.
+        self.ran.add(module)
         if not self.is_real:
             with torch._C.DisableTorchFunction():
                 result = output_of(module, args, kwargs)

@@ -17,6 +17,7 @@ from featx.ir.arguments import Argument
 from featx.ir.graph import Graph
 from featx.ir.node import Node, Target
 from featx.tracing.autocast import AutocastModes
+from featx.tracing.conditional_writes import Line
 from featx.tracing.constants import memory_of
 from featx.tracing.conversions import converts_by_calls_alone
 from featx.tracing.frames import describe, is_comparison, user_frame, what_follows, writes_a_message
@@ -75,6 +76,9 @@ class Following(TracerBase):
         # Whether a module that is kept whole had its hands on memory in a way that no version tells.
         self.wrote_unseen = False
         self.wrote_model = False
+        # The modules that ran inside the last call that is one node, and the lines that wrote something there.
+        self.ran: set[nn.Module] = set()
+        self.written_at: set[Line | None] = set()
         self._paths = paths
         self._device = device
         self._keep_source = keep_source

@@ -19,6 +19,8 @@ from featx.tracing.frames import (
     compares_objects,
     is_comparison,
     is_in_try,
+    line_of,
+    user_frame,
     what_follows,
     written_operator,
     written_sign,
@@ -93,6 +95,8 @@ class Recording(Following):
             self.drew = self.drew or draws_now(name, args, kwargs)
             if operator_writes(name) or "out" in kwargs:
                 self.save_globals((*args[:1], kwargs.get("out")))
+            if operator_writes(name) or "out" in kwargs or kwargs.get("inplace"):
+                self.written_at.add(line_of(user_frame()))
         if self.stand_ins.writes_model(function, args, kwargs):
             self.wrote_model = True
         if self.is_real:

@@ -12,6 +12,7 @@ from torch import nn
 
 from featx.errors import TraceError
 from featx.tracing.constants import memory_of, tensors_of
+from featx.tracing.missed_writes import MissedWrites
 from featx.tracing.scope import has_hooks, has_own_call, walk_modules
 from featx.tracing.wrapping import find_places, globals_of
 from featx.tree import tree_leaves
@@ -69,6 +70,7 @@ class Surroundings:
                     self.global_tensors.setdefault(memory_of(value), []).append(value)
         # By class of modules, the attributes that its forward assigns to other objects; traces find them out.
         self.assigned_to_others: dict[type, frozenset[str]] = {}
+        self.missed_writes = MissedWrites()
         self.places = find_places(self.namespaces, modules, functions, is_recording=True)
 
 

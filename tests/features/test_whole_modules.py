@@ -348,3 +348,103 @@ def test_input_that_a_module_returns_inside_of_something_stays_what_it_was(wrap:
     for _ in range(4):
         x = torch.randn(2, 3)
         assert torch.equal(extractor(x.clone())["relu"], torch.relu(x))
+
+
+# -- writes that the example did not bring about -----------------------------------------------------------------------
+
+
+class WritesLargeInputs(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if float(x.detach().sum()) > 100:
+            x[:, 0] = 0
+        return x * 2
+
+
+class WritesInAMethod(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if float(x.detach().sum()) > 100:
+            self.clear(x)
+        return x * 2
+
+    def clear(self, rows: torch.Tensor) -> None:
+        rows.t()[0].zero_()
+
+
+class HasALayerThatWrites(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.relu(x) if float(x.detach().sum()) > 100 else x * 2
+
+
+class HasAPartThatWrites(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = nn.Sequential(WritesAlways())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.part(x) if float(x.detach().sum()) > 100 else x * 2
+
+
+class WritesAlways(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x += 1
+        return x * 2
+
+
+class Scripted(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if float(x.sum()) > 100:
+            x[:, 0] = 0
+        return x * 2
+
+
+class AroundTheWriter(nn.Module):
+    """Reads its value `linear` again behind a module that may have written it."""
+
+    def __init__(self, writer: nn.Module) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        nn.init.eye_(self.linear.weight)
+        self.writer = writer
+        self.head = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.linear(x)
+        return self.writer(x) + self.head(x)
+
+
+WRITERS = [WritesLargeInputs, WritesInAMethod, HasALayerThatWrites, HasAPartThatWrites]
+
+
+@pytest.mark.parametrize("names", [["linear", "head"], ["head"], ["linear", "add"]])
+@pytest.mark.parametrize("kind", [*WRITERS, Scripted])
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*")
+def test_write_that_the_example_did_not_bring_about_is_reckoned_with(
+    kind: type[nn.Module], names: list[str], capture: Capture
+) -> None:
+    writer = torch.jit.script(kind()) if kind is Scripted else kind()
+    model = AroundTheWriter(writer).eval()
+    extractor = featx.create_feature_extractor(model, names, example_inputs=torch.zeros(2, 3))
+    for x in (torch.randn(2, 3), torch.tensor([[1000.0, -5.0, 1.0]]), torch.full((2, 3), -1000.0)):
+        hooked = capture(model, ["linear", "head"], x.clone())
+        expected = {"linear": hooked["linear"][0], "head": hooked["head"][0], "add": model(x.clone())}
+        found = extractor(x.clone())
+        assert all(torch.equal(found[name], expected[name]) for name in names)
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_module_that_writes_sometimes_stays_only_where_its_input_is_read_behind_it(kind: type[nn.Module]) -> None:
+    model = AroundTheWriter(kind()).eval()
+    extractor = featx.create_feature_extractor(model, ["linear"], example_inputs=torch.zeros(2, 3))
+    assert [node.target for node in extractor.graph.find_nodes(op="call_module")] == ["linear"]
+
+
+@pytest.mark.parametrize("name", ["resnet50", "swin_t", "swin_v2_t", "convnext_tiny"])
+def test_module_whose_writes_all_came_to_pass_costs_no_copy(name: str) -> None:
+    torchvision = pytest.importorskip("torchvision")
+    model = getattr(torchvision.models, name)().eval()
+    paths = [path for path in ("layer2", "layer4", "features.3", "features.5") if path in dict(model.named_modules())]
+    assert "clone" not in featx.create_feature_extractor(model, paths).code

@@ -1,0 +1,122 @@
+"""writing_lines: the lines of code that write an argument in place. Comments in the code below say which they are."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from featx.tracing.conditional_writes import writing_lines
+
+TABLE: dict[str, Any] = {}
+
+
+class Plain(nn.Module):
+    def forward(self, x: torch.Tensor, mask: Any = None, *others: Any, size: int = 1, **rest: Any) -> Any:
+        x.mul_(2)  # always
+        if mask is not None:
+            x[mask] = 0  # sometimes
+            x[0][mask] += 1  # sometimes
+            x += 1  # sometimes
+            x.view(-1).add_(2)  # sometimes
+            x.data[0] = 0  # sometimes
+            functional.relu(x, inplace=True)  # sometimes
+            torch.relu_(x)  # sometimes
+            torch.add(x, 1, out=x)  # sometimes
+            del x[0]  # sometimes
+        for other in others:
+            other[0] = 0  # sometimes
+        for key, value in rest.items():
+            value.zero_()  # sometimes
+            TABLE[key] = value
+        half, rest_of_it = x.chunk(2)
+        flat = half
+        if mask is not None:
+            rest_of_it[0] = 0  # sometimes
+            flat.zero_()  # sometimes
+        flat = flat.clone()
+        flat.zero_()
+        if size > 1:
+            flat = x.reshape(-1)
+        flat += 1  # always
+        size += 1
+        return x
+
+
+class Fresh(nn.Module):
+    """Writes what is its own."""
+
+    def forward(self, x: torch.Tensor, sizes: list[int], depth: int | None = None) -> Any:
+        made = {}
+        if x.shape[0] > 1:
+            made["x"] = x
+            self.last = x
+            self.steps[0] = x
+            noise = x.new_empty(3).bernoulli_(0.5)
+            noise.div_(2)
+            sizes[0] = 3
+            depth += 1
+            y = self.layer(x)
+            y[0] = 1
+            y += x
+            x = x.clone()
+            x[0] = 1
+        return made
+
+
+class Helping(nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        if x.shape[0] < 3:
+            return x
+        x.add_(1)  # sometimes
+        self.help(x)
+        Helping.other(x)
+        above(x)
+        return [part.zero_() for part in x]  # sometimes
+
+    def help(self, x: torch.Tensor) -> None:
+        x.add_(1)  # sometimes
+
+    @staticmethod
+    def other(x: torch.Tensor) -> None:
+        def inner() -> None:
+            x.add_(1)  # sometimes
+
+        inner()
+
+    def unused(self, x: torch.Tensor) -> None:
+        x.add_(1)
+
+
+def above(x: torch.Tensor) -> None:
+    x.add_(1)  # sometimes
+
+
+def optional(x: torch.Tensor, inplace: bool = False) -> torch.Tensor:
+    return x.add_(1) if inplace else x + 1
+
+
+def marked(*pieces: Any, word: str) -> set[int]:
+    found: set[int] = set()
+    for piece in pieces:
+        lines, first = inspect.getsourcelines(piece)
+        found |= {first + at for at, line in enumerate(lines) if re.search(f"# {word}$", line.rstrip())}
+    return found
+
+
+@pytest.mark.parametrize("pieces", [(Plain,), (Fresh,), (Helping, above)])
+def test_lines_are_those_that_the_comments_name(pieces: tuple[Any, ...]) -> None:
+    found = writing_lines(pieces[0].forward, pieces[0])
+    assert {line for _, line in found.always} == marked(*pieces, word="always")
+    assert {line for _, line in found.sometimes} == marked(*pieces, word="sometimes")
+
+
+@pytest.mark.parametrize("function", [optional, len, torch.relu, functional.relu, nn.Linear.forward])
+def test_options_and_code_of_torch_count_as_no_condition(function: Any) -> None:
+    found = writing_lines(function)
+    assert not found.always | found.sometimes
