@@ -59,6 +59,8 @@ class Following(TracerBase):
         self.expected_answers: deque[tuple[str, Any]] = deque()
         # Whether Python has seen a size, so that it may have made something of it that no node shows.
         self.saw_sizes = False
+        # Whether C code may compare numbers made of sizes, so that smaller ones are told apart by a trace alone.
+        self.compares_in_c = False
         self.drew = False
         # Attributes that are not there during this trace, and those that forward reads before it assigns them.
         self.absent: set[tuple[nn.Module, str]] = set()
@@ -185,6 +187,10 @@ class Following(TracerBase):
         self.lineage.put(followed, origin)
         if frame is not None:
             steps = what_follows(frame)
+            if "attribute numel" in steps:  # which multiplies in C: none is 0 where none was
+                self.compares_in_c = True
+                for number in numbers[steps[0]] if isinstance(steps[0], slice) else numbers:
+                    bool(number)
             if steps and isinstance(steps[0], slice):
                 # A symbolic trace has a node for the slice, which counts in names.
                 self.names.skip(self.scope.module_path, "getitem")

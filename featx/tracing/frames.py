@@ -169,7 +169,8 @@ def is_comparison(frame: FrameType) -> bool:
 def what_follows(frame: FrameType) -> list[int | slice | str]:
     """Return what `frame` does next with the value that it is about to get, as far as its code says so plainly.
 
-    A number or slice is an item that is taken, `"unpack 3"` an unpacking into three names, `"attribute type"` a read.
+    A number or slice is an item that is taken, `"unpack 3"` an unpacking into three names, `"attribute type"` a read;
+    what is read of an item does not count, but for `numel` of a slice of sizes.
     """
     code, constants = frame.f_code.co_code, frame.f_code.co_consts
     position = frame.f_lasti + 2
@@ -196,10 +197,11 @@ def what_follows(frame: FrameType) -> list[int | slice | str]:
             found.append(key)
         elif name == "UNPACK_SEQUENCE" and not stack:
             return [*found, f"unpack {argument}"]
-        elif name in ("LOAD_ATTR", "LOAD_METHOD") and not stack and not found:
+        elif name in ("LOAD_ATTR", "LOAD_METHOD") and not stack:
             if sys.version_info >= (3, 12) and name == "LOAD_ATTR":
                 argument >>= 1
-            return [f"attribute {frame.f_code.co_names[argument]}"]
+            attribute = frame.f_code.co_names[argument]
+            return [*found, f"attribute {attribute}"] if not found or attribute == "numel" else found
         elif name in ("COMPARE_OP", "IS_OP", "CONTAINS_OP"):
             return [*found, "compare"]
         else:

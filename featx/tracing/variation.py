@@ -65,8 +65,8 @@ class Variation:
                 known.update({each: self._alone(each, group in likely) for each in apart})
                 del known[group]
         free = [group for group, outcome in known.items() if outcome == FREE]
-        if free and any(map(compares_from_float, self._trace.codes)):
-            # C code answers `2.5 < n`, perhaps otherwise for a small n.
+        if free and (self._trace.compares_in_c or any(map(compares_from_float, self._trace.codes))):
+            # C code answers `2.5 < n`, or multiplies sizes, perhaps otherwise for a small n.
             known.update({group: self._outcome([group], disguise=-DISGUISE) for group in free})
         return {(each, group.position): outcome for group, outcome in known.items() for each in group.inputs}
 

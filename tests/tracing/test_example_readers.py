@@ -87,3 +87,22 @@ def test_range_is_still_a_type_for_the_model() -> None:
         return x * (2 if isinstance(range(3), range) and list(range(2)) == [0, 1] else 3)
 
     assert torch.equal(featx.trace(Reading(function), torch.ones(2, 4))(torch.ones(3, 9)), 2 * torch.ones(3, 9))
+
+
+def test_question_whether_a_shape_is_empty_leaves_other_sizes_free() -> None:
+    model = Reading(lambda x, n: x.relu() if x.shape.numel() == 0 or x.size()[1:].numel() == 0 else x.sigmoid())
+    traced = featx.trace(model, torch.ones(2, 8))
+    for size in (1, 8, 300):
+        x = torch.rand(5, size)
+        assert torch.equal(traced(x), model(x))
+    for shape in ((0, 8), (2, 0)):
+        with pytest.raises(featx.SpecializationError):
+            traced(torch.rand(shape))
+
+
+def test_branch_on_the_number_of_elements_that_a_smaller_shape_does_not_take() -> None:
+    model = Reading(lambda x, n: x.relu() if x.shape.numel() > 100 else x.sigmoid())
+    traced = featx.trace(model, torch.ones(20, 8))
+    assert torch.equal(traced(-torch.ones(20, 8)), torch.zeros(20, 8))
+    with pytest.raises(featx.SpecializationError):
+        traced(torch.rand(3, 8))
