@@ -36,7 +36,7 @@ from featx.tracing.mode_reads import mode_of
 from featx.tracing.pass_through import wrapped
 from featx.tracing.recording import NeedsValues
 from featx.tracing.saved_state import SavedState
-from featx.tracing.scalars import DISGUISE
+from featx.tracing.scalars import Disguise, larger
 from featx.tracing.scope import borrowed, has_hooks
 from featx.tracing.standins import StandIns
 from featx.tracing.states import ModuleStates
@@ -132,12 +132,12 @@ class ExampleTracer:
         gradients: bool = True,
         earlier: ExampleTrace | None = None,
         dtype: torch.dtype | None = None,
-        disguise: int = DISGUISE,
+        disguise: Disguise = larger,
     ) -> ExampleTrace:
         """Trace on real tensors, or on those without values and no others, with gradients or without; see `trace`.
 
         With `earlier`, a trace of the same at other sizes, it ends with `Diverged` where it does not do the same, and
-        C code sees the numbers that are others as larger by `disguise`. With `dtype`, floating-point weights and
+        C code sees the numbers that are others as `disguise` makes them. With `dtype`, floating-point weights and
         buffers are taken to be of that one, in a trace without values.
 
         Raises:

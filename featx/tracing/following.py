@@ -25,7 +25,7 @@ from featx.tracing.grad_modes import GradModes
 from featx.tracing.guards import check_decision, check_form, form_of
 from featx.tracing.lineage import Lineage, Origin, Part
 from featx.tracing.naming import QualifiedNames
-from featx.tracing.scalars import DISGUISE, Diverged, TracedFloat, TracedInt, plain_number, traced_number
+from featx.tracing.scalars import Disguise, Diverged, TracedFloat, TracedInt, larger, plain_number, traced_number
 from featx.tracing.standins import StandIns
 from featx.tracing.symbolic import Scope
 from featx.tracing.tracer import TracerBase
@@ -51,16 +51,14 @@ class Following(TracerBase):
         # The sizes and other numbers that the model got, in order, and those of an earlier trace at other sizes.
         self.numbers: list[int | float] = []
         self.expected_numbers: list[int | float] | None = None
-        # How much larger than they are C code sees the numbers that differ.
-        self.disguise = DISGUISE
+        # As what C code sees the numbers that differ.
+        self.disguise: Disguise = larger
         self._most_nodes: int | None = None
         # What a trace for real read of values, by the names of the questions, and what an earlier one did.
         self.answers: list[tuple[str, Any]] = []
         self.expected_answers: deque[tuple[str, Any]] = deque()
         # Whether Python has seen a size, so that it may have made something of it that no node shows.
         self.saw_sizes = False
-        # Whether C code may compare numbers made of sizes, so that smaller ones are told apart by a trace alone.
-        self.compares_in_c = False
         self.drew = False
         # Attributes that are not there during this trace, and those that forward reads before it assigns them.
         self.absent: set[tuple[nn.Module, str]] = set()
@@ -188,7 +186,6 @@ class Following(TracerBase):
         if frame is not None:
             steps = what_follows(frame)
             if "attribute numel" in steps:  # which multiplies in C: none is 0 where none was
-                self.compares_in_c = True
                 for number in numbers[steps[0]] if isinstance(steps[0], slice) else numbers:
                     bool(number)
             if steps and isinstance(steps[0], slice):
@@ -257,10 +254,12 @@ class Following(TracerBase):
         position = len(self.numbers)
         self.numbers.append(value)
         expected = self.expected_numbers
-        is_other = expected is not None and (position >= len(expected) or expected[position] != value)
+        earlier = expected[position] if expected is not None and position < len(expected) else None
         # In another dtype, what is made of a number is a constant that may differ, and has to be the true one.
-        is_disguised = is_other and not self.stand_ins.is_cast
-        return traced_number(value, origin, self, self.disguise if is_disguised else 0)
+        if expected is None or earlier == value or self.stand_ins.is_cast:
+            return traced_number(value, origin, self)
+        # Made of what it was, the remainders of what is shown are others than they were.
+        return traced_number(value, origin, self, self.disguise(value if earlier is None else earlier))
 
     # -- the trace of numbers ----------------------------------------------------------------------------------------
 
@@ -293,7 +292,7 @@ class Following(TracerBase):
             "call_function", function, tuple([self.create_arg(value) for value in args]), {}, None, None
         )
         is_disguised = any(isinstance(value, (TracedInt, TracedFloat)) and value.is_disguised for value in args)
-        return traced_number(result, node, self, self.disguise if is_disguised else 0)
+        return traced_number(result, node, self, self.disguise(result) if is_disguised else None)
 
     def decide(self, function: Callable[..., Any], args: tuple[Any, ...], result: bool) -> None:
         """Record that Python saw a relation between numbers to hold, or not to."""

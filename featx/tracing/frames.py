@@ -21,7 +21,6 @@ _OWN_FOLDERS = (
 _PARAMETER_CHECK = type(torch.nn.Parameter).__instancecheck__.__code__
 _PYTHON_FOLDER = os.path.dirname(os.__file__) + os.sep
 _UNPACK_SEQUENCE = dis.opmap["UNPACK_SEQUENCE"]
-_COMPARE_OP = dis.opmap["COMPARE_OP"]
 _IS_OP = dis.opmap["IS_OP"]
 _MATCH_CLASS = dis.opmap["MATCH_CLASS"]
 _EXTENDED_ARG = dis.opmap["EXTENDED_ARG"]
@@ -236,23 +235,6 @@ def compares_objects(code: CodeType) -> bool:
         if dis.opname[operations[before]].startswith(("LOAD_FAST", "LOAD_DEREF", "LOAD_ATTR")):
             return True
         position = operations.find(_IS_OP, position + 1)
-    return False
-
-
-def compares_from_float(code: CodeType) -> bool:
-    """Say whether `code` has a comparison such as `2.5 < n`, with a literal float ahead."""
-    if _COMPARE_OP not in code.co_code[::2] or not any(type(constant) is float for constant in code.co_consts):
-        return False
-    instructions = [each for each in dis.get_instructions(code) if each.opname not in ("CACHE", "EXTENDED_ARG")]
-    for place, instruction in enumerate(instructions):
-        depth = 0  # of the stack above the literal
-        for following in instructions[place + 1 :] if type(instruction.argval) is float else ():
-            # In a chain, `2.5 < n < 9`, n lies there twice.
-            if following.opname == "COMPARE_OP" and depth in (1, 2):
-                return True
-            depth += dis.stack_effect(following.opcode, following.arg, jump=False)
-            if depth < 1:
-                break
     return False
 
 

@@ -22,7 +22,7 @@ from featx.tracing.example import ExampleTrace, ExampleTracer, IsEnough
 from featx.tracing.guards import check_size
 from featx.tracing.recording import NeedsValues
 from featx.tracing.scalars import Diverged
-from featx.tracing.variation import FREE, Dim, Variation
+from featx.tracing.variation import FREE, NOT_EMPTY, Dim, Variation
 
 # An input: its name, where it is (a placeholder and keys), and the tensor.
 _Input = tuple[str, list[Any], torch.Tensor]
@@ -33,8 +33,8 @@ class FreeDims:
     """Which dimensions of the inputs of a trace may differ from the example.
 
     Attributes:
-        of: for each input tensor, by name (`"x"`, `"images[0]"`), what is known of each dimension: "free", or "fixed:"
-            and why.
+        of: for each input tensor, by name (`"x"`, `"images[0]"`), what is known of each dimension: "free", "free, but
+            not 0", or "fixed:" and why.
     """
 
     of: dict[str, list[str]] = field(default_factory=lambda: dict[str, list[str]]())
@@ -128,10 +128,11 @@ def _check_fixed(graph: Graph, inputs: list[_Input], known: Mapping[Dim, str]) -
             node = placeholder
             for dim, size in enumerate(tensor.shape):
                 reason = known[id(tensor), dim]
-                if reason == FREE:
+                if reason == FREE or (reason == NOT_EMPTY and size == 0):
                     continue
                 if node is placeholder:
                     for key in keys:
                         node = graph.call_function(operator.getitem, (node, key))
-                check = graph.call_function(check_size, (node, dim, size, f"input '{name}' is {reason}"))
+                expected = None if reason == NOT_EMPTY else size
+                check = graph.call_function(check_size, (node, dim, expected, f"input '{name}' is {reason}"))
                 check.meta["is_guard"] = True

@@ -39,15 +39,17 @@ def check_dtype(value: torch.dtype, allowed: tuple[torch.dtype, ...], what: str)
         raise SpecializationError(f"{what}: {value} now; the model was traced in {names}. {_HINT}.")
 
 
-def check_size(value: torch.Tensor, dim: int, expected: int, what: str) -> None:
-    """Raise unless dimension `dim` of an input has the length that it had on the example.
+def check_size(value: torch.Tensor, dim: int, expected: int | None, what: str) -> None:
+    """Raise unless dimension `dim` of an input has the length that it had on the example; with None, any but 0.
 
     Raises:
         SpecializationError: it has not; `what` names the input and says why it is fixed.
     """
-    if value.dim() <= dim or value.shape[dim] != expected:
+    length = value.shape[dim] if value.dim() > dim else -1
+    if length != expected and (expected is not None or length <= 0):
+        known = "others" if expected is None else expected
         raise SpecializationError(
-            f"dimension {dim} of {what}: the input has shape {tuple(value.shape)}, the example had {expected} there. "
+            f"dimension {dim} of {what}: the input has shape {tuple(value.shape)}, the example had {known} there. "
             f"{_HINT}."
         )
 

@@ -21,8 +21,6 @@ import torch
 if TYPE_CHECKING:
     from featx.ir.node import Node
 
-# What C code sees of a disguised number is so much more than it is. Loops over it must end.
-DISGUISE = 10_007
 _ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "lshift", "rshift", "and_", "or_", "xor")
 _COMPARISONS = ("eq", "ne", "lt", "gt", "le", "ge")
 _UNARY = ("neg", "pos", "abs", "invert")
@@ -65,6 +63,27 @@ class NumberTrace(Protocol):
     def node_of(self, origin: Any) -> Node:
         """Return the node that an origin stands for."""
         ...
+
+
+Disguise = Callable[[int | float], int | float]
+
+
+def larger(number: int | float) -> int | float:
+    """Disguise a number as one that is larger, by so little that loops over it end, and has another remainder.
+
+    It is larger by four times the least common multiple of 1 to 10, and one.
+    """
+    return number + 10_081
+
+
+def smallest(number: int | float) -> int | float:
+    """Disguise a number as one."""
+    return type(number)(1)
+
+
+def nothing(number: int | float) -> int | float:
+    """Disguise a number as zero."""
+    return type(number)(0)
 
 
 class Diverged(BaseException):
@@ -133,11 +152,11 @@ class TracedFloat(_Traced, float):
         return plain != 0
 
 
-def traced_number(value: int | float, origin: Any, trace: NumberTrace, disguise: int = 0) -> Any:
-    """Return `value` as a number that `trace` follows; C code sees one that is larger by `disguise`."""
-    shown = value + disguise
-    number: Any = TracedFloat(shown) if isinstance(value, float) else TracedInt(shown)
-    number.trace, number.origin, number.value, number.is_disguised = trace, origin, value, disguise != 0
+def traced_number(value: int | float, origin: Any, trace: NumberTrace, shown: int | float | None = None) -> Any:
+    """Return `value` as a number that `trace` follows; with `shown`, that is what C code sees."""
+    kind = TracedFloat if isinstance(value, float) else TracedInt
+    number: Any = kind(value if shown is None else shown)
+    number.trace, number.origin, number.value, number.is_disguised = trace, origin, value, shown is not None
     return number
 
 

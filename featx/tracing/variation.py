@@ -13,11 +13,11 @@ from featx.ir.effects import MeasuredEffects
 from featx.ir.equality import is_same_graph
 from featx.ir.graph import Graph
 from featx.tracing.example import ExampleTrace, ExampleTracer, IsEnough
-from featx.tracing.frames import compares_from_float
 from featx.tracing.recording import NeedsValues
-from featx.tracing.scalars import DISGUISE, Diverged
+from featx.tracing.scalars import Disguise, Diverged, larger, nothing, smallest
 
 FREE = "free"
+NOT_EMPTY = "free, but not 0"
 CHANGED = "fixed: the model does something else at another length"
 REFUSED = "fixed: the model takes no other length"
 # A dimension of an input: the id of the tensor, and the position.
@@ -65,9 +65,8 @@ class Variation:
                 known.update({each: self._alone(each, group in likely) for each in apart})
                 del known[group]
         free = [group for group, outcome in known.items() if outcome == FREE]
-        if free and (self._trace.compares_in_c or any(map(compares_from_float, self._trace.codes))):
-            # C code answers `2.5 < n`, or multiplies sizes, perhaps otherwise for a small n.
-            known.update({group: self._outcome([group], disguise=-DISGUISE) for group in free})
+        if free and self._outcome(free, disguise=nothing) != FREE:
+            known.update({group: self._if_small(group) for group in free})
         return {(each, group.position): outcome for group, outcome in known.items() for each in group.inputs}
 
     def _alone(self, group: _Group, is_likely: bool) -> str:
@@ -82,11 +81,17 @@ class Variation:
             outcome = self._free_if(group, outcome, lambda dim, size, number: 4 * size)
         return outcome
 
+    def _if_small(self, group: _Group) -> str:
+        # C code answers `2.0 * n > 30`, perhaps otherwise for a small n.
+        if self._outcome([group], disguise=nothing) == FREE:
+            return FREE
+        return NOT_EMPTY if self._outcome([group], disguise=smallest) == FREE else CHANGED
+
     def _free_if(self, group: _Group, reason: str, other: Callable[[int, int, int], int]) -> str:
         return FREE if self._outcome([group], other) == FREE else reason
 
     def _outcome(
-        self, groups: list[_Group], other: Callable[[int, int, int], int] | None = None, disguise: int = DISGUISE
+        self, groups: list[_Group], other: Callable[[int, int, int], int] | None = None, disguise: Disguise = larger
     ) -> str:
         usual = _other_size_for_real if self._trace.is_real else _other_size
         changes = {

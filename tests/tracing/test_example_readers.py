@@ -73,6 +73,41 @@ def test_size_that_is_read_unseen_is_right_or_refused(name: str) -> None:
     assert 2 <= refused <= 3  # the two that are larger than 64, at least, and never the size of the example
 
 
+# Decisions on what C code made of a size: for the example's 20, and for larger sizes, they are as for no smaller one.
+DECISIONS: dict[str, Callable[[Tensor, Any], bool]] = {
+    "a float ahead": lambda x, n: 2.0 * n > 30,
+    "a float divided": lambda x, n: 30.0 / n < 2,
+    "floats": lambda x, n: 1.0 * n * x.shape[0] > 30,
+    "a float's remainder": lambda x, n: divmod(30.0, n)[0] < 2,
+    "a sum with a float": lambda x, n: sum([0.5, n]) > 15,
+    "numpy": lambda x, n: bool(np.prod(x.shape) > 30),
+    "a repeated list": lambda x, n: len([0] * n) > 15,
+    "a fraction": lambda x, n: fractions.Fraction(n, 3) > 5,
+    "an index": lambda x, n: operator.index(n) > 15,
+    "numel": lambda x, n: x.shape.numel() > 35,
+}
+
+
+@pytest.mark.parametrize("name", DECISIONS)
+def test_decision_that_is_another_one_for_smaller_sizes_is_not_taken_for_theirs(name: str) -> None:
+    decide = DECISIONS[name]
+    model = Reading(lambda x, n: x.relu() if decide(x, n) else x.sigmoid())
+    traced = featx.trace(model, torch.ones(2, 20))
+    assert torch.equal(traced(-torch.ones(2, 20)), torch.zeros(2, 20))
+    for size in (1, 3, 10):
+        with pytest.raises(featx.SpecializationError):
+            traced(torch.ones(2, size))
+
+
+@pytest.mark.parametrize("divisor", range(2, 11))
+@pytest.mark.parametrize("size", [12, 15, 20])
+def test_remainder_that_C_code_takes_is_told_from_that_of_other_sizes(size: int, divisor: int) -> None:
+    model = Reading(lambda x, n: x * (2 if operator.index(n) % divisor == size % divisor else 3))
+    traced = featx.trace(model, torch.ones(2, size))
+    with pytest.raises(featx.SpecializationError):
+        traced(torch.ones(2, size + 1))
+
+
 @pytest.mark.parametrize("name", FOLLOWED)
 def test_size_that_is_followed_stays_free(name: str) -> None:
     model = Reading(FOLLOWED[name])
