@@ -135,16 +135,20 @@ class _Step:
     @property
     def loaded(self) -> tuple[str, ...]:
         """The variables that it loads."""
+        if self.name == "STORE_FAST_LOAD_FAST":
+            return self.value[1:]
         if not self.name.startswith(("LOAD_FAST", "LOAD_DEREF")):
             return ()
-        return (self.value,) if isinstance(self.value, str) else tuple(self.value)
+        return (self.value,) if isinstance(self.value, str) else self.value
 
     @property
     def stored(self) -> tuple[str, ...]:
         """The variables that it assigns."""
+        if self.name == "STORE_FAST_LOAD_FAST":  # two at once, in Python 3.13
+            return self.value[:1]
         if not self.name.startswith("STORE_FAST"):
             return ()
-        return (self.value,) if isinstance(self.value, str) else tuple(self.value)
+        return (self.value,) if isinstance(self.value, str) else self.value
 
     @property
     def writes(self) -> bool:
@@ -220,7 +224,8 @@ class _Reader:
 
     def _first_of(self, step: _Step) -> set[str]:
         # The variable that an expression starts with.
-        return {name for each in self._lines[step.line] if each.column == step.column for name in each.loaded}
+        # Python 3.13 loads two variables at once, at the place of the first.
+        return {each.loaded[0] for each in self._lines[step.line] if each.column == step.column and each.loaded}
 
     def _with_parts(self, names: set[str]) -> set[str]:
         """Return `names` and those of the variables that are parts of them, or the same."""

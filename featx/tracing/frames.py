@@ -58,7 +58,7 @@ def is_assertion(frame: FrameType) -> bool:
         if instruction.offset >= frame.f_lasti and instruction.opname not in ("CACHE", "EXTENDED_ARG", "NOT_TAKEN")
     )
     names = list(islice(following, 3))
-    if names[0] == "TO_BOOL":  # Python 3.13 asks in an instruction of its own
+    if names[0] in ("TO_BOOL", "COMPARE_OP"):  # Python 3.13 asks in an instruction of its own, or where it compares
         names = names[1:]
     jumps = "IF_TRUE" in names[0]
     return jumps and len(names) > 1 and names[1] in _ASSERTION_LOADS
