@@ -27,8 +27,8 @@ FUNCTIONS: dict[Any, bool] = {
     # They write, draw, change how later code runs, or are not known.
     torch.relu_: False, operator.iadd: False, operator.setitem: False, torch.rand: False, functional.dropout: False,
     torch.manual_seed: False, torch._C._set_grad_enabled: False, own: False, print: False, functional.batch_norm: False,
-    torch.ops.aten.rand.default: False, torch._assert: False, getattr(operator, "call", print): False, dict: False, list: False,
-    torch.is_grad_enabled: False,
+    torch.ops.aten.rand.default: False, torch._assert: False, dict: False, list: False,
+    torch.is_grad_enabled: False, getattr(operator, "call", print): False,
 }  # fmt: skip
 
 
