@@ -12,6 +12,7 @@ from featx.ir.effects import Effects
 from featx.ir.graph import Graph
 from featx.ir.memory import MemoryGroups
 from featx.ir.node import Node
+from featx.tracing.missed_writes import ReturnedInputs
 from featx.tree import clone_tensors
 
 # What asks for the form of a value and computes nothing from it; a check of these alone costs nothing to keep.
@@ -64,6 +65,7 @@ class _Liveness:
         self._wanted = wanted
         self._effects = Effects(graph, root)
         self._memory = MemoryGroups(graph, self._effects)
+        self._join_inputs_that_may_be_returned()
         end = max(wanted)
         # What Python decided on the way to the wanted values must still hold.
         self._required = wanted | {node for node in graph.nodes if node.meta.get("is_guard") and node < end}
@@ -71,6 +73,23 @@ class _Liveness:
         while self._require_state_writers():
             self._sweep()
         self._keep_checks()
+
+    def _join_inputs_that_may_be_returned(self) -> None:
+        # An input that a module of the user was not seen to return it may return where that is another one. It matters
+        # where its result is written.
+        returned = ReturnedInputs()
+        calls = [node for node in self._graph.nodes if "effects" in node.meta]
+        writers = [node for node in self._graph.nodes if self._effects.of(node).writes] if calls else []
+        is_new = True
+        while is_new:
+            is_new = False
+            written = {group for writer in writers for group in self._memory.written_by(writer)}
+            for call in [call for call in calls if self._memory.of(call) in written]:
+                calls.remove(call)
+                if returned.may_be_from(self._effects.module_of(call) if call.op == "call_module" else call.target):
+                    is_new = True
+                    for source in call.all_input_nodes:
+                        self._memory.join(call, source)
 
     def is_overwritten(self, node: Node) -> bool:
         """Say whether a kept call behind `node` may write into its memory."""

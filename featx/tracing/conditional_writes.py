@@ -55,9 +55,26 @@ def writing_lines(function: Callable[..., Any], kind: type | None = None) -> Wri
     Followed are methods of `kind`, by name, and functions in the globals of the code, but none of torch or Python.
     O(code that can be reached).
     """
-    first = inspect.unwrap(getattr(function, "__func__", function))
     always: set[Line] = set()
     sometimes: set[Line] = set()
+    for callee, code, is_first in _code_reached(function, kind):
+        if _has_writes(code):
+            for line, is_certain in _Reader(code, callee).writes():
+                (always if is_certain and is_first else sometimes).add((code, line))
+    return WritingLines(frozenset(always), frozenset(sometimes))
+
+
+def may_return_argument(function: Callable[..., Any], kind: type | None = None) -> bool:
+    """Say whether `function`, or something that it calls, may return an argument of its own, or a part of one.
+
+    O(code that can be reached).
+    """
+    return any(_Reader(code, callee).returns_argument() for callee, code, _ in _code_reached(function, kind))
+
+
+def _code_reached(function: Callable[..., Any], kind: type | None) -> Iterator[tuple[Any, CodeType, bool]]:
+    """Yield each code that a call may run, with the function that it is in, and whether that is `function` itself."""
+    first = inspect.unwrap(getattr(function, "__func__", function))
     seen: set[CodeType] = set()
     pending = [first]
     while pending:
@@ -68,11 +85,7 @@ def writing_lines(function: Callable[..., Any], kind: type | None = None) -> Wri
         codes = [code, *_codes_in(code)]
         seen.update(codes)
         pending += _callees(codes, callee, kind)
-        for each in filter(_has_writes, codes):
-            reader = _Reader(each, callee.__annotations__ if each is code else {})
-            for line, is_certain in reader.writes():
-                (always if is_certain and callee is first else sometimes).add((each, line))
-    return WritingLines(frozenset(always), frozenset(sometimes))
+        yield from ((callee, each, callee is first) for each in codes)
 
 
 def _callees(codes: list[CodeType], function: Any, kind: type | None) -> Iterator[Any]:
@@ -175,14 +188,16 @@ def _steps_of(code: CodeType) -> Iterator[_Step]:
 
 
 class _Reader:
-    """Reads which of its arguments one function writes.
+    """Reads which of its arguments one function writes, and whether it returns one.
 
     Args:
-        code: that of the function.
-        annotations: what it says of its arguments.
+        code: that of the function, or of one inside it.
+        function: the function.
     """
 
-    def __init__(self, code: CodeType, annotations: dict[str, Any]) -> None:
+    def __init__(self, code: CodeType, function: Any) -> None:
+        annotations: dict[str, Any] = function.__annotations__ if code is function.__code__ else {}
+        self._globals: dict[str, Any] = function.__globals__
         self._steps = list(_steps_of(code))
         self._lines: dict[int, list[_Step]] = {}
         for step in self._steps:
@@ -196,6 +211,24 @@ class _Reader:
             if step.writes and any(not self._is_fresh(name, step) for name in self._written_by(step) & self._arguments):
                 is_jumped_over = any(each.offset < step.offset < each.target for each in self._steps)
                 yield step.line, step.offset < certain_until and not is_jumped_over
+
+    def returns_argument(self) -> bool:
+        """Say whether the code may return an argument, a part of one, or something that holds one."""
+        for position, step in enumerate(self._steps):
+            if step.name == "RETURN_VALUE" and position:
+                names = self._parts_stored(position - 1) | self._held_by(self._steps[position - 1])
+                if any(not self._is_fresh(name, step) for name in names & self._arguments):
+                    return True
+        return False
+
+    def _held_by(self, given: _Step) -> set[str]:
+        # A tuple, list or dict that is written out, or an object of a class: any variable of the line.
+        line = [each for each in self._lines[given.line] if each.offset < given.offset]
+        called = {self._globals.get(each.value) for each in line if each.name == "LOAD_GLOBAL"}
+        is_made = given.name.startswith("CALL") and any(isinstance(each, type) for each in called)
+        if is_made or given.name.startswith("BUILD_"):
+            return {name for each in line for name in each.loaded}
+        return set()
 
     def _written_by(self, step: _Step) -> set[str]:
         # x in `x[0].add_(1)`, none in `x.new_empty(3).fill_(1)`, any variable of the line in `torch.relu_(x)`.
@@ -212,15 +245,18 @@ class _Reader:
         return {name for each in line for name in each.loaded}
 
     def _is_fresh(self, name: str, step: _Step) -> bool:
-        # `x = x.clone()` a few lines up, with no way past it.
-        stores = [at for at, each in enumerate(self._steps) if name in each.stored and each.offset < step.offset]
-        if not stores or not self._arguments.isdisjoint(self._parts_stored(stores[-1])):
-            return False
-        start = self._steps[stores[-1]].offset
-        block = [each for each in self._steps if start <= each.offset < step.offset]
-        return not any(each.target >= 0 for each in block) and not any(
-            start < each.target <= step.offset for each in self._steps
-        )
+        # `x = x.clone()` further up, with no way past it, and nothing else that is assigned to x from there on.
+        stores = [at for at, each in enumerate(self._steps) if name in each.stored]
+        parts = [at for at in stores if not self._arguments.isdisjoint(self._parts_stored(at))]
+        jumps = [(each.offset, each.target) for each in self._steps if each.target >= 0]
+        for at in stores:
+            start = self._steps[at].offset
+            is_passed_by = any(origin < start < target <= step.offset for origin, target in jumps)
+            is_loop = any(target <= step.offset < origin for origin, target in jumps)
+            later = [part for part in parts if is_loop or start < self._steps[part].offset < step.offset]
+            if start < step.offset and at not in parts and not is_passed_by and not later:
+                return True
+        return False
 
     def _first_of(self, step: _Step) -> set[str]:
         # The variable that an expression starts with.

@@ -1,4 +1,4 @@
-"""Say whether a call that was measured may write an input for other inputs: not all of its code has come to pass."""
+"""Say whether a call that was measured may write or return an input for other inputs: not all its code came to pass."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from featx.tracing.conditional_writes import Line, WritingLines, writing_lines
+from featx.tracing.conditional_writes import Line, WritingLines, may_return_argument, writing_lines
 from featx.tracing.scope import walk_modules
 
 
@@ -52,6 +52,28 @@ class MissedWrites:
         known = self._known.get(key)
         if known is None:
             known = self._known[key] = writing_lines(function, kind)
+        return known
+
+
+class ReturnedInputs:
+    """What may return an input, or a part of one, as far as its code tells. That is read once for each class."""
+
+    def __init__(self) -> None:
+        self._known: dict[type, bool] = {}
+
+    def may_be_from(self, called: Any) -> bool:
+        """Say whether a function, or a module or one inside it, may return an input of its own. O(modules inside)."""
+        if isinstance(called, nn.Module):
+            return any(self._by_class(type(inner)) for _, inner in walk_modules(called))
+        return isinstance(called, torch.jit.ScriptFunction) or may_return_argument(called)
+
+    def _by_class(self, kind: type[nn.Module]) -> bool:
+        known = self._known.get(kind)
+        if known is None:
+            is_of_torch = kind.__module__[:17] == "torch.nn.modules."
+            is_scripted = issubclass(kind, torch.jit.ScriptModule)
+            known = is_scripted or (not is_of_torch and may_return_argument(kind.forward, kind))
+            self._known[kind] = known
         return known
 
 

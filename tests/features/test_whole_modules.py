@@ -448,3 +448,34 @@ def test_module_whose_writes_all_came_to_pass_costs_no_copy(name: str) -> None:
     model = getattr(torchvision.models, name)().eval()
     paths = [path for path in ("layer2", "layer4", "features.3", "features.5") if path in dict(model.named_modules())]
     assert "clone" not in featx.create_feature_extractor(model, paths).code
+
+
+class ReturnsSmallInputs(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.pick(x) if x.shape[0] > 1 else x
+
+    def pick(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if float(x.detach().sum()) < 100 else x
+
+
+class WritesBehindTheReturner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.block = ReturnsSmallInputs()
+        self.head = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.linear(x)
+        y = self.block(x)
+        y += 1
+        return self.head(x)
+
+
+@pytest.mark.parametrize("names", [["linear", "head"], ["head"]])
+def test_input_that_a_module_returns_sometimes_is_reckoned_with(names: list[str], capture: Capture) -> None:
+    model = WritesBehindTheReturner().eval()
+    extractor = featx.create_feature_extractor(model, names, example_inputs=torch.zeros(2, 3))
+    for x in (torch.randn(2, 3), torch.randn(1, 3), torch.full((2, 3), 1000.0), torch.full((2, 3), -1000.0)):
+        hooked, found = capture(model, names, x.clone()), extractor(x.clone())
+        assert all(torch.equal(found[name], hooked[name][0]) for name in names)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
-from featx.tracing.conditional_writes import writing_lines
+from featx.tracing.conditional_writes import may_return_argument, writing_lines
 
 TABLE: dict[str, Any] = {}
 
@@ -125,3 +125,47 @@ def test_lines_are_those_that_the_comments_name(pieces: tuple[Any, ...]) -> None
 def test_options_and_code_of_torch_count_as_no_condition(function: Any) -> None:
     found = writing_lines(function)
     assert not found.always | found.sometimes
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+def returns_fresh(x: torch.Tensor, n: int) -> Any:
+    x = x + 1
+    y = [x.relu(), functional.relu(x)]
+    if n > 1:
+        return n
+    return y[0] + x, x.clone()
+
+
+RETURNING = [
+    lambda x: x,
+    lambda x, c: x + 1 if c else x,
+    lambda x: x.view(-1)[0],
+    lambda x: (1, x),
+    lambda x: {"x": x},
+    lambda x: Pair(1, x),
+    lambda x: above_that_returns(x) + 1,
+    lambda *xs: xs[0],
+    lambda **xs: xs["x"],
+]
+
+
+def above_that_returns(x: torch.Tensor) -> torch.Tensor:
+    y = x
+    for _ in range(3):
+        y = y.t()
+    y += 1
+    return y
+
+
+@pytest.mark.parametrize("function", RETURNING)
+def test_function_that_may_return_an_argument_is_found(function: Any) -> None:
+    assert may_return_argument(function)
+
+
+@pytest.mark.parametrize("function", [returns_fresh, above, len, lambda x: x.relu(), lambda x: torch.relu(x)])
+def test_function_that_returns_what_is_new_is_told_apart(function: Any) -> None:
+    assert not may_return_argument(function)
