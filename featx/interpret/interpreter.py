@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from featx.errors import ArgumentTypeError, GraphError, InputError, TargetError
-from featx.interpret.notes import add_note, describe
+from featx.interpret.notes import describe
 from featx.interpret.plan import Plan, modes_restored
 from featx.ir.arguments import Argument
 from featx.ir.graph import Graph
@@ -143,7 +143,7 @@ class Interpreter:
                         return env[node]
             except Exception as error:
                 if node is not None and self.extra_traceback:
-                    add_note(error, describe(node))
+                    error.add_note(describe(node))
                 raise
         return None
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import linecache
-import sys
 
-from featx.errors import GraphError
 from featx.ir.node import Node
 
 
@@ -24,15 +22,3 @@ def describe(node: Node) -> str:
     elif node.stack_trace:
         lines.append(node.stack_trace)
     return "\n".join(lines)
-
-
-def add_note(error: Exception, note: str) -> None:
-    """Add `note` to what is printed of `error`; its type and message stay as they are."""
-    if sys.version_info >= (3, 11):
-        error.add_note(note)
-        return
-    # Python 3.10 prints no notes: what caused an error is printed ahead of it.
-    cause = GraphError(note)
-    cause.__cause__, cause.__suppress_context__ = error.__cause__, error.__suppress_context__
-    cause.__context__ = error.__context__
-    error.__cause__ = cause

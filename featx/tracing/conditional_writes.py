@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import CodeType, FunctionType
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -25,7 +25,7 @@ _ENDS = ("RETURN_", "RAISE_", "RERAISE")
 _SUBSCRIPTS = ("BINARY_SUBSCR", "BINARY_SLICE")
 _LOADS_ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD")
 _JUMPS = frozenset({*dis.hasjrel, *dis.hasjabs})
-_BINARY_OPERATORS = [symbol for _, symbol in getattr(dis, "_nb_ops", [])]
+_BINARY_OPERATORS = [symbol for _, symbol in cast(Any, dis)._nb_ops]
 # Methods and attributes that give, or may give, a view of the tensor that they belong to, or an item.
 _VIEWS = frozenset(
     "view view_as reshape reshape_as transpose permute movedim swapaxes swapdims t flatten unflatten squeeze unsqueeze "
@@ -125,7 +125,7 @@ def _names_keyword(value: Any) -> bool:
 def _stores_in_place(name: str, argument: int) -> bool:
     if name == "BINARY_OP":
         return bool(_BINARY_OPERATORS[argument].endswith("="))
-    return name in _STORES_ITEM or name.startswith("INPLACE_")  # the last in Python 3.10
+    return name in _STORES_ITEM
 
 
 def _is_plain(annotation: object) -> bool:
@@ -174,13 +174,9 @@ class _Step:
 
 
 def _steps_of(code: CodeType) -> Iterator[_Step]:
-    line = column = 0
     for each in dis.get_instructions(code):
-        positions: Any = getattr(each, "positions", None)
-        if positions is not None:
-            line, column = positions.lineno or 0, positions.col_offset or 0
-        else:  # Python 3.10 knows lines only
-            line = each.starts_line or line
+        positions: Any = each.positions
+        line, column = positions.lineno or 0, positions.col_offset or 0
         if each.opname not in ("CACHE", "EXTENDED_ARG"):
             target = each.argval if each.opcode in _JUMPS else -1
             value = code.co_consts[each.arg] if each.opname == "KW_NAMES" and each.arg is not None else each.argval

@@ -24,21 +24,15 @@ _UNPACK_SEQUENCE = dis.opmap["UNPACK_SEQUENCE"]
 _IS_OP = dis.opmap["IS_OP"]
 _MATCH_CLASS = dis.opmap["MATCH_CLASS"]
 _EXTENDED_ARG = dis.opmap["EXTENDED_ARG"]
-_OLD_OPERATORS = {
-    "ADD": "+", "SUBTRACT": "-", "MULTIPLY": "*", "TRUE_DIVIDE": "/", "FLOOR_DIVIDE": "//", "MODULO": "%",
-    "POWER": "**", "MATRIX_MULTIPLY": "@", "AND": "&", "OR": "|", "XOR": "^", "LSHIFT": "<<", "RSHIFT": ">>",
-}  # fmt: skip
 # What stands between a number in a text and the call that takes the text.
 _IN_A_MESSAGE = ("LOAD_", "FORMAT_", "CONVERT_", "BUILD_", "BINARY_", "TO_BOOL", "COPY", "PUSH_NULL")
-_BINARY_OPERATORS = [symbol for _, symbol in getattr(dis, "_nb_ops", [])]
+_BINARY_OPERATORS = [symbol for _, symbol in cast(Any, dis)._nb_ops]
 _ASSERTION_LOADS = ("LOAD_ASSERTION_ERROR", "LOAD_COMMON_CONSTANT")
 
 
 def unpacked_count(frame: FrameType) -> int | None:
     """Return n where `frame` is at the unpacking of a value into n names, `a, b = value`, and None elsewhere."""
     code, position = frame.f_code.co_code, frame.f_lasti
-    while 0 <= position < len(code) - 2 and code[position] == _EXTENDED_ARG:  # Python 3.10 stands at the prefix
-        position += 2
     if position < 0 or code[position] != _UNPACK_SEQUENCE:
         return None
     count = code[position + 1]
@@ -84,8 +78,6 @@ def is_type_question(frame: FrameType) -> bool:
     loads = [item for item in dis.get_instructions(code) if item.argval == "isinstance" and item.offset < frame.f_lasti]
     if not loads:
         return False
-    if sys.version_info < (3, 11):
-        return _line_of(code, loads[-1].offset) == frame.f_lineno
     start = _position_of(code, frame.f_lasti)[:2]
     return any(_position_of(code, load.offset)[:2] == start for load in loads)
 
@@ -116,10 +108,9 @@ def describe(frame: FrameType | None) -> str:
     place = f"{frame.f_code.co_filename}:{frame.f_lineno}, in {frame.f_code.co_name}"
     line = linecache.getline(frame.f_code.co_filename, frame.f_lineno, frame.f_globals)
     expression = line.strip()
-    if sys.version_info >= (3, 11):
-        first, start, last, end = _position_of(frame.f_code, frame.f_lasti)
-        if first == last == frame.f_lineno and start is not None and end is not None:
-            expression = f"{line[start:end]}` in `{line.strip()}" if line[start:end] != line.strip() else line.strip()
+    first, start, last, end = _position_of(frame.f_code, frame.f_lasti)
+    if first == last == frame.f_lineno and start is not None and end is not None:
+        expression = f"{line[start:end]}` in `{line.strip()}" if line[start:end] != line.strip() else line.strip()
     return f"at {place}: `{expression}`" if expression else f"at {place}"
 
 
@@ -128,27 +119,12 @@ def _position_of(code: CodeType, offset: int) -> tuple[int | None, int | None, i
     return first, start, last, end
 
 
-def _line_of(code: CodeType, offset: int) -> int | None:
-    line = None
-    for start, number in dis.findlinestarts(code):
-        if start > offset:
-            break
-        line = number
-    return line
-
-
 def written_operator(frame: FrameType) -> str | None:
     """Return the binary operator that `frame` is at (`"+"`, `"+="`), or None where it is at something else."""
     code, position = frame.f_code.co_code, frame.f_lasti
     if position < 0:
         return None
-    name = dis.opname[code[position]]
-    if name == "BINARY_OP":
-        return _BINARY_OPERATORS[code[position + 1]]
-    for prefix, suffix in (("BINARY_", ""), ("INPLACE_", "=")):  # Python 3.10
-        if name.startswith(prefix) and name[len(prefix) :] in _OLD_OPERATORS:
-            return _OLD_OPERATORS[name[len(prefix) :]] + suffix
-    return None
+    return _BINARY_OPERATORS[code[position + 1]] if dis.opname[code[position]] == "BINARY_OP" else None
 
 
 def written_sign(frame: FrameType) -> str | None:
@@ -239,7 +215,7 @@ def compares_objects(code: CodeType) -> bool:
 
 
 def is_in_try(frame: FrameType) -> bool:
-    """Say whether `frame` is at code of a `try` with an `except` that goes on; Python 3.10 does not tell."""
+    """Say whether `frame` is at code of a `try` with an `except` that goes on."""
     code = frame.f_code
     table: bytes = getattr(code, "co_exceptiontable", b"")
     if not table:

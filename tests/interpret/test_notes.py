@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import sys
 import traceback
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +12,6 @@ from torch import nn
 
 import featx
 from featx import Graph, GraphModule, Interpreter, symbolic_trace
-from featx.interpret import notes
 
 
 class Inner(nn.Module):
@@ -48,11 +45,11 @@ def failing(error: BaseException) -> GraphModule:
 
 
 def notes_of(error: BaseException) -> list[str]:
-    return error.__notes__ if sys.version_info >= (3, 11) else [str(error.__cause__)]
+    return error.__notes__
 
 
 def has_note(error: BaseException) -> bool:
-    return hasattr(error, "__notes__") or error.__cause__ is not None
+    return hasattr(error, "__notes__")
 
 
 def test_note_names_the_node_its_module_and_its_line_in_the_model() -> None:
@@ -139,20 +136,6 @@ def test_subclass_that_fails_while_a_graph_is_transformed_gets_the_note_too() ->
     assert VIEW in notes_of(caught.value)[0]
 
 
-@pytest.mark.parametrize("has_cause", [True, False])
-def test_on_python_3_10_the_note_is_printed_as_the_cause(monkeypatch: pytest.MonkeyPatch, has_cause: bool) -> None:
-    monkeypatch.setattr(notes, "sys", SimpleNamespace(version_info=(3, 10, 0)))
-    error = ValueError("message")
-    error.__cause__ = KeyError("cause") if has_cause else None
-    with pytest.raises(ValueError, match=r"^message$") as caught:
-        Interpreter(failing(error)).run(1)
-    assert caught.value is error
-    printed = "".join(traceback.format_exception(error))
-    assert printed.index("While executing %fail") < printed.index("ValueError: message")
-    assert ("KeyError: 'cause'" in printed) is has_cause
-
-
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="notes came with Python 3.11")
 def test_note_is_printed_with_the_error() -> None:
     with pytest.raises(RuntimeError) as caught:
         Interpreter(symbolic_trace(Model())).run(BAD)

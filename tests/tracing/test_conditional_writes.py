@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import re
-import sys
 from typing import Any, NamedTuple
 
 import pytest
@@ -114,9 +113,6 @@ def marked(*pieces: Any, word: str) -> set[int]:
 def test_lines_are_those_that_the_comments_name(pieces: tuple[Any, ...]) -> None:
     found = writing_lines(pieces[0].forward, pieces[0])
     always, sometimes = ({line for _, line in lines} for lines in (found.always, found.sometimes))
-    if sys.version_info < (3, 11):  # which knows lines and no columns, so that there are more
-        assert sometimes >= marked(*pieces, word="sometimes")
-        return
     assert always == marked(*pieces, word="always")
     assert sometimes == marked(*pieces, word="sometimes")
 

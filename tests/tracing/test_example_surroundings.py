@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import enum
 import pickle
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -267,7 +266,6 @@ def test_try_whose_handlers_only_raise_catches_nothing() -> None:
     agree(Doing(raises_itself), (image(),))
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 does not tell where a try is")
 @pytest.mark.parametrize("function", [goes_on_for_one, goes_on_inside])
 def test_try_with_a_handler_that_goes_on_is_refused(function: Callable[[Tensor], Tensor]) -> None:
     with pytest.raises(featx.TraceError, match="try"):

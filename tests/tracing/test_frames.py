@@ -225,7 +225,6 @@ def ask_class_in_argument_of_isinstance(probe: Any) -> None:
     isinstance(probe.__class__, str)
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 keeps lines, not columns")
 @pytest.mark.parametrize("code", [ask_class, ask_class_beside_isinstance, ask_class_in_argument_of_isinstance])
 def test_other_reads_of_the_class_are_not_taken_for_isinstance(code: Callable[[Any], None]) -> None:
     probe = Probe()
