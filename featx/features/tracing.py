@@ -17,14 +17,14 @@ from featx.features.opening import opened_for
 from featx.features.select import select
 from featx.ir.graph import Graph
 from featx.ir.node import Node
-from featx.tracing.example import ExampleTrace, ExampleTracer
-from featx.tracing.freedom import FreeDims, trace_checked
+from featx.tracing.example import ExampleTrace, ExampleTracer, IsEnough
+from featx.tracing.freedom import FreeDims, OtherMode, trace_checked
+from featx.tracing.mode_reads import mode_reads
 from featx.tracing.modes import only_sets_flags
 from featx.tracing.module_output import mark_output
 from featx.tracing.scope import has_own_call, walk_modules
 from featx.tracing.surroundings import Surroundings
 from featx.tracing.symbolic import Tracer
-from featx.tracing.variation import Dim
 
 TracerName = Literal["auto", "example", "symbolic"]
 
@@ -121,8 +121,8 @@ class ModelTracing:
         # What is known from a trace in the other mode; where modules do more than set flags, nothing.
         self._surroundings: Surroundings | None = None
         self._is_known = all(map(only_sets_flags, self.model.modules()))
-        # What is known of the dimensions of the example's tensors.
-        self._dims: dict[Dim, str] = {}
+        # What the traces of a first mode found out.
+        self._other_mode = OtherMode()
         self._given = None if example_inputs is None else as_example(example_inputs)
         if self._given is not None and tracer == "symbolic":
             raise ArgumentTypeError("example_inputs are of no use to tracer='symbolic'; leave one of them out")
@@ -230,11 +230,26 @@ class ModelTracing:
             return not any(_comes_later(name, found[key], broken_off) for name, key in request.items())
 
         tracer = self._on_example(request, opened_for(self.model, request))
-        trace, free = trace_checked(tracer, self.model, *_inputs(example), is_enough, self._dims)
+        trace, free = self._checked(tracer, example, is_enough)
         self._known(trace)
         select(trace.graph, request, owner)
         found[:] = [free]
         return trace.graph
+
+    def _checked(self, tracer: ExampleTracer, example: Example, is_enough: IsEnough) -> tuple[ExampleTrace, FreeDims]:
+        known = self._other_mode
+        if known.graph is not None or known.dims or example.is_for_one_mode or not self._is_known:
+            return trace_checked(tracer, self.model, *_inputs(example), is_enough, known)
+        try:
+            with mode_reads(self.model) as known.reads:
+                result = trace_checked(tracer, self.model, *_inputs(example), is_enough, known)
+        except Exception:  # with all attributes in place it may work, or say better what is wrong
+            known.reads = None
+            return trace_checked(tracer, self.model, *_inputs(example), is_enough, known)
+        if known.reads.any:
+            known.graph = None
+        known.reads = None
+        return result
 
     def _either(self, follow: Callable[[Example], Graph], request: Iterable[str] = ()) -> Graph:
         """Trace on an example where there is one, else symbolically; and so where a guessed example does not do."""

@@ -7,6 +7,7 @@ which the model refuses to change, is fixed and checked at run time.
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -20,9 +21,10 @@ from featx.ir.node import Node
 from featx.tracing.dtypes import follow_dtypes
 from featx.tracing.example import ExampleTrace, ExampleTracer, IsEnough
 from featx.tracing.guards import check_size
+from featx.tracing.mode_reads import ModeReads
 from featx.tracing.recording import NeedsValues
 from featx.tracing.scalars import Diverged
-from featx.tracing.variation import FREE, NOT_EMPTY, Dim, Variation
+from featx.tracing.variation import FREE, NOT_EMPTY, Dim, Variation, measures_of
 
 # An input: its name, where it is (a placeholder and keys), and the tensor.
 _Input = tuple[str, list[Any], torch.Tensor]
@@ -43,13 +45,37 @@ class FreeDims:
         return "\n".join(f"{name}: {', '.join(dims)}" for name, dims in self.of.items())
 
 
+@dataclass
+class OtherMode:
+    """What a trace in train or eval mode found out, for one of the same model on the same inputs in the other mode.
+
+    Attributes:
+        dims: what is known of each dimension of the inputs.
+        reads: what hears whether anything asks for a mode, while the first of the two is traced.
+        graph: what the model did in that mode, where nothing asked; it does the same in the other one.
+    """
+
+    dims: dict[Dim, str] = field(default_factory=lambda: dict[Dim, str]())
+    reads: ModeReads | None = None
+    graph: Graph | None = None
+
+    def does_the_same(self, graph: Graph) -> bool:
+        """Say whether what was found out holds for `graph`, that of the other mode, too."""
+        return self.graph is not None and is_same_graph(graph, self.graph)
+
+    def note(self, graph: Graph, dims: dict[Dim, str]) -> None:
+        """Keep what was found out, and the graph where nothing has asked for a mode so far."""
+        self.dims.update(dims)
+        self.graph = copy.deepcopy(graph) if self.reads is not None and not self.reads.any else None
+
+
 def trace_checked(
     tracer: ExampleTracer,
     root: Any,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     is_enough: IsEnough | None = None,
-    other_mode: dict[Dim, str] | None = None,
+    other_mode: OtherMode | None = None,
 ) -> tuple[ExampleTrace, FreeDims]:
     """Trace `root` on an example and at other sizes; return the first trace, with checks of what is fixed.
 
@@ -63,7 +89,7 @@ def trace_checked(
         args: its arguments on the example, and `kwargs` those by name.
         kwargs: see there.
         is_enough: as for `ExampleTracer.trace`.
-        other_mode: what was found out about the same inputs in train or eval mode; this mode's is put in its place.
+        other_mode: what was found out in train or eval mode; this mode's is put in its place.
 
     Raises:
         TraceError: the example cannot be traced.
@@ -71,11 +97,16 @@ def trace_checked(
     trace = tracer.trace(root, args, kwargs, is_enough)
     inputs = list(_tensors(trace, args, kwargs))
     known = {(id(tensor), dim): FREE for _, _, tensor in inputs for dim in range(tensor.dim())}
-    if trace.saw_sizes or trace.is_real:
+    other_mode = other_mode or OtherMode()
+    measured = measures_of(trace.graph)
+    if other_mode.does_the_same(trace.graph):
+        known = {dim: other_mode.dims[dim] for dim in known}
+    elif trace.saw_sizes or trace.is_real:
         variation = Variation(tracer, args, kwargs, trace, is_enough)
-        known = variation.test([tensor for _, _, tensor in inputs], other_mode or {})
-    if other_mode is not None:
-        other_mode.update(known)
+        known = variation.test([tensor for _, _, tensor in inputs], other_mode.dims)
+    other_mode.note(trace.graph, known)
+    if measures_of(trace.graph) != measured:  # other sizes told more of some calls, which may differ by mode
+        other_mode.graph = None
     needless = _needless_gradient_checks(tracer, args, kwargs, trace, is_enough)
     follow_dtypes(tracer, args, kwargs, trace, is_enough)
     for check in needless:

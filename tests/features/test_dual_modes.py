@@ -79,3 +79,45 @@ def test_model_without_values_that_overrides_train_lists_its_names() -> None:
     assert train == eval_ == ["x", "norm", "add"]
     assert model.training
     assert not model.norm.training
+
+
+# -- sizes in both modes -----------------------------------------------------------------------------------------------
+
+
+class ReadsSizes(nn.Module):
+    """Repeats its input as often as `times` says for itself and the length."""
+
+    def __init__(self, times: Callable[[ReadsSizes, int], int]) -> None:
+        super().__init__()
+        self.times = times
+        self.linear = nn.Linear(4, 4)
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        RUNS.append(self)
+        x = self.dropout(self.linear(x))
+        return torch.cat([x + x.shape[0]] * self.times(self, x.shape[0])).relu()
+
+
+RUNS: list[nn.Module] = []
+
+
+def test_what_is_free_in_one_mode_may_be_fixed_in_the_other() -> None:
+    model = ReadsSizes(lambda module, n: len([0] * n) if module.training else 2)
+    extractor = featx.create_feature_extractor(model, ["relu"], example_inputs=torch.rand(3, 4))
+    x = torch.rand(5, 4)
+    assert torch.equal(extractor.eval()(x)["relu"], model.eval()(x))
+    with pytest.raises(featx.SpecializationError):
+        extractor.train()(x)
+
+
+def test_sizes_are_tried_in_one_mode_where_nothing_asks_for_it() -> None:
+    runs: list[int] = []
+    for times in (lambda module, n: 2, lambda module, n: 2 + 0 * module.training):
+        RUNS.clear()
+        extractor = featx.create_feature_extractor(ReadsSizes(times), ["relu"], example_inputs=torch.rand(3, 4))
+        runs.append(len(RUNS))
+        for mode in (True, False):
+            assert extractor.train(mode)(torch.rand(7, 4))["relu"].shape == (14, 4)
+            assert extractor.free_dims.of["x"][0] == "free"
+    assert runs[0] < runs[1]
