@@ -33,11 +33,11 @@ from featx.ir.side_effects import is_marked
 if TYPE_CHECKING:
     from featx.ir.graph import Graph
 
-# Operators that may return an input itself, or a view of it, although their schema does not say so.
+# Operators that may return an input itself, or a view of it, although their schema does not say so; so may those that
+# copy if needed.
 _MAY_RETURN_INPUT = frozenset(
-    "dropout alpha_dropout feature_dropout feature_alpha_dropout einsum broadcast_tensors meshgrid atleast_1d "
-    "atleast_2d atleast_3d type_as pad interpolate upsample cartesian_prod chain_matmul multi_dot sum_to_size "
-    "to_dense unsafe_chunk unsafe_split unsafe_split_with_sizes chalf conj_physical dequantize resize".split()
+    "dropout alpha_dropout feature_dropout feature_alpha_dropout meshgrid atleast_1d atleast_2d atleast_3d "
+    "cartesian_prod chain_matmul multi_dot unsafe_chunk unsafe_split unsafe_split_with_sizes dequantize resize".split()
 )
 # Functions and operators of torch that write running statistics, which their schema does not mark.
 _WRITES_STATISTICS = frozenset({"batch_norm", "instance_norm"})
@@ -242,7 +242,7 @@ class Effects:
 
     def _from_schemas(self, node: Node, schemas: list[Any], name: str) -> CallEffects:
         writes: dict[Node, None] = dict.fromkeys(_out_argument(node))
-        is_view = name in _MAY_RETURN_INPUT
+        is_view = name in _MAY_RETURN_INPUT or copies_if_needed(name)
         for schema in schemas:
             arguments = schema.arguments
             if not writes and any(argument.kwarg_only and _is_written(argument) for argument in arguments):

@@ -28,7 +28,8 @@ _INPLACE_OPERATORS = frozenset(
 # What gives a copy or shares the memory of an input, as its form, layout or dtype wants it.
 _COPIES_IF_NEEDED = frozenset(
     "contiguous reshape reshape_as flatten ravel to type type_as float double half bfloat16 int long short char byte "
-    "bool cfloat cdouble chalf cpu cuda einsum pad interpolate upsample sum_to_size broadcast_tensors to_dense".split()
+    "bool cfloat cdouble chalf cpu cuda conj_physical einsum pad interpolate upsample sum_to_size broadcast_tensors "
+    "to_dense".split()
 )
 
 

@@ -79,9 +79,9 @@ def trace_checked(
 ) -> tuple[ExampleTrace, FreeDims]:
     """Trace `root` on an example and at other sizes; return the first trace, with checks of what is fixed.
 
-    One trace where the model's own code sees no size; else two, or one more for each group of dimensions where the
-    model does not accept all changes at once. One more where it asks whether gradients are enabled, and four where it
-    reads a dtype.
+    One trace where the model's own code sees no size, or where the other mode has told; else three, or two more for
+    each group of dimensions where the model does not accept all changes at once. One more where it asks whether
+    gradients are enabled, and four where it reads a dtype.
 
     Args:
         tracer: the tracer.
