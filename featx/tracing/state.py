@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import random
 from collections.abc import Callable
 from typing import Any, cast
@@ -97,6 +98,15 @@ class ModuleState:
             for tensor in _tensors_in(value)
         ]
 
+    def assigned_numbers(self) -> list[str]:
+        """Return the names of the plain attributes that had a number before, and have one of a trace now."""
+        state = self._module.__dict__
+        return [
+            name
+            for name, before in self._attributes.items()
+            if type(before) in (int, float) and isinstance(state.get(name), (int, float)) and _is_traced(state[name])
+        ]
+
     def had(self, name: str) -> bool:
         """Say whether there was a plain attribute of that name."""
         return name in self._attributes
@@ -149,6 +159,10 @@ class ModuleState:
                 self._module._buffers[name] = self._buffers[name]
             else:
                 del self._module._buffers[name]
+
+
+def _is_traced(value: int | float) -> bool:
+    return type(value) not in _PLAIN and not isinstance(value, enum.Enum)
 
 
 def _tensors_in(value: Any) -> list[torch.Tensor]:

@@ -157,3 +157,30 @@ def test_functions_of_torch_are_as_before_after_a_trace() -> None:
     before = torch.relu, functional.relu, nn.Module.__call__, torch.is_grad_enabled, len
     featx.trace(WritesState(), image())
     assert before == (torch.relu, functional.relu, nn.Module.__call__, torch.is_grad_enabled, len)
+
+
+class KeepsASize(nn.Module):
+    """Reads in the next call the number of rows that it keeps, or assigns it first."""
+
+    def __init__(self, reads_first: bool) -> None:
+        super().__init__()
+        self.rows = 0
+        self.reads_first = reads_first
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.reads_first and self.rows > 1:
+            x = x * 2
+        self.rows = x.shape[0]
+        return x + self.rows
+
+
+def test_size_that_forward_keeps_and_reads_in_the_next_call_is_refused() -> None:
+    with pytest.raises(featx.TraceError, match="'rows'"):
+        featx.trace(KeepsASize(True), torch.ones(1, 3))
+
+
+def test_size_that_forward_keeps_and_assigns_anew_is_followed() -> None:
+    model = KeepsASize(False)
+    traced = featx.trace(model, torch.ones(1, 3))
+    assert model.rows == 0
+    assert torch.equal(traced(torch.ones(4, 3)), torch.full((4, 3), 5.0))
