@@ -13,11 +13,11 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import CodeType, FunctionType
-from typing import Any, cast
+from typing import Any
 
 import torch
 
-from featx.tracing.frames import is_library_code
+from featx.tracing.frames import BINARY_OPERATORS, is_library_code
 
 Line = tuple[CodeType, int]
 _STORES_ITEM = ("STORE_SUBSCR", "STORE_SLICE", "DELETE_SUBSCR")
@@ -25,7 +25,6 @@ _ENDS = ("RETURN_", "RAISE_", "RERAISE")
 _SUBSCRIPTS = ("BINARY_SUBSCR", "BINARY_SLICE")
 _LOADS_ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD")
 _JUMPS = frozenset({*dis.hasjrel, *dis.hasjabs})
-_BINARY_OPERATORS = [symbol for _, symbol in cast(Any, dis)._nb_ops]
 # Methods and attributes that give, or may give, a view of the tensor that they belong to, or an item.
 _VIEWS = frozenset(
     "view view_as reshape reshape_as transpose permute movedim swapaxes swapdims t flatten unflatten squeeze unsqueeze "
@@ -34,6 +33,8 @@ _VIEWS = frozenset(
 )
 # Words of annotations that no tensor has: `list[int]`, `typing.Optional[str]`.
 _PLAIN = frozenset("int float bool str list tuple dict set optional union none nonetype typing class sequence".split())
+# A container of which it is not said what it holds.
+_BARE_CONTAINER = re.compile(r"\b(list|tuple|dict|set|sequence)\b(?!\[)")
 
 
 @dataclass(frozen=True)
@@ -105,8 +106,6 @@ def _codes_in(code: CodeType) -> Iterator[CodeType]:
 
 def _has_writes(code: CodeType) -> bool:
     # Ahead of looking closer, which takes a hundred times as long.
-    if "inplace" in code.co_names or "inplace" in code.co_varnames:
-        return False  # an option of the module, and no condition
     if any(map(_is_inplace_name, code.co_names)) or any(map(_names_keyword, code.co_consts)):
         return True
     operations = zip(code.co_code[::2], code.co_code[1::2], strict=True)
@@ -124,13 +123,14 @@ def _names_keyword(value: Any) -> bool:
 
 def _stores_in_place(name: str, argument: int) -> bool:
     if name == "BINARY_OP":
-        return bool(_BINARY_OPERATORS[argument].endswith("="))
+        return bool(BINARY_OPERATORS[argument].endswith("="))
     return name in _STORES_ITEM
 
 
 def _is_plain(annotation: object) -> bool:
     """Say whether an annotation speaks of numbers and texts alone."""
-    return {*re.findall(r"\w+", str(annotation).lower())} <= _PLAIN
+    text = str(annotation).lower()
+    return {*re.findall(r"\w+", text)} <= _PLAIN and not _BARE_CONTAINER.search(text)
 
 
 @dataclass(frozen=True)
@@ -205,8 +205,13 @@ class _Reader:
         certain_until = next((step.offset for step in self._steps if step.name.startswith(_ENDS)), sys.maxsize)
         for step in self._steps:
             if step.writes and any(not self._is_fresh(name, step) for name in self._written_by(step) & self._arguments):
-                is_jumped_over = any(each.offset < step.offset < each.target for each in self._steps)
-                yield step.line, step.offset < certain_until and not is_jumped_over
+                jumps_over = [each for each in self._steps if each.offset < step.offset < each.target]
+                if not any(map(self._asks_for_option, [step, *jumps_over])):
+                    yield step.line, step.offset < certain_until and not jumps_over
+
+    def _asks_for_option(self, step: _Step) -> bool:
+        # `if self.inplace:`, `relu(x, inplace=inplace)`: an option of the module, and no condition.
+        return any(each.value == "inplace" for each in self._lines[step.line])
 
     def returns_argument(self) -> bool:
         """Say whether the code may return an argument, a part of one, or something that holds one."""

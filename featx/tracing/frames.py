@@ -26,7 +26,8 @@ _MATCH_CLASS = dis.opmap["MATCH_CLASS"]
 _EXTENDED_ARG = dis.opmap["EXTENDED_ARG"]
 # What stands between a number in a text and the call that takes the text.
 _IN_A_MESSAGE = ("LOAD_", "FORMAT_", "CONVERT_", "BUILD_", "BINARY_", "TO_BOOL", "COPY", "PUSH_NULL")
-_BINARY_OPERATORS = [symbol for _, symbol in cast(Any, dis)._nb_ops]
+# By the argument of BINARY_OP.
+BINARY_OPERATORS = [symbol for _, symbol in cast(Any, dis)._nb_ops]
 _ASSERTION_LOADS = ("LOAD_ASSERTION_ERROR", "LOAD_COMMON_CONSTANT")
 
 
@@ -124,7 +125,7 @@ def written_operator(frame: FrameType) -> str | None:
     code, position = frame.f_code.co_code, frame.f_lasti
     if position < 0:
         return None
-    return _BINARY_OPERATORS[code[position + 1]] if dis.opname[code[position]] == "BINARY_OP" else None
+    return BINARY_OPERATORS[code[position + 1]] if dis.opname[code[position]] == "BINARY_OP" else None
 
 
 def written_sign(frame: FrameType) -> str | None:
@@ -217,8 +218,7 @@ def compares_objects(code: CodeType) -> bool:
 def is_in_try(frame: FrameType) -> bool:
     """Say whether `frame` is at code of a `try` with an `except` that goes on."""
     code = frame.f_code
-    table: bytes = getattr(code, "co_exceptiontable", b"")
-    if not table:
+    if not code.co_exceptiontable:
         return False
     entries: list[Any] = cast(Any, dis)._parse_exception_table(code)
     return any(entry.start <= frame.f_lasti < entry.end and _catches(code, entry.target) for entry in entries)

@@ -54,7 +54,7 @@ def what_forward_left(
                 return f"forward keeps something of its input in the attribute '{name}', which it reads the next time"
     for name in state.assigned_numbers():
         if _is_loaded(type(module), name) and _is_read_first(trace, module, name):
-            return f"forward keeps a size of its input in the attribute '{name}', which it reads the next time"
+            return f"forward keeps a number of this call in the attribute '{name}', which it reads the next time"
     return "forward draws from a random generator of its own" if state.drawn_generators() else None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import random
 from collections.abc import Callable
 from typing import Any, cast
@@ -99,12 +98,14 @@ class ModuleState:
         ]
 
     def assigned_numbers(self) -> list[str]:
-        """Return the names of the plain attributes that had a number before, and have one of a trace now."""
+        """Return the names of plain attributes with a number before, and now one of another kind, such as a size."""
         state = self._module.__dict__
         return [
             name
             for name, before in self._attributes.items()
-            if type(before) in (int, float) and isinstance(state.get(name), (int, float)) and _is_traced(state[name])
+            if type(before) in (int, float)
+            and isinstance(now := state.get(name), (int, float))
+            and type(now) not in _PLAIN
         ]
 
     def had(self, name: str) -> bool:
@@ -159,10 +160,6 @@ class ModuleState:
                 self._module._buffers[name] = self._buffers[name]
             else:
                 del self._module._buffers[name]
-
-
-def _is_traced(value: int | float) -> bool:
-    return type(value) not in _PLAIN and not isinstance(value, enum.Enum)
 
 
 def _tensors_in(value: Any) -> list[torch.Tensor]:

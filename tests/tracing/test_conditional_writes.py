@@ -101,6 +101,20 @@ def optional(x: torch.Tensor, inplace: bool = False) -> torch.Tensor:
     return x.add_(1) if inplace else x + 1
 
 
+def partly_optional(x: torch.Tensor, pieces: list, inplace: bool = False) -> torch.Tensor:  # type: ignore[type-arg]
+    if x.shape[0] > 3:
+        x.add_(1)  # sometimes
+        pieces[0].zero_()  # sometimes
+    if inplace:
+        x.mul_(2)
+    return functional.relu(x, inplace=inplace)
+
+
+def test_option_in_one_line_excuses_no_other() -> None:
+    found = writing_lines(partly_optional)
+    assert {line for _, line in found.sometimes} == marked(partly_optional, word="sometimes")
+
+
 def marked(*pieces: Any, word: str) -> set[int]:
     found: set[int] = set()
     for piece in pieces:
