@@ -6,15 +6,19 @@ FeatxError
 │   ├── ForeignNodeError                    a node of another graph, or one that was erased
 │   └── TargetError         AttributeError  a call_module or get_attr target that does not exist
 ├── ArgumentTypeError       TypeError       an argument of the wrong kind, or a value that no code can express
+│   ├── NodeTargetError     ValueError      a node whose target is of the wrong kind for its opcode
+│   ├── UnsupportedArgumentError NotImplementedError  a value that a traced call gets and no graph can hold
 │   └── InputError          RuntimeError    a graph is run on other inputs than it takes
 ├── TraceError              ValueError      symbolic tracing cannot go on
-│   ├── ControlFlowError    TypeError       Python asked a traced value for its bool, length, int or type
+│   ├── ControlFlowError    TypeError, RuntimeError  Python asked a traced value for its bool, length, int or type
+│   ├── MutationError       RuntimeError    a call writes its arguments, which the tracer was told to refuse
 │   ├── ModulePathError     NameError       a module or parameter that the root does not own
 │   └── SpecializationError RuntimeError    an input for which the model would do something else than was traced
 ├── PassError               RuntimeError    a pass that cannot do what was asked, or that broke the graph
 ├── CostError               RuntimeError    an operator of which nobody has said what it costs
 ├── MissingExtraError       ImportError     a package that only some of featx needs is not installed
 ├── DrawingError            RuntimeError    a picture that cannot be made: a missing program, or too much in it
+├── ScriptError             RuntimeError    a graph that torch.jit.script cannot express
 ├── PatternError            ValueError      a pattern that cannot be looked for, or a replacement that does not fit it
 ├── LeftOutError            AttributeError  a name of torch.fx that `featx.fx` does not have, read as an attribute
 ├── LeftOutImportError      ImportError     the same, imported
@@ -54,6 +58,14 @@ class ArgumentTypeError(FeatxError, TypeError):
     """An argument has the wrong type, or cannot be written as code."""
 
 
+class NodeTargetError(ArgumentTypeError, ValueError):
+    """The target of a node is of the wrong kind for its opcode."""
+
+
+class UnsupportedArgumentError(ArgumentTypeError, NotImplementedError):
+    """A traced call gets a value that no graph can hold."""
+
+
 class InputError(ArgumentTypeError, RuntimeError):
     """A graph is run on other inputs than it takes."""
 
@@ -62,8 +74,12 @@ class TraceError(FeatxError, ValueError):
     """Symbolic tracing cannot go on."""
 
 
-class ControlFlowError(TraceError, TypeError):
+class ControlFlowError(TraceError, TypeError, RuntimeError):
     """Python needs the value of something that is only a symbol during the trace."""
+
+
+class MutationError(TraceError, RuntimeError):
+    """A call writes its arguments, and the tracer was told to refuse that."""
 
 
 class ModulePathError(TraceError, NameError):
@@ -88,6 +104,10 @@ class MissingExtraError(FeatxError, ImportError):
 
 class DrawingError(FeatxError, RuntimeError):
     """A picture cannot be made: a program is missing, or there is too much in it."""
+
+
+class ScriptError(FeatxError, RuntimeError):
+    """A graph holds something that TorchScript cannot express."""
 
 
 class PatternError(FeatxError, ValueError):

@@ -13,26 +13,27 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import nn
 
+from featx.codegen.bound import InstanceForward
 from featx.codegen.emit import PythonCode, emit
 from featx.codegen.load import load_function
 from featx.errors import ArgumentTypeError, GraphError, TargetError
 from featx.ir.equality import is_same_graph
 from featx.ir.graph import Graph
+from featx.ir.names import Namespace
 from featx.ir.node import Node
 from featx.ir.verify import find_attribute, verify_targets
 from featx.tracing.example import ExampleTracer
 from featx.tracing.freedom import trace_checked
 from featx.tracing.guards import require_mode
-from featx.tracing.modes import in_mode
+from featx.tracing.scriptable import require_scriptable
 from featx.tracing.symbolic import Tracer
 
 
 class GraphModule(nn.Module):
     """Runs a graph on the modules and parameters of `root`, which are shared and not copied.
 
-    The forward function is generated from the graph and is state of the instance. Python compiles it when it is first
-    asked for. When the graph was edited since, it is generated anew before it runs, so edits never need `recompile()`;
-    calling it moves that cost.
+    The forward function is generated from the graph and is state of the instance. When the graph was edited since, it
+    is generated anew before it runs, so edits never need `recompile()`; calling it moves that cost.
 
     Args:
         root: the module that has the graph's targets, or a dict from target paths to modules, parameters and tensors.
@@ -51,7 +52,7 @@ class GraphModule(nn.Module):
         "_graph", "_bound", "_code", "_class_name", "_compiled_edits", "_literals", "_literal_names", "meta"
     ]  # fmt: skip
     _graph: Graph
-    _bound: MethodType | None
+    _bound: MethodType
     _code: PythonCode
     _class_name: str
     _compiled_edits: int
@@ -80,10 +81,12 @@ class GraphModule(nn.Module):
                 f"root must be an nn.Module or a dict from target paths to modules and tensors, "
                 f"got {type(root).__name__}"
             )
+        kind = type(self)
+        own_state = _names_of_state(kind)
         for graph in graphs:
             for node in graph.nodes:
                 if node.op in ("call_module", "get_attr"):
-                    _check_name(node, type(self))
+                    _check_name(node, kind, own_state)
                     if isinstance(root, nn.Module):
                         find_attribute(root, node.target, node)
                         _share(root, self, node.target)
@@ -97,25 +100,32 @@ class GraphModule(nn.Module):
 
     # -- running -----------------------------------------------------------------------------------------------------
 
-    @property
+    @InstanceForward
     def forward(self) -> MethodType:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The generated function, bound to this module."""
         if self._graph.edits != self._compiled_edits:
-            try:
-                self.recompile()
-            except AttributeError as error:
-                # From a property it would read as "GraphModule has no attribute 'forward'".
-                raise GraphError(str(error)) from error
-        bound = self._bound
-        if bound is None:
-            code = self._code
-            bound = self.__dict__["_bound"] = MethodType(load_function(code.src, code.globals), self)
-        return bound
+            self._follow_edits(torch.compiler.is_dynamo_compiling())
+        return self._bound
 
     @forward.setter
     def forward(self, function: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         # For those who put their own function over an instance's, as nn.Module allows; the next edit undoes it.
         self.__dict__["_bound"] = function
+
+    def _follow_edits(self, is_dynamo_tracing: bool) -> None:
+        edits = self._compiled_edits
+        try:
+            self.recompile()
+        except AttributeError as error:
+            # From a property it would read as "GraphModule has no attribute 'forward'".
+            raise GraphError(str(error)) from error
+        if is_dynamo_tracing:
+            # Dynamo has read this number and guards that it stays; the next eager call brings it up to date.
+            self.__dict__["_compiled_edits"] = edits
+
+    # Dynamo cannot trace a code generator; it calls a function with this mark while it traces. It is what
+    # `torch.compiler.assume_constant_result` sets, which would load all of Dynamo when featx is imported.
+    _follow_edits._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
     def recompile(self) -> PythonCode:
         """Generate the forward function from the graph as it is now, and return its source. O(nodes + edges).
@@ -129,12 +139,14 @@ class GraphModule(nn.Module):
     def _compile(self, graph: Graph) -> PythonCode:
         verify_targets(graph, self)
         code = emit(graph, "self", name_tensor=self._name_literal)
+        # At once and not at the first call, where Dynamo would have to trace it.
+        function = load_function(code.src, code.globals)
         for name, tensor in code.tensors.items():
             self._keep_literal(name, tensor)
         state = self.__dict__
         state["_graph"] = graph
         state["_code"] = code
-        state["_bound"] = None  # compiling is most of the cost, and what is edited again is not run
+        state["_bound"] = MethodType(function, self)
         state["_compiled_edits"] = graph.edits
         graph.owning_module = self
         return code
@@ -174,6 +186,15 @@ class GraphModule(nn.Module):
                 self._buffers[name] = tensor.to(buffer.device)
         return self
 
+    def __prepare_scriptable__(self) -> GraphModule:
+        """Return this module, as `torch.jit.script` asks for; it is what is compiled.
+
+        Raises:
+            ScriptError: the graph holds something that TorchScript is known not to express.
+        """
+        require_scriptable(self.graph)
+        return self
+
     @property
     def _jit_identity(self) -> str:
         # TorchScript gives two modules of one class the same code unless a constant of theirs differs.
@@ -201,7 +222,7 @@ class GraphModule(nn.Module):
 
     def print_readable(self, print_output: bool = True) -> str:
         """Return, and unless told otherwise print, the code of this module and of the graph modules inside it."""
-        parts = [f"class {self._get_name()}(torch.nn.Module):{_indent(self.code)}"]
+        parts = [f"class {Namespace().create_name(self._get_name())}(torch.nn.Module):{_indent(self.code)}"]
         for child in self.children():
             if isinstance(child, GraphModule):
                 parts.append(_indent("\n" + child.print_readable(print_output=False)))
@@ -301,10 +322,21 @@ class GraphModule(nn.Module):
         return f"{super().__str__()}\n{self.code}"
 
 
-def _check_name(node: Node, kind: type[GraphModule]) -> None:
-    first = node.target.partition(".")[0]
-    state = {name for base in kind.__mro__ if issubclass(base, GraphModule) for name in base.__annotations__}
-    if (hasattr(kind, first) and not hasattr(nn.Module, first)) or first in state:
+def _names_of_state(kind: type[GraphModule]) -> set[str]:
+    names = {name for base in kind.__mro__ if issubclass(base, GraphModule) for name in base.__annotations__}
+    return names | (nn.Module.__annotations__.keys() - {"training"})
+
+
+def _check_name(node: Node, kind: type[GraphModule], own_state: set[str]) -> None:
+    parts = node.target.split(".")
+    first = parts[0]
+    if not all(parts):
+        raise TargetError(
+            f"node '{node.name}' refers to {node.target!r}, in which a name is empty; "
+            "rename that attribute of the model"
+        )
+    is_taken = hasattr(kind, first) and (first.startswith("__") or not hasattr(nn.Module, first))
+    if is_taken or first in own_state:
         raise TargetError(
             f"node '{node.name}' refers to '{node.target}', but '{first}' of a GraphModule is something else; "
             f"rename that attribute of the model"
@@ -339,10 +371,10 @@ def symbolic_trace(
 def trace(root: nn.Module | Callable[..., Any], *args: Any, **kwargs: Any) -> GraphModule:
     """Follow `root(*args, **kwargs)` and return the graph of every operation that ran, as a module.
 
-    The model runs on tensors that have a form and no values; where it asks for a value, on the example itself. It is as
-    before afterwards, and so are the inputs. Each node's meta has `qualified_name`, `source` (the line of the model)
-    and, for a tensor, `shape` and `dtype`. `module.meta["free_dims"]` says which dimensions of the inputs are free;
-    for an input for which the model would do something else, calling the module raises `SpecializationError`.
+    A replica of the model runs on tensors that have a form and no values; where it asks for a value, on a copy of the
+    example. The model and the inputs are only read. Each node's meta has `qualified_name`, `source` (the line of the
+    model) and, for a tensor, `shape` and `dtype`. `module.meta["free_dims"]` says which dimensions of the inputs are
+    free; for an input for which the model would do something else, calling the module raises `SpecializationError`.
 
     One run, and some more at other sizes and in other dtypes where the model's code looks at these. O(nodes + modules)
     each.
@@ -355,17 +387,16 @@ def trace(root: nn.Module | Callable[..., Any], *args: Any, **kwargs: Any) -> Gr
     if isinstance(root, nn.Module) and not _is_same_in_other_mode(root, args, kwargs, found.graph):
         reason = "a model has a graph for each mode: trace again after train() or eval()"
         require_mode(found.graph, root.training, reason)
-    module = GraphModule(found.root, found.graph, name)
+    module = GraphModule(found.surroundings.root, found.graph, name)
     module.meta["free_dims"] = free_dims
     return module
 
 
 def _is_same_in_other_mode(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], graph: Graph) -> bool:
-    with in_mode(root, not root.training):
-        try:
-            other, _ = trace_checked(ExampleTracer(keep_source=True), root, args, kwargs)
-        except Exception:  # whatever it is, the other mode cannot be said to be the same
-            return False
+    try:
+        other, _ = trace_checked(ExampleTracer(keep_source=True, training=not root.training), root, args, kwargs)
+    except Exception:  # whatever it is, the other mode cannot be said to be the same
+        return False
     return is_same_graph(graph, other.graph)
 
 
@@ -373,7 +404,7 @@ def _share(source: nn.Module, destination: nn.Module, path: str) -> None:
     """Give `destination` the attribute of `source` at `path`: the same object, registered in the same way."""
     # Tensors are fetched with get(), which a trace that runs around this does not watch.
     *parents, name = path.split(".")
-    for part in parents:
+    for depth, part in enumerate(parents):
         child = source._modules.get(part)
         if child is None:
             # The path runs through a plain attribute; that object is shared as a whole.
@@ -381,12 +412,17 @@ def _share(source: nn.Module, destination: nn.Module, path: str) -> None:
             return
         twin = destination._modules.get(part)
         if twin is child:
+            for inner in (*parents[depth + 1 :], name):
+                _check_readable(inner, path)
             return
         if twin is None:
+            _check_readable(part, path)
             twin = nn.Module()
             twin.training = child.training
             destination.add_module(part, twin)
         source, destination = child, twin
+    if name in source._modules or name in source._parameters or name in source._buffers:
+        _check_readable(name, path)
     if name in source._modules:
         destination._modules[name] = source._modules[name]
     elif name in source._parameters:
@@ -398,12 +434,23 @@ def _share(source: nn.Module, destination: nn.Module, path: str) -> None:
         setattr(destination, name, getattr(source, name))
 
 
+def _check_readable(name: str, path: str) -> None:
+    # Registered past the methods of nn.Module that refuse such names; reading the attribute gives something else.
+    if hasattr(nn.Module, name) or name in nn.Module.__annotations__:
+        raise TargetError(
+            f"'{path}' runs through a module or tensor named '{name}', but '{name}' of every nn.Module is something "
+            "else; rename that attribute of the model"
+        )
+
+
 def _install(destination: nn.Module, path: str, value: Any) -> None:
     *parents, name = path.split(".")
     for part in parents:
         if not hasattr(destination, part):
             destination.add_module(part, nn.Module())
+        _check_readable(part, path)
         destination = getattr(destination, part)
+    _check_readable(name, path)
     if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter):
         destination.register_buffer(name, value)
     else:

@@ -1,5 +1,8 @@
 """Map over the nested values that models take and return."""
 
+# TorchScript picks among overloads of one name, which torch.jit does not export by name for type checkers.
+# pyright: reportRedeclaration=false, reportPrivateImportUsage=false
+
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
@@ -27,15 +30,38 @@ def tree_map(function: Callable[[Any], Any], value: Any) -> Any:  # Any: inputs 
     return function(value)
 
 
-def clone_tensors(value: Any) -> Any:
+# What TorchScript takes `clone_tensors` for, as it has no function of values of any type.
+@torch.jit._overload
+def clone_tensors(value: torch.Tensor) -> torch.Tensor: ...  # noqa: D103
+
+
+@torch.jit._overload
+def clone_tensors(value: list[torch.Tensor]) -> list[torch.Tensor]: ...  # noqa: D103, F811
+
+
+@torch.jit._overload
+def clone_tensors(value: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]: ...  # noqa: D103, F811
+
+
+def clone_tensors(value: Any) -> Any:  # noqa: F811
     """Return `value` with each tensor in it cloned; gradients flow through, memory format is kept."""
-    return tree_map(lambda leaf: _clone(leaf) if isinstance(leaf, torch.Tensor) else leaf, value)
+    if not torch.jit.is_scripting():
+        return tree_map(_clone_leaf, value)
+    if isinstance(value, torch.Tensor):
+        return _clone(value)
+    if isinstance(value, list):
+        return [_clone(item) for item in value]
+    return {key: _clone(item) for key, item in value.items()}
+
+
+def _clone_leaf(leaf: Any) -> Any:
+    return _clone(leaf) if isinstance(leaf, torch.Tensor) else leaf
 
 
 def _clone(tensor: torch.Tensor) -> torch.Tensor:
     copy = tensor.clone()
     # Without gradients a copy asks for none, where the tensor may.
-    return copy if copy.requires_grad is tensor.requires_grad else copy.requires_grad_()
+    return copy if copy.requires_grad == tensor.requires_grad else copy.requires_grad_()
 
 
 def tree_leaves(value: Any) -> Iterator[Any]:  # Any: as above

@@ -452,3 +452,38 @@ def test_torchscript_takes_a_module() -> None:
         "body.0": True,
         "add": True,
     }
+
+
+@pytest.mark.parametrize(
+    "path", ["__class__", "__dict__", "forward", "_modules", "_parameters", "", "a..b", ".a", "a."]
+)
+def test_path_that_is_something_else_of_a_graph_module_is_refused(path: str) -> None:
+    graph = Graph()
+    graph.output(graph.get_attr(path))
+    model = nn.Module()
+    setattr(model, path.partition(".")[0] or "other", nn.Module()) if not path.startswith(("_", "f")) else None
+    with pytest.raises(TargetError):
+        GraphModule(model, graph)
+
+
+@pytest.mark.parametrize("name", ["forward", "train", "__dict__", "_modules", "training"])
+@pytest.mark.parametrize("is_dict", [False, True])
+def test_module_that_reading_the_attribute_does_not_give_is_refused(name: str, is_dict: bool) -> None:
+    model = nn.Module()
+    model.inner = nn.Module()
+    model.inner._modules[name] = nn.ReLU()
+    graph = Graph()
+    graph.output(graph.call_module(f"inner.{name}", (graph.placeholder("x"),)))
+    with pytest.raises(TargetError, match=f"'{name}' of every nn.Module is something else"):
+        GraphModule({f"inner.{name}": nn.ReLU()} if is_dict else model, graph)
+
+
+def test_module_inside_one_that_is_called_whole_is_refused_likewise() -> None:
+    model = nn.Module()
+    model.inner = nn.Sequential()
+    model.inner._modules["forward"] = nn.ReLU()
+    graph = Graph()
+    x = graph.call_module("inner", (graph.placeholder("x"),))
+    graph.output(graph.call_module("inner.forward", (x,)))
+    with pytest.raises(TargetError, match=r"'forward' of every nn\.Module is something else"):
+        GraphModule(model, graph)

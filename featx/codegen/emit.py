@@ -6,17 +6,19 @@ import builtins
 import dataclasses
 import inspect
 import operator
+import re
 from collections.abc import Callable
-from keyword import iskeyword
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.amp import autocast_mode
 
+from featx.codegen.identifiers import attribute, check_root, comment, keyword_argument, quoted
 from featx.codegen.literals import function_name, literal
-from featx.codegen.paths import ModulePaths, attribute
+from featx.codegen.paths import ModulePaths
 from featx.errors import ArgumentTypeError, ForeignNodeError, GraphError
 from featx.ir.graph import Graph
+from featx.ir.identifiers import is_plain, legal_target, parameter_of, plain_text
 from featx.ir.names import Namespace
 from featx.ir.node import Node
 
@@ -31,6 +33,7 @@ _AUGMENTED = {
     operator.imod: "%=", operator.ipow: "**=", operator.ilshift: "<<=", operator.irshift: ">>=", operator.iand: "&=",
     operator.ior: "|=", operator.ixor: "^=", operator.imatmul: "@=",
 }  # fmt: skip
+_TENSOR = re.compile(r"(?<![\w.])Tensor\b")
 _PREFIX = {operator.pos: "+", operator.neg: "-", operator.invert: "~"}
 _ALWAYS_KNOWN: dict[str, Any] = {
     "torch": torch,
@@ -69,6 +72,7 @@ def emit(
 
     Raises:
         ArgumentTypeError: an argument cannot be written as code; the message names the node.
+        GraphError: an input or the module cannot have the name that it has.
     """
     return _Emitter(graph, root_module, verbose, name_tensor).emit()
 
@@ -78,14 +82,14 @@ class _Emitter:
         self, graph: Graph, root: str, verbose: bool, name_tensor: Callable[[torch.Tensor], str] | None
     ) -> None:
         self._graph = graph
-        self._root = root
+        self._root = check_root(root)
         self._verbose = verbose
         self._name_tensor = name_tensor or self._number_tensor
         self._names = Namespace()
-        self._names.reserve(root)
-        self._names.reserve("grad_enabled")
+        self._names.reserve(self._root)
         self._parameter_names: set[str] = set()
         self._reserve_parameters()
+        self._grad_mode = self._names.create_name("grad_enabled")
         self._variables = {node: self._name_variable(node) for node in graph.nodes}
         self._globals: dict[str, Any] = {}
         self._global_names: dict[int, str] = {}
@@ -93,7 +97,7 @@ class _Emitter:
         self._tensor_names: dict[int, str] = {}
         self._functions: dict[Callable[..., Any], str] = {}
         paths = [node.target for node in graph.nodes if node.op in ("call_module", "get_attr")]
-        self._paths = ModulePaths(root, paths, self._names.create_name)
+        self._paths = ModulePaths(self._root, paths, self._names.create_name, self.name_of_builtin)
         self._parameters: list[str] = []
         self._is_in_signature = False
         self._return_annotation = ""
@@ -125,8 +129,8 @@ class _Emitter:
         start: list[str] = []
         end: list[str] = []
         if any(node.target is torch._C._set_grad_enabled for node in self._graph.nodes):
-            start.append("grad_enabled = torch.is_grad_enabled()\n")
-            end.append("torch._C._set_grad_enabled(grad_enabled)\n")
+            start.append(f"{self._grad_mode} = torch.is_grad_enabled()\n")
+            end.append(f"torch._C._set_grad_enabled({self._grad_mode})\n")
         for node in self._graph.nodes:
             if node.target is autocast_mode._enter_autocast:
                 # The variable is freed when the region is left.
@@ -137,14 +141,22 @@ class _Emitter:
 
     def _reserve_parameters(self) -> None:
         has_default = False
+        stars = ""
         for node in self._graph.nodes:
             if node.op != "placeholder":
                 continue
-            name = node.target.lstrip("*")
+            name = parameter_of(node.target)
+            earlier, stars = stars, max(stars, plain_text(node.target).removesuffix(name))
+            if earlier == "**" or (earlier and node.target != name and stars == earlier):
+                raise GraphError(
+                    f"input '{node.target}' cannot stand behind one that takes the rest; move it ahead of it"
+                )
+            if node.target != name and node.args:
+                raise GraphError(f"input '{node.target}' takes the rest of the arguments and can have no default")
             if name == self._root or name in ("torch", "inf", "nan"):
                 raise GraphError(f"an input cannot be named '{name}', which the generated code uses; rename it")
-            if name in self._parameter_names or not name.isidentifier() or iskeyword(name):
-                raise GraphError(f"'{node.target}' cannot name an input: it is taken, or not a name in Python")
+            if name in self._parameter_names or not is_plain(name):
+                raise GraphError(f"{node.target!r} cannot name an input: it is taken, or not a name in Python")
             is_positional = node.target == name and not node.meta.get("keyword_only")
             if is_positional and has_default and not node.args:
                 raise GraphError(f"input '{name}' has no default, but one before it has; move it to the front")
@@ -153,8 +165,8 @@ class _Emitter:
             self._names.reserve(name)
 
     def _name_variable(self, node: Node) -> str:
-        if node.op == "placeholder" and node.target.lstrip("*") == node.name:
-            return node.name
+        if node.op == "placeholder" and parameter_of(node.target) == node.name:
+            return parameter_of(node.target)
         return self._names.create_name(node.name)
 
     # -- what literals ask -------------------------------------------------------------------------------------------
@@ -168,7 +180,7 @@ class _Emitter:
         return variable
 
     def name_of_builtin(self, name: str) -> str:
-        if name in self._parameter_names:
+        if name in self._parameter_names or name == self._root:
             return self.name_of_global(f"builtins_{name}", getattr(builtins, name))
         return name
 
@@ -184,7 +196,7 @@ class _Emitter:
             return self.name_of_global("_default", tensor)
         name = self._name_tensor(tensor)
         self._tensors[name] = tensor
-        return f"{self._root}.{name}"
+        return attribute(self._root, name, self.name_of_builtin)
 
     def _number_tensor(self, tensor: torch.Tensor) -> str:
         return self._tensor_names.setdefault(id(tensor), f"_tensor_constant{len(self._tensor_names)}")
@@ -193,7 +205,7 @@ class _Emitter:
 
     def _emit_node(self, node: Node, freed: list[Node] | tuple[()]) -> None:
         if self._verbose and node.stack_trace:
-            self._body.append(f"# {node.stack_trace.splitlines()[0].strip()}\n")
+            self._body.append(f"{comment(node.stack_trace)}\n")
         if node.op == "placeholder":
             self._emit_placeholder(node)
             return
@@ -216,10 +228,11 @@ class _Emitter:
         self._is_in_signature = True
         default = f" = {literal(node.args[0], self)}" if node.args else ""
         self._is_in_signature = False
-        if node.meta.get("keyword_only") and not any(parameter.startswith("*") for parameter in self._parameters):
+        name = parameter_of(node.target)
+        is_keyword_only = name == node.target and node.meta.get("keyword_only")
+        if is_keyword_only and not any(parameter.startswith("*") for parameter in self._parameters):
             self._parameters.append("*")
-        self._parameters.append(f"{node.target}{annotation}{default}")
-        name = node.target.lstrip("*")
+        self._parameters.append(f"{plain_text(node.target)}{annotation}{default}")
         if name != self._variables[node]:
             self._body.append(f"{self._variables[node]} = {name}\n")
 
@@ -237,9 +250,9 @@ class _Emitter:
                 return f"{variable} = {left};  {self._variables[node]} {_AUGMENTED[node.target]} {right}"
             return f"{variable} = {self._call_of_function(node)}"
         if node.op == "call_method":
-            return (
-                f"{variable} = {self._owner(node.args[0])}.{node.target}({self._arguments(node.args[1:], node.kwargs)})"
-            )
+            name = legal_target(node.op, node.target)
+            method = attribute(self._owner(node.args[0]), cast(str, name), self.name_of_builtin)
+            return f"{variable} = {method}({self._arguments(node.args[1:], node.kwargs)})"
         expression = self._paths.expression(node.target, self._body)
         if node.op == "get_attr":
             return f"{variable} = {expression}"
@@ -256,7 +269,7 @@ class _Emitter:
             if len(args) == 2 and function is operator.getitem:
                 return f"{literal(args[0], self)}[{literal(args[1], self)}]"
             if len(args) == 2 and function is getattr and isinstance(args[1], str):
-                return attribute(self._owner(args[0]), args[1])
+                return attribute(self._owner(args[0]), args[1], self.name_of_builtin)
             if len(args) == 1 and function in _PREFIX:
                 return f"{_PREFIX[function]}{literal(args[0], self)}"
         name = self._functions.get(function)
@@ -274,22 +287,25 @@ class _Emitter:
             variables[value] if type(value) is Node and value in variables else literal(value, self) for value in args
         ]
         if kwargs:
-            parts += [
-                f"{key} = {literal(value, self)}" if not iskeyword(key) else f"**{{{key!r}: {literal(value, self)}}}"
-                for key, value in kwargs.items()
-            ]
+            parts += [keyword_argument(key, literal(value, self)) for key, value in kwargs.items()]
         return ", ".join(parts)
 
     def _annotation(self, annotation: Any) -> str:
         if isinstance(annotation, type) and not hasattr(annotation, "__origin__"):
             return function_name(annotation, self)
         text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
-        return repr(text)
+        # In a string TorchScript knows no `|`, and `Tensor` by its full name only.
+        text = _TENSOR.sub("torch.Tensor", text)
+        if text.endswith(" | None"):
+            text = f"Optional[{text.removesuffix(' | None')}]"
+        return quoted(text)
 
 
 def _is_item_write(node: Node) -> bool:
     """Say whether `node` is `owner[key] = value` and can stand as that statement."""
-    return node.target is operator.setitem and not node.users and not node.kwargs and len(node.args) == 3
+    if node.target is not operator.setitem or node.users or node.kwargs or len(node.args) != 3:
+        return False
+    return isinstance(node.args[0], (Node, torch.Tensor))  # no statement writes an item of a number
 
 
 def _freed_after(graph: Graph) -> dict[Node, list[Node]]:

@@ -9,6 +9,7 @@ from typing import Any, Protocol, cast
 
 import torch
 
+from featx.codegen.identifiers import attribute, is_dotted_name, quoted
 from featx.errors import ArgumentTypeError
 from featx.ir.names import qualified_name, resolve
 from featx.ir.node import Node
@@ -59,10 +60,11 @@ def literal(value: Any, scope: Scope) -> str:  # Any: whatever a model passes as
 def function_name(function: Callable[..., Any], scope: Scope) -> str:
     """Write a function or class by its qualified name where torch has it, else as a global of the code."""
     name = qualified_name(function)
-    if "." not in name:
-        return scope.name_of_builtin(name)
-    if name.startswith("torch.") and resolve(name) is function:
-        return name
+    if is_dotted_name(name):
+        if "." not in name:
+            return scope.name_of_builtin(name)
+        if name.startswith("torch.") and resolve(name) is function:
+            return name
     return scope.name_of_global(name, function)
 
 
@@ -118,12 +120,14 @@ def _range(value: range, scope: Scope) -> str:
 def _enum(value: enum.Enum, scope: Scope) -> str:
     kind = function_name(type(value), scope)
     # A combination of flags has no member of its own.
-    is_member = type(value).__members__.get(value.name) is value
-    return f"{kind}.{value.name}" if is_member else f"{kind}({literal(value.value, scope)})"
+    name = value._name_
+    if type(value).__members__.get(name) is value:
+        return attribute(kind, name, scope.name_of_builtin)
+    return f"{kind}({literal(value._value_, scope)})"
 
 
 def _device(value: torch.device, scope: Scope) -> str:
-    return f"torch.device({str(value)!r})"
+    return f"torch.device({quoted(str(value))})"
 
 
 def _tensor(value: torch.Tensor, scope: Scope) -> str:
@@ -141,10 +145,21 @@ def _plain(value: object, scope: Scope) -> str:
     return repr(value)
 
 
+def _int(value: int, scope: Scope) -> str:
+    try:
+        return int.__repr__(value)
+    except ValueError:  # Python limits how many decimal digits it writes and reads
+        return hex(value)
+
+
+def _str(value: str, scope: Scope) -> str:
+    return quoted(value)
+
+
 _WRITERS: dict[type, Callable[[Any, Scope], str]] = {
-    int: _plain,
+    int: _int,
     bool: _plain,
-    str: _plain,
+    str: _str,
     bytes: _plain,
     type(None): _plain,
     type(Ellipsis): lambda value, scope: "...",
@@ -168,9 +183,8 @@ _WRITERS_BY_BASE: tuple[tuple[type, Callable[[Any, Scope], str]], ...] = (
     (tuple, _named_tuple),
     (list, _list),
     (dict, _dict),
-    (bool, _plain),
-    (int, lambda value, scope: repr(int(value))),
+    (int, _int),
     # A float of another class (numpy has one) stays what it is.
     (float, lambda value, scope: scope.name_of_global(f"_{type(value).__name__}", value)),
-    (str, lambda value, scope: repr(str(value))),
+    (str, _str),
 )

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import builtins
+import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
+from featx.codegen.identifiers import is_dotted_name
 from featx.errors import ArgumentTypeError
+from featx.ir.identifiers import is_plain
 from featx.ir.names import qualified_name
 
 if TYPE_CHECKING:
@@ -31,14 +36,18 @@ class {name}(torch.nn.Module):
         self.__dict__.update(state)
 {code}
 '''
+# A name in a class body that starts with two underscores is read as one with the class's name ahead of it.
+_PRIVATE = re.compile(r"\b__\w*(?<!__)\b")
 
 
 def write_package(module: nn.Module, graph: Graph, code: PythonCode, folder: Path, name: str) -> None:
     """Write `code`, which was made from `graph`, as class `name` to `folder`, with what it needs of `module` beside it.
 
     Raises:
-        ArgumentTypeError: the code refers to an object that cannot be imported by name.
+        ArgumentTypeError: the code refers to an object that cannot be imported by name, or `name` cannot name a class.
     """
+    if not is_plain(name) or name in code.globals or name == "Path" or hasattr(builtins, name):
+        raise ArgumentTypeError(f"cannot write a class named {name!r}; choose an identifier that the code does not use")
     imports = ["import torch", "from math import inf, nan", "from torch import device", "NoneType = type(None)"]
     for alias, value in code.globals.items():
         if alias not in ("torch", "inf", "nan", "device", "NoneType"):
@@ -48,9 +57,14 @@ def write_package(module: nn.Module, graph: Graph, code: PythonCode, folder: Pat
     reads = {node.target.partition(".")[0] for node in graph.nodes if node.op == "get_attr"}
     plain = {key: module.__dict__[key] for key in reads if key in module.__dict__}
     torch.save({**{key: module.__dict__[key] for key in keys}, **plain}, folder / "state.pt")
-    body = "\n".join("    " + line if line.strip() else "" for line in code.src.split("\n")).rstrip()
-    (folder / "module.py").write_text(_TEMPLATE.format(name=name, imports="\n".join(imports), code=body))
-    (folder / "__init__.py").write_text(f"from .module import {name} as {name}\n")
+    is_private = _PRIVATE.search(code.src) is not None
+    indent = "" if is_private else "    "
+    body = "\n".join(indent + line if line.strip() else "" for line in code.src.split("\n")).rstrip()
+    if is_private:
+        body += f"\n\n\n{name}.forward = forward"
+    text = _TEMPLATE.format(name=name, imports="\n".join(imports), code=body)
+    (folder / "module.py").write_text(text, encoding="utf-8")
+    (folder / "__init__.py").write_text(f"from .module import {name} as {name}\n", encoding="utf-8")
 
 
 def _import(alias: str, value: object) -> list[str]:
@@ -59,7 +73,13 @@ def _import(alias: str, value: object) -> list[str]:
             f"cannot write the global '{alias}' of the generated code: {value!r} has no import path"
         )
     path = qualified_name(value)
-    owner, _, name = path.rpartition(".")
-    if "<" in path or not owner:
+    if not is_dotted_name(path):
         raise ArgumentTypeError(f"cannot write the global '{alias}' of the generated code: {path} cannot be imported")
+    owner, _, name = path.rpartition(".")
+    owner = owner or builtins.__name__
+    if owner in sys.modules and getattr(sys.modules[owner], name, None) is not value:
+        raise ArgumentTypeError(
+            f"cannot write the global '{alias}' of the generated code: {path} is another object; "
+            "define it there under that name"
+        )
     return [f"from {owner} import {name} as {alias}"]

@@ -8,19 +8,30 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from keyword import iskeyword
+
+from featx.codegen.identifiers import around_owner
 
 
 class ModulePaths:
     """Expressions for the module paths of one graph.
 
-    `create_name` gives a free variable name for a prefix. O(paths * depth) to build.
+    `create_name` gives a free variable name for a prefix, `name_of_builtin` the expression for a builtin.
+    O(paths * depth) to build.
     """
 
-    def __init__(self, root: str, paths: Iterable[str], create_name: Callable[[str], str]) -> None:
+    def __init__(
+        self,
+        root: str,
+        paths: Iterable[str],
+        create_name: Callable[[str], str],
+        name_of_builtin: Callable[[str], str] = str,
+    ) -> None:
         self._root = root
         self._create_name = create_name
+        self._name_of_builtin = name_of_builtin
         self._variables: dict[str, str] = {}
+        # By the name of an attribute, as models repeat few names.
+        self._around: dict[str, tuple[str, str]] = {}
         branches: defaultdict[str, int] = defaultdict(int)
         seen: set[str] = set()
         for path in paths:
@@ -38,12 +49,14 @@ class ModulePaths:
 
         Assignments of prefixes that it needs and that the code has not made yet are appended to `statements`.
         """
-        prefix, _, last = path.rpartition(".")
-        return attribute(self._prefix(prefix, statements), last)
+        prefix, dot, last = path.rpartition(".")
+        owner = self._prefix(prefix, statements) if dot else self._root
+        around = self._around.get(last)
+        if around is None:
+            around = self._around[last] = around_owner(last, self._name_of_builtin)
+        return f"{around[0]}{owner}{around[1]}"
 
     def _prefix(self, path: str, statements: list[str]) -> str:
-        if not path:
-            return self._root
         variable = self._variables.get(path)
         if variable is None:
             expression = self.expression(path, statements)
@@ -52,10 +65,3 @@ class ModulePaths:
             variable = self._variables[path] = self._create_name(path)
             statements.append(f"{variable} = {expression}\n")
         return variable
-
-
-def attribute(owner: str, name: str) -> str:
-    """Return an expression for an attribute of `owner`, whatever its name."""
-    if name.isidentifier() and not iskeyword(name):
-        return f"{owner}.{name}"
-    return f'getattr({owner}, "{name}")' if '"' not in name and "\\" not in name else f"getattr({owner}, {name!r})"

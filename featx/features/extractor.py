@@ -19,7 +19,6 @@ from featx.features.tracing import ModelTracing, TracerName, training_flags
 from featx.features.untraced import untraced_graph
 from featx.ir.graph import Graph
 from featx.tracing.freedom import FreeDims
-from featx.tracing.modes import in_mode
 
 Request = Mapping[str, str] | Sequence[str]
 
@@ -140,6 +139,7 @@ def _build(
     present = None
     if training_flags(model) != modes[model.training].flags:
         # Somebody has put parts of the model into another mode than the whole.
+        tracing.training = None
         traced = tracing.wanted(requests[model.training], "as it is now")
         present = prune(traced.graph, traced.wanted, model)
     if not options.suppress_diff_warning and not any(mode.error for mode in modes.values()):
@@ -180,18 +180,18 @@ class _Mode:
 
 
 def _trace_mode(tracing: ModelTracing, request: dict[str, str], training: bool) -> _Mode:
-    with in_mode(tracing.model, training):
-        mode = _Mode(training, training_flags(tracing.model))
-        try:
-            traced = tracing.wanted(request, _name_of(training))
-        except RequestError:
-            raise
-        except Exception as error:  # the model's own too: a batch of one sample, targets that are missing
-            mode.error = error
-        else:
-            mode.names = names_of(traced.graph)
-            mode.graph = prune(traced.graph, traced.wanted, tracing.model)
-            mode.free_dims = traced.free_dims
+    tracing.training = training
+    mode = _Mode(training, training_flags(tracing.model, training))
+    try:
+        traced = tracing.wanted(request, _name_of(training))
+    except RequestError:
+        raise
+    except Exception as error:  # the model's own too: a batch of one sample, targets that are missing
+        mode.error = error
+    else:
+        mode.names = names_of(traced.graph)
+        mode.graph = prune(traced.graph, traced.wanted, tracing.model_in_mode())
+        mode.free_dims = traced.free_dims
     return mode
 
 

@@ -11,8 +11,7 @@ from torch import nn
 
 from featx.features.tracing import ModelTracing, TracerName
 from featx.ir.graph import Graph
-from featx.tracing.mode_reads import mode_reads
-from featx.tracing.modes import in_mode
+from featx.tracing.mode_reads import ModeReads
 
 
 def get_graph_node_names(
@@ -30,8 +29,8 @@ def get_graph_node_names(
     `layer1.0.add` a function that `layer1.0` calls, `layer1.0.relu_2` the third call of one module or function. Any of
     them, and any prefix such as `layer1`, can be given to `create_feature_extractor`.
 
-    The model runs once, on tensors without values, and a second time if its code asks in which mode it is; it is as
-    before afterwards. O(nodes + modules) each.
+    A replica of the model runs once, on tensors without values, and a second time if its code asks in which mode it
+    is; the model is only read. O(nodes + modules) each.
     Where it can be traced in one mode only, the list of the other is empty, and a warning says why.
 
     Args:
@@ -63,18 +62,20 @@ def _in_each_mode(tracing: ModelTracing) -> tuple[dict[bool, list[str]], dict[bo
     """Return the names in train and in eval mode, and the errors, the model's own too, where it cannot be traced."""
     names: dict[bool, list[str]] = {}
     errors: dict[bool, Exception] = {}
-    with in_mode(tracing.model, False), mode_reads(tracing.model) as reads, suppress(Exception):
+    tracing.training, tracing.reads = False, (reads := ModeReads())
+    with suppress(Exception):
         names[False] = names_of(tracing.graph())
+    tracing.reads = None
     if names and not reads.any and not tracing.is_example_for_one_mode:
         return {True: names[False], False: list(names[False])}, {}
     for training in (True, False):
         if training in names:
             continue
-        with in_mode(tracing.model, training):
-            try:
-                names[training] = names_of(tracing.graph())
-            except Exception as error:
-                errors[training] = error
+        tracing.training = training
+        try:
+            names[training] = names_of(tracing.graph())
+        except Exception as error:
+            errors[training] = error
     return names, errors
 
 

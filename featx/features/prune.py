@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
+from math import inf
 
 from torch import nn
 
@@ -21,6 +22,9 @@ _FORM_METHODS = frozenset(
 )
 _FORM_ATTRIBUTES = frozenset({"shape", "ndim", "dtype", "device", "layout", "is_cuda"})
 
+# Nodes whose memory exists outside of a call.
+_OUTSIDE = ("placeholder", "get_attr")
+
 
 def prune(graph: Graph, wanted: Mapping[str, Node], root: nn.Module) -> Graph:
     """Copy the part of `graph` that `wanted` depends on, with an output that returns them as a dict by key.
@@ -28,7 +32,9 @@ def prune(graph: Graph, wanted: Mapping[str, Node], root: nn.Module) -> Graph:
     What comes after the last wanted node is gone. Calls that write into a value which is read later stay even when
     nobody reads their result; so do writes into the state of the model that the kept part reads, random draws ahead
     of a kept one (they move the generator), and checks of the form of kept values. A wanted value that a kept call
-    overwrites later is cloned where it is right. All inputs stay. `graph` is not changed. O(nodes + edges).
+    overwrites later is cloned where it is right: the value itself is returned, and what comes behind computes with the
+    clone, so that gradients of later values with respect to it exist. Where other values share its memory and are read
+    later, it is the other way round. All inputs stay. `graph` is not changed. O(nodes + edges).
 
     Args:
         graph: a traced graph of `root`.
@@ -50,7 +56,9 @@ def prune(graph: Graph, wanted: Mapping[str, Node], root: nn.Module) -> Graph:
         if node in liveness.kept:
             copy = copies[node] = returned[node] = small.node_copy(node, copies.__getitem__)
             if node in overwritten:
-                returned[node] = small.call_function(clone_tensors, (copy,), name=f"{copy.name}_clone")
+                clone = small.call_function(clone_tensors, (copy,), name=f"{copy.name}_clone")
+                # Gradients of what comes behind flow through the value itself only if it computes that.
+                (copies if liveness.can_go_on_with_copy(node) else returned)[node] = clone
     small.output({key: returned[node] for key, node in wanted.items()})
     return small
 
@@ -99,6 +107,30 @@ class _Liveness:
             return bool(writers)
         # Nobody wrote it on the example; but what was copied there may be the same memory for another input.
         return not writers <= self._writers_behind(node, self._memory_as_copied)
+
+    def can_go_on_with_copy(self, node: Node) -> bool:
+        """Say whether all that is read or written behind `node` of its memory goes through `node` or is made of it.
+
+        Not so where an input or the model's own tensors are that memory, or an earlier value that is used later.
+        """
+        return node not in self._shared_with_others
+
+    @cached_property
+    def _shared_with_others(self) -> set[Node]:
+        # By group of memory: the place of the last read so far, or infinity where the memory exists outside of a call.
+        last_read: dict[int, float] = {}
+        places = {node: place for place, node in enumerate(self._graph.nodes)}
+        found: set[Node] = set()
+        for node in self._graph.nodes:
+            if node not in self.kept:
+                continue
+            group = self._memory.of(node)
+            is_outside = node.op in _OUTSIDE
+            if is_outside or last_read.get(group, -1.0) > places[node]:
+                found.add(node)
+            reads = [float(places[user]) for user in node.users if user in self.kept]
+            last_read[group] = max([last_read.get(group, -1.0), *([inf] if is_outside else reads)])
+        return found
 
     def _writers_behind(self, node: Node, memory: MemoryGroups) -> set[Node]:
         group = memory.of(node)

@@ -19,9 +19,9 @@ from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.tracing.example import ExampleTrace, ExampleTracer, IsEnough
 from featx.tracing.freedom import FreeDims, OtherMode, trace_checked
-from featx.tracing.mode_reads import mode_reads
-from featx.tracing.modes import only_sets_flags
+from featx.tracing.mode_reads import ModeReads
 from featx.tracing.module_output import mark_output
+from featx.tracing.replica import only_sets_flags, replica_of
 from featx.tracing.scope import has_own_call, walk_modules
 from featx.tracing.surroundings import Surroundings
 from featx.tracing.symbolic import Tracer
@@ -81,9 +81,12 @@ class FeatureTracer(Tracer):
     def on_example(self, opened: frozenset[str] | None = None) -> ExampleTracer:
         """Return a tracer with the same policy that follows an example."""
         modules, functions = self._autowrap_modules, self._autowrap_functions
-        return ExampleTracer(
-            self.is_leaf_module, modules, functions, opened=opened, asked_for=self.asked_for, keep_output=False
-        )
+        tracer = ExampleTracer(
+            self.is_leaf_module, modules, functions, opened=opened, asked_for=self.asked_for, keep_output=False,
+            training=self.training,
+        )  # fmt: skip
+        tracer.reads = self.reads
+        return tracer
 
 
 @dataclass(frozen=True)
@@ -113,6 +116,10 @@ class ModelTracing:
         self.model = check_model(model)
         if tracer not in ("auto", "example", "symbolic"):
             raise ArgumentTypeError(f"tracer must be 'auto', 'example' or 'symbolic', got {tracer!r}")
+        # The mode in which the model is traced; None for the modes in which it is.
+        self.training: bool | None = None
+        # What hears in each trace whether anything asks in which mode a module is.
+        self.reads: ModeReads | None = None
         self._tracer_kwargs = dict(tracer_kwargs or {})
         self._new_tracer()  # a wrong option is refused before anything runs
         self._concrete_args = concrete_args
@@ -138,6 +145,7 @@ class ModelTracing:
                 f"{error}"
             ) from error
         tracer.asked_for = frozenset(request)
+        tracer.training, tracer.reads = self.training, self.reads
         return tracer
 
     def _on_example(self, request: Iterable[str] = (), opened: frozenset[str] | None = None) -> ExampleTracer:
@@ -162,7 +170,7 @@ class ModelTracing:
 
     def _find_example(self) -> Example | None:
         if self._found is None or self.is_example_for_one_mode:
-            self._found = find_example(self.model, self.model.training)
+            self._found = find_example(self.model, self.model.training if self.training is None else self.training)
         return self._found
 
     @property
@@ -183,8 +191,15 @@ class ModelTracing:
             example = Example(example.args, {**example.kwargs, **self._concrete_args}, example.source)
         return example
 
+    def model_in_mode(self) -> nn.Module:
+        """Return the model if all of it is in the mode in which it is traced, else a replica that is."""
+        flags = (module.training for module in self.model.modules())
+        if self.training is None or (self._is_known and all(flag is self.training for flag in flags)):
+            return self.model
+        return replica_of(self.model, self.training).root
+
     def graph(self) -> Graph:
-        """Return the graph of everything that the model does, in the mode in which it is.
+        """Return the graph of everything that the model does in the mode `training`.
 
         Raises:
             TraceError: the model cannot be traced; the message says where and what to do.
@@ -240,11 +255,11 @@ class ModelTracing:
         known = self._other_mode
         if known.graph is not None or known.dims or example.is_for_one_mode or not self._is_known:
             return trace_checked(tracer, self.model, *_inputs(example), is_enough, known)
+        tracer.reads = known.reads = ModeReads()
         try:
-            with mode_reads(self.model) as known.reads:
-                result = trace_checked(tracer, self.model, *_inputs(example), is_enough, known)
+            result = trace_checked(tracer, self.model, *_inputs(example), is_enough, known)
         except Exception:  # with all attributes in place it may work, or say better what is wrong
-            known.reads = None
+            tracer.reads = known.reads = None
             return trace_checked(tracer, self.model, *_inputs(example), is_enough, known)
         if known.reads.any:
             known.graph = None
@@ -282,9 +297,12 @@ def _inputs(example: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return example.args, example.kwargs
 
 
-def training_flags(model: nn.Module) -> dict[str, bool]:
-    """Return which mode each submodule is in, by path; the model itself has the path ""."""
-    return {path: module.training for path, module in walk_modules(model)}
+def training_flags(model: nn.Module, training: bool | None = None) -> dict[str, bool]:
+    """Return which mode each submodule is in, or would be in after `train(training)`, by path; the model has ""."""
+    modules = dict(walk_modules(model))
+    if training is None or all(map(only_sets_flags, modules.values())):
+        return {path: module.training if training is None else training for path, module in modules.items()}
+    return {path: module.training for module, path in replica_of(model, training).paths.items()}
 
 
 def check_model(model: object) -> nn.Module:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from featx.codegen.emit import PythonCode
 from featx.ir.arguments import Argument, map_aggregate, map_arg
 from featx.ir.graph import Graph
+from featx.ir.immutable import ImmutableDict as immutable_dict
 from featx.ir.node import Node, Target
 from featx.migration.left_out import explainer
 from featx.migration.operators import INPLACE as inplace_methods
@@ -20,6 +21,7 @@ __all__ = [
     "Node",
     "PythonCode",
     "Target",
+    "immutable_dict",
     "inplace_methods",
     "magic_methods",
     "map_aggregate",

@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING
 from featx.errors import TraceError
 from featx.ir.arguments import Argument, map_aggregate, map_arg
 from featx.ir.graph import Graph
+from featx.ir.immutable import ImmutableDict as immutable_dict
+from featx.ir.immutable import ImmutableList as immutable_list
 from featx.ir.node import Node, Target
+from featx.ir.schemas import check_for_mutable_operation
 from featx.migration.compatibility import BASE_TYPES as base_types
 from featx.migration.left_out import explainer
 from featx.migration.operators import INPLACE as inplace_methods
@@ -31,6 +34,9 @@ __all__ = [
     "TraceError",
     "TracerBase",
     "base_types",
+    "check_for_mutable_operation",
+    "immutable_dict",
+    "immutable_list",
     "inplace_methods",
     "magic_methods",
     "map_aggregate",

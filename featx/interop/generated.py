@@ -29,8 +29,9 @@ def put_modes_back(body: list[str]) -> list[str]:
     return ["\n".join([*start, *["    " + line for line in text.split("\n")], *end, ""])]
 
 
-_ENTERS = re.compile(r"^(\w+) = (torch\.amp\.autocast_mode\._enter_autocast\()", re.MULTILINE)
-_LEAVES = re.compile(r"(torch\.amp\.autocast_mode\._exit_autocast\((\w+)\))")
+# At the start of a line: a string in an argument may hold the same text.
+_ENTERS = re.compile(r"^(\w+)(?: : [^=\n]+)? = (torch\.amp\.autocast_mode\._enter_autocast\()", re.MULTILINE)
+_LEAVES = re.compile(r"^(\w+(?: : [^=\n]+)? = torch\.amp\.autocast_mode\._exit_autocast\((\w+)\))", re.MULTILINE)
 
 
 def hidden_name(source: str, inputs: Mapping[str, str]) -> str | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
 import torch.fx.graph
 import torch.fx.node
 
+from featx.codegen.identifiers import is_dotted_name
 from featx.ir.names import name_of_target, resolve
 
 
@@ -27,6 +29,9 @@ def has_name(function: Callable[..., Any]) -> bool:
     """Say whether torch.fx's code calls `function` itself by the name that it has for it."""
     try:
         name = torch.fx.node._get_qualified_name(function)
-    except (AttributeError, RuntimeError):
+        is_from_torch = torch.fx.graph._is_from_torch(function)
+    except (AttributeError, RuntimeError, TypeError):
         return False
-    return not torch.fx.graph._is_from_torch(function) or resolve(name) is function
+    if getattr(function, "__module__", None) == "_operator":
+        return getattr(operator, function.__name__, None) is function
+    return not is_from_torch or (is_dotted_name(name) and resolve(name) is function)

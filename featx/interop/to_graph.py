@@ -15,8 +15,11 @@ from featx.interop.checked import check_code
 from featx.interop.generated import KeywordOnlyCode, put_modes_back
 from featx.interop.meta import HELPER, WRAPPED_HERE, Translation
 from featx.interop.named import Named
-from featx.interop.written import is_misread, is_written, last_readers, refuse_read_setitem
+from featx.interop.written import is_misread, is_misread_attribute, is_written, last_readers, refuse_read_setitem
+from featx.interop.written_names import refuse_unwritten_names
 from featx.ir.graph import Graph
+from featx.ir.identifiers import plain_text
+from featx.ir.names import identifier_of
 from featx.ir.node import Node
 from featx.ir.verify import verify
 from featx.module import GraphModule
@@ -49,8 +52,9 @@ class TorchGraph:
         if node.name == "self" or (node.op == "placeholder" and target.lstrip("*") == "self"):
             raise GraphError(f"node '{node.name}' has the name by which torch.fx's code calls the module; rename it")
         refuse_read_setitem(node)
+        refuse_unwritten_names(node)
         if node.op == "call_function":
-            target = arguments.function(target)
+            target = Named(target) if is_misread_attribute(node) else arguments.function(target)
         if node.op == "placeholder":
             for default in node.args:
                 if not is_written(default, nested=False):
@@ -84,7 +88,7 @@ class TorchGraph:
 
     def module(self, source: GraphModule) -> torch.fx.GraphModule:
         """Return a module that runs the new graph on what the old one has in `source`."""
-        result = torch.fx.GraphModule(nn.Module(), torch.fx.Graph(), source._get_name())
+        result = torch.fx.GraphModule(nn.Module(), torch.fx.Graph(), _class_name(source))
         _share(source, self._reads(result), result)
         for name, value in self._arguments.attributes.items():
             if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter):
@@ -109,6 +113,12 @@ class TorchGraph:
                     )
                 reads.get_attr(str(twin.target))
         return reads
+
+
+def _class_name(module: GraphModule) -> str:
+    # Python gives a class no name with a NUL character or half a surrogate pair in it.
+    name = plain_text(module._get_name())
+    return name if name.isprintable() else identifier_of(name)
 
 
 def _share(source: GraphModule, reads: Graph, result: torch.fx.GraphModule) -> None:

@@ -13,15 +13,19 @@ from typing import Any
 import torch
 
 from featx.errors import GraphError
+from featx.interop.named import has_name
 from featx.ir.graph import Graph
+from featx.ir.identifiers import is_plain
 from featx.ir.node import Node
 
 _BY_REPR: frozenset[type] = frozenset(
     {
-        int, bool, str, bytes, float, type(None), type(Ellipsis),
+        int, bool, float, type(None), type(Ellipsis),
         torch.device, torch.dtype, torch.layout, torch.memory_format,
     }
 )  # fmt: skip
+# torch.fx takes each line of its code away in which this stands, as it marks lines so itself.
+LINE_MARK = "# COUNTER: "
 _BY_NAME = (torch._ops.OpOverload, torch._ops.HigherOrderOperator)
 # Written as `x += y; result = x`, which gives x another value where the call makes a new object.
 _ASSIGNING = frozenset(
@@ -41,6 +45,10 @@ def is_written(value: Any, *, nested: bool) -> bool:  # Any: whatever stands in 
     kind = type(value)
     if kind in _BY_REPR:
         return True
+    if kind is str:
+        return LINE_MARK not in value
+    if kind is bytes:
+        return LINE_MARK.encode() not in value
     if kind is complex:
         # The repr of one that has a zero, nan or inf in it is another number, or no number.
         return bool(value.real and value.imag and math.isfinite(value.real) and math.isfinite(value.imag))
@@ -58,8 +66,9 @@ def is_written(value: Any, *, nested: bool) -> bool:  # Any: whatever stands in 
         return False
     if isinstance(value, enum.Enum):
         # A combination of flags has no member of its own.
-        return type(value).__members__.get(value.name) is value
-    return isinstance(value, _BY_NAME)
+        name = value._name_
+        return type(value).__members__.get(name) is value and is_plain(name) and has_name(type(value))
+    return isinstance(value, _BY_NAME) and has_name(value)
 
 
 def last_readers(graph: Graph) -> dict[Node, Node]:
@@ -85,6 +94,14 @@ def is_misread(node: Node, last: dict[Node, Node]) -> bool:
     if node.op == "call_method" or (node.op == "call_function" and node.target in (operator.pow, getattr)):
         return type(first) in (int, float)
     return False
+
+
+def is_misread_attribute(node: Node) -> bool:
+    """Say whether torch.fx's code for `node` writes the attribute that it reads as an identifier, and it is none."""
+    if node.target is not getattr or len(node.args) != 2:
+        return False
+    name = node.args[1]
+    return isinstance(name, str) and name.isidentifier() and not is_plain(name)
 
 
 def refuse_read_setitem(node: Any) -> None:  # Any: a node of featx or of torch.fx

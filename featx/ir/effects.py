@@ -28,6 +28,7 @@ from featx.ir.operator_effects import (
     operator_draws,
     operator_writes,
 )
+from featx.ir.runtime_checks import is_runtime_check
 from featx.ir.side_effects import is_marked
 
 if TYPE_CHECKING:
@@ -43,9 +44,6 @@ _MAY_RETURN_INPUT = frozenset(
 _WRITES_STATISTICS = frozenset({"batch_norm", "instance_norm"})
 _RETURNS_SEQUENCE = frozenset("chunk split split_with_sizes tensor_split unbind hsplit vsplit dsplit meshgrid".split())
 _CHECKS = frozenset({"torch._assert", "torch._assert_async", "torch._check"})
-_INPUT_CHECKS = frozenset(
-    {"check_is_none", "check_is_same", "check_decision", "check_distinct", "check_dtype", "check_form", "check_size"}
-)
 # Functions that change how later code runs.
 _GLOBAL_STATE = frozenset({"_set_grad_enabled", "_enter_autocast", "_exit_autocast", "set_grad_enabled", "manual_seed"})
 # Modules of Python whose functions never write their arguments.
@@ -194,11 +192,11 @@ class Effects:
             return CallEffects(writes=inputs, shares=inputs, is_opaque=True, is_random=True, writes_state=True)
         name = qualified_name(function)
         module, _, short = name.rpartition(".")
-        if name in _CHECKS or short in _INPUT_CHECKS:
+        if name in _CHECKS or is_runtime_check(function):
             return CallEffects(is_check=True)
         if name == "featx.tree.clone_tensors":
             return _NOTHING  # copies that extractors and passes make
-        if short in _GLOBAL_STATE:
+        if short in _GLOBAL_STATE or name.startswith("torch.ops.profiler."):
             return CallEffects(changes_global_state=True)
         if module == "operator":
             return _of_python_operator(node, short, self._sequences)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -70,4 +71,19 @@ def is_same(one: Any, other: Any, besides: Collection[type] = ()) -> bool:
         return all(is_same(*pair, besides) for pair in parts)
     if isinstance(one, dict):
         return list(one) == list(other) and all(is_same(one[key], other[key], besides) for key in one)
+    if isinstance(one, FunctionType):  # a lambda is made anew in each call of forward
+        return one.__code__ is other.__code__ and is_same(_held_by(one), _held_by(other), besides)
+    if isinstance(one, torch.nn.Module) and isinstance(getattr(one, "code", None), str):
+        # What torch.cond makes of its branches in each call: a module of torch.fx, which computes what its code says.
+        return one.code == other.code and is_same(list(one.parameters()), list(other.parameters()))
     return repr(one) == repr(other) if isinstance(one, float) else bool(one == other)
+
+
+def _held_by(function: FunctionType) -> list[Any]:
+    held: list[Any] = [function.__defaults__, function.__kwdefaults__]
+    for cell in function.__closure__ or ():
+        try:
+            held.append(cell.cell_contents)
+        except ValueError:  # it is empty
+            held.append(None)
+    return held

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import operator
+import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from featx.errors import ArgumentTypeError, ForeignNodeError, GraphError, NodeInUseError
+from featx.errors import ForeignNodeError, GraphError, NodeInUseError
 from featx.ir.arguments import Argument, map_arg
+from featx.ir.identifiers import legal_target
 from featx.ir.names import Namespace, name_of_target
-from featx.ir.node import LEGAL_OPS, Node, Target, iterate
+from featx.ir.node import Node, Target, iterate
 
 if TYPE_CHECKING:
     from featx.codegen.emit import PythonCode
@@ -163,15 +166,11 @@ class Graph:
 
         Raises:
             GraphError: the opcode is unknown.
-            ArgumentTypeError: `target` is not callable (`call_function`) or not a string (every other opcode).
+            NodeTargetError: `target` is not callable (`call_function`) or not a string (every other opcode), or it is
+                not the name of a method or of an input.
+            ArgumentTypeError: `kwargs` has a key that is not a string.
         """
-        if op not in LEGAL_OPS:
-            raise GraphError(f"unknown opcode {op!r}; expected one of {', '.join(sorted(LEGAL_OPS))}")
-        if not isinstance(target, str) and (op != "call_function" or not callable(target)):
-            expected = "a callable" if op == "call_function" else "a string"
-            raise ArgumentTypeError(f"the target of a {op} node must be {expected}, got {target!r}")
-        if op == "call_function" and isinstance(target, str):
-            raise ArgumentTypeError(f"the target of a call_function node must be a callable, got {target!r}")
+        target = legal_target(op, target)  # before a name is taken
         node = Node(
             self,
             self._names.create_name(name if name is not None else name_of_target(target)),
@@ -200,7 +199,17 @@ class Graph:
         return self.create_node("placeholder", name, args=args, type_expr=type_expr)
 
     def get_attr(self, qualified_name: str, type_expr: Any = None) -> Node:
-        """Add the read of a parameter, buffer or attribute at a dotted path below the root module."""
+        """Add the read of a parameter, buffer or attribute at a dotted path below the root module.
+
+        Where the graph's module has nothing there by now, this warns, as torch.fx does.
+        """
+        owner = self.owning_module
+        if owner is not None and not _has_attribute(owner, qualified_name):
+            warnings.warn(
+                f"get_attr: there is no underlying reference '{qualified_name}' in the owning GraphModule; add it "
+                "before the code is made",
+                stacklevel=2,
+            )
         return self.create_node("get_attr", qualified_name, type_expr=type_expr)
 
     def call_module(
@@ -420,3 +429,11 @@ def _drop_from_index(index: dict[tuple[str, Target | None], dict[Node, None]], n
 
 def _index_keys(op: str, target: Target) -> Iterable[tuple[str, Target | None]]:
     return ((op, target),) if op == "call_function" else ((op, target), (op, None))
+
+
+def _has_attribute(owner: object, path: str) -> bool:
+    try:
+        operator.attrgetter(path)(owner)
+    except AttributeError:
+        return False
+    return True

@@ -9,6 +9,8 @@ from typing import Any, cast
 
 import torch
 
+from featx.ir.identifiers import plain_text
+
 # What every generated function may refer to without an import; a node never takes one of these names.
 CODE_GLOBALS = frozenset({"inf", "nan", "NoneType", "torch", "device", "fx_pytree", "pytree"})
 _RESERVED = frozenset(keyword.kwlist) | frozenset(dir(builtins)) | CODE_GLOBALS
@@ -61,6 +63,8 @@ class Namespace:
 
 def identifier_of(candidate: str) -> str:
     """Return `candidate` with what cannot stand in an identifier replaced: `layer1.0` gives `layer1_0`."""
+    if type(candidate) is not str:
+        candidate = plain_text(candidate)
     dotless = candidate.replace(".", "_")
     if dotless.isidentifier() and dotless.isascii() and ".." not in candidate:
         return dotless

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from featx.errors import ArgumentTypeError, ForeignNodeError, GraphError
 from featx.ir.arguments import ATOMS, Argument, Operand, collect_nodes, freeze, map_arg
+from featx.ir.identifiers import Target, is_legal_target, keyword_names, legal_target, plain_text
 from featx.ir.immutable import ImmutableDict
+from featx.ir.opcodes import LEGAL_OPS
 from featx.ir.order import LABEL_STEP, spread_labels
 
 if TYPE_CHECKING:
@@ -17,9 +19,6 @@ if TYPE_CHECKING:
     from featx.ir.schemas import ArgsKwargsPair
 
 Opcode: TypeAlias = Literal["placeholder", "get_attr", "call_function", "call_method", "call_module", "output"]
-Target: TypeAlias = str | Callable[..., Any]
-
-LEGAL_OPS = frozenset({"placeholder", "get_attr", "call_function", "call_method", "call_module", "output"})
 
 
 NO_KWARGS = ImmutableDict()
@@ -74,6 +73,8 @@ class Node(Operand):
         kwargs: dict[str, Argument],
         return_type: Any = None,
     ) -> None:
+        if callable(target) is not (op == "call_function") or (op not in LEGAL_OPS and op != "root"):
+            legal_target(op, target)
         self.graph = graph
         self.name = name
         self._op = op
@@ -108,6 +109,8 @@ class Node(Operand):
 
     @target.setter
     def target(self, target: Target) -> None:
+        if isinstance(target, str):
+            target = plain_text(target)
         self.graph.reindex(self, self._op, target)
         self._target = target
 
@@ -296,11 +299,14 @@ class Node(Operand):
         self,
         placeholder_names: list[str] | None = None,
         maybe_return_typename: list[str] | None = None,
+        *,
+        include_tensor_metadata: bool = False,
     ) -> str | None:
-        """Describe this node in one line, as `str(graph)` does."""
-        from featx.ir.text import format_node
+        """Describe this node in one line, as `str(graph)` does; with the shape of its value where meta has it."""
+        from featx.ir.text import format_node, tensor_annotation
 
-        return format_node(self, placeholder_names, maybe_return_typename)
+        annotation = tensor_annotation(self.meta) if include_tensor_metadata else None
+        return format_node(self, placeholder_names, maybe_return_typename, annotation=annotation)
 
     # -- copies ------------------------------------------------------------------------------------------------------
 
@@ -371,7 +377,7 @@ class Node(Operand):
             elif type(argument) not in ATOMS:
                 args = tuple([freeze(item, uses) for item in args])
                 break
-        frozen = freeze(kwargs, uses) if kwargs else NO_KWARGS
+        frozen = freeze(keyword_names(kwargs), uses) if kwargs else NO_KWARGS
         # Last, so that a refused argument leaves no trace.
         for source in uses:
             source.users[self] = None
@@ -417,6 +423,8 @@ def is_well_formed(root: Node, graph: Graph) -> bool:
     while (node := node._next) is not root:
         op = node._op
         if op not in LEGAL_OPS or node.graph is not graph or callable(node._target) is not (op == "call_function"):
+            return False
+        if op in ("call_method", "placeholder") and not is_legal_target(op, node._target):
             return False
         args = node._args
         if len(args) == 1 and type(args[0]) is Node and not node._kwargs:

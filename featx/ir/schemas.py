@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch._jit_internal import boolean_dispatched
 
-from featx.errors import PassError, TargetError, TraceError
+from featx.errors import MutationError, PassError, TargetError
 from featx.ir.names import qualified_name
 
 _KINDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -105,11 +105,13 @@ def check_for_mutable_operation(target: Callable[..., Any], args: tuple[Any, ...
     """Raise if the one overload of an operator that fits the arguments writes them.
 
     Raises:
-        TraceError: it does.
+        MutationError: it does.
     """
     fitting = [schema for schema in _schemas_of(target) or () if _binds(_signature_of(schema), args, kwargs)]
     if len(fitting) == 1 and fitting[0].is_mutable:
-        raise TraceError(f"{qualified_name(target)} writes one of its arguments: {fitting[0]}; compute a new value")
+        raise MutationError(
+            f"{qualified_name(target)} writes one of its arguments: {fitting[0]}; it is a mutable operation"
+        )
 
 
 def type_matches(signature_type: Any, argument_type: Any) -> bool:

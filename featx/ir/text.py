@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any, cast
+
+import torch
 
 from featx.ir.arguments import Argument
 from featx.ir.names import qualified_name
@@ -25,8 +28,9 @@ def format_node(
     placeholder_names: list[str] | None = None,
     maybe_return_typename: list[str] | None = None,
     targets: dict[Target, str] | None = None,
+    annotation: str | None = None,
 ) -> str | None:
-    """Describe a node in one line.
+    """Describe a node in one line, with `annotation` in place of its type.
 
     `placeholder_names`, where it holds a first name already, collects placeholders (None is returned for them), and
     `maybe_return_typename[0]` gets the return annotation, for a caller that prints a signature. `targets` remembers the
@@ -37,7 +41,8 @@ def format_node(
         if node.type is not None and maybe_return_typename:
             maybe_return_typename[0] = f" -> {format_type(node.type)}"
         return f"return {node.args[0]}"
-    annotation = "" if node.type is None else f"{format_type(node.type)} "
+    if annotation is None:
+        annotation = "" if node.type is None else f"{format_type(node.type)} "
     target = node.target
     if not isinstance(target, str):
         known = None if targets is None else targets.get(target)
@@ -54,6 +59,32 @@ def format_node(
         return head
     kwargs = _format_argument(node.kwargs) if node.kwargs else "{}"
     return f"{head}(args = {_format_argument(node.args)}, kwargs = {kwargs})"
+
+
+def tensor_annotation(meta: Mapping[str, Any]) -> str | None:
+    """Return what meta knows of a tensor as torch.fx writes it: `Tensor "f32[2, 3][3, 1]cpu"`."""
+    known: Any = meta.get("val")
+    if not isinstance(known, torch.Tensor):
+        known = meta.get("tensor_meta")
+    shape, dtype = getattr(known, "shape", meta.get("shape")), getattr(known, "dtype", meta.get("dtype"))
+    if shape is None or dtype is None:
+        return None
+    stride: Any = getattr(known, "stride", None)
+    if callable(stride):
+        stride = stride() if known.layout == torch.strided else None
+    parts = [str(list(part)) for part in (shape, stride) if part is not None]
+    device = str(known.device) if isinstance(known, torch.Tensor) else ""
+    return f'Tensor "{_short_dtype(dtype)}{"".join(parts)}{device}"'
+
+
+def _short_dtype(dtype: torch.dtype) -> str:
+    name = str(dtype).removeprefix("torch.").replace("_", "")
+    if dtype is torch.bool:
+        return "b8"
+    for word, letter in (("bfloat", "bf"), ("float", "f"), ("uint", "u"), ("int", "i"), ("complex", "c")):
+        if name.startswith(word):
+            return letter + name.removeprefix(word)
+    return name
 
 
 def format_table(graph: Graph) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from featx.errors import ArgumentTypeError, FeatxError, ForeignNodeError, GraphError, TargetError
-from featx.ir.node import LEGAL_OPS, is_well_formed
+from featx.ir.identifiers import expected_target, is_legal_target
+from featx.ir.node import is_well_formed
+from featx.ir.opcodes import LEGAL_OPS
 
 if TYPE_CHECKING:
     from featx.ir.graph import Graph
@@ -100,9 +102,9 @@ def _node_error(node: Node, graph: Graph) -> FeatxError | None:
         return GraphError(f"node '{node.name}' has the unknown opcode {node.op!r}")
     if node.graph is not graph:
         return ForeignNodeError(f"node '{node.name}' stands in a graph that it does not belong to")
-    if callable(node.target) == (node.op == "call_function"):
+    if callable(node.target) == (node.op == "call_function") and is_legal_target(node.op, node.target):
         return None
-    expected = "a callable" if node.op == "call_function" else "a string"
+    expected = expected_target(node.op, node.target)
     return ArgumentTypeError(f"the target of {node.op} node '{node.name}' must be {expected}, got {node.target!r}")
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import abc
 import functools
+import inspect
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, overload
 
 from torch import nn
 
-from featx.errors import PassError
+from featx.errors import ArgumentTypeError, PassError
 from featx.module import GraphModule
 from featx.passes.cse import eliminate_common_subexpressions
 from featx.passes.manager import in_order, name_of, this_before_that
@@ -58,8 +59,21 @@ class CSEPass(PassBase):
         return PassResult(graph_module, eliminate_common_subexpressions(graph_module))
 
 
-def pass_result_wrapper(fn: Callable[..., Any]) -> Callable[..., PassResult]:
-    """Return `fn` as a pass that gives a `PassResult`: of the module it returns, or that it got if it returns None."""
+@overload
+def pass_result_wrapper(fn: None) -> None: ...
+
+
+@overload
+def pass_result_wrapper(fn: Callable[..., Any]) -> Callable[..., PassResult]: ...
+
+
+def pass_result_wrapper(fn: Callable[..., Any] | None) -> Callable[..., PassResult] | None:
+    """Return `fn` as a pass that gives a `PassResult`: of the module it returns, or that it got if it returns None.
+
+    None, for a pass that somebody has left out, stays None.
+    """
+    if fn is None:
+        return None
 
     @functools.wraps(fn, updated=())
     def wrapped(gm: Any) -> PassResult:
@@ -85,6 +99,8 @@ class PassManager:
         suppress_check_failures: not used, as in torch.fx.
     """
 
+    steps: int = 1
+
     def __init__(
         self,
         passes: list[Callable[..., Any]] | None = None,
@@ -95,7 +111,8 @@ class PassManager:
     ) -> None:
         self.passes = passes or []
         self.constraints = constraints or []
-        self.steps = steps or 1
+        if steps:
+            self.steps = steps
         self.run_checks_after_each_pass = run_checks_after_each_pass
         self.suppress_check_failures = suppress_check_failures
         self._is_ordered = False
@@ -112,7 +129,13 @@ class PassManager:
         self._is_ordered = False
 
     def add_checks(self, check: Callable[[nn.Module], None]) -> None:
-        """Let `check` run before the first pass and, with `run_checks_after_each_pass`, after each."""
+        """Let `check` run before the first pass and, with `run_checks_after_each_pass`, after each.
+
+        Raises:
+            ArgumentTypeError: it takes another number of arguments than one.
+        """
+        if len(inspect.signature(check).parameters) != 1:
+            raise ArgumentTypeError(f"the check {name_of(check)!r} must take one argument, the module")
         self._check = check
 
     def check(self, module: nn.Module) -> None:

@@ -85,6 +85,7 @@ TABLE: Mapping[str, Path] = {
     ),
     "node": Path(
         {
+            "featx.ir.schemas": "ArgsKwargsPair normalize_function normalize_module",
             "featx.ir.arguments": _ARGUMENTS,
             "featx.ir.node": _NODE,
             "featx.ir.side_effects": "has_side_effect",
@@ -99,6 +100,7 @@ TABLE: Mapping[str, Path] = {
     ),
     "graph": Path(
         {
+            "featx.ir.immutable": "ImmutableDict=immutable_dict",
             "featx.codegen.emit": "PythonCode",
             "featx.ir.graph": "Graph",
             "featx.ir.arguments": _ARGUMENTS,
@@ -109,7 +111,7 @@ TABLE: Mapping[str, Path] = {
         {"CodeGen _PyTreeCodeGen _CodeGen": _CODEGEN},
     ),
     "graph_module": Path(
-        {"featx.ir.graph": "Graph", "featx.module": "GraphModule"},
+        {"featx.codegen.emit": "PythonCode", "featx.ir.graph": "Graph", "featx.module": "GraphModule"},
         {},
         {
             "reduce_graph_module reduce_package_graph_module": "pickle keeps the graph itself; nothing is traced again",
@@ -118,6 +120,8 @@ TABLE: Mapping[str, Path] = {
     ),
     "proxy": Path(
         {
+            "featx.ir.immutable": "ImmutableDict=immutable_dict ImmutableList=immutable_list",
+            "featx.ir.schemas": "check_for_mutable_operation",
             "featx.ir.graph": "Graph",
             "featx.ir.arguments": _ARGUMENTS,
             "featx.ir.node": _NODE,
@@ -211,6 +215,7 @@ TABLE: Mapping[str, Path] = {
     "passes": Path(),
     "passes.operator_support": Path(
         {
+            "featx.passes.shapes": "TensorMetadata",
             "featx.migration.operator_support": "OpSupports OperatorSupport OperatorSupportBase any_chain chain "
             "create_op_support get_node_target CALLABLE_NODE_OPS",
         },
@@ -224,24 +229,38 @@ TABLE: Mapping[str, Path] = {
         {"FxNetAccFusionsFinder get_acc_ops_name": "a part of one backend's splitter"},
     ),
     "passes.shape_prop": Path(
-        {"featx.passes.shapes": "ShapeProp TensorMetadata metadata_of=_extract_tensor_metadata"},
+        {
+            "featx.ir.arguments": "map_aggregate",
+            "featx.ir.node": "Node",
+            "featx.passes.shapes": "ShapeProp TensorMetadata metadata_of=_extract_tensor_metadata",
+        },
         {"ShapeProp": "leaves the model as it was; with inputs on the meta device it computes nothing"},
     ),
     "passes.fake_tensor_prop": Path(left_out={"*": "ShapeProp(module, FakeTensorMode()) runs on fake tensors"}),
     "passes.split_module": Path(
-        {"featx.passes.split": "split_module"},
+        {"featx.ir.node": "Node", "featx.module": "GraphModule", "featx.passes.split": "split_module"},
         {"split_module": "effects stay in order; parts that need each other raise PassError"},
         {"Partition": "parts are not objects here", "split_module_simple": "use split_module"},
     ),
     "passes.split_utils": Path(
-        {"featx.migration.grouping": "getattr_recursive setattr_recursive split_by_tags"},
+        {
+            "featx.migration.operator_support": "is_node_output_tensor",
+            "featx.migration.grouping": "getattr_recursive setattr_recursive split_by_tags",
+        },
         {"split_by_tags": "gives featx.GraphModule whatever class is wanted; a call without a tag raises PassError"},
         {"Component move_non_tensor_nodes_on_boundary": "a part of one backend's splitter"},
     ),
     "passes.splitter_base": Path(left_out={"*": _PLACEMENT}),
     "passes.graph_drawer": Path(left_out={"*": "it makes graphs of pydot; featx.draw(gm) gives dot, SVG and a page"}),
     "passes.graph_manipulation": Path(
-        {"featx.migration.grouping": "replace_target_nodes_with"},
+        {
+            "featx.ir.arguments": "map_arg",
+            "featx.ir.graph": "Graph",
+            "featx.ir.node": "Node",
+            "featx.module": "GraphModule",
+            "featx.passes.shapes": "ShapeProp TensorMetadata",
+            "featx.migration.grouping": "replace_target_nodes_with",
+        },
         {},
         {"get_size_of_all_nodes get_size_of_node get_tensor_meta size_bytes": "featx.cost says what each node holds"},
     ),
@@ -253,18 +272,34 @@ TABLE: Mapping[str, Path] = {
     "passes.dialect": Path(),
     "passes.dialect.common": Path(),
     "passes.dialect.common.cse_pass": Path(
-        {"featx.migration.pass_manager": "CSEPass"},
+        {
+            "featx.ir.graph": "Graph",
+            "featx.ir.node": "Node",
+            "featx.module": "GraphModule",
+            "featx.migration.pass_manager": "CSEPass PassBase PassResult",
+        },
         {"CSEPass": "works in place, with effects in mind; `banned_ops` is not needed and not used"},
         {"get_CSE_banned_ops": "what may be merged is known from the effects of each call"},
     ),
     "passes.infra": Path(),
     "passes.infra.partitioner": Path(
-        {"featx.migration.grouping": "CapabilityBasedPartitioner Partition"},
-        {"CapabilityBasedPartitioner": "gives a new module; as few partitions as the order of effects allows"},
+        {
+            "featx.ir.node": "Node",
+            "featx.module": "GraphModule",
+            "featx.migration.operator_support": "OperatorSupportBase",
+            "featx.migration.partitioner": "CapabilityBasedPartitioner Partition",
+        },
+        {"CapabilityBasedPartitioner": "gives a new module; effects count as dependencies; asks about calls alone"},
     ),
-    "passes.infra.pass_base": Path({"featx.migration.pass_manager": "PassBase PassResult"}),
+    "passes.infra.pass_base": Path(
+        {"featx.module": "GraphModule", "featx.migration.pass_manager": "PassBase PassResult"}
+    ),
     "passes.infra.pass_manager": Path(
-        {"featx.migration.pass_manager": "PassManager pass_result_wrapper this_before_that_pass_constraint"},
+        {
+            "featx.module": "GraphModule",
+            "featx.migration.pass_manager": "PassManager PassResult pass_result_wrapper "
+            "this_before_that_pass_constraint",
+        },
         {"PassManager": "takes featx's passes too, which return a bool; errors are PassError, a RuntimeError"},
     ),
     "passes.net_min_base": Path(left_out={"*": "run both modules with Interpreter and compare node by node"}),
@@ -332,10 +367,10 @@ TABLE: Mapping[str, Path] = {
 MEMBERS: Mapping[str, Path] = {
     "Graph": Path(
         otherwise={
-            "create_node": "an unknown opcode raises GraphError, a RuntimeError",
+            "create_node": "an unknown opcode raises GraphError, a RuntimeError; methods and inputs have identifiers",
             "eliminate_dead_code": "writes in place that are seen later stay",
             "erase_node": "erasing twice raises ForeignNodeError",
-            "call_module get_attr": "the target is looked for by `lint` and when the code is made",
+            "call_module": "the target is looked for by `lint` and when the code is made",
             "lint": "a missing target raises TargetError, a RuntimeError and an AttributeError",
             "nodes": "what may be edited during iteration is specified",
             "on_generate_code": "the body is one statement a string",
@@ -360,7 +395,7 @@ MEMBERS: Mapping[str, Path] = {
     ),
     "GraphModule": Path(
         otherwise={
-            "forward": "a property of the instance, so `type(module).forward` is no function to call",
+            "forward": "made for the instance: `type(module).forward` calls the instance's",
             "recompile": "never needed; an edited graph is compiled again before it runs",
             "code print_readable": "other text, see Graph.python_code; no options for colours, strides or devices",
             "to_folder": "writes one file of state",
@@ -382,7 +417,7 @@ MEMBERS: Mapping[str, Path] = {
             "get_fresh_qualname": "take a name that `hasattr(tracer.root, name)` does not know",
         },
     ),
-    "Proxy": Path(otherwise={"__len__": "raises ControlFlowError, a TypeError and ValueError"}),
+    "Proxy": Path(otherwise={"__len__": "raises ControlFlowError, a RuntimeError, TypeError and ValueError"}),
     "Interpreter": Path(
         otherwise={
             "run": "takes inputs by name too; `enable_io_processing` has no effect; errors keep their type and name "

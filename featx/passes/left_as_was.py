@@ -63,7 +63,8 @@ def _casts_kept() -> Generator[None]:
         torch.clear_autocast_cache()
 
 
-def _caches_kept(modules: Iterable[nn.Module], graph: Graph) -> Caches:
+@contextmanager
+def _caches_kept(modules: Iterable[nn.Module], graph: Graph) -> Generator[None]:
     kinds = {type(module) for module in modules if not type(module).__module__.startswith("torch.nn.")}
     called = {node.target for node in graph.nodes if node.op == "call_function"}
     functions = [inspect.unwrap(target) for target in called]
@@ -72,7 +73,11 @@ def _caches_kept(modules: Iterable[nn.Module], graph: Graph) -> Caches:
     namespaces = [globals_of(function, ()) for function in own] if own else []
     classes = globals_of(len, kinds) if kinds else []
     found = {id(each): each for each in (*classes, *(each for several in namespaces for each in several))}
-    return Caches(found.values(), kinds, _has_no_values)
+    caches = Caches(found.values(), kinds, _has_no_values)
+    try:
+        yield
+    finally:
+        caches.restore()
 
 
 def _has_no_values(tensor: torch.Tensor) -> bool:

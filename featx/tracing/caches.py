@@ -11,7 +11,7 @@ import gc
 import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from types import FunctionType, MethodType, ModuleType, TracebackType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, cast
 
 import torch
@@ -27,10 +27,11 @@ _NUMBERS = frozenset({bool, int, float})
 
 
 class Caches:
-    """The caches that `namespaces` (globals of Python modules) and `kinds` (classes) name. A context manager.
+    """The caches that `namespaces` (globals of Python modules) and `kinds` (classes) name.
 
-    Afterwards a cached function that was called with something new is emptied, and dicts, lists and plain objects hold
-    again what they held where a number changed, or where a tensor for which `is_of_trace` holds came in. O(names).
+    `restore` puts them back: a cached function that was called with something new is emptied, and dicts, lists and
+    plain objects hold again what they held where a number changed, or where a tensor for which `is_of_trace` holds
+    came in. O(names).
     """
 
     def __init__(
@@ -60,12 +61,8 @@ class Caches:
         """Say which number the code has changed, by its key or name; None where there is none."""
         return next((repr(key) for holder in self._holders for key in holder.changed_numbers()), None)
 
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def restore(self) -> None:
+        """Empty functions and put back what was there. May be called twice."""
         for function, misses in self._functions.values():
             if function.cache_info().misses != misses:
                 function.cache_clear()

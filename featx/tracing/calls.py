@@ -14,18 +14,19 @@ from featx.ir.effects import MeasuredEffects
 from featx.ir.module_effects import module_draws, module_writes_state
 from featx.ir.node import Node
 from featx.tracing.constants import memory_of
-from featx.tracing.generators import SharedGenerators
+from featx.tracing.generators import SharedGenerators, TorchGenerator
 from featx.tracing.hooks import tensors_kept_by_hooks
 from featx.tracing.kernels import Kernels
 from featx.tracing.left_behind import assigned_to_others, what_forward_left
 from featx.tracing.mode_reads import mode_of
 from featx.tracing.module_output import mark_output
 from featx.tracing.recording import NeedsValues, Recording
+from featx.tracing.replica import Replica
 from featx.tracing.scalars import plain_numbers
-from featx.tracing.scope import has_own_call, only_passes_on, walk_modules
+from featx.tracing.scope import has_hooks, has_own_call, only_passes_on, walk_modules
 from featx.tracing.shapes import output_of
 from featx.tracing.states import ModuleStates
-from featx.tracing.surroundings import Surroundings
+from featx.tracing.surroundings import ModelTensors, Surroundings
 from featx.tracing.symbolic import Scope
 from featx.tracing.unfollowable import ChangedByOthers, LeftBehind, Unfollowable, Unholdable
 from featx.tree import tree_leaves, tree_map
@@ -41,6 +42,7 @@ class Calls(Recording):
 
     Args:
         surroundings: what is traced.
+        replica: the copy of it that runs, and its tensors.
         is_leaf: says, for a module and its path, whether a call of it is one node.
         opened: the paths of the modules that are traced through, where that is known; `is_leaf` numbers nodes then.
         asked_for: the paths of modules whose outputs are marked.
@@ -51,6 +53,7 @@ class Calls(Recording):
     def __init__(
         self,
         surroundings: Surroundings,
+        replica: tuple[Replica, ModelTensors],
         is_leaf: LeafPolicy,
         opened: frozenset[str] | None,
         asked_for: frozenset[str],
@@ -58,9 +61,10 @@ class Calls(Recording):
         is_real: bool,
         keep_source: bool,
     ) -> None:
-        super().__init__(surroundings.tensor_paths, surroundings.device, is_real=is_real, keep_source=keep_source)
-        self.root = surroundings.root
-        self.module_paths = surroundings.module_paths
+        self.replica, self.tensors = replica
+        super().__init__(self.tensors.paths, surroundings.device, is_real=is_real, keep_source=keep_source)
+        self.root = self.replica.root
+        self.module_paths = self.replica.paths
         self._is_leaf = is_leaf
         self._opened = opened
         self._asked_for = asked_for
@@ -80,8 +84,13 @@ class Calls(Recording):
         # The module in which the trace broke off.
         self.broken_off = ""
         self.kernels = Kernels(self.on_unseen_kernel, self.on_write if is_real else None)
+        self.generator = TorchGenerator()
         # What a call that is one node has drawn from, and is to be put back.
         self._generators: SharedGenerators | None = None
+
+    def original_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the tensor of the model itself, where a trace for real has a copy of it."""
+        return self.replica.original_of(tensor)
 
     def path_of_module(self, mod: nn.Module) -> str:
         """Return the path of a module in the root, the first one where it has several."""
@@ -117,23 +126,26 @@ class Calls(Recording):
         if self.whole:
             if self._counts_inside and module in self.module_paths:
                 path = self.module_paths[module]
-                if self._is_leaf(module, path):
+                if self._is_leaf_module(module, path):
                     self.names.skip_call(path)
             return self._result_of(module, args, kwargs)
         self.check_unseen()
+        frame = self.model_frame()
+        if frame is not None:
+            self.codes.add(frame.f_code)
         path = self.path_of_module(module)
         outer = self.scope
         self.scope = Scope(path, type(module), outer.stack)
         self._caller = outer
         try:
-            is_leaf = self._is_leaf(module, path) if self._opened is None else path not in self._opened
+            is_leaf = self._is_leaf_module(module, path) if self._opened is None else path not in self._opened
             if has_own_call(type(module)):
                 is_leaf = False  # what it does ahead of forward is recorded by now, and must not run twice
             if is_leaf or isinstance(module, torch.jit.ScriptModule):
                 try:
                     return self._call_whole(module, path, args, kwargs)
                 except (Unholdable, ChangedByOthers):  # a cache that forward has made, `block.height = height`
-                    if self._opened is None or self._is_leaf(module, path):
+                    if self._opened is None or self._is_leaf_module(module, path):
                         raise
             return self._open(module, path, forward, args, kwargs)
         except BaseException:
@@ -141,6 +153,10 @@ class Calls(Recording):
             raise
         finally:
             self.scope = outer
+
+    def _is_leaf_module(self, module: nn.Module, path: str) -> bool:
+        # A policy may know the modules of the model by identity.
+        return self._is_leaf(self.replica.originals.get(module, module), path)
 
     def _open(
         self, module: nn.Module, path: str, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -201,8 +217,12 @@ class Calls(Recording):
         if mode_of(module) is not self._training[module]:
             raise Unfollowable(f"forward switches '{path}' between train and eval mode")
         for inner in [inner for _, inner in walk_modules(module)] if module._modules else (module,):
+            if has_hooks(inner) and not self._has_hooks(path):
+                raise Unfollowable(
+                    f"forward registers a hook on '{path}' or inside it, which would not run in a trace,"
+                )
             for value in inner._parameters.values():
-                if value is not None and id(value) not in self._paths:
+                if value is not None and id(value) not in self._paths and id(value) not in self.earlier_constants:
                     raise Unfollowable(f"'{path}' runs with other parameters than its own")
         # What torch's own leaves do is known.
         is_own = type(module).__module__[:17] != "torch.nn.modules." or bool(module._modules)
@@ -212,7 +232,7 @@ class Calls(Recording):
         call = functools.partial(self._result_of, module, *shown)
         values = args if not kwargs else (args, kwargs)
         with self.kernels.seen():
-            kinds = {"is_measured": is_own, "is_whole": not self._is_leaf(module, path)}
+            kinds = {"is_measured": is_own, "is_whole": not self._is_leaf_module(module, path)}
             result = self._as_one_node("call_module", path, arguments, keywords, values, call, **kinds)
         self._called_whole.add(path)
         if is_own:
@@ -245,7 +265,7 @@ class Calls(Recording):
             if self.drew:
                 self.note_draw()
             elif is_measured:
-                self.generator_state = torch.get_rng_state()
+                self.generator.note()
             if self._generators is not None:
                 self._generators.restore()
                 self._generators = None
@@ -357,7 +377,11 @@ class Calls(Recording):
             raise LeftBehind("forward gives a tensor other memory (Tensor.set_)")
         self._check_assignments(module)
         state = self.states.initial(module)
-        left = None if state is None else what_forward_left(self, module, state, self.is_of_trace)
+        left = (
+            None
+            if state is None
+            else what_forward_left(self, module, self.module_paths[module], state, self.is_of_trace)
+        )
         if left is not None:
             raise LeftBehind(left)
 

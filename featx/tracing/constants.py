@@ -23,16 +23,13 @@ from featx.ir.memory import MemoryGroups, memory_of
 from featx.ir.node import Node
 from featx.ir.operator_effects import operator_draws, operator_writes
 from featx.tracing.grad_modes import GradModes
+from featx.tracing.operators import READS_VALUES
 from featx.tracing.proxy import refusal
 from featx.tracing.scope import walk_modules
 from featx.tree import tree_leaves
 
 if TYPE_CHECKING:
     from featx.tracing.symbolic import Tracer
-
-_READS_VALUES = frozenset(
-    "item tolist numpy __bool__ __int__ __float__ __complex__ __index__ __contains__ __array__ equal is_nonzero".split()
-)
 
 
 class ModelTensors:
@@ -84,7 +81,10 @@ class ModelTensors:
         if made is not None:
             return made[1]
         if isinstance(tensor, nn.Parameter):
-            what = f"a parameter of shape {tuple(tensor.shape)} that the model does not own is used"
+            what = (
+                f"a parameter of shape {tuple(tensor.shape)} that the model does not own is used: its module is not "
+                "installed as a submodule, or the parameter is not a member of this module,"
+            )
             raise refusal(
                 self._tracer,
                 ModulePathError,
@@ -111,7 +111,7 @@ class ModelTensors:
             self.refuse_assignment(function, args[0])
         if operator_draws(name):
             return self._tracer.create_proxy("call_function", function, args, kwargs, name.strip("_"))
-        if name in _READS_VALUES:
+        if name in READS_VALUES:
             if is_own or any(memory_of(tensor) in self._stale for tensor in tensors):
                 what = f"the values of a parameter or buffer decide what runs ({name})"
                 raise refusal(self._tracer, ControlFlowError, what)

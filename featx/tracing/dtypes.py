@@ -103,7 +103,7 @@ class _Lookups:
         self._graph, self._dtypes = check.graph, dtypes
         self._read = check.all_input_nodes[0]
         with self._graph.inserting_before(check):
-            self._last = self._graph.call_function(check_dtype, (self._read, tuple(dtypes), check.args[2]))
+            self._last = self._graph.call_function(check_dtype, (self._read, dtypes, check.args[2]))
         self._last.meta = check.meta
         self._graph.erase_node(check)
         # Constants, as they are in each of the dtypes, and what stands for them.

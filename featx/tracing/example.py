@@ -10,8 +10,8 @@ from __future__ import annotations
 import inspect
 import math
 import weakref
-from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from types import CodeType, ModuleType
 from typing import Any, cast
 
@@ -28,25 +28,42 @@ from featx.tracing.conversions import CONVERSIONS
 from featx.tracing.example_inputs import bind_example
 from featx.tracing.frames import compares_objects, line_of, user_frame
 from featx.tracing.generators import SharedGenerators
-from featx.tracing.grad_modes import gradients_set
 from featx.tracing.guards import require_distinct_inputs
-from featx.tracing.kept_dicts import KeptDicts
-from featx.tracing.lineage import Lineage
-from featx.tracing.mode_reads import mode_of
-from featx.tracing.pass_through import wrapped
+from featx.tracing.left_behind import comes_from_inputs
+from featx.tracing.lineage import Lineage, Origin
+from featx.tracing.mode_reads import ModeReads, has_set_mode, listen
+from featx.tracing.pass_through import PassThroughs
 from featx.tracing.recording import NeedsValues
+from featx.tracing.replica import Replica, WritesModel, tensors_held_by
 from featx.tracing.saved_state import SavedState
-from featx.tracing.scalars import Disguise, larger
-from featx.tracing.scope import borrowed, has_hooks
+from featx.tracing.scalars import Disguise, Diverged, larger
+from featx.tracing.scope import has_hooks, intercept
 from featx.tracing.standins import StandIns
 from featx.tracing.states import ModuleStates
-from featx.tracing.surroundings import Surroundings
+from featx.tracing.structure import contents_of
+from featx.tracing.surroundings import ModelTensors, Surroundings
 from featx.tracing.symbolic import is_leaf_class
-from featx.tracing.unfollowable import AssignedAnew, Converts, LeftBehind, Unfollowable
+from featx.tracing.thread_modes import ThreadModes
+from featx.tracing.unfollowable import AssignedAnew, Converts, Disturbed, LeftBehind, Unfollowable
 from featx.tracing.wrapped_calls import WrappedCalls
 from featx.tree import tree_leaves
 
+_ABSENT = object()
 IsEnough = Callable[[Graph, str], bool]
+# How often a trace that other threads disturbed runs again.
+_ATTEMPTS = 10
+
+
+@dataclass(frozen=True)
+class _Conditions:
+    """Under which conditions a model runs; see `ExampleTracer.run_once`."""
+
+    is_real: bool
+    gradients: bool
+    earlier: ExampleTrace | None
+    dtype: torch.dtype | None
+    disguise: Disguise
+    before: ExampleTrace | None
 
 
 class ExampleTracer:
@@ -60,6 +77,7 @@ class ExampleTracer:
             which then only decides how nodes are numbered. By default what `is_leaf` says.
         keep_source: note the line of the model in `node.meta["source"]`.
         keep_output: return what the root returns; otherwise the graph returns None, and the output may be of any kind.
+        training: trace the model as it is in train mode, or in eval mode; by default in the modes in which it is.
     """
 
     def __init__(
@@ -72,6 +90,7 @@ class ExampleTracer:
         asked_for: frozenset[str] = frozenset(),
         keep_source: bool = False,
         keep_output: bool = True,
+        training: bool | None = None,
     ) -> None:
         self.is_leaf = is_leaf or (lambda module, path: is_leaf_class(type(module)))
         self.opened = opened
@@ -81,6 +100,11 @@ class ExampleTracer:
         self.surroundings: Surroundings | None = None
         self._keep_source = keep_source
         self.keep_output = keep_output
+        self.training = training
+        # What hears whether code of the model asks in which mode a module is.
+        self.reads: ModeReads | None = None
+        # Whether replicas outlive their runs, so that another call can come; `drop_replica` ends that.
+        self.keeps_replicas = False
 
     def trace(
         self,
@@ -91,9 +115,10 @@ class ExampleTracer:
     ) -> ExampleTrace:
         """Run `root(*args, **kwargs)` and return what was recorded.
 
-        Nothing is computed, unless the model asks for values; then it runs on the example for real. The model and the
-        inputs are as before afterwards, also after an error. Where something fails, `is_enough` is asked with the graph
-        so far and the path of the innermost module that failed; if all that is wanted is there, the trace ends there.
+        Nothing is computed, unless the model asks for values; then it runs on the example for real. What runs is a
+        replica: the model is only read, and the inputs are copied. Where something fails, `is_enough` is asked with
+        the graph so far and the path of the innermost module that failed; if all that is wanted is there, the trace
+        ends there.
 
         Raises:
             TraceError: what the root module itself does cannot be followed; the message says where and what to do.
@@ -133,27 +158,58 @@ class ExampleTracer:
         earlier: ExampleTrace | None = None,
         dtype: torch.dtype | None = None,
         disguise: Disguise = larger,
+        before: ExampleTrace | None = None,
     ) -> ExampleTrace:
         """Trace on real tensors, or on those without values and no others, with gradients or without; see `trace`.
 
         With `earlier`, a trace of the same at other sizes, it ends with `Diverged` where it does not do the same, and
         C code sees the numbers that are others as `disguise` makes them. With `dtype`, floating-point weights and
-        buffers are taken to be of that one, in a trace without values.
+        buffers are taken to be of that one, in a trace without values. With `before`, it is the next call on the
+        replica of that trace, which must not have been dropped.
 
         Raises:
             NeedsValues: the model asks for a value that its tensors do not have. It is no Exception.
             TraceError: something cannot be followed.
         """
-        absent: set[tuple[nn.Module, str]] = set()
-        read_first: set[tuple[nn.Module, str]] = set()
-        converting = list(earlier.converting) if earlier is not None else []
+        modes = ThreadModes()
+        try:
+            try:
+                conditions = _Conditions(is_real, gradients, earlier, dtype, disguise, before)
+                trace = self._run_until_done(around, args, kwargs, is_enough, conditions)
+                if not self.keeps_replicas:
+                    trace.drop_replica()
+            finally:
+                modes.leave()
+        finally:
+            modes.leave()  # again: an interrupt may have ended the first one
+        return trace
+
+    def _run_until_done(
+        self,
+        around: Surroundings,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        is_enough: IsEnough | None,
+        conditions: _Conditions,
+    ) -> ExampleTrace:
+        """Run again for as long as a run finds out that something has to be otherwise from its start."""
+        earlier, before = conditions.earlier, conditions.before
+        absent: set[tuple[str, str]] = set()
+        read_first: set[tuple[str, str]] = set()
+        known = earlier or before
+        converting = list(known.converting) if known is not None else []
+        copies_tensors = "buffers" if conditions.is_real else "none"
+        attempts = _ATTEMPTS
         line = line_of(user_frame())
         while True:
-            trace = ExampleTrace(self, around, is_real=is_real, gradients=gradients, keep_source=self._keep_source)
-            trace.absent, trace.read_first, trace.converting = absent, read_first, converting
-            if dtype is not None:
-                trace.stand_ins.cast(around.root, dtype)
-            trace.disguise = disguise
+            if before is None:
+                replica = around.replica(self.training, copies_tensors)
+            else:
+                replica = before.replica, before.tensors
+            trace = ExampleTrace(self, around, replica, conditions, keep_source=self._keep_source)
+            trace.converting = converting
+            if before is None:
+                trace.absent, trace.read_first = absent, read_first
             if earlier is not None:
                 trace.compare_with(earlier)
             try:
@@ -162,16 +218,24 @@ class ExampleTracer:
             except Unfollowable as error:
                 # What is found when forward is over has no line of the model.
                 raise _error(around.traced, error.what, error.place if error.line != line else "") from error
-            except Converts as error:
-                converting = [*converting, error.namespace]
-            except AssignedAnew as error:  # where forward reads it ahead of that, it will be missing
-                absent = {*absent, error.attribute}
+            except (Converts, WritesModel, AssignedAnew) as error:
+                if before is not None:  # a call that has been broken off cannot come again on the same replica
+                    raise Diverged from error
+                if isinstance(error, Converts):
+                    converting = [*converting, error.namespace]
+                elif isinstance(error, WritesModel):
+                    copies_tensors = "all"
+                else:  # where forward reads it ahead of that, it will be missing
+                    absent = {*absent, error.attribute}
+            except Disturbed as error:
+                attempts -= 1
+                if not attempts:
+                    raise TraceError(f"cannot trace {_name(around.traced)} while other threads run: {error}") from error
             except AttributeError as error:
                 missing = {attribute for attribute in absent if attribute[1] == error.name}
                 if not missing:
                     raise
                 absent, read_first = absent - missing, read_first | missing
-        empty_functions_that_keep(trace.let_go())
         return trace
 
 
@@ -179,84 +243,134 @@ class ExampleTrace(WrappedCalls):
     """One run of a model on an example. `graph` is what it did."""
 
     def __init__(
-        self, tracer: ExampleTracer, surroundings: Surroundings, *, is_real: bool, gradients: bool, keep_source: bool
+        self,
+        tracer: ExampleTracer,
+        surroundings: Surroundings,
+        replica: tuple[Replica, ModelTensors],
+        conditions: _Conditions,
+        *,
+        keep_source: bool,
     ) -> None:
         policy = (tracer.is_leaf, tracer.opened, tracer.asked_for)
-        super().__init__(surroundings, *policy, is_real=is_real, keep_source=keep_source)
+        is_real = conditions.is_real
+        super().__init__(surroundings, replica, *policy, is_real=is_real, keep_source=keep_source)
+        if conditions.dtype is not None:
+            self.stand_ins.cast(self.root, conditions.dtype)
+        self.disguise = conditions.disguise
         self.surroundings = surroundings
         self.signature = surroundings.signature
         self._keep_output = tracer.keep_output
         # Whether it runs with gradients switched on.
-        self.gradients = gradients
+        self.gradients = conditions.gradients
+        self._reads = tracer.reads
+        if conditions.before is not None:
+            self.absent, self.read_first = conditions.before.absent, conditions.before.read_first
+            conditions.before.put_back_tensors()
+            self.from_earlier_inputs, self.earlier_constants = conditions.before.kept()
+            self.states = ModuleStates(self.module_paths, conditions.before.states)
         self._saved = SavedState()
-        # The tensors of the model by their memory, which a trace for real may write.
-        self._owners: dict[int, list[torch.Tensor]] = {}
-        for tensor in surroundings.tensors if is_real else ():
-            self._owners.setdefault(memory_of(tensor), []).append(tensor)
+        # The memory of the model, which a trace for real must not write, and that of copies of its tensors.
+        self._shared: frozenset[int] = surroundings.memories if is_real else frozenset()
+        self._copied = set(map(memory_of, self.tensors.all)) - self._shared if is_real else set[int]()
+        # What the trace has made, when it is over: tensors that live on, and where they come from.
+        self._stood_for: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._followed: list[tuple[weakref.ref[torch.Tensor], Origin]] = []
+        # What puts back what this run changes outside of the replica. Each may be called twice.
+        self._restorers: list[Callable[[], None]] = []
 
     def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], is_enough: IsEnough | None) -> None:
-        """Run the root on the example and record it. The model is as before afterwards."""
+        """Run the root on the example and record it."""
+        self.caller = user_frame()
+        try:
+            try:
+                self._run(args, kwargs, is_enough)
+            finally:
+                self._restore()
+        finally:
+            self._restore()  # again: an interrupt may have ended the first one
+            self.caller = None
+        self.is_active = False
+        self._after_run()
+
+    def _after_run(self) -> None:
+        if self._reads is not None:
+            self._reads.any = self._reads.any or any(map(has_set_mode, self.module_paths))
+        self.names.assign()
+        for node, tensor, version in self.versions:
+            node.meta["is_overwritten"] = tensor._version != version or memory_of(tensor) in self.uncounted
+        self.let_go()
+
+    def _restore(self) -> None:
+        for restore in reversed(self._restorers):
+            restore()
+
+    def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], is_enough: IsEnough | None) -> None:
         around = self.surroundings
-        with ExitStack() as stack:
-            self.caller = user_frame()
-            stack.callback(setattr, self, "caller", None)
-            # Tensors count their versions outside inference mode only.
-            stack.enter_context(torch.inference_mode(False))
-            stack.enter_context(gradients_set(self.gradients))
-            self._grad_modes.is_enabled = self.gradients
-            generators = SharedGenerators()
-            stack.callback(generators.restore)
-            stack.enter_context(torch.random.fork_rng(devices=None if self.is_real else []))
-            stack.enter_context(self._saved)
-            self.generator_state = torch.get_rng_state()
-            stack.enter_context(borrowed(list(self.module_paths), self.on_module))
-            caches = Caches(around.namespaces, around.kinds, self.is_of_trace)
-            stack.enter_context(caches)
-            conversions = [(namespace, name) for namespace in self.converting for name in CONVERSIONS]
-            stack.enter_context(wrapped([*around.places, *conversions], self.on_draw, self.on_wrapped))
-            stack.enter_context(self._attributes_restored())
-            for module, name in self.absent:
-                del module.__dict__[name]
-            call_args, call_kwargs = bind_example(self, around.function, args, kwargs, self._stand_in)
+        modes = ThreadModes()
+        generators = SharedGenerators()
+        conversions = [(namespace, name) for namespace in self.converting for name in CONVERSIONS]
+        passing = PassThroughs([*around.places, *conversions], self.on_draw, self.on_wrapped)
+        caches = Caches(around.namespaces, around.kinds, self.is_of_trace)
+        self._restorers += [
+            generators.restore, self.generator.restore, self._saved.restore, caches.restore, passing.lift, modes.leave
+        ]  # fmt: skip
+        self._grad_modes.is_enabled = self.gradients
+        self._prepare_replica()
+        passing.lay()
+        modes.leave_inference_mode()
+        modes.enter(_Mode(self), self.kernels, gradients=self.gradients)
+        with torch._C.DisableTorchFunction(), self.kernels.seen():
+            call_args, call_kwargs = bind_example(self, around.signature, args, kwargs, self._stand_in)
             if not self.gradients and self.expected_numbers is None:
                 self.on_grad_question()
-            stack.enter_context(self.kernels)
-            stack.enter_context(_Mode(self))
-            try:
-                result = self._call(*call_args, **call_kwargs)
-                self.check_unseen()
-                stack.enter_context(torch._C.DisableTorchFunction())
-                stack.enter_context(self.kernels.seen())
+        try:
+            result = self._call(*call_args, **call_kwargs)
+            self.check_unseen()
+            with torch._C.DisableTorchFunction(), self.kernels.seen():
                 output = self.create_arg(result) if self._keep_output else None
-            except LeftBehind:
+        except LeftBehind:
+            raise
+        except (Unfollowable, NeedsValues, Exception) as error:
+            self.whole = 0
+            self.names.assign()
+            if is_enough is None or not is_enough(self.graph, self.broken_off):
+                self.check_missing(error)
                 raise
-            except (Unfollowable, NeedsValues, Exception) as error:
-                self.whole = 0
-                self.names.assign()
-                if is_enough is None or not is_enough(self.graph, self.broken_off):
-                    self.check_missing(error)
-                    raise
-                output = None
-            stack.enter_context(torch._C.DisableTorchFunction())
+            output = None
+        if not passing.are_laid():
+            raise Disturbed("functions of its Python modules were laid over and lifted meanwhile")
+        with torch._C.DisableTorchFunction(), self.kernels.seen():
             self._check_left_behind(generators, caches)
             self._autocast_modes.leave()
             self.graph.output(output)
             if any(map(compares_objects, self._codes_that_ran())):
                 require_distinct_inputs(self.graph)
-        self.is_active = False
-        self.names.assign()
-        for node, tensor, version in self.versions:
-            node.meta["is_overwritten"] = tensor._version != version or memory_of(tensor) in self.uncounted
+
+    def _prepare_replica(self) -> None:
+        if self._reads is not None:
+            listen(self.module_paths, self._reads)
+        intercept(self.module_paths, self.on_module)
+        for path, name in self.absent:
+            self.root.get_submodule(path).__dict__.pop(name, None)
 
     def _check_left_behind(self, generators: SharedGenerators, caches: Caches) -> None:
         self.check_states()
+        self._check_inputs()
         self.check_memory()
         self.check_generator()
         if generators.have_drawn():
+            if generators.others_may_have_drawn():
+                raise Disturbed("a random generator of Python or numpy was drawn from")
             raise LeftBehind("forward draws from a random generator of Python or numpy by a name of its own")
         number = caches.changed_number()
         if number is not None:
             raise LeftBehind(f"forward changes the number {number} of its Python module or of a class")
+
+    def _check_inputs(self) -> None:
+        for name, container, before in self.given:
+            now = contents_of(container)
+            if any(item is not before.get(key, _ABSENT) for key, item in now.items()):
+                raise LeftBehind(f"forward keeps something in the input '{name}', a {type(container).__name__},")
 
     def _codes_that_ran(self) -> set[CodeType]:
         functions = [inspect.unwrap(self.surroundings.function), *(type(each).forward for each in self._looked_into)]
@@ -267,48 +381,57 @@ class ExampleTrace(WrappedCalls):
         # The hooks of the root are code like any other, and what they do to its inputs, all else is computed from.
         if has_hooks(self.root):
             return type(self.root)._call_impl(self.root, *args, **kwargs)
-        return self.surroundings.function(*args, **kwargs)
+        traced = self.surroundings.traced
+        return (self.root.forward if isinstance(traced, nn.Module) else traced)(*args, **kwargs)
 
-    def let_go(self) -> list[torch.Tensor]:
-        """Drop all values of the trace, which is over; return the stand-ins that somebody else keeps."""
-        followed = [
-            weakref.ref(tensor) for tensor, _ in self.memories if tensor.is_meta and self._device.type != "meta"
-        ]
-        self.lineage, self.stand_ins, self.states = Lineage(), StandIns({}), ModuleStates(())
-        self.versions, self.memories = [], []
-        kept = (reference() for reference in followed)
-        return [tensor for tensor in kept if tensor is not None]
+    def let_go(self) -> None:
+        """Drop all values of the trace, which is over."""
+        for tensor, _ in self.memories:
+            origin = self.lineage.get(tensor)
+            if origin is not None and not self._is_shared(tensor):
+                self._followed.append((weakref.ref(tensor), origin))
+        self._stood_for = self.stand_ins.stood_for()
+        self.lineage, self.stand_ins = Lineage(), StandIns({})
+        self.versions, self.memories, self.given = [], [], []
+        self.generator.forget()
+
+    def put_back_tensors(self) -> None:
+        """Let modules hold the model's tensors again where forward has assigned the stand-ins: `self.steps += 1`."""
+        dicts: list[dict[str, Any]] = []
+        for module in self.module_paths:
+            dicts += [cast(Any, module._parameters), cast(Any, module._buffers), module.__dict__]
+        for held in dicts if self._stood_for else ():
+            for name, value in held.items():
+                if id(value) in self._stood_for:
+                    held[name] = self._stood_for[id(value)][1]
+
+    def kept(self) -> tuple[dict[int, torch.Tensor], dict[int, torch.Tensor]]:
+        """Return the tensors of the trace, by id, that live on: those computed from its inputs, and all others."""
+        from_inputs, others = self.from_earlier_inputs.copy(), self.earlier_constants.copy()
+        made = (tensor for module in self.module_paths for tensor in tensors_held_by(module))
+        others.update((id(tensor), tensor) for tensor in made if id(tensor) not in self._paths)
+        for reference, origin in self._followed:
+            tensor = reference()
+            if tensor is not None:
+                (from_inputs if comes_from_inputs(origin) else others)[id(tensor)] = tensor
+        others = {key: tensor for key, tensor in others.items() if key not in from_inputs}
+        return from_inputs, others
+
+    def drop_replica(self) -> None:
+        """Drop the replica, and empty the cached functions of any file that keep a tensor of the trace."""
+        self.replica.drop()
+        self.states, self._stood_for = ModuleStates(()), {}
+        alive = (reference() for reference, _ in self._followed)
+        empty_functions_that_keep([tensor for tensor in alive if tensor is not None and tensor.is_meta])
+        self._followed = []
+
+    def _is_shared(self, tensor: torch.Tensor) -> bool:
+        return id(tensor) in self._paths or (tensor.is_meta and self._device.type == "meta")
 
     def _stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
         if self.is_real or tensor.is_meta:
             return tensor.detach().clone(memory_format=torch.preserve_format)
         return self.stand_ins.new(tensor)  # one tensor may be given as two inputs
-
-    @contextmanager
-    def _attributes_restored(self) -> Generator[None]:
-        # The parameters and submodules of all modules, and the attributes of torch's.
-        held = [dicts for each in self.module_paths for dicts in (each._parameters, each._modules)]
-        held += [each.__dict__ for each in self.module_paths if self.states.initial(each) is None]
-        kept = KeptDicts(each for each in held if isinstance(cast(object, each), dict))
-        orders = [(module, list(module.__dict__)) for module in {module for module, _ in self.absent}]
-        # Some models register hooks in forward, to collect what their layers give.
-        hooks = {each: [held.copy() for held in _hooks_of(each)] for each in self.module_paths if has_hooks(each)}
-        try:
-            yield
-        finally:
-            self.states.restore()
-            for module, names in orders:
-                for name in names:
-                    module.__dict__[name] = module.__dict__.pop(name)
-            kept.restore()
-            for each in self.module_paths:
-                if has_hooks(each):
-                    for held, before in zip(_hooks_of(each), hooks.get(each, [{}] * len(_HOOKS)), strict=True):
-                        held.clear()
-                        held.update(before)
-            for module, mode in self._training.items():
-                if mode_of(module) is not mode:
-                    module.__dict__["training"] = mode
 
     def save_globals(self, tensors: Iterable[Any]) -> None:
         """Save the tensors among these that are globals of the model's code, which a whole module is about to write."""
@@ -317,25 +440,18 @@ class ExampleTrace(WrappedCalls):
                 self._saved.save(self.surroundings.global_tensors.get(memory_of(tensor), ()))
 
     def on_write(self, function: Any, tensors: list[torch.Tensor]) -> None:
-        """Save the tensors of the model whose memory a kernel of a trace for real is about to write."""
+        """Note that a kernel of a trace for real is about to write tensors.
+
+        Raises:
+            WritesModel: one of them is a tensor of the model that the replica shares.
+        """
         if "_foreach_" in function._schema.name:  # under a dispatch mode, its writes make no new versions
             self.uncounted.update(map(memory_of, tensors))
             self.wrote_unseen = self.wrote_unseen or bool(self.whole)
-        for tensor in tensors:
-            owners = self._owners.get(memory_of(tensor))
-            if owners:
-                self.wrote_model = True
-                self._saved.save(owners)
-
-
-_HOOKS = (
-    "_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks",
-    "_forward_pre_hooks_with_kwargs",
-)  # fmt: skip
-
-
-def _hooks_of(module: nn.Module) -> list[dict[int, Any]]:
-    return [getattr(module, name) for name in _HOOKS]
+        memories = set(map(memory_of, tensors))
+        if not memories.isdisjoint(self._shared):
+            raise WritesModel
+        self.wrote_model = self.wrote_model or not memories.isdisjoint(self._copied)
 
 
 class _Mode(TorchFunctionMode):
@@ -353,8 +469,11 @@ class _Mode(TorchFunctionMode):
 
 
 def _error(root: Any, what: str, place: str) -> TraceError:
-    name = type(root).__name__ if isinstance(root, nn.Module) else getattr(root, "__name__", "function")
     return TraceError(
-        f"cannot trace {name}: {f'{what} {place}'.rstrip(' ,')}. To go on, put the code that does it into a submodule, "
-        "which is kept whole, or into a function that featx.wrap marks."
+        f"cannot trace {_name(root)}: {f'{what} {place}'.rstrip(' ,')}. To go on, put the code that does it into a "
+        "submodule, which is kept whole, or into a function that featx.wrap marks."
     )
+
+
+def _name(root: Any) -> str:
+    return type(root).__name__ if isinstance(root, nn.Module) else getattr(root, "__name__", "function")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-import operator
+import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
@@ -11,9 +11,11 @@ import torch
 
 from featx.errors import ArgumentTypeError
 from featx.ir.node import Node
-from featx.tracing.guards import check_decision, check_form, form_of
-from featx.tracing.inputs import check_is_none, check_is_same, signature_of
+from featx.tracing.guards import check_array, check_decision, check_form, description_of, form_of
+from featx.tracing.inputs import check_is_none, check_is_same, type_of_option
 from featx.tracing.lineage import Part
+from featx.tracing.structure import Path, contents_of, copy_structure, is_structure
+from featx.tracing.unfollowable import Unfollowable
 
 if TYPE_CHECKING:
     from featx.tracing.recording import Recording
@@ -23,25 +25,24 @@ _PLAIN = (bool, int, float, complex, str, type(None))
 
 def bind_example(
     recording: Recording,
-    function: Callable[..., Any],
+    signature: inspect.Signature,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     stand_in: Callable[[torch.Tensor], torch.Tensor],
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Make a placeholder for each parameter of `function`, and return what to call it with.
+    """Make a placeholder for each parameter in `signature`, and return what to call its function with.
 
-    Tensors come from `stand_in`, and are followed; numbers, strings and None are part of what is traced, and are
-    checked at run time. A parameter that the example leaves out has its default value.
+    Tensors come from `stand_in`, and are followed, also inside of containers and objects. Everything else is part of
+    what is traced, and is checked at run time. A parameter that the example leaves out has its default value.
 
     Raises:
         ArgumentTypeError: the example does not fit the signature.
+        Unfollowable: it holds something that cannot be compared with what a later call gives.
     """
-    signature = signature_of(function)
     try:
         bound = signature.bind(*args, **kwargs)
     except TypeError as error:
-        name = getattr(function, "__qualname__", "forward")
-        raise ArgumentTypeError(f"the example inputs do not fit {name}{signature}: {error}") from error
+        raise ArgumentTypeError(f"the example inputs do not fit forward{signature}: {error}") from error
     for name, parameter in signature.parameters.items():
         stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
         is_given = name in bound.arguments
@@ -52,6 +53,9 @@ def bind_example(
         node = recording.add_node("placeholder", stars + name, cast(Any, default), {}, None, None)
         if parameter.annotation is not parameter.empty:
             node.type = parameter.annotation
+        elif not stars:
+            value = bound.arguments.get(name, parameter.default)
+            node.type = type_of_option(value) if isinstance(value, _PLAIN) else None
         if parameter.kind is parameter.KEYWORD_ONLY:
             node.meta["keyword_only"] = True
         if is_given:
@@ -75,7 +79,9 @@ class _Followed:
     def __init__(self, recording: Recording, node: Node, stand_in: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self._recording = recording
         self._node = node
+        self._name = str(node.target).lstrip("*")
         self._stand_in = stand_in
+        self._parts: dict[Path, Node | Part] = {(): node}
 
     def value(self, example: Any, name: str, is_optional: bool) -> Any:
         if isinstance(example, torch.Tensor):
@@ -85,34 +91,51 @@ class _Followed:
         if isinstance(example, _PLAIN):
             self._check(check_decision, example, f"input '{name}'")
             return example
-        if isinstance(example, (tuple, list, dict)):
+        if is_structure(example):
             self._check(check_form, form_of(example), f"input '{name}'")
-        return self._nested(example, self._node)
+        is_starred = str(self._node.target).startswith("*")
+        return copy_structure(example, self._leaf, None if is_starred else self._note_copy)
 
     def _check(self, check: Callable[..., Any], expected: Any, what: str) -> None:
         node = self._recording.graph.create_node("call_function", check, (self._node, expected, what), {})
         node.meta["is_guard"] = True
         node.meta["is_check_of_input"] = True
 
-    def _nested(self, value: Any, origin: Node | Part) -> Any:
+    def _leaf(self, value: Any, path: Path) -> Any:
         if isinstance(value, torch.Tensor):
-            return self._recording.follow(self._stand_in(value), origin, None)
-        if isinstance(value, dict):
-            items = cast(dict[Any, Any], value).items()
-            return type(value)({key: self._nested(item, Part(origin, operator.getitem, key)) for key, item in items})
-        if isinstance(value, (tuple, list)):
-            items = cast(list[Any], value)
-            parts = [self._nested(item, Part(origin, operator.getitem, i)) for i, item in enumerate(items)]
-            return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-        self._check_leaf(value, origin)
-        return value
+            return self._recording.follow(self._stand_in(value), self._part(path), None)
+        self._check_leaf(value, path)
+        return value.copy() if type(value).__name__ == "ndarray" else value
 
-    def _check_leaf(self, value: Any, origin: Node | Part) -> None:
-        # Texts, truth values and None are part of the form; what no graph can hold is known by its type there.
-        is_number = isinstance(value, (int, float, complex)) and not isinstance(value, bool)
-        if is_number or callable(value) or isinstance(value, (enum.Enum, torch.dtype, torch.device)):
-            check = check_decision if is_number else check_is_same
-            self._mark(check, (self._plain_node(origin), value, f"input '{str(self._node.target).lstrip('*')}'"))
+    def _note_copy(self, duplicate: Any, path: Path) -> None:
+        self._recording.given.append((self._name, duplicate, contents_of(duplicate)))
+        if not isinstance(duplicate, (tuple, list, dict)):  # those are made anew where they are passed on
+            self._recording.lineage.put(duplicate, self._part(path))
+
+    def _part(self, path: Path) -> Node | Part:
+        known = self._parts.get(path)
+        if known is None:
+            function, key = path[-1]
+            known = self._parts[path] = Part(self._part(path[:-1]), function, key)
+        return known
+
+    def _check_leaf(self, value: Any, path: Path) -> None:
+        # Texts, truth values and None are part of the form.
+        if value is None or isinstance(value, (bool, str)):
+            return
+        where = f"input '{self._name}'"
+        node = self._plain_node(self._part(path))
+        if isinstance(value, (int, float, complex)):
+            self._mark(check_decision, (node, value, where))
+        elif _compares_by_value(value) or callable(value):
+            self._mark(check_is_same, (node, value, where))
+        elif type(value).__name__ == "ndarray" and hasattr(value, "tobytes"):
+            self._mark(check_array, (node, *description_of(value), where))
+        else:
+            raise Unfollowable(
+                f"{where} holds a {type(value).__name__}, which cannot be compared with that of a later call; give the "
+                "tensors in it as inputs, or in a list, a dict or an object with attributes,"
+            )
 
     def _plain_node(self, origin: Node | Part) -> Node:
         if isinstance(origin, Node):
@@ -121,6 +144,20 @@ class _Followed:
 
     def _mark(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Node:
         node = self._recording.graph.create_node("call_function", function, arguments, {})
-        node.meta["is_guard"] = function is check_decision or function is check_is_same
+        node.meta["is_guard"] = function in (check_decision, check_is_same, check_array)
         node.meta["is_check_of_input"] = True
         return node
+
+
+def _compares_by_value(value: Any) -> bool:
+    """Say whether a value never changes and equals another one if both are the same."""
+    if isinstance(value, (slice, set)):
+        return True
+    kind = type(value)
+    if kind.__eq__ is object.__eq__ and not isinstance(value, (enum.Enum, torch.dtype, torch.device)):
+        return False
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True

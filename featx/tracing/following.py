@@ -27,6 +27,7 @@ from featx.tracing.lineage import Lineage, Origin, Part
 from featx.tracing.naming import QualifiedNames
 from featx.tracing.scalars import Disguise, Diverged, TracedFloat, TracedInt, larger, plain_number, traced_number
 from featx.tracing.standins import StandIns
+from featx.tracing.switches import switches
 from featx.tracing.symbolic import Scope
 from featx.tracing.tracer import TracerBase
 from featx.tracing.unfollowable import Converts, Unfollowable, Unholdable
@@ -60,15 +61,14 @@ class Following(TracerBase):
         # Whether Python has seen a size, so that it may have made something of it that no node shows.
         self.saw_sizes = False
         self.drew = False
-        # Attributes that are not there during this trace, and those that forward reads before it assigns them.
-        self.absent: set[tuple[nn.Module, str]] = set()
-        self.read_first: set[tuple[nn.Module, str]] = set()
+        # Attributes that are not there during this trace, and those that forward reads before it assigns them: the
+        # paths of modules, and names.
+        self.absent: set[tuple[str, str]] = set()
+        self.read_first: set[tuple[str, str]] = set()
         # The globals in which calls of `int`, `float` and `len` are followed.
         self.converting: list[dict[str, Any]] = []
         # The code that called torch.
         self.codes: set[CodeType] = set()
-        # The state of torch's generator after the last draw that the trace knows of.
-        self.generator_state: torch.Tensor | None = None
         # Whether calls draw, by name.
         self._draws: dict[str, bool] = {}
         # What ran on a value of the trace where no call told of it.
@@ -79,6 +79,8 @@ class Following(TracerBase):
         # The modules that ran inside the last call that is one node, and the lines that wrote something there.
         self.ran: set[nn.Module] = set()
         self.written_at: set[Line | None] = set()
+        # How the switches of the process are set.
+        self._switches = switches()
         self._paths = paths
         self._device = device
         self._keep_source = keep_source
@@ -97,6 +99,12 @@ class Following(TracerBase):
         self.gave_memory = False
         # Memory of tensors that the model may know as one object, and the trace as several.
         self._renamed: set[int] = set()
+        # Tensors that an earlier call on the same replica has made and kept, by id: those computed from its inputs, and
+        # those made from sizes and constants, such as caches.
+        self.from_earlier_inputs: dict[int, torch.Tensor] = {}
+        self.earlier_constants: dict[int, torch.Tensor] = {}
+        # The containers and objects in the inputs: the name of the input, the copy, and what it held at the start.
+        self.given: list[tuple[str, Any, dict[Any, Any]]] = []
         # The tensors that are followed, with their memory.
         self.memories: list[tuple[torch.Tensor, int]] = []
 
@@ -111,7 +119,8 @@ class Following(TracerBase):
             if isinstance(value, torch.Tensor):
                 origin = self.lineage.get(value)
                 if origin is None:
-                    if isinstance(value, nn.Parameter) or self._is_unseen(value):
+                    is_parameter = isinstance(value, nn.Parameter) and id(value) not in self.earlier_constants
+                    if is_parameter or self._is_unseen(value):
                         return True
                 elif self._is_named(origin):
                     return True
@@ -126,7 +135,8 @@ class Following(TracerBase):
 
     def _is_unseen(self, tensor: torch.Tensor) -> bool:
         # A stand-in that no call gave comes from code that torch does not tell of.
-        return tensor.is_meta and self._device.type != "meta" and id(tensor) not in self._paths
+        is_known = id(tensor) in self._paths or id(tensor) in self.earlier_constants
+        return tensor.is_meta and self._device.type != "meta" and not is_known
 
     def check_unseen(self) -> None:
         """Raise where something ran that a graph would miss."""
@@ -407,6 +417,10 @@ class Following(TracerBase):
         except ArgumentTypeError:
             raise Unholdable(f"a {type(a).__name__}, which no graph can hold, is passed on or returned") from None
 
+    def original_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the tensor that stands in the graph for a constant of the replica."""
+        return tensor
+
     def path_of_module(self, mod: nn.Module) -> str:
         """Return the path of a module in the root."""
         raise NotImplementedError
@@ -421,13 +435,15 @@ class Following(TracerBase):
         self.check_constant(tensor)
         path = self._paths.get(id(tensor))
         if path is None:
+            if id(tensor) in self.earlier_constants:
+                return tensor
             if isinstance(tensor, nn.Parameter):
                 raise Unfollowable(f"a parameter of shape {tuple(tensor.shape)} that the model does not own is used")
             if is_functorch_wrapped_tensor(tensor):
                 raise Unfollowable("a function of torch.func (vmap, grad) calls torch")
             if self._is_unseen(tensor):
                 raise Unfollowable("a tensor is used that was made where the trace does not see it")
-            return tensor
+            return self.original_of(tensor)
         node = self._attributes.get(path)
         if self._is_aside:
             return self._create_plain_node("get_attr", path, (), {})

@@ -202,7 +202,9 @@ def writes_a_message(frame: FrameType) -> bool:
 
 
 def compares_objects(code: CodeType) -> bool:
-    """Say whether `code` has an `a is b` of two variables anywhere."""
+    """Say whether `code`, or code inside it, has an `a is b` of two variables anywhere, or asks for an `id`."""
+    if "id" in code.co_names or any(compares_objects(each) for each in code.co_consts if isinstance(each, CodeType)):
+        return True
     operations = code.co_code[::2]
     position = operations.find(_IS_OP)
     while position >= 0:

@@ -8,10 +8,9 @@ which the model refuses to change, is fixed and checked at run time.
 from __future__ import annotations
 
 import copy
-import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -23,11 +22,13 @@ from featx.tracing.example import ExampleTrace, ExampleTracer, IsEnough
 from featx.tracing.guards import check_size
 from featx.tracing.mode_reads import ModeReads
 from featx.tracing.recording import NeedsValues
+from featx.tracing.repetition import check_repeats
 from featx.tracing.scalars import Diverged
+from featx.tracing.structure import Path, Step, leaves_of
 from featx.tracing.variation import FREE, NOT_EMPTY, Dim, Variation, measures_of
 
-# An input: its name, where it is (a placeholder and keys), and the tensor.
-_Input = tuple[str, list[Any], torch.Tensor]
+# An input: its name, where it is (a placeholder and the way to it from there), and the tensor.
+_Input = tuple[str, tuple[Node, Path], torch.Tensor]
 
 
 @dataclass
@@ -94,7 +95,13 @@ def trace_checked(
     Raises:
         TraceError: the example cannot be traced.
     """
+    tracer.keeps_replicas = True
     trace = tracer.trace(root, args, kwargs, is_enough)
+    try:
+        check_repeats(tracer, args, kwargs, trace, is_enough)
+    finally:
+        tracer.keeps_replicas = False
+        trace.drop_replica()
     inputs = list(_tensors(trace, args, kwargs))
     known = {(id(tensor), dim): FREE for _, _, tensor in inputs for dim in range(tensor.dim())}
     other_mode = other_mode or OtherMode()
@@ -137,33 +144,29 @@ def _tensors(trace: ExampleTrace, args: tuple[Any, ...], kwargs: Mapping[str, An
     bound = trace.signature.bind(*args, **kwargs)
     nodes = {node.target.lstrip("*"): node for node in trace.graph.nodes if node.op == "placeholder"}
     for name, value in bound.arguments.items():
-        yield from _nested(name, [nodes[name]], value)
+        for leaf, path in leaves_of(value):
+            if isinstance(leaf, torch.Tensor):
+                yield name + "".join(map(_as_text, path)), (nodes[name], path), leaf
 
 
-def _nested(name: str, path: list[Any], value: Any) -> Iterator[_Input]:
-    if isinstance(value, torch.Tensor):
-        yield name, path, value
-    elif isinstance(value, dict):
-        for key, item in cast(dict[Any, Any], value).items():
-            yield from _nested(f"{name}[{key!r}]", [*path, key], item)
-    elif isinstance(value, (tuple, list)):
-        for index, item in enumerate(cast(list[Any], value)):
-            yield from _nested(f"{name}[{index}]", [*path, index], item)
+def _as_text(step: Step) -> str:
+    function, key = step
+    return f".{key}" if function is getattr else f"[{key!r}]"
 
 
 def _check_fixed(graph: Graph, inputs: list[_Input], known: Mapping[Dim, str]) -> None:
     # Behind the checks of what the inputs are.
     first = next(node for node in graph.nodes if node.op != "placeholder" and not node.meta.get("is_check_of_input"))
     with graph.inserting_before(first):
-        for name, (placeholder, *keys), tensor in inputs:
+        for name, (placeholder, path), tensor in inputs:
             node = placeholder
             for dim, size in enumerate(tensor.shape):
                 reason = known[id(tensor), dim]
                 if reason == FREE or (reason == NOT_EMPTY and size == 0):
                     continue
                 if node is placeholder:
-                    for key in keys:
-                        node = graph.call_function(operator.getitem, (node, key))
+                    for function, key in path:
+                        node = graph.call_function(function, (node, key))
                 expected = None if reason == NOT_EMPTY else size
                 check = graph.call_function(check_size, (node, dim, expected, f"input '{name}' is {reason}"))
                 check.meta["is_guard"] = True

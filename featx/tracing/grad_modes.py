@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import FrameType
 
 import torch
@@ -43,19 +42,6 @@ class GradModes:
         else:
             self._outer.append(torch.is_grad_enabled())
         self._create_node("call_function", torch._C._set_grad_enabled, (value,), {})
-
-
-@contextmanager
-def gradients_set(enabled: bool) -> Generator[None]:
-    """Switch gradients on or off, unseen by a trace that runs around this one."""
-    earlier = torch.is_grad_enabled()
-    with torch._C.DisableTorchFunction():
-        torch._C._set_grad_enabled(enabled)
-    try:
-        yield
-    finally:
-        with torch._C.DisableTorchFunction():
-            torch._C._set_grad_enabled(earlier)
 
 
 def _context_methods() -> list[str]:

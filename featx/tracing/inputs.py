@@ -6,13 +6,15 @@ import inspect
 import operator
 from collections.abc import Callable, Mapping
 from types import CodeType, FunctionType, MethodType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Optional, cast
 
 import torch
 
 from featx.errors import ArgumentTypeError, TraceError
 from featx.ir.node import NO_KWARGS
+from featx.ir.runtime_checks import runtime_check
 from featx.tracing.proxy import Proxy
+from featx.tracing.scripted_checks import is_same_in_script
 
 if TYPE_CHECKING:
     from featx.tracing.symbolic import Tracer
@@ -30,7 +32,8 @@ class PHBase:
 PH = PHBase()
 
 
-def check_is_none(value: object, name: str) -> None:
+@runtime_check
+def check_is_none(value: Any | None, name: str) -> None:
     """Raise if an input that was traced as None is given.
 
     Raises:
@@ -43,14 +46,22 @@ def check_is_none(value: object, name: str) -> None:
         )
 
 
-def check_is_same(value: object, expected: object, name: str) -> None:
+@runtime_check
+def check_is_same(value: Any, expected: Any, name: str) -> None:
     """Raise if an input differs from the value that it was traced with.
 
     Raises:
         TraceError: `value` is neither `expected` nor equal to it.
     """
-    if value is not expected and value != expected:
-        raise TraceError(f"this graph was traced with {name}={expected!r}, and {name}={value!r} is given now")
+    if torch.jit.is_scripting():  # pyright: ignore[reportPrivateImportUsage]
+        if not is_same_in_script(value, expected):
+            raise TraceError(f"this graph was traced with another {name} than is given now")
+    elif value is not expected and value != expected:
+        raise _refusal_of(value, expected, name)
+
+
+def _refusal_of(value: Any, expected: Any, name: str) -> TraceError:  # TorchScript cannot parse `!r`
+    return TraceError(f"this graph was traced with {name}={expected!r}, and {name}={value!r} is given now")
 
 
 def signature_of(function: Callable[..., Any]) -> inspect.Signature:
@@ -141,6 +152,8 @@ class _Input:
         default = () if parameter.default is _EMPTY else (parameter.default,)
         is_fixed = self._name in concrete
         is_option = not is_fixed and self._tracer.specialize_options and _is_option(parameter.default)
+        if annotation is None and is_option:
+            annotation = type_of_option(parameter.default)
         # torch.fx numbers the placeholder of a fixed input; its name in the signature stays.
         name = f"{self._name}_1" if is_fixed else None
         proxy = self._tracer.create_proxy("placeholder", self._name, default, {}, name, annotation)
@@ -181,6 +194,11 @@ class _Input:
         length = self._tracer.create_proxy("call_function", len, (proxy,), {})
         message = f"{where} was traced with {len(value)} items and has another number of them now"
         self._tracer.create_proxy("call_function", torch._assert, (operator.eq(length, len(value)), message), {})
+
+
+def type_of_option(value: object) -> Any:  # Any: an annotation
+    """Return how to annotate an input that has a plain value, for TorchScript, which takes others for tensors."""
+    return Optional[Any] if value is None else type(value)  # noqa: UP045 - TorchScript reads no `|` in a string
 
 
 def _is_option(default: object) -> bool:

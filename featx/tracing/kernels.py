@@ -13,6 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from featx.ir.overloads import Signatures
+from featx.tracing.generators import OwnGenerators
 from featx.tree import tree_leaves
 
 OnKernel = Callable[[Any, list[torch.Tensor]], None]
@@ -23,8 +24,8 @@ class Kernels(TorchDispatchMode):
 
     Args:
         on_unseen: is called with each kernel outside `seen`, and the tensors that it gets.
-        on_write: is called, wherever it runs, with each kernel that may write, and the tensors that it may write. None
-            costs nothing.
+        on_write: is called, wherever it runs, with each kernel that may write, and the tensors that it may write; where
+            it is given, kernels draw from generators of this trace alone. None costs nothing.
     """
 
     supports_higher_order_operators = True  # torch.cond and the like
@@ -39,6 +40,7 @@ class Kernels(TorchDispatchMode):
         self._on_unseen = on_unseen
         self.on_write = on_write
         self._signatures = Signatures()
+        self._generators = OwnGenerators()
         # How many calls that the trace knows of the running code is inside.
         self.depth = 0
 
@@ -54,6 +56,8 @@ class Kernels(TorchDispatchMode):
                 written = [] if signature is None else list(signature.targets(args, kwargs or {}))
                 if written:
                     self.on_write(func, written)
+                if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()):
+                    return self._generators.draw(func, args, kwargs or {})
             return func(*args, **kwargs) if kwargs else func(*args)
 
     def seen(self) -> _Seen:

@@ -13,6 +13,7 @@ from torch import nn
 
 from featx.ir.node import Node
 from featx.tracing.following import Following
+from featx.tracing.lineage import Origin, Part
 from featx.tracing.state import ModuleState
 from featx.tracing.unfollowable import AssignedAnew
 
@@ -23,7 +24,7 @@ _FORM = frozenset({"shape", "ndim", "dtype", "device", "layout"})
 
 
 def what_forward_left(
-    trace: Following, module: nn.Module, state: ModuleState, is_of_trace: Callable[[Any], bool]
+    trace: Following, module: nn.Module, path: str, state: ModuleState, is_of_trace: Callable[[Any], bool]
 ) -> str | None:
     """Say what the forward of an opened module left there, where a graph of it would not do the same; else None.
 
@@ -38,7 +39,10 @@ def what_forward_left(
     for name, added in state.grown_containers():
         origins = [trace.lineage.get(value) for value in added]
         # A table by size is made anew by the graph.
-        if not all(origin is not None and not _depends_on_inputs(trace.node_of(origin)) for origin in origins):
+        are_constants = all(id(value) in trace.earlier_constants for value in added)
+        if not are_constants and not all(
+            origin is not None and not _depends_on_inputs(trace.node_of(origin)) for origin in origins
+        ):
             return f"forward adds to '{name}', or takes from it,"
     for name, value in state.rebound_buffers(is_of_trace).items():
         if not trace.stand_ins.is_stand_in_of(value, state.buffer(name)):
@@ -50,31 +54,39 @@ def what_forward_left(
         if _is_loaded(type(module), name) and _comes_from_inputs(trace, value):
             # What was not there at all was assigned before it was read, unless the code asks whether it is there.
             is_asked_for = _is_asked_for(type(module), name)
-            if is_asked_for or (state.had(name) and _is_read_first(trace, module, name)):
+            if is_asked_for or (state.had(name) and _is_read_first(trace, (path, name))):
                 return f"forward keeps something of its input in the attribute '{name}', which it reads the next time"
     for name in state.assigned_numbers():
-        if _is_loaded(type(module), name) and _is_read_first(trace, module, name):
+        if _is_loaded(type(module), name) and _is_read_first(trace, (path, name)):
             return f"forward keeps a number of this call in the attribute '{name}', which it reads the next time"
     return "forward draws from a random generator of its own" if state.drawn_generators() else None
 
 
-def _is_read_first(trace: Following, module: nn.Module, name: str) -> bool:
-    """Say whether forward reads an attribute before it assigns it.
+def _is_read_first(trace: Following, attribute: tuple[str, str]) -> bool:
+    """Say whether forward reads an attribute, given by the path of its module and its name, before it assigns it.
 
     Raises:
         AssignedAnew: that is not known; a trace without the attribute will tell.
     """
-    attribute = (module, name)
     if attribute in trace.absent:
         return False
     if attribute not in trace.read_first:
-        raise AssignedAnew(module, name)
+        raise AssignedAnew(*attribute)
     return True
 
 
 def _comes_from_inputs(trace: Following, value: object) -> bool:
     origin = trace.lineage.get(value)
     return origin is not None and _depends_on_inputs(trace.node_of(origin))
+
+
+def comes_from_inputs(origin: Origin) -> bool:
+    """Say whether a value of an ended trace is computed from values of the inputs, and not from their sizes alone."""
+    while isinstance(origin, Part):
+        if origin.key in _FORM:
+            return False
+        origin = origin.owner
+    return _depends_on_inputs(origin)
 
 
 def assigned_to_others(kind: type) -> set[str]:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
 
-from featx.tracing.modes import only_sets_flags
-from featx.tracing.scope import walk_modules
+from featx.tracing.replica import only_sets_flags
 
 _OF_TORCH = ("torch.nn.modules.", "torchvision.ops.")
 
 
 class ModeReads:
-    """Whether the mode of a module was asked for, or set. `any` is final when the context is left."""
+    """Whether the mode of a module was asked for, or set, in the traces that listen."""
 
     def __init__(self) -> None:
         self.any = False
@@ -34,9 +32,8 @@ class ModeReads:
 class _Submodules(dict[str, Any]):
     """A module's dict of submodules, in which `nn.Module` finds the mode where the attribute itself is missing."""
 
-    __slots__ = ("original", "owner", "reads", "training")
+    __slots__ = ("owner", "reads", "training")
 
-    original: dict[str, Any]
     owner: nn.Module | None
     reads: ModeReads
     training: bool
@@ -54,75 +51,53 @@ class _Submodules(dict[str, Any]):
         return self.training
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A copy of the model that somebody makes meanwhile knows its mode too.
+        # A copy of a module that forward makes knows its mode too.
         return _answering, (dict(self.items()), self.training, self.reads)
 
 
 def _answering(submodules: dict[str, Any], training: bool, reads: ModeReads) -> _Submodules:
     answering = _Submodules(submodules)
-    answering.original, answering.training, answering.reads = submodules, training, reads
-    answering.owner = None
+    answering.training, answering.reads, answering.owner = training, reads, None
     return answering
 
 
 def mode_of(module: nn.Module) -> bool:
-    """Return the mode of a module without being heard. O(1), also while others are listened to."""
+    """Return the mode of a module without being heard. O(1)."""
     submodules = module._modules
     if type(submodules) is _Submodules and "training" not in module.__dict__:
         return submodules.training
     return module.training
 
 
-@contextmanager
-def mode_reads(model: nn.Module) -> Generator[ModeReads]:
-    """Hear of every read of `training` in a model; it is as before afterwards. O(modules).
+def listen(modules: Iterable[nn.Module], reads: ModeReads) -> None:
+    """Let `reads` hear of every read of `training` in the modules of a replica. O(modules).
 
-    The attribute is taken away from each module meanwhile, and answered from where submodules are looked up, in all
-    threads. Code that looks for it in `vars(module)` fails.
+    The attribute is taken away, and answered from where submodules are looked up. Code that looks for it in
+    `vars(module)` fails. Where some module cannot be listened to, `reads` is told that one was read.
     """
-    reads = ModeReads()
-    modules = [module for _, module in walk_modules(model)]
+    modules = list(modules)
     if not all(map(_can_be_heard, modules)):
         reads.any = True
-        yield reads
         return
-    laid: list[_Submodules] = []
-    try:
-        for module in modules:
-            laid.append(_lay(module, reads))
-        yield reads
-    finally:
-        for submodules, module in zip(laid, modules, strict=False):
-            reads.any = _take_away(submodules, module) or reads.any
+    for module in modules:
+        state = module.__dict__
+        if type(state["_modules"]) is _Submodules:  # in the next call of one replica
+            state["_modules"].reads = reads
+            continue
+        state["_modules"] = _answering(state["_modules"], state.pop("training"), reads)
+        state["_modules"].owner = module
+
+
+def has_set_mode(module: nn.Module) -> bool:
+    """Say whether the mode of a module that was listened to has been set."""
+    return type(module._modules) is _Submodules and "training" in module.__dict__
 
 
 def _can_be_heard(module: nn.Module) -> bool:
-    """Say whether the mode of a module is nothing but an attribute, and the first one, so that its place is known."""
+    """Say whether the mode of a module is nothing but an attribute."""
     return (
-        next(iter(module.__dict__), None) == "training"
-        and type(module._modules) is dict
+        ("training" in module.__dict__ or type(module._modules) is _Submodules)
+        and type(module._modules) in (dict, _Submodules)
         and type(module).__getattribute__ is object.__getattribute__
         and only_sets_flags(module)
     )
-
-
-def _lay(module: nn.Module, reads: ModeReads) -> _Submodules:
-    state = module.__dict__
-    submodules = _answering(state["_modules"], state["training"], reads)
-    submodules.owner = module
-    state["_modules"] = submodules  # ahead of the deletion: other threads find the mode in the one or the other
-    del state["training"]
-    return submodules
-
-
-def _take_away(submodules: _Submodules, module: nn.Module) -> bool:
-    """Put a module's attributes back, in their order, and say whether somebody has set its mode meanwhile."""
-    original = submodules.original
-    if submodules != original:
-        original.clear()
-        original.update(submodules)
-    state = module.__dict__
-    is_set = "training" in state
-    # One assignment, so that another thread that runs the model finds the mode at any time.
-    module.__dict__ = {"training": submodules.training, **state, "_modules": original}
-    return is_set

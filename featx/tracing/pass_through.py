@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from functools import partial
-from threading import Lock, get_ident
+from threading import get_ident
 from types import BuiltinMethodType, MethodType
 from typing import Any, cast
 
@@ -20,18 +19,18 @@ Place = tuple[dict[str, Any], str]
 
 
 class _PassThrough:
-    """Stands in for `function` under a global name; as a callable it looks like it."""
+    """Stands in for `function` under a global name; as a callable it looks like it.
 
-    __slots__ = ("function", "is_removed", "lock", "recorders", "traces", "was_global")
+    Threads that trace share it. Each has an entry in `recorders` for as long as it traces: what answers its calls in
+    place of the function, or None. The calls of all other threads go to the function.
+    """
 
-    def __init__(self, function: Callable[..., Any], was_global: bool, lock: Lock) -> None:
+    __slots__ = ("function", "recorders", "was_global")
+
+    def __init__(self, function: Callable[..., Any], was_global: bool) -> None:
         self.function = function
         self.was_global = was_global
-        self.lock = lock
-        self.traces = 0
-        # What answers in a thread in place of the function.
-        self.recorders: dict[int, Recorder] = {}
-        self.is_removed = False
+        self.recorders: dict[int, Recorder | None] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         recorder = self.recorders.get(get_ident()) if self.recorders else None
@@ -61,9 +60,9 @@ class _Torch(_PassThrough):
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(torch, name)
-        recorder = self.recorders.get(get_ident()) if self.recorders and name == "is_grad_enabled" else None
+        recorder = self.recorders.get(get_ident()) if name in _HEARD else None
         if recorder is not None:
-            return lambda: recorder(value, (), {})
+            return _Heard(value, recorder)
         return partial(_with_sizes_in_a_tuple, value) if name in _FACTORIES else value
 
 
@@ -76,7 +75,7 @@ class _Autograd(_PassThrough):
         value = getattr(self.function, name)
         if name != "apply":
             return value
-        apply = _PassThrough(value, True, self.lock)
+        apply = _PassThrough(value, True)
         apply.recorders = self.recorders
         return apply
 
@@ -87,38 +86,114 @@ def _with_sizes_in_a_tuple(factory: Callable[..., Any], *args: Any, **kwargs: An
     return factory(*args, **kwargs)
 
 
+class _Heard:
+    """A function of torch, or torch.random, whose calls go to a recorder."""
+
+    __slots__ = ("_function", "_recorder")
+
+    def __init__(self, function: Any, recorder: Recorder) -> None:
+        self._function = function
+        self._recorder = recorder
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._recorder(self._function, args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:  # of the Python module torch.random
+        value = getattr(self._function, name)
+        return _Heard(value, self._recorder) if is_seeding(value) else value
+
+
+_SEEDING = {id(each): each for each in (torch.manual_seed, torch.seed, torch.set_rng_state, torch.random.fork_rng)}
+# What no state tells of that a trace could compare.
+_SWITCHING = {id(torch.set_flush_denormal): torch.set_flush_denormal}
+_QUESTIONS = {
+    id(each): each
+    for each in (torch.is_autocast_enabled, torch.is_autocast_cpu_enabled, torch.is_inference_mode_enabled)
+}
+_HEARD = frozenset(
+    {
+        "is_grad_enabled", "random",
+        *(each.__name__ for known in (_SEEDING, _SWITCHING, _QUESTIONS) for each in known.values()),
+    }
+)  # fmt: skip
 _FACTORIES = frozenset({"zeros", "ones", "rand", "randn", "empty"})
 _METHOD_TYPES = (BuiltinMethodType, MethodType)
 _STATE_NAMES = frozenset({"getstate", "setstate", "get_state", "set_state", "seed"})
 
 
-@contextmanager
-def wrapped(places: Iterable[Place], refuse_draw: Recorder, record: Recorder | None = None) -> Generator[None]:
-    """Send this thread's calls of the functions at `places` to a handler.
+class PassThroughs:
+    """The pass-throughs at `places` of one trace, which runs in the thread that makes this.
 
-    Those that draw from a random generator of Python or numpy go to `refuse_draw`, all others to `record`; without it,
-    one with a traced value among its arguments is recorded by the tracer of that. O(places).
+    Calls of functions that draw from a random generator of Python or numpy go to `refuse_draw`, all others to
+    `record`; without it, one with a traced value among its arguments is recorded by the tracer of that.
+
+    There is no lock, which an interrupt could leave taken. Of two threads that lay and lift at one place at the same
+    time, one may find out at the end that its own were not there all the time; it traces again then.
     """
-    laid: list[tuple[dict[str, Any], str, _PassThrough, Recorder | None]] = []
-    lock = Lock()
-    try:
-        for namespace, name in places:
-            entry = _lay(namespace, name, lock)
-            if entry is not None:
-                # A trace inside a trace of this thread comes before it.
-                laid.append((namespace, name, entry, entry.recorders.get(get_ident())))
-                recorder = refuse_draw if is_random(entry.function) else record
-                if recorder is not None:
-                    entry.recorders[get_ident()] = recorder
-        yield
-    finally:
-        for namespace, name, entry, earlier in laid:
-            _lift(namespace, name, entry, earlier)
+
+    def __init__(self, places: Iterable[Place], refuse_draw: Recorder, record: Recorder | None = None) -> None:
+        self._places = list(places)
+        self._refuse_draw = refuse_draw
+        self._record = record
+        self._thread = get_ident()
+        self._laid: list[tuple[dict[str, Any], str, _PassThrough, bool, Recorder | None]] = []
+
+    def lay(self) -> None:
+        """Put them into the namespaces. O(places)."""
+        for namespace, name in self._places:
+            function = namespace.get(name, getattr(builtins, name, None))
+            if function is None:
+                continue
+            is_there = isinstance(function, _PassThrough)
+            entry = function if is_there else _kind_for(function)(function, name in namespace)
+            # A trace inside a trace of this thread comes before it.
+            has_outer = self._thread in entry.recorders
+            self._laid.append((namespace, name, entry, has_outer, entry.recorders.get(self._thread)))
+            entry.recorders[self._thread] = self._refuse_draw if is_random(entry.function) else self._record
+            if not is_there:
+                namespace[name] = entry
+
+    def are_laid(self) -> bool:
+        """Say whether all of them are where they were laid. O(places)."""
+        return all(namespace.get(name) is entry for namespace, name, entry, _, _ in self._laid)
+
+    def lift(self) -> None:
+        """Take away those that no other thread needs. May be called twice. O(places)."""
+        for namespace, name, entry, has_outer, outer in self._laid:
+            if has_outer:
+                entry.recorders[self._thread] = outer
+                continue
+            entry.recorders.pop(self._thread, None)
+            if not entry.recorders and namespace.get(name) is entry:
+                if entry.was_global:
+                    namespace[name] = entry.function
+                else:
+                    namespace.pop(name, None)
 
 
 def original_of(value: Any) -> Any:
     """Return what `value` stands in for, if another trace has laid it."""
     return value.function if type(value) in (_PassThrough, _Torch, _Autograd) else value
+
+
+def is_heard(value: Any) -> bool:
+    """Say whether a value is a function of torch whose calls a trace on an example answers."""
+    return is_seeding(value) or is_switching(value) or is_question(value)
+
+
+def is_seeding(value: Any) -> bool:
+    """Say whether a value is a function of torch that puts its random generator into another state."""
+    return id(value) in _SEEDING
+
+
+def is_switching(value: Any) -> bool:
+    """Say whether a value is a function of torch that sets a switch which nothing can read."""
+    return id(value) in _SWITCHING
+
+
+def is_question(value: Any) -> bool:
+    """Say whether a value is a function of torch that tells in which mode the thread is."""
+    return id(value) in _QUESTIONS
 
 
 def is_random(value: Any) -> bool:
@@ -131,39 +206,7 @@ def is_random(value: Any) -> bool:
     )
 
 
-def _lay(namespace: dict[str, Any], name: str, lock: Lock) -> _PassThrough | None:
-    while True:
-        function = namespace.get(name, getattr(builtins, name, None))
-        if function is None:
-            return None
-        fresh = _kind_for(function)(function, name in namespace, lock)
-        entry = function if isinstance(function, _PassThrough) else fresh
-        if entry is fresh:
-            namespace[name] = fresh
-        with entry.lock:
-            if not entry.is_removed and namespace.get(name) is entry:
-                entry.traces += 1
-                return entry
-
-
 def _kind_for(function: Any) -> type[_PassThrough]:
     if function is torch:
         return _Torch
     return _Autograd if isinstance(function, type) and issubclass(function, torch.autograd.Function) else _PassThrough
-
-
-def _lift(namespace: dict[str, Any], name: str, entry: _PassThrough, earlier: Recorder | None) -> None:
-    with entry.lock:
-        if earlier is None:
-            entry.recorders.pop(get_ident(), None)
-        else:
-            entry.recorders[get_ident()] = earlier
-        entry.traces -= 1
-        if entry.traces:
-            return
-        entry.is_removed = True
-        if namespace.get(name) is entry:
-            if entry.was_global:
-                namespace[name] = entry.function
-            else:
-                del namespace[name]

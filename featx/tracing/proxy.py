@@ -92,7 +92,8 @@ class Proxy:
         return self.tracer.to_bool(self)
 
     def __len__(self) -> int:
-        raise _refusal(self, "len() of a traced value", "use value.shape[0], or record the call with featx.wrap('len')")
+        what = "len() of a traced value: 'len' is not supported in symbolic tracing by default,"
+        raise _refusal(self, what, "use value.shape[0], or record the call with featx.wrap('len')")
 
     def __index__(self) -> int:
         # torch's argument parser tries this too and does without, so it is no refusal to remember.

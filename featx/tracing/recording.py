@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable
-from types import FrameType
+from types import FrameType, MethodDescriptorType
 from typing import Any, cast
 
 import torch
@@ -25,9 +25,12 @@ from featx.tracing.frames import (
     written_operator,
     written_sign,
 )
+from featx.tracing.generators import TorchGenerator
 from featx.tracing.lineage import Part
 from featx.tracing.operators import COMPARISONS, MAGIC, OPERATORS, READS_VALUES, REFLECTED, UNARY
+from featx.tracing.other_threads import is_only_thread
 from featx.tracing.scalars import Diverged, plain_numbers
+from featx.tracing.switches import name_of_difference, switches
 from featx.tracing.unfollowable import LeftBehind, Unfollowable
 from featx.tree import tree_leaves
 
@@ -39,6 +42,8 @@ class NeedsValues(BaseException):
 class Recording(Following):
     """The state of one trace on an example, and what it does with each torch call."""
 
+    generator: TorchGenerator
+
     # -- torch calls -------------------------------------------------------------------------------------------------
 
     def on_call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -48,6 +53,8 @@ class Recording(Following):
             return self._attribute(cast(Any, function).__self__.__name__, function, args[0])
         if self.whole:
             return self.execute(function, args, kwargs)
+        if self.from_earlier_inputs:
+            self._refuse_earlier((args, kwargs))
         # Tensor.set_, and what it assigns itself: torch loses an error that is raised here.
         if name == "set_" or (name == "__set__" and _is_of_backward_hooks(function) and args[1] is None):
             self.gave_memory = self.gave_memory or name == "set_"
@@ -79,6 +86,10 @@ class Recording(Following):
         if not self._is_followed(args) and not (kwargs and self._is_followed(tuple(kwargs.values()))):
             return self._on_constants(function, args, kwargs)
         return self.record(function, args, kwargs)
+
+    def _refuse_earlier(self, values: Any) -> None:
+        if any(id(leaf) in self.from_earlier_inputs for leaf in tree_leaves(values)):
+            raise LeftBehind("forward reads what it has computed from the inputs of an earlier call")
 
     def _refuse_foreign(self, targets: tuple[Any, ...]) -> None:
         for target in targets:
@@ -137,6 +148,9 @@ class Recording(Following):
         frame = self.model_frame()
         if frame is not None:
             self.codes.add(frame.f_code)
+        if switches() != self._switches:
+            name = name_of_difference(self._switches)
+            raise Unfollowable(f"forward sets a switch of torch for the whole process: {name},")
         if frame is not None and is_in_try(frame):
             raise Unfollowable("a torch call stands in a `try` that catches errors, which may come for other inputs")
         arguments = tuple([self.create_arg(value) for value in args])
@@ -167,14 +181,14 @@ class Recording(Following):
 
     def note_draw(self) -> None:
         """Remember the state in which the next draw should find torch's generator."""
-        if not self.is_real:  # where stand-ins draw nothing, something else does, so that the state tells
+        if is_only_thread():  # a trace draws nothing from this generator but here, so that the state tells
             with torch._C.DisableTorchFunction():
                 torch.empty(1, device="cpu").uniform_()
-        self.generator_state = torch.get_rng_state()
+        self.generator.note()
 
     def check_generator(self) -> None:
         """Raise where forward has put torch's generator into another state than that of the last draw."""
-        if self.generator_state is not None and not torch.equal(torch.get_rng_state(), self.generator_state):
+        if self.generator.was_set():
             raise LeftBehind("forward seeds torch's random generator, or puts it back,")
 
     def another_name(self, tensor: torch.Tensor, frame: FrameType | None) -> torch.Tensor:
@@ -317,7 +331,10 @@ class Recording(Following):
         """Record what Python got as a plain value, and that it must be the same again."""
         if self._is_of_graph(args):
             arguments = tuple([self.create_arg(value) for value in args])
-            node = self._create_plain_node("call_function", function, arguments, {}, None)
+            # TorchScript knows `x.dim()` and not `torch.Tensor.dim(x)`.
+            is_method = isinstance(function, MethodDescriptorType)
+            op, target = ("call_method", function.__name__) if is_method else ("call_function", function)
+            node = self._create_plain_node(op, target, arguments, {}, None)
             self._guard(node, result, f"{function.__name__}()")
         return result
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from types import TracebackType
 
 import torch
 
 
 class SavedState:
-    """Tensors that are about to be written. A context manager: at its end they have their values again."""
+    """Tensors that are about to be written, with the values that they had."""
 
     def __init__(self) -> None:
         self._saved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -20,12 +19,8 @@ class SavedState:
             if id(tensor) not in self._saved:
                 self._saved[id(tensor)] = (tensor, tensor.detach().clone())
 
-    def __enter__(self) -> SavedState:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def restore(self) -> None:
+        """Put the values back. May be called twice."""
         with torch.no_grad():
             for tensor, saved in self._saved.values():
                 tensor.copy_(saved)

@@ -74,6 +74,10 @@ class StandIns:
         known = self._made.get(id(tensor))
         return known is not None and known[1] is value
 
+    def stood_for(self) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+        """Return the stand-ins of the model's tensors with those tensors, by the ids of the stand-ins."""
+        return {id(twin): (twin, real) for real, twin in self._made.values() if id(real) in self._owned}
+
     def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what `function` gives, on stand-ins if any tensor or traced number is involved."""
         name = function.__name__

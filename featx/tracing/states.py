@@ -14,12 +14,17 @@ class ModuleStates:
 
     What a module that is kept whole does to itself and to those inside it, it will do again when the graph runs. What
     other code does to them is in no graph. O(attributes) at the start and for each call of such a module.
+
+    Args:
+        modules: the modules.
+        earlier: what was found in an earlier call of the same modules.
     """
 
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
+    def __init__(self, modules: Iterable[nn.Module], earlier: ModuleStates | None = None) -> None:
         own = [module for module in modules if type(module).__module__[:17] != "torch.nn.modules."]
-        self._initial = {module: ModuleState(module) for module in own}
-        self._latest = dict(self._initial)
+        self._latest = {module: ModuleState(module) for module in own}
+        # What a second call leaves is judged like what the first one left, by what was there before both.
+        self._initial = dict(self._latest) if earlier is None else earlier._initial
         # What each entry of `_latest` was ahead of a call that changed it.
         self._earlier: list[tuple[nn.Module, ModuleState]] = []
         self._inside: dict[nn.Module, list[nn.Module]] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterable
 from types import ModuleType
@@ -9,10 +10,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from featx.errors import TraceError
 from featx.tracing.constants import memory_of, tensors_of
 from featx.tracing.missed_writes import MissedWrites
+from featx.tracing.replica import Replica, replica_of
 from featx.tracing.scope import has_hooks, has_own_call, walk_modules
 from featx.tracing.wrapping import find_places, globals_of
 from featx.tree import tree_leaves
@@ -21,7 +24,7 @@ from featx.tree import tree_leaves
 class Surroundings:
     """The modules and tensors of a model, and the places in its code where a trace listens. O(modules + globals).
 
-    Traces of one model that follow one another share it.
+    Traces of one model that follow one another share it. The model is only read.
 
     Args:
         root: the module or function that is traced.
@@ -30,7 +33,7 @@ class Surroundings:
         functions: functions of which the same holds.
 
     Raises:
-        TraceError: the module's class does something of its own in `__call__`.
+        TraceError: the module's class does something of its own in `__call__`, or parameters are not initialized.
     """
 
     def __init__(
@@ -50,17 +53,13 @@ class Surroundings:
             )
         self.function: Callable[..., Any] = root.forward if isinstance(root, nn.Module) else root
         self.signature = inspect.signature(self.function)
-        self.module_paths = {module: path for path, module in walk_modules(self.root)}
-        self.hooked = [path for module, path in self.module_paths.items() if has_hooks(module)]
-        # The paths of the tensors of the model, by id, and the tensors.
-        self.tensor_paths: dict[int, str] = {}
-        self.tensors: list[torch.Tensor] = []
-        for owner, prefix in self.module_paths.items():
-            for name, tensor in tensors_of(owner):
-                self.tensor_paths.setdefault(id(tensor), f"{prefix}.{name}" if prefix else name)
-                self.tensors.append(tensor)
-        self.device = _device_of(self.tensors, example)
-        self.kinds = {type(module) for module in self.module_paths if type(module).__module__[:9] != "torch.nn."}
+        paths = {module: path for path, module in walk_modules(self.root)}
+        _refuse_uninitialized(paths)
+        _refuse_ambiguous(paths)
+        self.hooked = [path for module, path in paths.items() if has_hooks(module)]
+        self._tensors = ModelTensors(paths)
+        self.device = _device_of(self._tensors.all, example)
+        self.kinds = {type(module) for module in paths if type(module).__module__[:9] != "torch.nn."}
         self.namespaces = globals_of(self.function, self.kinds)
         # The tensors that the model's code names as globals, by their memory.
         self.global_tensors: dict[int, list[torch.Tensor]] = {}
@@ -72,6 +71,57 @@ class Surroundings:
         self.assigned_to_others: dict[type, frozenset[str]] = {}
         self.missed_writes = MissedWrites()
         self.places = find_places(self.namespaces, modules, functions, is_recording=True)
+
+    @functools.cached_property
+    def memories(self) -> frozenset[int]:
+        """The memory of the tensors of the model."""
+        return frozenset(map(memory_of, self._tensors.all))
+
+    def replica(self, training: bool | None, copies_tensors: str) -> tuple[Replica, ModelTensors]:
+        """Return a new replica of the model in a mode, and its tensors. O(modules)."""
+        if copies_tensors == "buffers" and self._tensors.share_memory_with_parameters:
+            copies_tensors = "all"
+        replica = replica_of(self.root, training, copies_tensors)
+        return replica, self._tensors if replica.has_tensors_of_model else ModelTensors(replica.paths)
+
+
+class ModelTensors:
+    """The parameters, buffers and plain attributes of the modules in `paths`: the tensors, and their paths by id."""
+
+    def __init__(self, paths: dict[nn.Module, str]) -> None:
+        self.paths: dict[int, str] = {}
+        self.all: list[torch.Tensor] = []
+        for owner, prefix in paths.items():
+            for name, tensor in tensors_of(owner):
+                self.paths.setdefault(id(tensor), f"{prefix}.{name}" if prefix else name)
+                self.all.append(tensor)
+
+    @functools.cached_property
+    def share_memory_with_parameters(self) -> bool:
+        """Whether some tensor that is no parameter is memory of one."""
+        parameters = {memory_of(tensor) for tensor in self.all if isinstance(tensor, nn.Parameter)}
+        return any(memory_of(tensor) in parameters for tensor in self.all if not isinstance(tensor, nn.Parameter))
+
+
+def _refuse_uninitialized(paths: dict[nn.Module, str]) -> None:
+    for module, path in paths.items():
+        if isinstance(module, LazyModuleMixin):
+            raise TraceError(
+                f"'{path}' is a {type(module).__name__}, whose parameters are not initialized; run the model once on "
+                "an input, which gives them their shapes, and trace it then"
+            )
+
+
+def _refuse_ambiguous(paths: dict[nn.Module, str]) -> None:
+    if len(set(paths.values())) < len(paths):
+        found: set[str] = set()
+        for path in paths.values():
+            if path in found:
+                raise TraceError(
+                    f"two modules have the path '{path}', because the name of one has a dot in it; register it with "
+                    "add_module under a name without dots"
+                )
+            found.add(path)
 
 
 def _device_of(tensors: list[torch.Tensor], example: Any) -> torch.device:

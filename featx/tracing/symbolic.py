@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 from collections.abc import Callable
 from functools import partial
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -20,14 +21,16 @@ from featx.ir.node import Node, Target
 from featx.ir.operator_effects import operator_writes
 from featx.tracing.constants import ModelTensors
 from featx.tracing.frames import describe, user_frame
-from featx.tracing.grad_modes import gradients_set
 from featx.tracing.inputs import bind_inputs, signature_of
-from featx.tracing.mode_reads import mode_of
+from featx.tracing.mode_reads import ModeReads, has_set_mode, listen, mode_of
 from featx.tracing.naming import QualifiedNames
-from featx.tracing.pass_through import wrapped
+from featx.tracing.pass_through import PassThroughs
 from featx.tracing.proxy import ParameterProxy, Proxy, failure, find_proxy, refusal
-from featx.tracing.scope import borrowed, walk_modules
+from featx.tracing.proxyable import ProxyableClassMeta
+from featx.tracing.replica import Replica, replica_of
+from featx.tracing.scope import intercept
 from featx.tracing.state import ModuleState
+from featx.tracing.thread_modes import ThreadModes
 from featx.tracing.tracer import TracerBase
 from featx.tracing.wrapping import find_places, globals_of
 
@@ -63,8 +66,10 @@ class Tracer(TracerBase):
     # Trace an input whose default is None, a bool or a string with that default, and check at run time that it has it.
     # torch.fx makes a proxy of it, with which `if mask is None` goes the wrong way; extractors must not.
     specialize_options: bool = False
-    # Refuse calls of functions and methods that write their arguments.
-    check_mutable_operations: bool = False
+    # Trace the model as it is in train mode, or in eval mode; None traces it in the modes in which it is.
+    training: bool | None = None
+    # What hears whether code of the model asks in which mode a module is.
+    reads: ModeReads | None = None
 
     def __init__(
         self,
@@ -85,9 +90,20 @@ class Tracer(TracerBase):
         self._tensors = ModelTensors(self, self.root)
         self._parameter_proxies: dict[str, Any] = {}
         self._names = QualifiedNames()
+        self._replica: Replica | None = None
+        # By the modules of the model: those of the replica.
+        self._twins: dict[nn.Module, nn.Module] = {}
         self._states: dict[nn.Module, ModuleState] = {}
         self._training: dict[nn.Module, bool] = {}
         self._modes = _modes()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tracer:
+        twin = type(self).__new__(type(self))
+        memo[id(self)] = twin
+        for name, value in vars(self).items():
+            # Python modules cannot be copied.
+            twin.__dict__[name] = value if name == "_autowrap_modules" else copy.deepcopy(value, memo)
+        return twin
 
     def trace(
         self, root: nn.Module | Callable[..., Any], concrete_args: dict[str, Any] | tuple[Any, ...] | None = None
@@ -95,7 +111,7 @@ class Tracer(TracerBase):
         """Return the graph of `root`, a module or a function.
 
         Each node's meta has `nn_module_stack` and, where the model asked for the value, `qualified_name` (see
-        `QualifiedNames`). The model is as before afterwards, also after an error; other threads may use it meanwhile.
+        `QualifiedNames`). What runs is a replica: the model is only read, and other threads may use it meanwhile.
         O(nodes + modules + parameters).
 
         Args:
@@ -110,42 +126,56 @@ class Tracer(TracerBase):
             raise TraceError(f"cannot trace a {type(root).__name__}; give an nn.Module or a function")
         self.root = root if is_module else nn.Module()
         self.root_module_name = type(root).__name__ if is_module else getattr(root, "__name__", "function")
-        function = getattr(root, self.traced_func_name) if is_module else root
-        self.submodule_paths = {module: path for path, module in walk_modules(self.root)}
+        self._replica = replica = replica_of(self.root, self.training)
+        function = getattr(replica.root, self.traced_func_name) if is_module else root
+        self._twins = {module: twin for twin, module in replica.originals.items()}
+        # By the modules of the model and by those of the replica, which forward passes on.
+        self.submodule_paths = {module: replica.paths.get(twin, "") for module, twin in self._twins.items()}
+        self.submodule_paths.update(replica.paths)
         self.graph = Graph(tracer_cls=type(self))
         self.scope = Scope("", None)
         self.node_name_to_scope = {}
         self._parameter_proxies = {}
-        self._tensors = ModelTensors(self, self.root)
+        self._tensors = ModelTensors(self, replica.root)
         self._names = QualifiedNames()
         self._states = {}
         self.refused = None
         self._modes = _modes()
-        self._training = {module: mode_of(module) for module in self.submodule_paths}
-        namespaces = globals_of(function, map(type, self.submodule_paths))
-        places = find_places(namespaces, self._autowrap_modules, self._autowrap_functions, is_recording=False)
+        self._training = {module: mode_of(module) for module in replica.paths}
         watched = ("_parameters", "_buffers") if self.proxy_buffer_attributes else ("_parameters",)
-        with (
-            borrowed(list(self.submodule_paths), self.call_module, self._on_read, watched=watched),
-            wrapped(places, self._refuse_draw),
-            gradients_set(True),  # or a `no_grad` of the model would change nothing, and not be seen
-            _Mode(self),
-        ):
-            try:
-                self._run(function, concrete_args)
-            finally:
-                for state in self._states.values():
-                    state.restore(self._is_of_trace)
-                for module, mode in self._training.items():
-                    if mode_of(module) is not mode:
-                        module.__dict__["training"] = mode
+        if self.reads is not None:
+            listen(replica.paths, self.reads)
+        intercept(replica.paths, self._on_call, self._on_read, watched=watched)
+        namespaces = globals_of(function, map(type, replica.paths))
+        places = find_places(namespaces, self._autowrap_modules, self._autowrap_functions, is_recording=False)
+        self._record(function, concrete_args, PassThroughs(places, self._refuse_draw))
+        if self.reads is not None:
+            self.reads.any = self.reads.any or any(map(has_set_mode, replica.paths))
         self._tensors.finish(self.graph)
         self._names.assign()
-        self.submodule_paths = {}
+        self.submodule_paths, self._twins, self._replica = {}, {}, None
         return self.graph
 
+    def _record(self, function: Callable[..., Any], concrete_args: Any, passing: PassThroughs) -> None:
+        modes = ThreadModes()
+
+        def restore() -> None:
+            modes.leave()
+            passing.lift()
+
+        try:
+            try:
+                passing.lay()
+                # Gradients are on, or a `no_grad` of the model would change nothing, and not be seen.
+                modes.enter(_Mode(self), None, gradients=True)
+                self._run(function, concrete_args)
+            finally:
+                restore()
+        finally:
+            restore()  # again: an interrupt may have ended the first one
+
     def _run(self, function: Callable[..., Any], concrete_args: Any) -> None:
-        self._keep_state(self.root)
+        self._keep_state(self._twins[self.root])
         signature = signature_of(function)
         target, args, kwargs = bind_inputs(self, function, signature, concrete_args)
         annotation = signature.return_annotation
@@ -171,7 +201,7 @@ class Tracer(TracerBase):
         for module in self._states:
             self._check_attributes(module)
             self._check_buffers(module)
-        for module in self.submodule_paths:
+        for module in self._training:
             self._check_mode(module)
 
     def _check_mode(self, module: nn.Module) -> None:
@@ -230,7 +260,7 @@ class Tracer(TracerBase):
         return known
 
     def path_of_module(self, mod: nn.Module) -> str:
-        """Return the dotted path of `mod` in the root, the first one for a module that has several. O(1).
+        """Return the dotted path of `mod`, a module of the root or its copy; the first one where it has several. O(1).
 
         Raises:
             ModulePathError: the root does not contain it.
@@ -239,24 +269,28 @@ class Tracer(TracerBase):
             return self.submodule_paths[mod]
         except KeyError:
             raise ModulePathError(
-                f"a {type(mod).__name__} runs in {self.where()} and is not registered as a submodule; "
-                "assign it as an attribute of the model, or keep it in an nn.ModuleList"
+                f"a {type(mod).__name__} that is not registered runs in {self.where()}: this module is not installed "
+                "as a submodule; assign it as an attribute of the model, or keep it in an nn.ModuleList"
             ) from None
 
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Answer a call of module `m`: one node if it is a leaf, else what `forward(*args, **kwargs)` records."""
+        """Answer a call of module `m`: one node if it is a leaf, else what `forward(*args, **kwargs)` records.
+
+        `m` is the module of the model; `forward` belongs to its copy in the replica, which is what runs.
+        """
         path = self.path_of_module(m)
         outer = self.scope
         self.scope = Scope(path, type(m), outer.stack)
         try:
+            twin = self._twins.get(m, m)
             if self.is_leaf_module(m, path):
-                if mode_of(m) is not self._training[m]:
-                    self._check_mode(m)
+                if mode_of(twin) is not self._training[twin]:
+                    self._check_mode(twin)
                 return self.create_proxy("call_module", path, args, kwargs)
             if type(m).forward is not nn.Sequential.forward:  # which changes nothing on the module
-                self._keep_state(m)
+                self._keep_state(twin)
             return forward(*args, **kwargs)
         finally:
             self.scope = outer
@@ -300,12 +334,6 @@ class Tracer(TracerBase):
             node.stack_trace = describe(user_frame())
         return node
 
-    def _refuse_write(self, target: Target, kwargs: dict[str, Argument]) -> None:
-        name = str(getattr(target, "__name__", target))
-        if "out" in kwargs or operator_writes(name):
-            what = f"{name} writes one of its arguments, and check_mutable_operations is set,"
-            raise refusal(self, TraceError, what, "compute a new value, or leave check_mutable_operations off")
-
     def create_proxy(
         self,
         kind: str,
@@ -327,6 +355,8 @@ class Tracer(TracerBase):
             return self._tensors.argument(a)
         if isinstance(a, nn.Module):
             return self.create_node("get_attr", self.path_of_module(a), (), {})
+        if isinstance(type(cast(object, a)), ProxyableClassMeta):
+            return a  # made of plain values; the code refers to the object itself
         return super().create_other_arg(a)
 
     def where(self) -> str:
@@ -334,7 +364,13 @@ class Tracer(TracerBase):
         path, name = self.scope.module_path, self.root_module_name
         return f"module '{path}' of {name}" if path else name
 
-    # -- what the borrowed model tells -------------------------------------------------------------------------------
+    # -- what the replica tells --------------------------------------------------------------------------------------
+
+    def _on_call(
+        self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        original = module if self._replica is None else self._replica.originals.get(module, module)
+        return self.call_module(original, forward, args, kwargs)
 
     def _on_read(self, module: nn.Module, name: str, value: Any) -> Any:
         return value if value is None else self.getattr(name, value, self._parameter_proxies)

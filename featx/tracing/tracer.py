@@ -10,11 +10,12 @@ from typing import Any, cast
 
 import torch
 
-from featx.errors import ArgumentTypeError, ControlFlowError, TraceError
+from featx.errors import ArgumentTypeError, ControlFlowError, MutationError, TraceError, UnsupportedArgumentError
 from featx.ir.arguments import Argument
 from featx.ir.graph import Graph
 from featx.ir.immutable import ImmutableDict
 from featx.ir.node import Node, Target
+from featx.ir.operator_effects import operator_writes
 from featx.tracing.proxy import Proxy, refusal
 
 # Types that stand in a graph as they are, found by one lookup.
@@ -38,6 +39,8 @@ class TracerBase:
     record_stack_traces: bool = False
     # The first thing that was refused in this trace, which the model may have caught.
     refused: TraceError | None = None
+    # Refuse calls of functions and methods that write their arguments.
+    check_mutable_operations: bool = False
     # The method of the root module that is traced.
     traced_func_name: str = "forward"
 
@@ -50,8 +53,22 @@ class TracerBase:
         name: str | None = None,
         type_expr: Any = None,
     ) -> Node:
-        """Add a node to the graph; override to check or change what is recorded."""
+        """Add a node to the graph; override to check or change what is recorded.
+
+        Raises:
+            MutationError: the call writes an argument, and `check_mutable_operations` is set.
+        """
+        if self.check_mutable_operations and kind in ("call_function", "call_method"):
+            self._refuse_write(target, kwargs)
         return self.graph.create_node(kind, target, args, kwargs, name, type_expr)
+
+    def _refuse_write(self, target: Target, kwargs: dict[str, Argument]) -> None:
+        name = str(getattr(target, "__name__", target))
+        if "out" in kwargs or operator_writes(name):
+            what = (
+                f"{name} is a mutable operation: it writes one of its arguments, and check_mutable_operations is set,"
+            )
+            raise refusal(self, MutationError, what, "compute a new value, or leave check_mutable_operations off")
 
     def proxy(self, node: Node) -> Proxy:
         """Return a proxy for `node`; override to use a proxy class of your own."""
@@ -122,7 +139,7 @@ class TracerBase:
             return self.create_node("call_function", type(a), (), fields)
         if isinstance(a, (enum.Enum, int, float, str, torch.Tensor)) or callable(a):
             return a
-        raise ArgumentTypeError(
+        raise UnsupportedArgumentError(
             f"a value of type {type(a).__name__} is passed to a traced call, and a graph cannot hold it; "
             "make the called module a leaf, wrap the function that uses it, or give the type an __fx_create_arg__"
         )
@@ -147,12 +164,18 @@ class TracerBase:
 
     def to_bool(self, obj: Proxy) -> bool:
         """Answer `if value:`; by default refuse. Override where the answer is known."""
-        self.refused = refusal(self, ControlFlowError, f"the truth of a traced value decides what runs ({obj!r})")
+        # The words of torch.fx's message stand in it too, for code that looks for them.
+        what = (
+            f"the truth of a traced value decides what runs ({obj!r}), and symbolically traced variables cannot be "
+            "used as inputs to control flow,"
+        )
+        self.refused = refusal(self, ControlFlowError, what)
         raise self.refused
 
     def iter(self, obj: Proxy) -> Iterator[Any]:
         """Answer a loop over a value of unknown length; by default refuse. `a, b = value` does not come here."""
-        what = f"a loop or a `*` runs over a traced value of unknown length ({obj!r})"
+        reason = "and a Proxy object cannot be iterated,"
+        what = f"a loop or a `*` runs over a traced value of unknown length ({obj!r}), {reason}"
         self.refused = refusal(self, ControlFlowError, what)
         raise self.refused
 

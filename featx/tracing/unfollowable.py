@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
-
 from featx.tracing.frames import describe, line_of, user_frame
 
 
@@ -25,9 +23,9 @@ class Unholdable(Unfollowable):
 class AssignedAnew(BaseException):
     """Forward assigned a value of its input to an attribute that it also reads: of this call, or of the last one?"""
 
-    def __init__(self, module: nn.Module, name: str) -> None:
+    def __init__(self, path: str, name: str) -> None:
         super().__init__(name)
-        self.attribute = (module, name)
+        self.attribute = (path, name)
 
 
 class Converts(BaseException):
@@ -36,6 +34,10 @@ class Converts(BaseException):
     def __init__(self, namespace: dict[str, Any]) -> None:
         super().__init__()
         self.namespace = namespace
+
+
+class Disturbed(BaseException):
+    """Another thread may have changed what this trace relies on, so that it has to run again."""
 
 
 class LeftBehind(Unfollowable):

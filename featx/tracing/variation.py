@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -15,6 +15,7 @@ from featx.ir.graph import Graph
 from featx.tracing.example import ExampleTrace, ExampleTracer, IsEnough
 from featx.tracing.recording import NeedsValues
 from featx.tracing.scalars import Disguise, Diverged, larger, nothing, smallest
+from featx.tracing.structure import Path, copy_structure
 
 FREE = "free"
 NOT_EMPTY = "free, but not 0"
@@ -73,7 +74,7 @@ class Variation:
         outcome = self._outcome([group])
         if group.position == 0 or not outcome.startswith(REFUSED):
             return outcome
-        if is_likely and "Assert" not in outcome:  # assertions, as a rule, want one length
+        if is_likely and group.size > 1 and "Assert" not in outcome:  # assertions, as a rule, want one length
             # It may be as long as the model takes: a table of positions may have no more.
             outcome = self._free_if(group, outcome, lambda dim, size, number: max(size // 2, 1))
         if outcome != FREE and self._trace.converting:
@@ -161,19 +162,18 @@ def _other_size_for_real(dim: int, size: int, number: int) -> int:
 
 
 def _resized(value: Any, changes: Mapping[Dim, int], has_values: bool) -> Any:
-    if isinstance(value, torch.Tensor):
-        shape = [changes.get((id(value), dim), size) for dim, size in enumerate(value.shape)]
-        if not has_values:
-            return value.new_empty(shape)
-        for dim, (size, wanted) in enumerate(zip(value.shape, shape, strict=True)):
-            if wanted != size:
-                # The values repeat, so that what depends on them stays likely to go the same way.
-                value = value.repeat_interleave(-(-wanted // max(size, 1)), dim).narrow(dim, 0, wanted)
-        return value
-    if isinstance(value, dict):
-        items = cast(dict[Any, Any], value).items()
-        return type(value)({key: _resized(item, changes, has_values) for key, item in items})
-    if isinstance(value, (tuple, list)):
-        items = [_resized(item, changes, has_values) for item in cast(list[Any], value)]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    def resize(leaf: Any, path: Path) -> Any:
+        return _resized_tensor(leaf, changes, has_values) if isinstance(leaf, torch.Tensor) else leaf
+
+    return copy_structure(value, resize)
+
+
+def _resized_tensor(value: torch.Tensor, changes: Mapping[Dim, int], has_values: bool) -> torch.Tensor:
+    shape = [changes.get((id(value), dim), size) for dim, size in enumerate(value.shape)]
+    if not has_values:
+        return value.new_empty(shape)
+    for dim, (size, wanted) in enumerate(zip(value.shape, shape, strict=True)):
+        if wanted != size:
+            # The values repeat, so that what depends on them stays likely to go the same way.
+            value = value.repeat_interleave(-(-wanted // max(size, 1)), dim).narrow(dim, 0, wanted)
     return value

@@ -12,9 +12,12 @@ import torch
 
 from featx.tracing.calls import Calls
 from featx.tracing.generators import SharedGenerators
+from featx.tracing.pass_through import is_question, is_seeding, is_switching
 from featx.tracing.scalars import TracedFloat, TracedInt, pinned, plain_number, plain_numbers
-from featx.tracing.unfollowable import Unfollowable
+from featx.tracing.unfollowable import LeftBehind, Unfollowable
 from featx.tree import tree_leaves
+
+_PLAIN_KINDS: dict[type, type] = {TracedInt: int, TracedFloat: float}
 
 
 class WrappedCalls(Calls):
@@ -27,6 +30,15 @@ class WrappedCalls(Calls):
             return function.__wrapped__(*args, **kwargs)
         if function is torch.is_grad_enabled:
             return self.on_grad_question()
+        if function is type:
+            kind = type(*args, **kwargs)
+            return _PLAIN_KINDS.get(kind, kind)
+        if is_seeding(function) and not self.whole:
+            raise LeftBehind("forward seeds torch's random generator, or puts it back,")
+        if is_switching(function) and not self.whole:
+            raise LeftBehind(f"forward sets a switch of torch for the whole process ({function.__name__})")
+        if is_question(function):
+            return self._on_question(function, args, kwargs)
         if self.whole or not self._is_followed((*tree_leaves(args), *tree_leaves(kwargs))):
             return function(*args, **kwargs)
         if function is range:
@@ -55,6 +67,13 @@ class WrappedCalls(Calls):
         if not self.whole:
             node = self._create_plain_node("call_function", torch.is_grad_enabled, (), {})
             self.gradient_checks.append(self._guard(node, answer, "whether gradients are enabled"))
+        return answer
+
+    def _on_question(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        answer = function(*args, **kwargs)
+        if not self.whole:
+            node = self._create_plain_node("call_function", function, args, kwargs)
+            self._guard(node, answer, f"what torch.{function.__name__}() answers")
         return answer
 
     def _on_math(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:

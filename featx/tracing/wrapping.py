@@ -18,13 +18,13 @@ from typing import Any, TypeVar, cast
 import torch
 
 from featx.errors import ArgumentTypeError, TraceError
-from featx.tracing.pass_through import Place, is_random, original_of
+from featx.tracing.pass_through import Place, is_heard, is_random, original_of
 
 _CACHED = functools._lru_cache_wrapper
 _F = TypeVar("_F", bound=Callable[..., Any] | str)
 # Where a Python module keeps the names of its own functions that `wrap` marked.
 _MARK = "__featx_wrapped__"
-_BUILTINS = ("range", "min", "max")
+_BUILTINS = ("range", "min", "max", "type")
 
 
 def wrap(fn_or_name: _F) -> _F:
@@ -70,7 +70,9 @@ def find_places(
     seen = list(seen_globals)
     wanted = {id(function) for function in functions}
     for module in modules:
-        functions = (original_of(value) for name, value in module.__dict__.items() if _is_public_function(name, value))
+        functions = (
+            original_of(value) for name, value in list(module.__dict__.items()) if _is_public_function(name, value)
+        )
         wanted.update(id(function) for function in functions)
     places: dict[tuple[int, str], dict[str, Any]] = {}
     for namespace, names in _marked(_with_referenced(seen)):
@@ -79,18 +81,19 @@ def find_places(
             if name in namespace:
                 wanted.add(id(original_of(namespace[name])))
     for namespace in (*seen, *(module.__dict__ for module in modules)):
-        for name, value in namespace.items():
+        for name, value in list(namespace.items()):
             original = original_of(value)
             is_wanted = id(original) in wanted or original is torch or _is_of_einops(original)
             if is_wanted and not name.startswith("__"):
                 places[id(namespace), name] = namespace
     for namespace in _code_of_models(seen):
-        for name in _BUILTINS if is_recording else ():
+        for name in _BUILTINS if is_recording and not _is_of_torch(namespace) else ():
             if name not in namespace:
                 places[id(namespace), name] = namespace
-        for name, value in namespace.items():
+        for name, value in list(namespace.items()):
             original = original_of(value)
-            if _is_opaque_to_proxies(original) or (is_recording and isinstance(original, _CACHED)):
+            is_answered = is_heard(original) and not _is_of_torch(namespace)
+            if _is_opaque_to_proxies(original) or (is_recording and (isinstance(original, _CACHED) or is_answered)):
                 places[id(namespace), name] = namespace
     for namespace, name in _functions_of_einops(seen):
         places[id(namespace), name] = namespace
@@ -158,20 +161,25 @@ def _random_functions(seen_globals: Iterable[dict[str, Any]]) -> Iterator[tuple[
 
 
 def _code_of_models(seen_globals: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the given globals and those of the functions that they name, without torch's own."""
+    """Return the given globals and those of the functions that they name, without those of torch and featx."""
     found = {id(namespace): namespace for namespace in seen_globals}
     for namespace in list(found.values()):
         for value in list(namespace.values()):
-            if type(value) is FunctionType and not str(value.__globals__.get("__name__")).startswith("torch."):
+            if type(value) is FunctionType and not _is_of_torch(value.__globals__):
                 found[id(value.__globals__)] = value.__globals__
     return list(found.values())
+
+
+def _is_of_torch(namespace: dict[str, Any]) -> bool:
+    """Say whether a namespace belongs to torch or featx, whose functions must be found there as they are."""
+    return str(namespace.get("__name__")).partition(".")[0] in ("torch", "featx")
 
 
 def _with_referenced(seen_globals: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the given globals and those of the functions and modules that they name."""
     found = {id(namespace): namespace for namespace in seen_globals}
     for namespace in list(found.values()):
-        for value in namespace.values():
+        for value in list(namespace.values()):
             kind = type(value)
             if kind is FunctionType:
                 found[id(value.__globals__)] = value.__globals__

@@ -263,6 +263,69 @@ def test_input_whose_name_the_code_needs_is_refused(name: str) -> None:
         graph.python_code("self")
 
 
+@pytest.mark.parametrize(
+    "inputs",
+    [["*a", "*b"], ["**a", "b"], ["**a", "*b"], ["**a", "**b"], ["b", "**a", "c"]],
+    ids=lambda names: " ".join(names),
+)
+def test_input_behind_one_that_takes_the_rest_is_refused(inputs: list[str]) -> None:
+    graph = Graph()
+    graph.output([graph.placeholder(name) for name in inputs])
+    with pytest.raises(GraphError, match="cannot stand behind one that takes the rest"):
+        graph.python_code("self")
+
+
+def test_rest_of_the_inputs_has_no_default_and_may_be_marked_keyword_only() -> None:
+    graph = Graph()
+    rest, options, last = graph.placeholder("*rest"), graph.placeholder("last"), graph.placeholder("**options")
+    rest.meta["keyword_only"] = last.meta["keyword_only"] = True
+    graph.output((rest, options, last))
+    assert run(graph, 1, last=2, more=3) == ((1,), 2, {"more": 3})
+    rest.args = (1,)
+    with pytest.raises(GraphError, match="can have no default"):
+        graph.python_code("self")
+
+
+@pytest.mark.parametrize("root", ["", "a b", "class", "torch", "self=print()", "\ufb01"])
+def test_root_that_code_cannot_name_is_refused(root: str) -> None:
+    with pytest.raises(GraphError, match="cannot call its module"):
+        Graph().python_code(root)
+
+
+def test_root_that_is_called_like_a_builtin_does_not_hide_it() -> None:
+    graph = Graph()
+    graph.output(graph.call_function(len, (graph.placeholder("x"),)))
+    assert body(graph, "len") == ["def forward(len, x):", "len_1 = builtins_len(x);  x = None", "return len_1"]
+
+
+def test_target_that_is_assigned_later_is_refused_by_lint_and_when_the_code_is_made() -> None:
+    graph = Graph()
+    x = graph.placeholder("x")
+    method = graph.call_method("relu", (x,))
+    graph.output(method)
+    method.target = "relu(); print()"
+    for refuses in (graph.lint, lambda: graph.python_code("self")):
+        with pytest.raises(ArgumentTypeError, match=r"call_method node.*must be an identifier"):
+            refuses()
+    method.target, x.target = "relu", "x=print()"
+    with pytest.raises(ArgumentTypeError, match=r"placeholder node 'x' must be an identifier"):
+        graph.lint()
+    with pytest.raises(GraphError, match="cannot name an input"):
+        graph.python_code("self")
+
+
+def test_keywords_are_strings_each_once() -> None:
+    class Text(str):
+        __slots__ = ()
+        __hash__ = object.__hash__
+
+    graph = Graph()
+    with pytest.raises(ArgumentTypeError, match="a keyword of kwargs must be a string, got 1 of type int"):
+        graph.call_function(dict, (), {1: 2})
+    with pytest.raises(ArgumentTypeError, match="'a' twice"):
+        graph.call_function(dict, (), {"a": 1, Text("a"): 2})
+
+
 @pytest.mark.parametrize("name", ["slice", "range", "len", "getattr", "complex", "frozenset", "max", "input"])
 def test_input_that_is_called_like_a_builtin_does_not_hide_it(name: str) -> None:
     graph = Graph()

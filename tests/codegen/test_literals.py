@@ -19,6 +19,7 @@ from torch.nn import functional
 from featx import Graph, GraphModule
 from featx.codegen.literals import function_name, literal
 from featx.errors import ArgumentTypeError
+from tests.hostile import PAYLOAD, nothing_runs
 
 INF, NAN = math.inf, math.nan
 
@@ -56,6 +57,29 @@ class Text(str):
 
 class Marker:
     """An object that no code can express."""
+
+
+class Loud:
+    """What prints as code, in each way in which Python turns a value into text or into a number."""
+
+    def __repr__(self) -> str:
+        return PAYLOAD
+
+    def __index__(self) -> int:
+        return 99
+
+    __str__ = __repr__
+    __int__ = __index__
+
+    def __format__(self, spec: str) -> str:
+        return PAYLOAD
+
+
+LOUD = [
+    type("LoudValue", (Loud, kind), {})(value)
+    for kind, value in [(int, 5), (float, 2.5), (bytes, b"x"), (complex, 1j), (str, "s"), (tuple, (1,)), (list, [1]),
+                        (dict, {"a": 1}), (set, {1}), (frozenset, {1})]
+]  # fmt: skip
 
 
 def own_function(x: int) -> int:
@@ -243,3 +267,26 @@ def test_prefix_operators_apply_to_negative_literals(function: Any, value: int) 
     graph = Graph()
     graph.output(graph.call_function(function, (value,)))
     assert GraphModule(nn.Module(), graph)() == function(value)
+
+
+@pytest.mark.parametrize("value", LOUD, ids=lambda value: type(value).__mro__[2].__name__)
+def test_value_that_prints_as_code_is_written_as_what_it_is(value: Any) -> None:
+    with nothing_runs():
+        assert round_trip([value, (value,), {"k": value}, slice(value)]) == [
+            value,
+            (value,),
+            {"k": value},
+            slice(value),
+        ]
+
+
+@pytest.mark.parametrize("value", [10**5000, -(10**5000)], ids=["positive", "negative"])
+def test_number_of_more_digits_than_python_writes_is_the_same(value: int) -> None:
+    assert round_trip({"k": value})["k"] == value
+
+
+def test_item_of_a_number_is_an_error_of_the_call() -> None:
+    graph = Graph()
+    graph.call_function(operator.setitem, (-1, 0, 1))
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        GraphModule(nn.Module(), graph)()

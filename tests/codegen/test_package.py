@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from featx import Graph, GraphModule, symbolic_trace
 from featx.errors import ArgumentTypeError
+from tests.hostile import HOSTILE, UNUSUAL, Loud, nothing_runs
 
 
 class Model(nn.Module):
@@ -110,3 +111,65 @@ def test_what_cannot_be_imported_is_refused_and_nothing_is_written(tmp_path: Pat
     with pytest.raises(ArgumentTypeError, match="cannot write the global"):
         GraphModule(nn.Module(), graph).to_folder(tmp_path / "package")
     assert not (tmp_path / "package").exists()
+
+
+def test_names_that_a_class_body_would_read_as_its_own_are_kept(import_package: Callable[..., ModuleType]) -> None:
+    model = nn.Module()
+    model._modules["__layer"] = nn.ReLU()
+    graph = Graph()
+    x = graph.placeholder("__x")
+    value = graph.call_function(collected, (graph.call_module("__layer", (x,)),), {"__key": x})
+    graph.output(graph.call_function(dict, (), {"__value": value}))
+    package = import_package(GraphModule(model, graph), "package_private")
+    assert package.FxModule()(__x=torch.tensor(1.0)) == {"__value": (1.0, {"__key": 1.0})}
+
+
+def collected(value: Any, **kwargs: Any) -> Any:
+    return value, kwargs
+
+
+def test_builtin_that_an_input_hides_is_imported(import_package: Callable[..., ModuleType]) -> None:
+    graph = Graph()
+    graph.output((graph.placeholder("slice"), slice(1, 2), "\u00fcn\u00ef \u2603 \ud800"))
+    package = import_package(GraphModule(nn.Module(), graph), "package_hidden")
+    assert package.FxModule()(3) == (3, slice(1, 2), "\u00fcn\u00ef \u2603 \ud800")
+
+
+@pytest.mark.parametrize(
+    "name", [*HOSTILE, "", "a b", "class", "torch", "Path", "super", "math_sqrt", "\ud800", "\ufb01"]
+)
+def test_class_that_cannot_have_the_name_is_refused(tmp_path: Path, name: str) -> None:
+    graph = Graph()
+    graph.output(graph.call_function(math.sqrt, (graph.placeholder("x"),)))
+    with pytest.raises(ArgumentTypeError, match="cannot write a class named"):
+        GraphModule(nn.Module(), graph).to_folder(tmp_path / "package", name)
+    assert not (tmp_path / "package").exists()
+
+
+@pytest.mark.parametrize("text", [*HOSTILE, *UNUSUAL, Loud("a", HOSTILE[0])])
+def test_function_is_imported_by_a_name_or_refused(tmp_path: Path, text: str) -> None:
+    def function() -> None:
+        raise AssertionError
+
+    function.__module__, function.__name__ = text, str.__str__(text)
+    graph = Graph()
+    graph.output(graph.call_function(function))
+    module = GraphModule(nn.Module(), graph)
+    with nothing_runs():
+        try:
+            module.to_folder(tmp_path / "package")
+        except ArgumentTypeError:
+            return
+        with pytest.raises(ImportError):
+            exec((tmp_path / "package" / "module.py").read_text(encoding="utf-8"), {"__file__": "module.py"})
+
+
+def test_function_that_is_no_longer_what_its_name_leads_to_is_refused(tmp_path: Path) -> None:
+    def sqrt(x: float) -> float:
+        return x
+
+    sqrt.__module__, sqrt.__qualname__ = "math", "sqrt"
+    graph = Graph()
+    graph.output(graph.call_function(sqrt, (graph.placeholder("x"),)))
+    with pytest.raises(ArgumentTypeError, match=r"math\.sqrt is another object"):
+        GraphModule(nn.Module(), graph).to_folder(tmp_path / "package")

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 from torch import nn
 
-from featx.codegen.paths import ModulePaths, attribute
+from featx.codegen.identifiers import attribute
+from featx.codegen.paths import ModulePaths
 from featx.ir.names import Namespace
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import io
 import math
+import operator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -49,3 +52,98 @@ def test_9_torch_export_takes_it() -> None:
     result = program.module()(X)
     assert list(result) == NAMES
     assert all(torch.equal(result[name], expected[name]) for name in NAMES)
+
+
+class Holder(nn.Module):
+    def __init__(self, inner: featx.GraphModule) -> None:
+        super().__init__()
+        self.inner = inner
+        self.training = inner.training
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return self.inner(x)
+
+
+class OneMoreInTraining(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.second = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        if self.training:
+            x = self.second(x)
+        return x * 2
+
+
+def extractor_of_two_graphs() -> featx.GraphModule:
+    return featx.create_feature_extractor(OneMoreInTraining().eval(), ["mul"], suppress_diff_warning=True)
+
+
+def loaded(module: featx.GraphModule) -> featx.GraphModule:
+    file = io.BytesIO()
+    torch.save(module, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+def negated(module: featx.GraphModule, *, recompile: bool) -> featx.GraphModule:
+    node = module.graph.find_nodes(op="call_function", target=operator.mul)[0]
+    with module.graph.inserting_after(node):
+        negative = module.graph.call_function(torch.neg, (node,))
+    node.replace_all_uses_with(negative, delete_user_cb=lambda user: user is not negative)
+    if recompile:
+        module.recompile()
+    return module
+
+
+def switched(module: featx.GraphModule, *modes: bool) -> featx.GraphModule:
+    for mode in modes:
+        module.train(mode)
+    return module
+
+
+HELD: dict[str, Callable[[], featx.GraphModule]] = {
+    "extractor": extractor_of_two_graphs,
+    "traced": lambda: featx.symbolic_trace(OneMoreInTraining().eval()),
+    "copied": lambda: copy.deepcopy(extractor_of_two_graphs()),
+    "loaded": lambda: loaded(extractor_of_two_graphs()),
+    "edited": lambda: negated(extractor_of_two_graphs(), recompile=True),
+    "edited, not recompiled": lambda: negated(extractor_of_two_graphs(), recompile=False),
+    "train": lambda: switched(extractor_of_two_graphs(), True),
+    "train and eval": lambda: switched(extractor_of_two_graphs(), True, False),
+    "copied in train": lambda: copy.deepcopy(switched(extractor_of_two_graphs(), True)),
+}
+
+
+@pytest.mark.parametrize("kind", HELD)
+@pytest.mark.parametrize("compiler", ["eager", "aot_eager", "export"])
+def test_9_model_that_holds_an_extractor_that_has_not_run_is_compiled(kind: str, compiler: str) -> None:
+    torch.compiler.reset()
+    holder, x = Holder(HELD[kind]()), torch.rand(2, 8)
+    expected = copy.deepcopy(holder)(x)
+    if compiler == "export":
+        result = torch.export.export(holder, (x,), strict=True).module()(x)
+    else:
+        result = torch.compile(holder, fullgraph=True, backend=compiler)(x)
+    torch.testing.assert_close(result, expected, rtol=0, atol=0)
+
+
+def test_9_compiled_model_follows_later_edits_and_switches_of_an_extractor_that_it_holds() -> None:
+    torch.compiler.reset()
+    model, x = OneMoreInTraining().eval(), torch.rand(2, 8)
+    extractor = featx.create_feature_extractor(model, ["mul"], suppress_diff_warning=True)
+    holder = Holder(extractor)
+    compiled = torch.compile(holder, fullgraph=True, backend="eager")
+    assert torch.equal(compiled(x)["mul"], model(x))
+    negated(extractor, recompile=False)
+    for _ in range(2):
+        assert torch.equal(compiled(x)["mul"], -model(x))
+    holder.train()
+    assert torch.equal(compiled(x)["mul"], model.train()(x))
+    holder.eval()
+    model.eval()
+    for _ in range(2):
+        assert torch.equal(holder(x)["mul"], -model(x))
+        assert torch.equal(compiled(x)["mul"], -model(x))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torchvision
 from agreement import image, run, same
 from torch import nn
 from torch.nn import functional
@@ -284,3 +285,30 @@ def test_what_is_a_copy_on_the_example_and_the_same_memory_for_another_input_is_
     extractor = featx.create_feature_extractor(Pair(compute), [name, "add_"], example_inputs=example)
     assert same(extractor(other)[name], kept)
     assert same(extractor(example)[name], compute(example)[0])
+
+
+@pytest.mark.parametrize("name", ["layer4.1.bn2", "layer4.1.add", "layer3.0.bn1", "layer4"])
+def test_gradient_with_respect_to_a_feature_is_that_of_a_forward_hook(name: str) -> None:
+    torch.manual_seed(0)
+    model = torchvision.models.resnet18().eval()
+    images = torch.rand(2, 3, 64, 64)
+    kept: list[torch.Tensor] = []
+
+    def keep(value: torch.Tensor) -> torch.Tensor:
+        kept.append(value)
+        return value.clone()  # which the model may overwrite
+
+    if name.endswith("add"):  # what comes out of the last batch norm is added to, in place
+        block: Any = model.layer4[1]
+        block.forward = lambda x: block.relu(keep(block.bn2(block.conv2(block.relu(block.bn1(block.conv1(x))))) + x))
+    else:
+        model.get_submodule(name).register_forward_hook(lambda module, args, output: keep(output))
+    (expected,) = torch.autograd.grad(model(images)[:, 1].sum(), kept)
+    model = copy.deepcopy(model)
+    vars(model.layer4[1]).pop("forward", None)
+    for module in model.modules():
+        module._forward_hooks.clear()
+    features = featx.create_feature_extractor(model, [name, "fc"])(images)
+    assert torch.equal(features[name], kept[0])
+    (gradient,) = torch.autograd.grad(features["fc"][:, 1].sum(), features[name])
+    assert torch.equal(gradient, expected)

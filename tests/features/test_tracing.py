@@ -1,4 +1,4 @@
-"""FeatureTracer and in_mode: torchvision's leaf policy, and a model that is as before."""
+"""FeatureTracer: torchvision's leaf policy, traced in the mode that was asked for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import nn
 
 import featx
 from featx.features.tracing import check_model
-from featx.tracing.modes import in_mode
+from featx.tracing.replica import Replica
 
 Unchanged = Callable[[nn.Module], Callable[[], None]]
 
@@ -72,19 +72,12 @@ def mixed() -> nn.Module:
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_every_submodule_is_in_the_mode_inside_and_in_its_own_afterwards(training: bool, unchanged: Unchanged) -> None:
+def test_every_module_of_a_replica_is_in_the_mode_and_the_model_in_its_own(
+    training: bool, unchanged: Unchanged
+) -> None:
     model = mixed()
     check = unchanged(model)
-    with in_mode(model, training):
-        assert {module.training for module in model.modules()} == {training}
-    check()
-
-
-def test_mode_is_its_own_after_an_error(unchanged: Unchanged) -> None:
-    model = mixed()
-    check = unchanged(model)
-    with pytest.raises(ZeroDivisionError), in_mode(model, False):
-        raise ZeroDivisionError
+    assert {module.training for module in Replica(model, training).root.modules()} == {training}
     check()
 
 
@@ -130,8 +123,9 @@ def test_graph_is_traced_in_the_mode_that_was_asked_for() -> None:
     model = Branching()
     names = []
     for training in (True, False):
-        with in_mode(model, training):
-            names.append([node.name for node in featx.FeatureTracer().trace(model).nodes])
+        tracer = featx.FeatureTracer()
+        tracer.training = training
+        names.append([node.name for node in tracer.trace(model).nodes])
     assert names == [["x", "add", "output"], ["x", "sub", "output"]]
 
 

@@ -83,10 +83,9 @@ NOT_TAKEN = {
     "GraphModule.print_readable": [
         "include_stride", "include_device", "colored", "fast_sympy_print", "expanded_def", "additional_meta"
     ],
-    "Node.format_node": ["include_tensor_metadata"],
+    "graph_module.PythonCode": ["_lineno_map", "_prologue_start", "tensors", "lines"],  # made by featx
     "graph.PythonCode": ["_lineno_map", "_prologue_start", "tensors", "lines"],  # made by featx
     "passes.split_utils.split_by_tags": ["GraphModuleCls"],  # there is one class
-    "passes.infra.partitioner.CapabilityBasedPartitioner": ["skip_horizontal_fusion"],  # not in torch 2.14
     # Private there: code calls them with positional arguments.
     "node._get_qualified_name": ["func", "function"],
     "_symbolic_trace._assert_is_none": ["msg", "name"],

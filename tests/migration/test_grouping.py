@@ -8,9 +8,10 @@ from torch import nn
 
 import featx
 from featx.errors import GraphError, PassError
-from featx.migration.grouping import CapabilityBasedPartitioner, getattr_recursive, split_by_tags
+from featx.migration.grouping import getattr_recursive, split_by_tags
 from featx.migration.operator_support import OperatorSupport, OpSupports, create_op_support, get_node_target
 from featx.migration.optimization import fuse, remove_dropout
+from featx.migration.partitioner import CapabilityBasedPartitioner
 from featx.migration.topology import stable_topological_sort
 
 

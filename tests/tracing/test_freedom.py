@@ -33,7 +33,7 @@ def loop(x: torch.Tensor) -> torch.Tensor:
 def test_length_of_a_loop_is_fixed_and_checked() -> None:
     trace, free = trace_checked(ExampleTracer(), loop, (torch.ones(2, 3),), {})
     assert kinds(free.of["x"]) == ["free", "fixed"]
-    module = GraphModule(trace.root, trace.graph)
+    module = GraphModule(trace.surroundings.root, trace.graph)
     assert torch.equal(module(torch.ones(5, 3)), loop(torch.ones(5, 3)))
     with pytest.raises(SpecializationError, match="dimension 1 of input 'x'"):
         module(torch.ones(2, 4))
@@ -77,7 +77,7 @@ def even(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("width", [3, 4, 6])
 def test_remainder_is_not_taken_for_free_because_twice_the_length_has_it_too(width: int) -> None:
     trace, _ = trace_checked(ExampleTracer(), even, (torch.ones(2, width),), {})
-    module = GraphModule(trace.root, trace.graph)
+    module = GraphModule(trace.surroundings.root, trace.graph)
     for other in range(1, 9):
         x = torch.ones(2, other)
         try:
@@ -132,7 +132,7 @@ def test_question_for_gradients_that_decides_nothing_is_not_checked(is_made_with
         model = Checkpointing(does_checkpoint)
         with torch.set_grad_enabled(is_made_with_gradients):
             trace, _ = trace_checked(ExampleTracer(), model, (x,), {})
-        module = GraphModule(trace.root, trace.graph)
+        module = GraphModule(trace.surroundings.root, trace.graph)
         assert torch.equal(module(x), model(x))
         with torch.no_grad():
             if does_checkpoint:
@@ -151,7 +151,7 @@ def halves_if_divisible(x: torch.Tensor) -> torch.Tensor:
 def test_remainder_is_checked_and_fixes_no_length() -> None:
     trace, free = trace_checked(ExampleTracer(), halves_if_divisible, (torch.ones(2, 16),), {})
     assert kinds(free.of["x"]) == ["free", "free"]
-    module = GraphModule(trace.root, trace.graph)
+    module = GraphModule(trace.surroundings.root, trace.graph)
     for width in (16, 24, 8):
         x = torch.rand(3, width)
         assert torch.equal(module(x), halves_if_divisible(x))
@@ -170,5 +170,5 @@ class Biased(nn.Module):
 def test_constant_is_cut_by_the_length_of_the_input() -> None:
     trace, free = trace_checked(ExampleTracer(), Biased(), (torch.ones(2, 12),), {})
     assert kinds(free.of["x"]) == ["free", "free"]
-    module = GraphModule(trace.root, trace.graph)
+    module = GraphModule(trace.surroundings.root, trace.graph)
     assert torch.equal(module(torch.ones(3, 9)), Biased()(torch.ones(3, 9)))

@@ -1,4 +1,4 @@
-"""borrowed: a model is intercepted in the thread that traces it, and in no other, and is as before afterwards."""
+"""intercept: the calls and reads of a replica come to handlers, and the model is as before, also for other threads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 import featx
-from featx.tracing.scope import borrowed
+from featx.tracing.replica import Replica
+from featx.tracing.scope import intercept
 
 X = torch.randn(2, 4, generator=torch.Generator().manual_seed(0))
 PATIENCE = 30.0
@@ -274,8 +275,9 @@ def test_model_that_was_compiled_runs_as_written_during_the_trace_and_compiled_a
     assert model.head._compiled_call_impl is compiled
 
 
-def test_calls_and_parameter_reads_of_this_thread_come_to_the_handlers() -> None:
-    model = Block()
+def test_calls_and_parameter_reads_come_to_the_handlers() -> None:
+    replica = Replica(Block())
+    model: Any = replica.root
     calls: list[nn.Module] = []
     reads: list[str] = []
 
@@ -287,36 +289,34 @@ def test_calls_and_parameter_reads_of_this_thread_come_to_the_handlers() -> None
         reads.append(name)
         return value
 
-    with borrowed(model.modules(), on_call, on_read):
-        model(X)
+    intercept(replica.paths, on_call, on_read)
+    model(X)
     assert calls == [model, model.linear, model.norm]
     assert "scale" in reads
     assert "shift" not in reads
-    model(X)
-    assert len(calls) == 3
 
 
 def test_buffer_reads_come_to_the_handler_where_it_is_asked_for() -> None:
-    model = Block()
+    replica = Replica(Block())
     reads: list[str] = []
 
     def on_read(module: nn.Module, name: str, value: Any) -> Any:
         reads.append(name)
         return value
 
-    with borrowed(
-        model.modules(),
+    intercept(
+        replica.paths,
         lambda module, forward, args, kwargs: forward(*args, **kwargs),
         on_read,
         watched=("_parameters", "_buffers"),
-    ):
-        model(X)
+    )
+    replica.root(X)
     assert "shift" in reads
-    assert type(model._buffers) is dict
 
 
 def test_handler_may_answer_a_call_in_place_of_the_module() -> None:
     model = Net()
-    with borrowed(model.modules(), lambda module, *_: type(module).__name__, lambda module, name, value: value):
-        assert model(X) == "Net"
+    replica = Replica(model)
+    intercept(replica.paths, lambda module, *_: type(module).__name__, lambda module, name, value: value)
+    assert replica.root(X) == "Net"
     assert model(X).shape == (2, 2)

@@ -16,12 +16,14 @@ from featx.migration.operator_support import (
     create_op_support,
     get_node_target,
 )
+from featx.passes.shapes import TensorMetadata
 
 __all__ = [
     "CALLABLE_NODE_OPS",
     "OpSupports",
     "OperatorSupport",
     "OperatorSupportBase",
+    "TensorMetadata",
     "any_chain",
     "chain",
     "create_op_support",

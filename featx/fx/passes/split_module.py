@@ -5,10 +5,14 @@ Written by scripts/write_fx.py from featx/migration/table.py, not by hand.
 
 from typing import TYPE_CHECKING
 
+from featx.ir.node import Node
 from featx.migration.left_out import explainer
+from featx.module import GraphModule
 from featx.passes.split import split_module
 
 __all__ = [
+    "GraphModule",
+    "Node",
     "split_module",
 ]
 

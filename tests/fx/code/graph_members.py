@@ -41,7 +41,7 @@ def case_create_node_names():
     graph = Graph()
     made = [
         graph.create_node("placeholder", "input"),
-        graph.create_node("placeholder", "a.b"),
+        graph.create_node("placeholder", "a", name="a.b"),
         graph.create_node("call_function", torch.relu, (), {}, name="relu"),
         graph.create_node("call_function", torch.relu, name="relu"),
         graph.create_node("call_method", "__add__"),

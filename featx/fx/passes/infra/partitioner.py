@@ -5,11 +5,17 @@ Written by scripts/write_fx.py from featx/migration/table.py, not by hand.
 
 from typing import TYPE_CHECKING
 
-from featx.migration.grouping import CapabilityBasedPartitioner, Partition
+from featx.ir.node import Node
 from featx.migration.left_out import explainer
+from featx.migration.operator_support import OperatorSupportBase
+from featx.migration.partitioner import CapabilityBasedPartitioner, Partition
+from featx.module import GraphModule
 
 __all__ = [
     "CapabilityBasedPartitioner",
+    "GraphModule",
+    "Node",
+    "OperatorSupportBase",
     "Partition",
 ]
 

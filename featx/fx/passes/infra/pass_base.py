@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 from featx.migration.left_out import explainer
 from featx.migration.pass_manager import PassBase, PassResult
+from featx.module import GraphModule
 
 __all__ = [
+    "GraphModule",
     "PassBase",
     "PassResult",
 ]

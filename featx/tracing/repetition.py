@@ -1,0 +1,60 @@
+"""Trace a second call of a model on the replica of its first one: what differs then lives on from call to call.
+
+What Python code can keep between calls has no end (iterators, closures, objects of libraries), and a graph would repeat
+what the first call found there. So the calls are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from featx.errors import TraceError
+from featx.ir.equality import is_same_graph
+from featx.tracing.example import ExampleTrace, ExampleTracer, IsEnough
+from featx.tracing.recording import NeedsValues
+from featx.tracing.scalars import Diverged
+
+
+def check_repeats(
+    tracer: ExampleTracer,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    trace: ExampleTrace,
+    is_enough: IsEnough | None = None,
+) -> None:
+    """Raise where a second call with the same inputs does something else than the one in `trace`.
+
+    One more run. Where that differs, a third one tells whether the first call has only filled a cache: the second and
+    the third one are the same then. The replica of `trace` is used up.
+
+    Raises:
+        TraceError: the model keeps something from call to call that its next call finds.
+    """
+    name = type(trace.surroundings.traced).__name__
+    second = _next(tracer, args, kwargs, trace, is_enough)
+    if isinstance(second, BaseException):
+        raise TraceError(f"cannot trace {name}: its second call is not like the first one: {second}") from second
+    try:
+        if is_same_graph(second.graph, trace.graph):
+            return
+        third = _next(tracer, args, kwargs, second, is_enough)
+        if isinstance(third, BaseException) or not is_same_graph(third.graph, second.graph):
+            raise TraceError(
+                f"cannot trace {name}: forward does something else in each call, with the same inputs. It keeps a "
+                "count, an iterator or the like, which a graph would repeat as it is now. To go on, put the code that "
+                "does it into a submodule, which is kept whole, or keep the value in a buffer."
+            )
+        third.drop_replica()
+    finally:
+        second.drop_replica()
+
+
+def _next(
+    tracer: ExampleTracer, args: tuple[Any, ...], kwargs: Mapping[str, Any], before: ExampleTrace, is_enough: Any
+) -> ExampleTrace | BaseException:
+    how: dict[str, Any] = {"is_real": before.is_real, "gradients": before.gradients}
+    try:
+        return tracer.run_once(before.surroundings, args, kwargs, is_enough, before=before, **how)
+    except (Diverged, NeedsValues, Exception) as error:
+        return error

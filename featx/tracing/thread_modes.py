@@ -1,0 +1,63 @@
+"""The modes of torch that hold for one thread: taken ahead of a trace, and put back whatever has happened."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+_DEVICES = ("cpu", "cuda")
+
+
+class ThreadModes:
+    """Gradients, inference mode, autocast and the stacks of torch's modes, as they are when this is made.
+
+    `leave` puts them back. It may be called twice, so that an interrupt that ends the first call does no harm.
+    """
+
+    def __init__(self) -> None:
+        self._gradients = torch.is_grad_enabled()
+        self._functions = torch._C._len_torch_function_stack()
+        self._kernels = torch._C._len_torch_dispatch_stack()
+        self._function_state = torch._C._get_torch_function_state()
+        self._autocast = _autocast()
+        self._no_inference: Any = None
+
+    def leave_inference_mode(self) -> None:
+        """Leave inference mode, in which tensors count no versions."""
+        self._no_inference = torch._C._InferenceMode(False)
+        self._no_inference.__enter__()
+
+    def enter(self, function_mode: Any, kernel_mode: Any, *, gradients: bool) -> None:
+        """Set the mode of gradients, and push modes for functions and, unless it is None, for kernels."""
+        set_gradients(gradients)
+        if kernel_mode is not None:
+            torch._C._push_on_torch_dispatch_stack(kernel_mode)
+        torch._C._push_on_torch_function_stack(function_mode)
+
+    def leave(self) -> None:
+        """Put everything back as it was."""
+        while torch._C._len_torch_function_stack() > self._functions:
+            torch._C._pop_torch_function_stack()
+        while torch._C._len_torch_dispatch_stack() > self._kernels:
+            torch._C._pop_torch_dispatch_stack(None)
+        if self._no_inference is not None:
+            self._no_inference.__exit__(None, None, None)
+            self._no_inference = None
+        if torch.is_grad_enabled() is not self._gradients:
+            set_gradients(self._gradients)
+        if _autocast() != self._autocast:
+            for device, enabled, dtype in self._autocast:
+                torch.set_autocast_enabled(device, enabled)
+                torch.set_autocast_dtype(device, dtype)
+        torch._C._set_torch_function_state(self._function_state)
+
+
+def set_gradients(enabled: bool) -> None:
+    """Switch gradients on or off, unseen by a trace that runs around this one."""
+    with torch._C.DisableTorchFunction():
+        torch._C._set_grad_enabled(enabled)
+
+
+def _autocast() -> tuple[tuple[str, bool, torch.dtype], ...]:
+    return tuple((device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in _DEVICES)

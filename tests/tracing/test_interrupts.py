@@ -1,0 +1,127 @@
+"""An interrupt at any call of a trace reaches the caller and leaves nothing behind."""
+
+from __future__ import annotations
+
+import builtins
+import random
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import featx
+
+INTERRUPTS = 8  # of each entry point, at calls that are drawn from all
+X = torch.rand(3, 8, generator=torch.Generator().manual_seed(0))
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.config = {"sizes": [1, 2, {"width": 8}]}
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.config["sizes"][2]["width"] = 8
+        with torch.no_grad():
+            y = x * 2
+        return torch.relu(self.norm(self.linear(x))) + y
+
+
+class Net(nn.Module):
+    def __init__(self, needs_values: bool) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(Block(), Block())
+        self.dropout = nn.Dropout(0.1)
+        self.needs_values = needs_values
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.blocks(x)
+        if self.needs_values and x.sum() > -1e9:
+            x = x + 0
+        return self.dropout(x)
+
+
+Entry = Callable[[nn.Module], Any]
+ENTRIES: dict[str, Entry] = {
+    "names": lambda model: featx.get_graph_node_names(model, example_inputs=X),
+    "extractor": lambda model: featx.create_feature_extractor(model, ["blocks.0.norm", "blocks"], example_inputs=X),
+    "trace": lambda model: featx.trace(model, X),
+    "symbolic": lambda model: featx.symbolic_trace(model),
+}
+
+
+def state_of(model: nn.Module) -> Any:
+    """Return all that an interrupt could leave changed: in the model, the thread, Python modules and builtins."""
+    held = [(name, id(value)) for module in model.modules() for name, value in vars(module).items()]
+    inside = [
+        id(value) for module in model.modules() for held in (module._parameters, module._modules) for value in held
+    ]
+    values = [tensor.tolist() for tensor in (*model.parameters(), *model.buffers())]
+    stacks = torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()
+    modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch._C._is_torch_function_enabled()
+    names = [{name: id(value) for name, value in vars(each).items()} for each in (sys.modules[__name__], builtins)]
+    return held, inside, values, stacks, modes, names
+
+
+def calls_of(action: Callable[[], Any]) -> int:
+    """Return how many calls of Python and C functions `action` makes."""
+    number = 0
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal number
+        number += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        action()
+    finally:
+        sys.setprofile(None)
+    return number
+
+
+def interrupt(action: Callable[[], Any], at: int) -> bool:
+    """Run `action`, raise at its call number `at`, and say whether that came out of it."""
+    number = 0
+
+    def raise_there(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal number
+        number += event in ("call", "c_call")
+        if number == at:
+            number += 1
+            raise KeyboardInterrupt
+
+    sys.setprofile(raise_there)
+    try:
+        action()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.setprofile(None)
+    return False
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+@pytest.mark.parametrize("needs_values", [False, True], ids=["without values", "for real"])
+def test_interrupt_at_any_call_leaves_nothing_behind(name: str, needs_values: bool) -> None:
+    if name == "symbolic" and needs_values:
+        pytest.skip("a symbolic trace has no values")
+    model = Net(needs_values).train()
+    model(X)
+    entry = ENTRIES[name]
+    entry(model)
+    total = calls_of(lambda: entry(model))
+    before = state_of(model)
+    places = random.Random(0)
+    for _ in range(INTERRUPTS):
+        at = places.randrange(1, total)
+        interrupt(lambda: entry(model), at)
+        assert state_of(model) == before, at
+    entry(model)

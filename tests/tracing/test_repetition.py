@@ -1,0 +1,210 @@
+"""State that Python keeps between calls: a second call records another graph, and the trace is refused."""
+
+from __future__ import annotations
+
+import array
+import collections
+import contextvars
+import functools
+import io
+import itertools
+import queue
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import featx
+
+X = torch.rand(3, 4, generator=torch.Generator().manual_seed(0))
+
+
+class Keeping(nn.Module):
+    """Scales its input by what `change` returns, which gets what the model keeps."""
+
+    def __init__(self, held: Any, change: Callable[[Any], float]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.held = held
+        self.change = change
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x * self.change(self.held))
+
+
+class Holder:
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class Slotted:
+    __slots__ = ("value",)
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+
+class Counted:
+    calls = 0.0
+
+
+class Key:
+    pass
+
+
+KEY = Key()
+CONTEXT: contextvars.ContextVar[float] = contextvars.ContextVar("CONTEXT", default=0.0)
+LOCAL = threading.local()
+ARRAY = np.zeros(1)
+BY_KEY: weakref.WeakKeyDictionary[Key, float] = weakref.WeakKeyDictionary({KEY: 0.0})
+
+
+def add_one(owner: Any, name: str = "value") -> float:
+    setattr(owner, name, getattr(owner, name, 0.0) + 1)
+    return getattr(owner, name)
+
+
+def counted_in_a_closure() -> Callable[[Any], float]:
+    calls = 0
+
+    def count(held: Any) -> float:
+        nonlocal calls
+        calls += 1
+        return float(calls)
+
+    return count
+
+
+def with_an_attribute(held: Any) -> float:
+    return add_one(with_an_attribute, "calls")
+
+
+def with_a_default(held: Any, calls: list[int] = []) -> float:  # noqa: B006 - that is what is tested
+    calls.append(1)
+    return float(len(calls))
+
+
+def in_a_context(held: Any) -> float:
+    CONTEXT.set(CONTEXT.get() + 1)
+    return CONTEXT.get()
+
+
+def in_an_array(held: Any) -> float:
+    held[0] += 1
+    return float(held[0])
+
+
+def in_a_queue(held: Any) -> float:
+    value = held.get()
+    held.put(value + 1)
+    return value
+
+
+def in_a_deque(held: Any) -> float:
+    held.append(held[-1] + 1)
+    return held[-1]
+
+
+def in_bytes(held: Any) -> float:
+    held.write(b"a")
+    return float(held.tell())
+
+
+def by_key(held: Any) -> float:
+    BY_KEY[KEY] += 1
+    return BY_KEY[KEY]
+
+
+def deep_inside(held: Any) -> float:
+    return add_one(held.value.value.value)
+
+
+def filled_queue() -> queue.Queue[float]:
+    found: queue.Queue[float] = queue.Queue()
+    found.put(1.0)
+    return found
+
+
+STATES: dict[str, tuple[Callable[[], Any], Callable[[], Callable[[Any], float]]]] = {
+    "count": (itertools.count, lambda: lambda held: float(next(held))),
+    "iterator": (lambda: iter([float(n) for n in range(100)]), lambda: lambda held: next(held)),
+    "generator": (lambda: (float(n) for n in range(100)), lambda: lambda held: next(held)),
+    "closure": (lambda: None, counted_in_a_closure),
+    "function attribute": (lambda: None, lambda: with_an_attribute),
+    "mutable default": (lambda: None, lambda: with_a_default),
+    "context variable": (lambda: None, lambda: in_a_context),
+    "thread local": (threading.local, lambda: add_one),
+    "global thread local": (lambda: None, lambda: lambda held: add_one(LOCAL)),
+    "slots": (lambda: Slotted(0.0), lambda: add_one),
+    "deep object": (lambda: Holder(Holder(Holder(Holder(0.0)))), lambda: deep_inside),
+    "queue": (filled_queue, lambda: in_a_queue),
+    "deque": (lambda: collections.deque([1.0], 3), lambda: in_a_deque),
+    "class attribute": (lambda: None, lambda: lambda held: add_one(Counted, "calls")),
+    "bytes in memory": (io.BytesIO, lambda: in_bytes),
+    "array": (lambda: array.array("d", [0.0]), lambda: in_an_array),
+    "array of numpy": (lambda: np.zeros(1), lambda: in_an_array),
+    "global array of numpy": (lambda: ARRAY, lambda: in_an_array),
+    "weak dict": (lambda: None, lambda: by_key),
+}
+
+
+@pytest.mark.parametrize("kind", STATES)
+@pytest.mark.filterwarnings("ignore:.*itertools.*:DeprecationWarning")
+def test_what_changes_from_call_to_call_is_refused(kind: str) -> None:
+    make, change = STATES[kind]
+    model = Keeping(make(), change())
+    with pytest.raises(featx.TraceError, match=r"each call|outlives the call|changes the number"):
+        featx.trace(model, X)
+    with pytest.raises(featx.TraceError):
+        featx.create_feature_extractor(model, ["linear"], example_inputs=X)
+
+
+def test_cache_by_size_that_the_first_call_fills_is_no_state() -> None:
+    class Caching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.holder = Holder(Holder({}))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            tables = self.holder.value.value
+            if "table" not in tables:
+                tables["table"] = torch.arange(4.0)
+            return x + tables["table"]
+
+    model = Caching()
+    assert torch.equal(featx.trace(model, X)(X), X + torch.arange(4.0))
+    assert model.holder.value.value == {}
+
+
+def test_property_that_is_cached_from_an_input_is_refused() -> None:
+    class Cached(nn.Module):
+        @functools.cached_property
+        def scale(self) -> torch.Tensor:
+            return self.seen.sum()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.seen = x
+            return x * self.scale
+
+    with pytest.raises(featx.TraceError, match="earlier call"):
+        featx.trace(Cached(), X)
+
+
+def test_value_that_is_kept_and_read_in_one_call_is_no_state() -> None:
+    class Passing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: Any = None
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.seen = x * 2
+            return self.seen + 1
+
+    model = Passing()
+    assert torch.equal(featx.trace(model, X)(X + 1), (X + 1) * 2 + 1)
+    assert model.seen is None

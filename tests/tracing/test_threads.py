@@ -1,0 +1,150 @@
+"""Traces in many threads, of a model that others run and train meanwhile: nobody notices the others."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn, typename  # the globals of typename are those of torch
+
+import featx
+
+THREADS = 8  # a trace takes a few milliseconds, and the eight share one interpreter lock
+IMAGES = torch.rand(2, 3, 12, 12, generator=torch.Generator().manual_seed(0))
+
+
+class Net(nn.Module):
+    """Has all that a trace could disturb: statistics, draws, attributes that forward writes, and modes."""
+
+    def __init__(self, needs_values: bool = False) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+        self.norm = nn.BatchNorm2d(8)
+        self.dropout = nn.Dropout(0.3)
+        self.head = nn.Linear(8, 4)
+        self.needs_values = needs_values
+        self.size: Any = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.size = x.shape
+        x = self.norm(self.conv(x))
+        if self.needs_values and x.sum() > -1e9:
+            x = x.relu()
+        return self.head(self.dropout(x.mean((2, 3))))
+
+
+def entry_points(model: nn.Module) -> list[Callable[[], Any]]:
+    options: dict[str, Any] = {"example_inputs": IMAGES, "suppress_diff_warning": True}
+    return [
+        lambda: featx.get_graph_node_names(model, **options),
+        lambda: featx.create_feature_extractor(model, ["conv", "mean"], **options),
+        lambda: featx.create_feature_extractor(model, ["norm"], **options, adaptive=True),
+        lambda: featx.trace(model, IMAGES),
+        lambda: featx.create_feature_extractor(model, ["norm"], tracer="symbolic", suppress_diff_warning=True),
+    ]
+
+
+def train(model: nn.Module, steps: int = 6) -> list[float]:
+    """Train a little with the default generator, and return the losses."""
+    torch.manual_seed(3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    losses: list[float] = []
+    for _ in range(steps):
+        loss = model(IMAGES).square().sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def while_others_trace(model: nn.Module, calls: list[Callable[[], Any]], action: Callable[[], Any]) -> Any:
+    """Return what `action` gives while threads go through `calls`, each from another place on."""
+    is_over, start = threading.Event(), threading.Barrier(THREADS + 1)
+    errors: list[BaseException] = []
+
+    def work(first: int) -> None:
+        start.wait()
+        position = first
+        while not is_over.is_set() or position == first:
+            try:
+                calls[position % len(calls)]()
+            except BaseException as error:
+                errors.append(error)
+            position += 1
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    start.wait()
+    try:
+        result = action()
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join()
+    assert not errors, errors
+    return result
+
+
+def described(model: nn.Module) -> list[Any]:
+    """Return what each module holds, by identity, without what its own forward writes."""
+    return [[(name, id(value)) for name, value in vars(module).items() if name != "size"] for module in model.modules()]
+
+
+@pytest.mark.parametrize("needs_values", [False, True], ids=["without values", "for real"])
+def test_training_of_a_model_that_others_trace_is_that_of_one_alone(needs_values: bool) -> None:
+    model = Net(needs_values).train()
+    alone = copy.deepcopy(model)
+    expected = train(alone)
+    calls = entry_points(model)[: 4 if needs_values else 5]
+    before = described(model)
+    assert while_others_trace(model, calls, lambda: train(model)) == expected
+    assert described(model) == before
+    for name, tensor in alone.state_dict().items():
+        assert torch.equal(model.state_dict()[name], tensor), name
+    assert all(module.training for module in model.modules())
+
+
+@pytest.mark.parametrize("needs_values", [False, True], ids=["without values", "for real"])
+def test_values_of_a_model_that_others_trace_and_of_their_extractors_are_right(needs_values: bool) -> None:
+    model = Net(needs_values).eval()
+    expected = model(IMAGES)
+    norm = model.norm(model.conv(IMAGES))
+
+    def check_extractor() -> None:
+        extractor = featx.create_feature_extractor(model, {"norm": "C1"}, example_inputs=IMAGES)
+        assert torch.equal(extractor(IMAGES)["C1"], norm)
+
+    def check_trace() -> None:
+        assert torch.equal(featx.trace(model, IMAGES)(IMAGES), expected)
+
+    def run() -> bool:
+        return all(torch.equal(model(IMAGES), expected) for _ in range(20))
+
+    assert while_others_trace(model, [check_extractor, check_trace], run)
+    assert not any(module.training for module in model.modules())
+
+
+def test_functions_of_a_python_module_are_its_own_again() -> None:
+    before = {name: id(value) for name, value in globals().items()}
+    model = Net()
+    while_others_trace(model, entry_points(model), lambda: None)
+    assert {name: id(value) for name, value in globals().items()} == before
+
+
+def test_torch_itself_is_untouched_during_a_trace() -> None:
+    before = {name: id(value) for name, value in vars(torch).items()}
+    changed: list[str] = []
+
+    class Looking(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            changed.extend(name for name, value in vars(torch).items() if before.get(name) != id(value))
+            return x * len(typename(x))
+
+    featx.trace(Looking(), IMAGES)
+    assert changed == []
