@@ -22,9 +22,9 @@ from parity_report import write_report
 from parity_workers import PARITY
 from sweep import parser_of, sweep
 
-_CHECKS: tuple[Check, ...] = ("names", "values")
+_CHECKS: tuple[Check, ...] = ("names", "values", "meanings")
 # A worker for values is replaced often: memory that large models leave in pieces is not given back.
-_MODELS_OF_ONE_WORKER: dict[Check, int] = {"names": 100, "values": 10}
+_MODELS_OF_ONE_WORKER: dict[Check, int] = {"names": 100, "values": 10, "meanings": 10}
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +19,7 @@ import featx
 # Numbers of parameters from which on a model is made for images of 8 x 8 patches, and in bfloat16.
 _LARGE, _SIDE_OF_LARGE = 400_000_000, 112
 _HUGE = 2_500_000_000
-_BATCHES: dict[Mode, int] = {"train": 2, "eval": 1}
+BATCHES: dict[Mode, int] = {"train": 2, "eval": 1}
 
 
 @dataclass
@@ -61,21 +61,21 @@ def check_values(record: Record) -> None:
         return
     record.featx = TRACED
     *smaller, shape = input_shapes(record.library, record.model, model)
-    shape = (3, side, side) if side else next((size for size in smaller if _takes(model, size)), shape)
+    shape = (3, side, side) if side else next((size for size in smaller if takes(model, size)), shape)
     record.pixels = math.prod(shape)
     del model
     with floats_of(torch.bfloat16 if record.parameters > _HUGE else torch.float32):
         model = build(record.library, record.model, side=side)
         for mode in MODES:
-            record.modes[mode] = _compare(model, mode, plans, make_input(shape, _BATCHES[mode]))
+            record.modes[mode] = _compare(model, mode, plans, make_input(shape, BATCHES[mode]))
 
 
-def _takes(model: nn.Module, shape: tuple[int, ...]) -> bool:
+def takes(model: nn.Module, shape: tuple[int, ...]) -> bool:
     """Say whether a model without weights runs on images of `shape` in both modes."""
     try:
         with torch.no_grad():
             for mode in MODES:
-                model.train(mode == "train")(make_input(shape, _BATCHES[mode]).to("meta"))
+                model.train(mode == "train")(make_input(shape, BATCHES[mode]).to("meta"))
     except Exception:  # whatever a model raises: the size is not one that it takes
         return False
     return True
@@ -208,7 +208,7 @@ def _differences(
             suppress_diff_warning=True,
             tracer="symbolic",
         )
-        for name, value in _run(extractor.train(mode == "train"), images).items():
+        for name, value in run_seeded(extractor.train(mode == "train"), extractor, images).items():
             problem = difference(cloned(value), expected[name])
             if problem:
                 found.append(f"`{name}` {how}: {problem}")
@@ -218,7 +218,7 @@ def _differences(
 def _observe(model: nn.Module, chosen: Plan, images: torch.Tensor) -> dict[str, list[torch.Tensor]]:
     observer = _Observer(model)
     with observer.watching({path for path, _ in chosen.calls.values()}):
-        output = _run(model, images)
+        output = run_seeded(model, model, images)
     expected = {name: observer.outputs[path][call] for name, (path, call) in chosen.calls.items()}
     if chosen.output is not None:
         name, index = chosen.output
@@ -226,11 +226,11 @@ def _observe(model: nn.Module, chosen: Plan, images: torch.Tensor) -> dict[str, 
     return expected
 
 
-def _run(module: nn.Module, images: torch.Tensor) -> Any:
-    """Run a module from a fixed seed on a copy of `images`, and leave its buffers as they were."""
+def run_seeded(function: Callable[..., Any], module: nn.Module, images: torch.Tensor) -> Any:
+    """Call a function from a fixed seed on a copy of `images`, and leave the buffers of `module` as they were."""
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
     with torch.no_grad(), seeded():
-        result = module(images.clone())
+        result = function(images.clone())
         for buffer, before in buffers:
             buffer.copy_(before)
     return result

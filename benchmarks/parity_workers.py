@@ -15,6 +15,7 @@ from threading import Lock
 
 import torch
 from models import family_of
+from parity_meanings import check_meanings
 from parity_names import NameCheck
 from parity_records import Record, Task, message_of, source_of_featx
 from parity_values import check_values, is_out_of_memory
@@ -56,8 +57,10 @@ class Limits:
 
 def start_parity(folder: Path) -> Check:
     """Return the checks of the parity sweep."""
-    names = NameCheck(folder)
-    return lambda record: names.run(record) if record.check == "names" else check_values(record)
+    checks: dict[str, Check] = {
+        "names": NameCheck(folder).run, "values": check_values, "meanings": check_meanings
+    }  # fmt: skip
+    return lambda record: checks[record.check](record)
 
 
 PARITY = Job(family_of, start_parity)

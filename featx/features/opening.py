@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable
 
 from torch import nn
 
+from featx.ir.graph import Graph
 from featx.tracing.scope import walk_modules
 
 
@@ -26,3 +28,33 @@ def opened_for(model: nn.Module, names: Iterable[str]) -> frozenset[str]:
             opened.add(owner)
             owner = owner.rpartition(".")[0]
     return frozenset(opened)
+
+
+def names_are_those_of_all_opened(graph: Graph, names: Iterable[str], ran_inside_whole: Collection[str]) -> bool:
+    """Say whether each of `names` means in `graph` what it means in the graph of a trace that opens all modules.
+
+    Nodes are numbered in the module that makes them, which does the same whatever it calls is opened or not. But a
+    module that is kept whole hides what runs inside it, calls of the requested modules too, and where it returns
+    several values, those that are taken out of them are nodes that the other graph may not have. O(nodes + names).
+
+    Args:
+        graph: a trace with some modules kept whole.
+        names: what is requested.
+        ran_inside_whole: the paths of modules to open, or requested, that ran inside others.
+    """
+    if ran_inside_whole:
+        return False
+    calls: Counter[object] = Counter()
+    with_parts: set[tuple[str, str]] = set()
+    for node in graph.nodes:
+        if node.meta.get("is_whole"):
+            calls[node.target] += 1
+        elif node.meta.get("is_part_of_whole"):
+            with_parts.add(_owner_and_stem(node.meta["qualified_name"]))
+    return all(calls[name] < 2 and _owner_and_stem(name) not in with_parts for name in names)
+
+
+def _owner_and_stem(name: str) -> tuple[str, str]:
+    owner, _, last = name.rpartition(".")
+    stem, _, number = last.rpartition("_")
+    return owner, stem if number.isdigit() else last

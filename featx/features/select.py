@@ -61,8 +61,6 @@ def select(graph: Graph, request: Mapping[str, str], owner: str) -> dict[str, No
         if name is None:
             continue
         exact[name] = node
-        if node.meta.get("is_whole"):
-            returned[node.target] = node
         end = name.rfind(".")
         while end > 0:
             last_under[name[:end]] = node

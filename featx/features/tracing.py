@@ -13,7 +13,7 @@ from torch import nn
 
 from featx.errors import ArgumentTypeError, NodeNameError, TraceError
 from featx.features.examples import Example, as_example, find_example
-from featx.features.opening import opened_for
+from featx.features.opening import names_are_those_of_all_opened, opened_for
 from featx.features.select import select
 from featx.ir.graph import Graph
 from featx.ir.node import Node
@@ -217,26 +217,28 @@ class ModelTracing:
         found: list[FreeDims] = []
 
         def follow(example: Example) -> Graph:
+            error: Exception | None = None
             try:
-                return self._opened(example, request, owner, found)
-            except (NodeNameError, TraceError) as error:
+                trace = self._opened(example, request, owner, found)
+                if names_are_those_of_all_opened(trace.graph, request, trace.ran_inside_whole):
+                    return trace.graph
+            except (NodeNameError, TraceError) as caught:
                 # A name may lie in a module that runs inside one it is no part of, or that cannot be followed while its
                 # parts run by themselves; and a list of all names is of help.
-                trace, free = trace_checked(self._on_example(request), self.model, *_inputs(example))
-                self._known(trace)
-                found[:] = [free]
-                try:
-                    select(trace.graph, request, owner)
-                except NodeNameError:
-                    if isinstance(error, TraceError):
-                        raise error from None
-                    raise
-                return trace.graph
+                error = caught
+            trace, free = trace_checked(self._on_example(request), self.model, *_inputs(example))
+            self._known(trace)
+            found[:] = [free]
+            try:
+                select(trace.graph, request, owner)
+            except NodeNameError as unknown:
+                raise (error if isinstance(error, TraceError) else unknown) from None
+            return trace.graph
 
         graph = self._either(follow, request)
         return TracedModel(graph, select(graph, request, owner), found[0] if found else None)
 
-    def _opened(self, example: Example, request: Mapping[str, str], owner: str, found: list[FreeDims]) -> Graph:
+    def _opened(self, example: Example, request: Mapping[str, str], owner: str, found: list[FreeDims]) -> ExampleTrace:
         def is_enough(graph: Graph, broken_off: str) -> bool:
             try:
                 found = select(graph, request, owner)
@@ -249,7 +251,7 @@ class ModelTracing:
         self._known(trace)
         select(trace.graph, request, owner)
         found[:] = [free]
-        return trace.graph
+        return trace
 
     def _checked(self, tracer: ExampleTracer, example: Example, is_enough: IsEnough) -> tuple[ExampleTrace, FreeDims]:
         known = self._other_mode

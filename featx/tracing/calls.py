@@ -18,11 +18,12 @@ from featx.tracing.generators import SharedGenerators, TorchGenerator
 from featx.tracing.hooks import tensors_kept_by_hooks
 from featx.tracing.kernels import Kernels
 from featx.tracing.left_behind import assigned_to_others, what_forward_left
+from featx.tracing.lineage import Part
 from featx.tracing.mode_reads import mode_of
 from featx.tracing.module_output import mark_output
 from featx.tracing.recording import NeedsValues, Recording
 from featx.tracing.replica import Replica
-from featx.tracing.scalars import plain_numbers
+from featx.tracing.scalars import TracedFloat, TracedInt, plain_numbers
 from featx.tracing.scope import has_hooks, has_own_call, only_passes_on, walk_modules
 from featx.tracing.shapes import output_of
 from featx.tracing.states import ModuleStates
@@ -77,6 +78,8 @@ class Calls(Recording):
         # The modules that were traced through, without an end in the middle.
         self._looked_into: set[nn.Module] = {self.root}
         self._called_whole: set[str] = set()
+        # Modules that were to be opened, or whose output was asked for, and that ran inside one that is kept whole.
+        self.ran_inside_whole: set[str] = set()
         self._training = {module: mode_of(module) for module in self.module_paths}
         self._caller = self.scope
         # The checks that gradients are enabled, or not, as they were when forward asked.
@@ -124,10 +127,7 @@ class Calls(Recording):
     ) -> Any:
         """Answer a call of a module: one node, or whatever its forward does."""
         if self.whole:
-            if self._counts_inside and module in self.module_paths:
-                path = self.module_paths[module]
-                if self._is_leaf_module(module, path):
-                    self.names.skip_call(path)
+            self._note_call_inside(module)
             return self._result_of(module, args, kwargs)
         self.check_unseen()
         frame = self.model_frame()
@@ -154,6 +154,15 @@ class Calls(Recording):
         finally:
             self.scope = outer
 
+    def _note_call_inside(self, module: nn.Module) -> None:
+        path = self.module_paths.get(module)
+        if path is None:
+            return
+        if path in self._asked_for or (self._opened is not None and path in self._opened):
+            self.ran_inside_whole.add(path)
+        if self._counts_inside and self._is_leaf_module(module, path):
+            self.names.skip_call(path)
+
     def _is_leaf_module(self, module: nn.Module, path: str) -> bool:
         # A policy may know the modules of the model by identity.
         return self._is_leaf(self.replica.originals.get(module, module), path)
@@ -167,12 +176,15 @@ class Calls(Recording):
         may_stay_whole = self.may_stay_whole(path) and (not has_own_call(kind) or only_passes_on(kind))
         mark, autocast = self.states.mark(), self._autocast_modes.mark()
         try:
+            self._take_parts((args, kwargs), caller)
             if _packs_padded_batches(module, args, kwargs):
                 raise Unfollowable(
                     f"'{path}' packs a padded batch into a nested tensor where gradients are off (use_nested_tensor), "
                     "which no trace sees,"
                 )
             result = forward(*args, **kwargs)
+            if not isinstance(result, (tuple, list, dict)):
+                self._take_parts(result, scope)
             self.check_state(module)
             self._looked_into.add(module)
             if path in self._asked_for:
@@ -200,6 +212,22 @@ class Calls(Recording):
             call = next(node for node in reversed(self.graph.nodes) if node.target == path)
             call.meta["whole_because"] = error.what
             return result
+
+    def _take_parts(self, values: Any, scope: Scope) -> None:
+        """Make nodes, in `scope`, of the parts among `values`, which pass into a module or out of it.
+
+        They are named by the module that has taken them, whether the other one is traced through or not.
+        """
+        for value in tree_leaves(values):
+            is_number = isinstance(value, (TracedInt, TracedFloat))
+            origin = value.origin if is_number and value.trace is self else self.lineage.get(value)
+            if not isinstance(origin, Part) or (origin.node is not None and not origin.node.is_erased):
+                continue
+            inside, self.scope = self.scope, scope
+            try:
+                self.node_of(origin)
+            finally:
+                self.scope = inside
 
     def may_stay_whole(self, path: str) -> bool:
         """Say whether the module at `path` may be kept whole where it cannot be followed."""

@@ -342,6 +342,8 @@ class Following(TracerBase):
             owner = self.node_of(origin.owner)
             if self._is_named(owner):
                 node = self.add_node("call_function", origin.function, (owner, origin.key), {}, None, None)
+                if owner.meta.get("is_whole") or owner.meta.get("is_part_of_whole"):
+                    node.meta["is_part_of_whole"] = True
             else:
                 node = self._create_plain_node("call_function", origin.function, (owner, origin.key), {}, None)
             origin.node = node

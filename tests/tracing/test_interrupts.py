@@ -108,6 +108,8 @@ def interrupt(action: Callable[[], Any], at: int) -> bool:
     return False
 
 
+# An exception in the callback of a weak reference or in `__del__` is reported by Python and raised nowhere.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("name", ENTRIES)
 @pytest.mark.parametrize("needs_values", [False, True], ids=["without values", "for real"])
 def test_interrupt_at_any_call_leaves_nothing_behind(name: str, needs_values: bool) -> None:
