@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -81,9 +82,12 @@ def while_others_trace(model: nn.Module, calls: list[Callable[[], Any]], action:
     for thread in threads:
         thread.start()
     start.wait()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-4)  # more switches at more places, and this thread gets its turn
     try:
         result = action()
     finally:
+        sys.setswitchinterval(interval)
         is_over.set()
         for thread in threads:
             thread.join()
