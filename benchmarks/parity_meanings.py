@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from models import build, build_without_weights, input_shapes, make_input
 from parity_records import EQUAL, MODES, TRACED, Mode, Outcome, Record, message_of
-from parity_values import BATCHES, cloned, difference, is_out_of_memory, run_seeded, takes
+from parity_values import cloned, difference, is_out_of_memory, run_seeded, takes
 from torch import fx, nn
 from torchvision.models import feature_extraction
 
@@ -16,6 +16,7 @@ import featx
 
 # A name without a tensor or number behind it has nothing to compare; models over this size take too long.
 _LARGE = 400_000_000
+_BATCH = 2  # some models take no single image in train mode
 _SHOWN = 6
 
 
@@ -41,7 +42,7 @@ def check_meanings(record: Record) -> None:
         return
     record.torchvision = record.featx = TRACED
     for mode in MODES:
-        record.modes[mode] = _compare(model, mode, graphs[mode], make_input(shape, BATCHES[mode]))
+        record.modes[mode] = _compare(model, mode, graphs[mode], make_input(shape, _BATCH))
 
 
 class _NamedGraph:
@@ -76,12 +77,19 @@ def _copied(value: Any) -> Any:
 
 def _compare(model: nn.Module, mode: Mode, graph: _NamedGraph, images: torch.Tensor) -> Outcome:
     model.train(mode == "train")
-    names = featx.get_graph_node_names(model, suppress_diff_warning=True, example_inputs=images)[mode == "eval"]
-    expected = graph.values(images)
-    common = [name for name in names if name in expected]
+    names = featx.get_graph_node_names(model, suppress_diff_warning=True, example_inputs=images)
+    try:
+        expected = graph.values(images)
+    except Exception as error:  # a graph of torch.fx that does not run
+        if is_out_of_memory(error):
+            raise
+        return Outcome("not comparable", f"torchvision's graph: {message_of(error)}")
+    common = [name for name in names[mode == "eval"] if name in expected]
+    other = names[mode == "train"][-1:]
+    train, evaluation = (common, other) if mode == "train" else (other, common)
     try:
         extractor = featx.create_feature_extractor(
-            model, train_return_nodes=common, eval_return_nodes=common, suppress_diff_warning=True,
+            model, train_return_nodes=train, eval_return_nodes=evaluation, suppress_diff_warning=True,
             example_inputs=images,
         )  # fmt: skip
         found = run_seeded(extractor, extractor, images)

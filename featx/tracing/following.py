@@ -131,6 +131,11 @@ class Following(TracerBase):
                     return True
             elif isinstance(value, slice) and self._is_followed((value.start, value.stop, value.step)):
                 return True
+            elif isinstance(value, torch.device):
+                # That of an input or parameter, as in a symbolic trace, where a call with it is a node.
+                origin = self.lineage.get(value)
+                if origin is not None and self._is_named(origin):
+                    return True
         return False
 
     def _is_unseen(self, tensor: torch.Tensor) -> bool:
