@@ -86,7 +86,7 @@ class Calls(Recording):
         self.gradient_checks: list[Node] = []
         # The module in which the trace broke off.
         self.broken_off = ""
-        self.kernels = Kernels(self.on_unseen_kernel, self.on_write if is_real else None)
+        self.kernels = Kernels(self.on_unseen_kernel, self.on_write if is_real else None, self.note_dynamic_shape)
         self.generator = TorchGenerator()
         # What a call that is one node has drawn from, and is to be put back.
         self._generators: SharedGenerators | None = None

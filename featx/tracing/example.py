@@ -64,6 +64,7 @@ class _Conditions:
     dtype: torch.dtype | None
     disguise: Disguise
     before: ExampleTrace | None
+    disguised: frozenset[int]
 
 
 class ExampleTracer:
@@ -159,11 +160,12 @@ class ExampleTracer:
         dtype: torch.dtype | None = None,
         disguise: Disguise = larger,
         before: ExampleTrace | None = None,
+        disguised: frozenset[int] = frozenset(),
     ) -> ExampleTrace:
         """Trace on real tensors, or on those without values and no others, with gradients or without; see `trace`.
 
         With `earlier`, a trace of the same at other sizes, it ends with `Diverged` where it does not do the same, and
-        C code sees the numbers that are others as `disguise` makes them. With `dtype`, floating-point weights and
+        C code sees the numbers that are others, and those at the positions `disguised`, as `disguise` makes them. With `dtype`, floating-point weights and
         buffers are taken to be of that one, in a trace without values. With `before`, it is the next call on the
         replica of that trace, which must not have been dropped.
 
@@ -174,7 +176,7 @@ class ExampleTracer:
         modes = ThreadModes()
         try:
             try:
-                conditions = _Conditions(is_real, gradients, earlier, dtype, disguise, before)
+                conditions = _Conditions(is_real, gradients, earlier, dtype, disguise, before, disguised)
                 trace = self._run_until_done(around, args, kwargs, is_enough, conditions)
                 if not self.keeps_replicas:
                     trace.drop_replica()
@@ -256,7 +258,7 @@ class ExampleTrace(WrappedCalls):
         super().__init__(surroundings, replica, *policy, is_real=is_real, keep_source=keep_source)
         if conditions.dtype is not None:
             self.stand_ins.cast(self.root, conditions.dtype)
-        self.disguise = conditions.disguise
+        self.disguise, self.disguised = conditions.disguise, conditions.disguised
         self.surroundings = surroundings
         self.signature = surroundings.signature
         self._keep_output = tracer.keep_output

@@ -51,6 +51,11 @@ class Following(TracerBase):
         self.is_real = is_real
         # The sizes and other numbers that the model got, in order, and those of an earlier trace at other sizes.
         self.numbers: list[int | float] = []
+        self.number_origins: list[Origin] = []
+        # Which of them are disguised although they are what they were before.
+        self.disguised: frozenset[int] = frozenset()
+        # Whether a kernel has run, since the last call that was recorded, whose result depends on values in its shape.
+        self.has_dynamic_shape = False
         self.expected_numbers: list[int | float] | None = None
         # As what C code sees the numbers that differ.
         self.disguise: Disguise = larger
@@ -247,6 +252,10 @@ class Following(TracerBase):
                 self.lineage.put(item, Part(origin, getattr, name))
         return value
 
+    def note_dynamic_shape(self) -> None:
+        """Take note that a kernel runs whose result has a shape that depends on values."""
+        self.has_dynamic_shape = True
+
     def _describe(self, node: Node, tensor: torch.Tensor) -> None:
         meta = node.meta
         meta["dtype"] = tensor.dtype
@@ -268,6 +277,9 @@ class Following(TracerBase):
     def _number(self, value: int | float, origin: Origin) -> Any:
         position = len(self.numbers)
         self.numbers.append(value)
+        self.number_origins.append(origin)
+        if position in self.disguised:
+            return traced_number(value, origin, self, self.disguise(value))
         expected = self.expected_numbers
         earlier = expected[position] if expected is not None and position < len(expected) else None
         # In another dtype, what is made of a number is a constant that may differ, and has to be the true one.
@@ -360,6 +372,8 @@ class Following(TracerBase):
     ) -> Node:  # fmt: skip
         """Add a node that gets a qualified name when the trace is done."""
         node = self._create_plain_node(op, target, args, kwargs, stem)
+        if self.has_dynamic_shape:
+            node.meta["has_dynamic_shape"], self.has_dynamic_shape = True, False
         self._named.add(node)
         self.names.add(node, self.scope.module_path if op != "call_module" else cast(str, target), stem)
         if self._keep_source:

@@ -25,6 +25,7 @@ from featx.tracing.recording import NeedsValues
 from featx.tracing.repetition import check_repeats
 from featx.tracing.scalars import Diverged
 from featx.tracing.structure import Path, Step, leaves_of
+from featx.tracing.value_numbers import pin_what_python_reads
 from featx.tracing.variation import FREE, NOT_EMPTY, Dim, Variation, measures_of
 
 # An input: its name, where it is (a placeholder and the way to it from there), and the tensor.
@@ -114,6 +115,7 @@ def trace_checked(
     other_mode.note(trace.graph, known)
     if measures_of(trace.graph) != measured:  # other sizes told more of some calls, which may differ by mode
         other_mode.graph = None
+    pin_what_python_reads(tracer, args, kwargs, trace, is_enough)
     needless = _needless_gradient_checks(tracer, args, kwargs, trace, is_enough)
     follow_dtypes(tracer, args, kwargs, trace, is_enough)
     for check in needless:

@@ -26,6 +26,8 @@ class Kernels(TorchDispatchMode):
         on_unseen: is called with each kernel outside `seen`, and the tensors that it gets.
         on_write: is called, wherever it runs, with each kernel that may write, and the tensors that it may write; where
             it is given, kernels draw from generators of this trace alone. None costs nothing.
+        on_dynamic_shape: is called, where `on_write` is given, before each kernel whose result has, or may have, a shape
+            that depends on values.
     """
 
     supports_higher_order_operators = True  # torch.cond and the like
@@ -35,9 +37,10 @@ class Kernels(TorchDispatchMode):
         # What torch does to keep its compiler away from a mode loads that compiler, which takes seconds.
         return False
 
-    def __init__(self, on_unseen: OnKernel, on_write: OnKernel | None) -> None:
+    def __init__(self, on_unseen: OnKernel, on_write: OnKernel | None, on_dynamic_shape: Callable[[], None]) -> None:
         super().__init__()
         self._on_unseen = on_unseen
+        self._on_dynamic_shape = on_dynamic_shape
         self.on_write = on_write
         self._signatures = Signatures()
         self._generators = OwnGenerators()
@@ -56,7 +59,10 @@ class Kernels(TorchDispatchMode):
                 written = [] if signature is None else list(signature.targets(args, kwargs or {}))
                 if written:
                     self.on_write(func, written)
-                if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()):
+                tags = getattr(func, "tags", ())
+                if torch.Tag.dynamic_output_shape in tags or getattr(func, "namespace", "aten") != "aten":
+                    self._on_dynamic_shape()
+                if torch.Tag.nondeterministic_seeded in tags:
                     return self._generators.draw(func, args, kwargs or {})
             return func(*args, **kwargs) if kwargs else func(*args)
 
