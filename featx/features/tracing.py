@@ -19,12 +19,14 @@ from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.tracing.example import ExampleTrace, ExampleTracer, IsEnough
 from featx.tracing.freedom import FreeDims, OtherMode, trace_checked
+from featx.tracing.inputs import PHBase
 from featx.tracing.mode_reads import ModeReads
 from featx.tracing.module_output import mark_output
 from featx.tracing.replica import only_sets_flags, replica_of
 from featx.tracing.scope import has_own_call, walk_modules
 from featx.tracing.surroundings import Surroundings
 from featx.tracing.symbolic import Tracer
+from featx.tree import tree_leaves
 
 TracerName = Literal["auto", "example", "symbolic"]
 
@@ -188,7 +190,9 @@ class ModelTracing:
                 "example_inputs=torch.rand(1, 3, 224, 224), say, or a tuple or a dict of inputs"
             )
         if example is not None and self._concrete_args:
-            example = Example(example.args, {**example.kwargs, **self._concrete_args}, example.source)
+            # PH says that an input is not fixed.
+            fixed = {name: value for name, value in self._concrete_args.items() if not _has_placeholder(value)}
+            example = Example(example.args, {**example.kwargs, **fixed}, example.source)
         return example
 
     def model_in_mode(self) -> nn.Module:
@@ -287,6 +291,10 @@ class ModelTracing:
                     f"cannot trace {type(self.model).__name__} on inputs guessed from {example.source}: {error} "
                     "Give example_inputs that the model takes."
                 ) from error
+
+
+def _has_placeholder(value: Any) -> bool:
+    return any(isinstance(leaf, PHBase) for leaf in tree_leaves(value))
 
 
 def _comes_later(name: str, node: Node, broken_off: str) -> bool:

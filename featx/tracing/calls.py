@@ -368,16 +368,23 @@ class Calls(Recording):
                 return result
         return module.forward(*args, **kwargs)
 
-    def on_unseen_kernel(self, function: Any, tensors: list[torch.Tensor]) -> None:
+    def on_unseen_kernel(self, function: Any, tensors: list[torch.Tensor]) -> torch.Tensor | None:
         """Note a kernel that runs outside every call that the trace knows of, where that matters.
 
-        It is raised later: code in C++ on the way would make another error of it.
+        It is raised later: code in C++ on the way would make another error of it. `torch.Tensor(x)`, which torch does
+        not tell of either, calls one kernel and returns what that gives; this is recorded.
         """
         if self.whole or self.unseen is not None:
-            return
+            return None
+        if function is torch.ops.aten.alias.default and self._is_of_graph((tensors[0],)):
+            with self.kernels.seen():
+                result = function(tensors[0])
+                node = self.add_node("call_function", function, (self.create_arg(tensors[0]),), {}, "Tensor", None)
+                return self.follow(result, node, None)
         is_random = torch.Tag.nondeterministic_seeded in getattr(function, "tags", ())
         if is_random or any(self._is_of_graph((tensor,)) or self._is_unseen(tensor) for tensor in tensors):
             self.unseen = Unfollowable(f"{function} runs in compiled or scripted code, which torch does not tell of,")
+        return None
 
     def on_write(self, function: Any, tensors: list[torch.Tensor]) -> None:
         """Take note that a kernel of a trace for real is about to write tensors."""

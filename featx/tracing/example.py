@@ -164,10 +164,10 @@ class ExampleTracer:
     ) -> ExampleTrace:
         """Trace on real tensors, or on those without values and no others, with gradients or without; see `trace`.
 
-        With `earlier`, a trace of the same at other sizes, it ends with `Diverged` where it does not do the same, and
-        C code sees the numbers that are others, and those at the positions `disguised`, as `disguise` makes them. With `dtype`, floating-point weights and
-        buffers are taken to be of that one, in a trace without values. With `before`, it is the next call on the
-        replica of that trace, which must not have been dropped.
+        With `earlier`, a trace of the same at other sizes, it ends with `Diverged` where it does not do the same, and C
+        code sees the numbers that are others, and those at the positions `disguised`, as `disguise` makes them. With
+        `dtype`, floating-point weights and buffers are taken to be of that one, in a trace without values. With
+        `before`, it is the next call on the replica of that trace, which must not have been dropped.
 
         Raises:
             NeedsValues: the model asks for a value that its tensors do not have. It is no Exception.

@@ -30,7 +30,8 @@ from featx.tracing.standins import StandIns
 from featx.tracing.switches import switches
 from featx.tracing.symbolic import Scope
 from featx.tracing.tracer import TracerBase
-from featx.tracing.unfollowable import Converts, Unfollowable, Unholdable
+from featx.tracing.unfollowable import Converts, LeftBehind, Unfollowable, Unholdable
+from featx.tree import tree_leaves
 
 
 class Following(TracerBase):
@@ -108,6 +109,8 @@ class Following(TracerBase):
         # those made from sizes and constants, such as caches.
         self.from_earlier_inputs: dict[int, torch.Tensor] = {}
         self.earlier_constants: dict[int, torch.Tensor] = {}
+        # What forward has kept of its inputs in a container, where a next call may find it.
+        self.keeps_of_input: str | None = None
         # The containers and objects in the inputs: the name of the input, the copy, and what it held at the start.
         self.given: list[tuple[str, Any, dict[Any, Any]]] = []
         # The tensors that are followed, with their memory.
@@ -438,6 +441,11 @@ class Following(TracerBase):
         except ArgumentTypeError:
             raise Unholdable(f"a {type(a).__name__}, which no graph can hold, is passed on or returned") from None
 
+    def refuse_earlier(self, *values: Any) -> None:
+        """Raise where one of these is a tensor that an earlier call has computed from its inputs."""
+        if self.from_earlier_inputs and any(id(leaf) in self.from_earlier_inputs for leaf in tree_leaves(values)):
+            raise LeftBehind("forward reads what it has computed from the inputs of an earlier call")
+
     def original_of(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the tensor that stands in the graph for a constant of the replica."""
         return tensor
@@ -454,6 +462,7 @@ class Following(TracerBase):
         if origin is not None:
             return self.node_of(origin)
         self.check_constant(tensor)
+        self.refuse_earlier(tensor)
         path = self._paths.get(id(tensor))
         if path is None:
             if id(tensor) in self.earlier_constants:

@@ -26,7 +26,7 @@ from featx.tracing.repetition import check_repeats
 from featx.tracing.scalars import Diverged
 from featx.tracing.structure import Path, Step, leaves_of
 from featx.tracing.value_numbers import pin_what_python_reads
-from featx.tracing.variation import FREE, NOT_EMPTY, Dim, Variation, measures_of
+from featx.tracing.variation import FREE, NOT_EMPTY, REFUSED, UNTRIED, Dim, Variation, measures_of
 
 # An input: its name, where it is (a placeholder and the way to it from there), and the tensor.
 _Input = tuple[str, tuple[Node, Path], torch.Tensor]
@@ -37,8 +37,9 @@ class FreeDims:
     """Which dimensions of the inputs of a trace may differ from the example.
 
     Attributes:
-        of: for each input tensor, by name (`"x"`, `"images[0]"`), what is known of each dimension: "free", "free, but
-            not 0", or "fixed:" and why.
+        of: for each input tensor, by name (`"x"`, `"images[0]"`), what is known of each dimension: "free"; "free, but
+            not 0"; "fixed:" and why; or "free, unless a layer refuses it" where no code that was traced reads it, and
+            other lengths were not tried.
     """
 
     of: dict[str, list[str]] = field(default_factory=lambda: dict[str, list[str]]())
@@ -104,7 +105,7 @@ def trace_checked(
         tracer.keeps_replicas = False
         trace.drop_replica()
     inputs = list(_tensors(trace, args, kwargs))
-    known = {(id(tensor), dim): FREE for _, _, tensor in inputs for dim in range(tensor.dim())}
+    known = {(id(tensor), dim): UNTRIED for _, _, tensor in inputs for dim in range(tensor.dim())}
     other_mode = other_mode or OtherMode()
     measured = measures_of(trace.graph)
     if other_mode.does_the_same(trace.graph):
@@ -123,7 +124,7 @@ def trace_checked(
         trace.graph.erase_node(check)
         trace.graph.erase_node(question)
     free = FreeDims({name: [known[id(tensor), dim] for dim in range(tensor.dim())] for name, _, tensor in inputs})
-    _check_fixed(trace.graph, inputs, known)
+    _check_fixed(trace.graph, inputs, known, _way_to_other_sizes(root))
     return trace, free
 
 
@@ -156,7 +157,16 @@ def _as_text(step: Step) -> str:
     return f".{key}" if function is getattr else f"[{key!r}]"
 
 
-def _check_fixed(graph: Graph, inputs: list[_Input], known: Mapping[Dim, str]) -> None:
+def _way_to_other_sizes(root: Any) -> str:
+    """Return the option of a model's own that makes it take other sizes, where that is known."""
+    if getattr(root, "dynamic_img_size", None) is False:  # timm's vision transformers
+        return "; timm.create_model takes img_size=..., or dynamic_img_size=True for any size"
+    if hasattr(root, "pretrained_cfg"):
+        return "; timm.create_model may take img_size=..."
+    return ""
+
+
+def _check_fixed(graph: Graph, inputs: list[_Input], known: Mapping[Dim, str], way_out: str) -> None:
     # Behind the checks of what the inputs are.
     first = next(node for node in graph.nodes if node.op != "placeholder" and not node.meta.get("is_check_of_input"))
     with graph.inserting_before(first):
@@ -164,11 +174,12 @@ def _check_fixed(graph: Graph, inputs: list[_Input], known: Mapping[Dim, str]) -
             node = placeholder
             for dim, size in enumerate(tensor.shape):
                 reason = known[id(tensor), dim]
-                if reason == FREE or (reason == NOT_EMPTY and size == 0):
+                if reason in (FREE, UNTRIED) or (reason == NOT_EMPTY and size == 0):
                     continue
                 if node is placeholder:
                     for function, key in path:
                         node = graph.call_function(function, (node, key))
                 expected = None if reason == NOT_EMPTY else size
-                check = graph.call_function(check_size, (node, dim, expected, f"input '{name}' is {reason}"))
+                what = f"input '{name}' is {reason}{way_out if reason.startswith(REFUSED) else ''}"
+                check = graph.call_function(check_size, (node, dim, expected, what))
                 check.meta["is_guard"] = True

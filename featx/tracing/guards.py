@@ -67,8 +67,10 @@ def check_size(value: torch.Tensor, dim: int, expected: int | None, what: str) -
         is_right, known = length == expected, str(expected)
     if not is_right:
         shape = str(value.shape) if torch.jit.is_scripting() else str(tuple(value.shape))
+        # A model that refused other lengths during the trace does so in every trace.
+        hint = f" {_hint()}." if what.find("takes no other length") < 0 else ""
         raise SpecializationError(
-            f"dimension {dim} of {what}: the input has shape {shape}, the example had {known} there. {_hint()}."
+            f"dimension {dim} of {what}: the input has shape {shape}, the example had {known} there.{hint}"
         )
 
 

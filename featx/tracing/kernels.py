@@ -16,18 +16,19 @@ from featx.ir.overloads import Signatures
 from featx.tracing.generators import OwnGenerators
 from featx.tree import tree_leaves
 
-OnKernel = Callable[[Any, list[torch.Tensor]], None]
+OnKernel = Callable[[Any, list[torch.Tensor]], Any]
 
 
 class Kernels(TorchDispatchMode):
     """Hands the kernels of one thread to a trace, while it is entered.
 
     Args:
-        on_unseen: is called with each kernel outside `seen`, and the tensors that it gets.
+        on_unseen: is called with each kernel outside `seen`, and the tensors that it gets; what it returns is the
+            result of the kernel, if not None.
         on_write: is called, wherever it runs, with each kernel that may write, and the tensors that it may write; where
             it is given, kernels draw from generators of this trace alone. None costs nothing.
-        on_dynamic_shape: is called, where `on_write` is given, before each kernel whose result has, or may have, a shape
-            that depends on values.
+        on_dynamic_shape: is called, where `on_write` is given too, before each kernel whose result has, or may have,
+            a shape that depends on values.
     """
 
     supports_higher_order_operators = True  # torch.cond and the like
@@ -37,7 +38,9 @@ class Kernels(TorchDispatchMode):
         # What torch does to keep its compiler away from a mode loads that compiler, which takes seconds.
         return False
 
-    def __init__(self, on_unseen: OnKernel, on_write: OnKernel | None, on_dynamic_shape: Callable[[], None]) -> None:
+    def __init__(
+        self, on_unseen: OnKernel, on_write: OnKernel | None, on_dynamic_shape: Callable[[], None] | None = None
+    ) -> None:
         super().__init__()
         self._on_unseen = on_unseen
         self._on_dynamic_shape = on_dynamic_shape
@@ -51,8 +54,8 @@ class Kernels(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         with torch._C.DisableTorchFunction():
-            if not self.depth:
-                self._on_unseen(func, _tensors(args, kwargs))
+            if not self.depth and (result := self._on_unseen(func, _tensors(args, kwargs))) is not None:
+                return result
             if self.on_write is not None:
                 signature = self._signatures.of(func)
                 # The branches of an operator of higher order come by themselves.
@@ -60,7 +63,7 @@ class Kernels(TorchDispatchMode):
                 if written:
                     self.on_write(func, written)
                 tags = getattr(func, "tags", ())
-                if torch.Tag.dynamic_output_shape in tags or getattr(func, "namespace", "aten") != "aten":
+                if self._on_dynamic_shape is not None and _may_have_dynamic_shape(func, tags):
                     self._on_dynamic_shape()
                 if torch.Tag.nondeterministic_seeded in tags:
                     return self._generators.draw(func, args, kwargs or {})
@@ -93,6 +96,10 @@ class _Seen:
         self._kernels.depth -= 1
         if self._is_off:
             torch._C._push_on_torch_dispatch_stack(self._kernels)
+
+
+def _may_have_dynamic_shape(kernel: Any, tags: Any) -> bool:
+    return torch.Tag.dynamic_output_shape in tags or getattr(kernel, "namespace", "aten") != "aten"
 
 
 def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> list[torch.Tensor]:

@@ -19,6 +19,21 @@ from featx.tracing.unfollowable import AssignedAnew
 
 # What asks for the form of a tensor and not for its values.
 _FORM_METHODS = ("size", "dim", "numel")
+# What asks the tensor that comes first, or those behind it, for their form alone.
+_FORM_OF_FIRST = frozenset(
+    {
+        "new_empty",
+        "new_full",
+        "new_ones",
+        "new_tensor",
+        "new_zeros",
+        "empty_like",
+        "full_like",
+        "ones_like",
+        "zeros_like",
+    }
+)
+_FORM_OF_OTHERS = frozenset({"expand_as", "reshape_as", "to", "type_as", "view_as"})
 _STORE_ATTR = dis.opmap["STORE_ATTR"]
 _FORM = frozenset({"shape", "ndim", "dtype", "device", "layout"})
 
@@ -49,7 +64,8 @@ def what_forward_left(
             return f"forward assigns a new tensor to the buffer '{name}'"
     for name, value in state.replaced_items():
         if _comes_from_inputs(trace, value):
-            return f"forward keeps something of its input in '{name}'"
+            # A second call tells whether it is read there before it is replaced again.
+            trace.keeps_of_input = f"forward keeps something of its input in '{name}'"
     for name, value in state.assigned_tensors():
         if _is_loaded(type(module), name) and _comes_from_inputs(trace, value):
             # What was not there at all was assigned before it was read, unless the code asks whether it is there.
@@ -142,10 +158,21 @@ def _depends_on_inputs(node: Node) -> bool:
             return True
         if node.target in _FORM_METHODS or (node.target is getattr and node.args[1] in _FORM):
             continue
-        fresh = [source for source in node.all_input_nodes if source not in seen]
+        # `mean.type_as(x)` asks x for its dtype alone.
+        sources = _sources_of_values(node)
+        fresh = [source for source in sources if source not in seen]
         seen.update(fresh)
         pending += fresh
     return False
+
+
+def _sources_of_values(node: Node) -> list[Node]:
+    name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
+    if name in _FORM_OF_FIRST:
+        return [source for source in node.all_input_nodes if source is not node.args[0]]
+    if name in _FORM_OF_OTHERS:
+        return [source for source in node.all_input_nodes if source is node.args[0]]
+    return list(node.all_input_nodes)
 
 
 def _is_loaded(kind: type, attribute: str) -> bool:

@@ -50,11 +50,12 @@ class Recording(Following):
         """Answer a torch call: run it and, outside modules that are kept whole, record it."""
         name = function.__name__
         if name == "__get__":
+            if not self.whole:
+                self.refuse_earlier(args[0])
             return self._attribute(cast(Any, function).__self__.__name__, function, args[0])
         if self.whole:
             return self.execute(function, args, kwargs)
-        if self.from_earlier_inputs:
-            self._refuse_earlier((args, kwargs))
+        self.refuse_earlier(args, kwargs)
         # Tensor.set_, and what it assigns itself: torch loses an error that is raised here.
         if name == "set_" or (name == "__set__" and _is_of_backward_hooks(function) and args[1] is None):
             self.gave_memory = self.gave_memory or name == "set_"
@@ -86,10 +87,6 @@ class Recording(Following):
         if not self._is_followed(args) and not (kwargs and self._is_followed(tuple(kwargs.values()))):
             return self._on_constants(function, args, kwargs)
         return self.record(function, args, kwargs)
-
-    def _refuse_earlier(self, values: Any) -> None:
-        if any(id(leaf) in self.from_earlier_inputs for leaf in tree_leaves(values)):
-            raise LeftBehind("forward reads what it has computed from the inputs of an earlier call")
 
     def _refuse_foreign(self, targets: tuple[Any, ...]) -> None:
         for target in targets:

@@ -38,6 +38,8 @@ def check_repeats(
     try:
         if is_same_graph(second.graph, trace.graph):
             return
+        if trace.keeps_of_input is not None:
+            raise TraceError(f"cannot trace {name}: {trace.keeps_of_input}, and does something else the next time")
         third = _next(tracer, args, kwargs, second, is_enough)
         if isinstance(third, BaseException) or not is_same_graph(third.graph, second.graph):
             raise TraceError(

@@ -26,7 +26,7 @@ _COMPARISONS = ("eq", "ne", "lt", "gt", "le", "ge")
 _UNARY = ("neg", "pos", "abs", "invert")
 _TEXT = ("__str__", "__repr__", "__format__")
 # What answers about the value in a way that no arithmetic can follow.
-_PINNING = ("bit_length", "bit_count", "is_integer", "as_integer_ratio", "to_bytes", "hex", "conjugate")
+_PINNING = ("bit_length", "bit_count", "as_integer_ratio", "to_bytes", "hex", "conjugate")
 _ROUNDING: tuple[tuple[str, Callable[..., Any]], ...] = (
     ("ceil", math.ceil), ("floor", math.floor), ("trunc", math.trunc), ("round", round),
 )  # fmt: skip
@@ -138,6 +138,10 @@ class TracedInt(_Traced, int):
 
 class TracedFloat(_Traced, float):
     """A float of a trace."""
+
+    def is_integer(self) -> bool:
+        """Say whether the number has no fraction, and record what the remainder was seen to be."""
+        return self % 1 == 0
 
     def __int__(self) -> int:
         return int(_converted(self))

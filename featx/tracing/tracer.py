@@ -6,6 +6,7 @@ import dataclasses
 import enum
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from numbers import Number
 from typing import Any, cast
 
 import torch
@@ -139,6 +140,8 @@ class TracerBase:
             return self.create_node("call_function", type(a), (), fields)
         if isinstance(a, (enum.Enum, int, float, str, torch.Tensor)) or callable(a):
             return a
+        if type(a).__module__ == "numpy" and isinstance(a, Number):  # numpy.int64(2), which torch takes as a number
+            return cast(Any, a).item()
         raise UnsupportedArgumentError(
             f"a value of type {type(a).__name__} is passed to a traced call, and a graph cannot hold it; "
             "make the called module a leaf, wrap the function that uses it, or give the type an __fx_create_arg__"

@@ -23,7 +23,11 @@ _READERS = ("item", "tolist")
 
 
 def pin_what_python_reads(
-    tracer: ExampleTracer, args: tuple[Any, ...], kwargs: Mapping[str, Any], trace: ExampleTrace, is_enough: IsEnough | None
+    tracer: ExampleTracer,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    trace: ExampleTrace,
+    is_enough: IsEnough | None,
 ) -> None:
     """Add checks that numbers from values are what they were, where the model does something else with other ones.
 

@@ -18,11 +18,15 @@ from featx.tracing.scalars import Disguise, Diverged, larger, nothing, smallest
 from featx.tracing.structure import Path, copy_structure
 
 FREE = "free"
+# No code that was traced reads it, so that no other length was tried.
+UNTRIED = "free, unless a layer refuses it"
 NOT_EMPTY = "free, but not 0"
 CHANGED = "fixed: the model does something else at another length"
 REFUSED = "fixed: the model takes no other length"
 # A dimension of an input: the id of the tensor, and the position.
 Dim = tuple[int, int]
+# From a position, the size there, and the number of the group, to the size to try.
+OtherSize = Callable[[int, int, int], int]
 
 
 @dataclass(frozen=True, order=True)
@@ -44,6 +48,8 @@ class Variation:
         self._example = (args, dict(kwargs))
         self._trace = trace
         self._is_enough = is_enough
+        # For groups that the model takes at some other sizes only: the size to try.
+        self._sizes: dict[_Group, OtherSize] = {}
 
     def test(self, inputs: list[torch.Tensor], other_mode: Mapping[Dim, str]) -> dict[Dim, str]:
         """Return what is known of each dimension of the inputs.
@@ -88,15 +94,17 @@ class Variation:
             return FREE
         return NOT_EMPTY if self._outcome([group], disguise=smallest) == FREE else CHANGED
 
-    def _free_if(self, group: _Group, reason: str, other: Callable[[int, int, int], int]) -> str:
-        return FREE if self._outcome([group], other) == FREE else reason
+    def _free_if(self, group: _Group, reason: str, other: OtherSize) -> str:
+        self._sizes[group] = other
+        if self._outcome([group]) == FREE:
+            return FREE
+        del self._sizes[group]
+        return reason
 
-    def _outcome(
-        self, groups: list[_Group], other: Callable[[int, int, int], int] | None = None, disguise: Disguise = larger
-    ) -> str:
+    def _outcome(self, groups: list[_Group], disguise: Disguise = larger) -> str:
         usual = _other_size_for_real if self._trace.is_real else _other_size
         changes = {
-            (each, group.position): (other or usual)(group.position, group.size, number)
+            (each, group.position): self._sizes.get(group, usual)(group.position, group.size, number)
             for number, group in enumerate(groups)
             for each in group.inputs
         }

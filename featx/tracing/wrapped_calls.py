@@ -17,6 +17,9 @@ from featx.tracing.scalars import TracedFloat, TracedInt, pinned, plain_number, 
 from featx.tracing.unfollowable import LeftBehind, Unfollowable
 from featx.tree import tree_leaves
 
+_GRADIENTS = (
+    "whether gradients are enabled (make the extractor in the mode in which it will run: under torch.no_grad())"
+)
 _PLAIN_KINDS: dict[type, type] = {TracedInt: int, TracedFloat: float}
 
 
@@ -66,7 +69,7 @@ class WrappedCalls(Calls):
         answer = torch.is_grad_enabled()
         if not self.whole:
             node = self._create_plain_node("call_function", torch.is_grad_enabled, (), {})
-            self.gradient_checks.append(self._guard(node, answer, "whether gradients are enabled"))
+            self.gradient_checks.append(self._guard(node, answer, _GRADIENTS))
         return answer
 
     def _on_question(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -109,11 +112,15 @@ class WrappedCalls(Calls):
 
     def _on_range(self, args: tuple[Any, ...]) -> range:
         # How often a loop runs is part of the graph; for which sizes that holds is not fixed further.
-        stop = min(len(args) - 1, 1)
+        found = range(*plain_numbers(args))
+        seen: set[int] = set()
+        if len(args) > 1 and len(found) > 0:
+            seen.add(0)  # where it starts
+        if len(args) > 2 and len(found) > 1:
+            seen.add(2)  # how far apart the numbers are
         bounds = tuple(
-            [pinned(value) if index != stop and type(value) is TracedInt else value for index, value in enumerate(args)]
+            [pinned(value) if index in seen and type(value) is TracedInt else value for index, value in enumerate(args)]
         )
-        found = range(*plain_numbers(bounds))
         node = self._create_plain_node("call_function", range, tuple(map(self.create_arg, bounds)), {})
         length = self._create_plain_node("call_function", len, (node,), {})
         self._guard(length, len(found), "how often a loop runs")

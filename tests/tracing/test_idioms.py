@@ -1,0 +1,134 @@
+"""Lines that published models have, and that no trace may refuse. Each gives what the model gives, at other sizes too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import featx
+
+
+class Model(nn.Module):
+    """One convolution or linear layer, and the line in question."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 3, padding=1)
+        self.linear = nn.Linear(8, 8)
+        self.embedding = nn.Embedding(50, 8)
+        self.table = nn.Parameter(torch.rand(1, 16, 8))
+        self.mean = torch.rand(1, 3, 1, 1)
+        self.width = np.int64(1)
+        self.maps: list[Any] = [None] * 3
+        self.by_name: dict[str, Any] = {"first": torch.zeros(1)}
+
+
+class AssignsWhatItConverts(Model):  # SwinIR and its heirs
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.mean = self.mean.type_as(x)
+        return self.conv(x - self.mean) + self.mean
+
+
+class PadsByNumbersOfNumpy(Model):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(functional.pad(x, (0, self.width, np.int32(1), 0))) * np.float32(2)
+
+
+class CallsTheClassOfTensors(Model):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(torch.Tensor(x)) + torch.Tensor([1.0])
+
+
+class FillsAList(Model):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for index in range(3):
+            self.maps[index] = self.conv(x) * index
+        return torch.cat(self.maps, 1)
+
+
+class FillsADict(Model):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.by_name["first"] = self.conv(x)
+        return self.by_name["first"] + 1
+
+
+class TakesTheStartOfATable(Model):
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.linear(self.embedding(ids) + self.table[:, : ids.shape[1]])
+
+
+class AsksWhetherAQuotientIsWhole(Model):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        half = x.shape[2] / 2
+        if not half.is_integer():
+            raise ValueError("odd")
+        return self.conv(x)[:, :, : int(half)]
+
+
+class LoopsOnceOverAll(Model):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        length = x.shape[1]
+        return torch.cat([self.linear(x[:, at : at + length]) for at in range(0, length, length)], 1)
+
+
+def images(batch: int, side: int) -> torch.Tensor:
+    return torch.rand(batch, 3, side, side, generator=torch.Generator().manual_seed(side))
+
+
+def ids(batch: int, length: int) -> torch.Tensor:
+    return torch.arange(batch * length).reshape(batch, length) % 50
+
+
+CASES: list[tuple[type[Model], list[torch.Tensor]]] = [
+    (AssignsWhatItConverts, [images(2, 8), images(3, 10)]),
+    (PadsByNumbersOfNumpy, [images(2, 8), images(3, 10)]),
+    (CallsTheClassOfTensors, [images(2, 8), images(3, 10)]),
+    (FillsAList, [images(2, 8), images(3, 10)]),
+    (FillsADict, [images(2, 8), images(3, 10)]),
+    (TakesTheStartOfATable, [ids(2, 16), ids(3, 9), ids(1, 5)]),  # the example is as long as the table
+    (AsksWhetherAQuotientIsWhole, [images(2, 8), images(3, 12)]),
+    (LoopsOnceOverAll, [torch.rand(2, 12, 8), torch.rand(3, 20, 8)]),
+]
+
+
+@pytest.mark.parametrize(("kind", "inputs"), CASES, ids=[kind.__name__ for kind, _ in CASES])
+def test_model_is_traced_and_gives_the_same_at_other_sizes(kind: type[Model], inputs: list[torch.Tensor]) -> None:
+    torch.manual_seed(0)
+    model = kind().eval()
+    traced = featx.trace(model, inputs[0])
+    for x in inputs:
+        assert torch.equal(traced(x), model(x))
+
+
+class ReadsTheListFirst(Model):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.conv(x)
+        if self.maps[0] is not None:
+            y = y + self.maps[0]
+        self.maps[0] = y
+        return y
+
+
+class AsksWhatTheDictHeld(Model):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        length = self.by_name["first"].shape[0]
+        self.by_name["first"] = self.conv(x)
+        return self.by_name["first"] * length
+
+
+class ReturnsWhatTheDictHeld(Model):
+    def forward(self, x: torch.Tensor) -> Any:
+        before = self.by_name["first"]
+        self.by_name["first"] = self.conv(x)
+        return before, self.by_name["first"]
+
+
+@pytest.mark.parametrize("kind", [ReadsTheListFirst, AsksWhatTheDictHeld, ReturnsWhatTheDictHeld])
+def test_item_that_is_read_before_it_is_replaced_is_refused(kind: type[Model]) -> None:
+    with pytest.raises(featx.TraceError, match=r"earlier call|next time"):
+        featx.trace(kind().eval(), images(2, 8))
