@@ -9,8 +9,10 @@ from itertools import chain
 from types import CodeType
 from typing import Any
 
+import torch
 from torch import nn
 
+from featx.ir.memory import memory_of
 from featx.ir.node import Node
 from featx.tracing.following import Following
 from featx.tracing.lineage import Origin, Part
@@ -60,7 +62,9 @@ def what_forward_left(
         ):
             return f"forward adds to '{name}', or takes from it,"
     for name, value in state.rebound_buffers(is_of_trace).items():
-        if not trace.stand_ins.is_stand_in_of(value, state.buffer(name)):
+        before = state.buffer(name)
+        # `self.table = self.table.to(x.device)` assigns what was there.
+        if not trace.stand_ins.is_stand_in_of(value, before) and not _is_alias(value, before):
             return f"forward assigns a new tensor to the buffer '{name}'"
     for name, value in state.replaced_items():
         if _comes_from_inputs(trace, value):
@@ -76,6 +80,15 @@ def what_forward_left(
         if _is_loaded(type(module), name) and _is_read_first(trace, (path, name)):
             return f"forward keeps a number of this call in the attribute '{name}', which it reads the next time"
     return "forward draws from a random generator of its own" if state.drawn_generators() else None
+
+
+def _is_alias(value: torch.Tensor, buffer: torch.Tensor | None) -> bool:
+    return (
+        buffer is not None
+        and memory_of(value) == memory_of(buffer)
+        and (value.shape, value.dtype) == (buffer.shape, buffer.dtype)
+        and value.stride() == buffer.stride()
+    )
 
 
 def _is_read_first(trace: Following, attribute: tuple[str, str]) -> bool:

@@ -1,4 +1,4 @@
-"""Lines that published models have, and that no trace may refuse. Each gives what the model gives, at other sizes too."""
+"""Lines of published models that no trace may refuse. Each gives what the model gives, at other sizes too."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ class Model(nn.Module):
         self.embedding = nn.Embedding(50, 8)
         self.table = nn.Parameter(torch.rand(1, 16, 8))
         self.mean = torch.rand(1, 3, 1, 1)
+        self.register_buffer("offset", torch.rand(1, 3, 1, 1))
         self.width = np.int64(1)
         self.maps: list[Any] = [None] * 3
         self.by_name: dict[str, Any] = {"first": torch.zeros(1)}
@@ -32,6 +33,14 @@ class AssignsWhatItConverts(Model):  # SwinIR and its heirs
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.mean = self.mean.type_as(x)
         return self.conv(x - self.mean) + self.mean
+
+
+class MovesABuffer(Model):  # CTRL
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.offset = self.offset.to(device=x.device, dtype=x.dtype)
+        if x.sum() > -1e9:  # asks for values, so that the model runs for real
+            x = self.conv(x)
+        return x + self.offset
 
 
 class PadsByNumbersOfNumpy(Model):
@@ -86,6 +95,7 @@ def ids(batch: int, length: int) -> torch.Tensor:
 
 CASES: list[tuple[type[Model], list[torch.Tensor]]] = [
     (AssignsWhatItConverts, [images(2, 8), images(3, 10)]),
+    (MovesABuffer, [images(2, 8), images(3, 10)]),
     (PadsByNumbersOfNumpy, [images(2, 8), images(3, 10)]),
     (CallsTheClassOfTensors, [images(2, 8), images(3, 10)]),
     (FillsAList, [images(2, 8), images(3, 10)]),
