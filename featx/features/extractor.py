@@ -88,7 +88,8 @@ def create_feature_extractor(
     Args:
         model: where the values come from.
         return_nodes: a dict from node names to keys of the result, or a list of names that are the keys too. See
-            `get_graph_node_names`; the path of a module means what its last call returned.
+            `get_graph_node_names`; the path of a module means what its last call returned, or where it is a name in
+            that list, that call.
         train_return_nodes: what train mode returns, where the modes differ; together with `eval_return_nodes`.
         eval_return_nodes: what eval mode returns.
         tracer_kwargs: as for `get_graph_node_names`.

@@ -39,9 +39,9 @@ def as_request(return_nodes: Any, argument: str) -> dict[str, str]:
 def select(graph: Graph, request: Mapping[str, str], owner: str) -> dict[str, Node]:
     """Return the requested nodes by key, in execution order.
 
-    A name is the path of a module, which means what its last call returned (or, for a leaf, the first), or that of a
-    node, or any other prefix of names, which means the last node under it. Names are compared whole, part by part; they
-    are not patterns. O(nodes * depth).
+    A name is the path of a module, which means what its last call returned; or that of a node, which for a module that
+    is one node is its first call; or any other prefix of names, which means the last node under it. Names are compared
+    whole, part by part; they are not patterns. O(nodes * depth).
 
     Args:
         graph: a traced graph, whose nodes have qualified names, and marks of what the requested modules returned.
