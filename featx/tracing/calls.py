@@ -175,6 +175,8 @@ class Calls(Recording):
         kind = type(module)
         may_stay_whole = self.may_stay_whole(path) and (not has_own_call(kind) or only_passes_on(kind))
         mark, autocast = self.states.mark(), self._autocast_modes.mark()
+        events = [] if self.call_record is None else self.call_record.events
+        number = len(events)
         try:
             self._take_parts((args, kwargs), caller)
             if _packs_padded_batches(module, args, kwargs):
@@ -197,7 +199,7 @@ class Calls(Recording):
             self.scope, self._caller, self.whole, self.unseen, self.broken_off = scope, caller, 0, None, ""
             self.names.forget(names)
             self.lineage.forget(lineage)
-            del self.versions[versions:], self.memories[memories:]
+            del self.versions[versions:], self.memories[memories:], events[number:]
             self.states.reset(module, mark)
             self._autocast_modes.forget(autocast)
             for node in reversed(self.graph.nodes):
@@ -265,6 +267,8 @@ class Calls(Recording):
         self._called_whole.add(path)
         if is_own:
             self.states.note_call(module)
+        if self.call_record is not None:
+            self.call_record.note(path, args, kwargs, result)
         return result
 
     def _check_untouched(self, module: nn.Module, path: str) -> None:

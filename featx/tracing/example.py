@@ -34,6 +34,7 @@ from featx.tracing.lineage import Lineage, Origin
 from featx.tracing.mode_reads import ModeReads, has_set_mode, listen
 from featx.tracing.pass_through import PassThroughs
 from featx.tracing.recording import NeedsValues
+from featx.tracing.replay import Record, Replay
 from featx.tracing.replica import Replica, WritesModel, tensors_held_by
 from featx.tracing.saved_state import SavedState
 from featx.tracing.scalars import Disguise, Diverged, larger
@@ -264,6 +265,8 @@ class ExampleTrace(WrappedCalls):
         self._keep_output = tracer.keep_output
         # Whether it runs with gradients switched on.
         self.gradients = conditions.gradients
+        if tracer.keeps_replicas and conditions.earlier is None and conditions.before is None:
+            self.call_record = Record()
         self._reads = tracer.reads
         if conditions.before is not None:
             self.absent, self.read_first = conditions.before.absent, conditions.before.read_first
@@ -338,7 +341,11 @@ class ExampleTrace(WrappedCalls):
             if is_enough is None or not is_enough(self.graph, self.broken_off):
                 self.check_missing(error)
                 raise
-            output = None
+            output = result = None
+            if self.call_record is not None:
+                self.call_record.broke_off = True
+        if self.call_record is not None:
+            self.call_record.result = result
         if not passing.are_laid():
             raise Disturbed("functions of its Python modules were laid over and lifted meanwhile")
         with torch._C.DisableTorchFunction(), self.kernels.seen():
@@ -352,6 +359,9 @@ class ExampleTrace(WrappedCalls):
         if self._reads is not None:
             listen(self.module_paths, self._reads)
         intercept(self.module_paths, self.on_module)
+        self._remove_absent()
+
+    def _remove_absent(self) -> None:
         for path, name in self.absent:
             self.root.get_submodule(path).__dict__.pop(name, None)
 
@@ -432,8 +442,26 @@ class ExampleTrace(WrappedCalls):
 
     def _stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
         if self.is_real or tensor.is_meta:
-            return tensor.detach().clone(memory_format=torch.preserve_format)
-        return self.stand_ins.new(tensor)  # one tensor may be given as two inputs
+            found = tensor.detach().clone(memory_format=torch.preserve_format)
+        else:
+            found = self.stand_ins.new(tensor)  # one tensor may be given as two inputs
+        if self.call_record is not None:
+            self.call_record.inputs.append(found)
+        return found
+
+    def repeats(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool | None:
+        """Say whether a second call on the replica does the same; None where it is not made.
+
+        The record of the first call is dropped. Where the answer is not None the replica is used up.
+        """
+        record, self.call_record = self.call_record, None
+        # What opened code reads of a module that is kept whole, the calls of that module may have changed.
+        if record is None or self.states.are_changed_by_calls:
+            return None
+        self.put_back_tensors()
+        self._remove_absent()
+        replay = Replay(self.surroundings, self.replica, record, self.converting, gradients=self.gradients)
+        return replay.does_the_same(args, kwargs)
 
     def save_globals(self, tensors: Iterable[Any]) -> None:
         """Save the tensors among these that are globals of the model's code, which a whole module is about to write."""

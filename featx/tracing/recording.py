@@ -48,6 +48,12 @@ class Recording(Following):
 
     def on_call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer a torch call: run it and, outside modules that are kept whole, record it."""
+        result = self._answer(function, args, kwargs)
+        if self.call_record is not None and not self.whole:
+            self.call_record.note(function, args, kwargs, result)
+        return result
+
+    def _answer(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = function.__name__
         if name == "__get__":
             if not self.whole:

@@ -25,12 +25,27 @@ def check_repeats(
 ) -> None:
     """Raise where a second call with the same inputs does something else than the one in `trace`.
 
-    One more run. Where that differs, a third one tells whether the first call has only filled a cache: the second and
-    the third one are the same then. The replica of `trace` is used up.
+    A second call is compared with the record of the first one. Where it differs, three traces on one replica tell
+    whether the first call has only filled a cache: the second and the third one are the same then. The replica of
+    `trace` is used up.
 
     Raises:
         TraceError: the model keeps something from call to call that its next call finds.
     """
+    is_repeated = trace.repeats(args, kwargs)
+    if is_repeated:
+        return None
+    if is_repeated is None:
+        return _check_traces(tracer, args, kwargs, trace, is_enough)
+    how: dict[str, Any] = {"is_real": trace.is_real, "gradients": trace.gradients}
+    first = tracer.run_once(trace.surroundings, args, kwargs, is_enough, **how)
+    try:
+        _check_traces(tracer, args, kwargs, first, is_enough)
+    finally:
+        first.drop_replica()
+
+
+def _check_traces(tracer: ExampleTracer, args: Any, kwargs: Any, trace: ExampleTrace, is_enough: Any) -> None:
     name = type(trace.surroundings.traced).__name__
     second = _next(tracer, args, kwargs, trace, is_enough)
     if isinstance(second, BaseException):

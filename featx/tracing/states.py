@@ -51,6 +51,11 @@ class ModuleStates:
                 self._earlier.append((inner, self._latest[inner]))
                 self._latest[inner] = ModuleState(inner)
 
+    @property
+    def are_changed_by_calls(self) -> bool:
+        """Whether a call of a module has changed attributes of it, or of one inside it."""
+        return bool(self._earlier)
+
     def changed_by_others(self, module: nn.Module) -> str | None:
         """Return an attribute of a module, or of one inside it, that is another than after its last call."""
         found = (self._latest[inner].difference() for inner in self._at_or_inside(module))

@@ -62,7 +62,10 @@ class WrappedCalls(Calls):
         call = functools.partial(function, *plain_args, **plain_kwargs)
         values = (args, kwargs)
         with self.kernels.seen():
-            return self._as_one_node("call_function", function, arguments, keywords, values, call, is_measured=True)
+            result = self._as_one_node("call_function", function, arguments, keywords, values, call, is_measured=True)
+        if self.call_record is not None:
+            self.call_record.note(function, args, kwargs, result)
+        return result
 
     def on_grad_question(self) -> bool:
         """Answer whether gradients are enabled, and record that the answer must be the same again."""
