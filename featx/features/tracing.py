@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Literal
 
+import torch
 from torch import nn
 
 from featx.errors import ArgumentTypeError, NodeNameError, TraceError
@@ -22,7 +23,7 @@ from featx.tracing.freedom import FreeDims, OtherMode, trace_checked
 from featx.tracing.inputs import PHBase
 from featx.tracing.mode_reads import ModeReads
 from featx.tracing.module_output import mark_output
-from featx.tracing.replica import only_sets_flags, replica_of
+from featx.tracing.replica import in_mode, only_sets_flags, replica_of
 from featx.tracing.scope import has_own_call, walk_modules
 from featx.tracing.surroundings import Surroundings
 from featx.tracing.symbolic import Tracer
@@ -196,10 +197,12 @@ class ModelTracing:
         return example
 
     def model_in_mode(self) -> nn.Module:
-        """Return the model if all of it is in the mode in which it is traced, else a replica that is."""
-        flags = (module.training for module in self.model.modules())
-        if self.training is None or (self._is_known and all(flag is self.training for flag in flags)):
+        """Return the model as it is in the mode in which it is traced, to be asked and not to be run."""
+        modules = list(self.model.modules())
+        if self.training is None or (self._is_known and all(each.training is self.training for each in modules)):
             return self.model
+        if self._is_known and not any(isinstance(each, torch.jit.ScriptModule) for each in modules):
+            return in_mode(self.model, self.training)
         return replica_of(self.model, self.training).root
 
     def graph(self) -> Graph:

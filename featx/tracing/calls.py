@@ -118,6 +118,8 @@ class Calls(Recording):
 
     def is_of_trace(self, value: Any) -> bool:
         """Say whether a value is a tensor that this trace has made."""
+        if self.replay is not None and self.replay.has_made(value):
+            return True
         if not isinstance(value, torch.Tensor) or id(value) in self._paths:
             return False
         return self.lineage.get(value) is not None or value.is_meta
@@ -126,6 +128,8 @@ class Calls(Recording):
         self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Answer a call of a module: one node, or whatever its forward does."""
+        if self.replay is not None:
+            return self.replay.on_module(self.module_paths.get(module), forward, args, kwargs)
         if self.whole:
             self._note_call_inside(module)
             return self._result_of(module, args, kwargs)

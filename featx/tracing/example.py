@@ -179,7 +179,7 @@ class ExampleTracer:
             try:
                 conditions = _Conditions(is_real, gradients, earlier, dtype, disguise, before, disguised)
                 trace = self._run_until_done(around, args, kwargs, is_enough, conditions)
-                if not self.keeps_replicas:
+                if not self.keeps_replicas or (earlier is not None and before is None):
                     trace.drop_replica()
             finally:
                 modes.leave()
@@ -280,8 +280,12 @@ class ExampleTrace(WrappedCalls):
         # What the trace has made, when it is over: tensors that live on, and where they come from.
         self._stood_for: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._followed: list[tuple[weakref.ref[torch.Tensor], Origin]] = []
+        # The tensors of a second call that was compared with this one.
+        self._twins: list[weakref.ref[torch.Tensor]] = []
         # What puts back what this run changes outside of the replica. Each may be called twice.
         self._restorers: list[Callable[[], None]] = []
+        self._passing: PassThroughs
+        self._caches: Caches
 
     def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], is_enough: IsEnough | None) -> None:
         """Run the root on the example and record it."""
@@ -314,8 +318,8 @@ class ExampleTrace(WrappedCalls):
         modes = ThreadModes()
         generators = SharedGenerators()
         conversions = [(namespace, name) for namespace in self.converting for name in CONVERSIONS]
-        passing = PassThroughs([*around.places, *conversions], self.on_draw, self.on_wrapped)
-        caches = Caches(around.namespaces, around.kinds, self.is_of_trace)
+        passing = self._passing = PassThroughs([*around.places, *conversions], self.on_draw, self.on_wrapped)
+        caches = self._caches = Caches(around.namespaces, around.kinds, self.is_of_trace)
         self._restorers += [
             generators.restore, self.generator.restore, self._saved.restore, caches.restore, passing.lift, modes.leave
         ]  # fmt: skip
@@ -433,9 +437,9 @@ class ExampleTrace(WrappedCalls):
         """Drop the replica, and empty the cached functions of any file that keep a tensor of the trace."""
         self.replica.drop()
         self.states, self._stood_for = ModuleStates(()), {}
-        alive = (reference() for reference, _ in self._followed)
+        alive = (reference() for reference in (*(each for each, _ in self._followed), *self._twins))
         empty_functions_that_keep([tensor for tensor in alive if tensor is not None and tensor.is_meta])
-        self._followed = []
+        self._followed, self._twins = [], []
 
     def _is_shared(self, tensor: torch.Tensor) -> bool:
         return id(tensor) in self._paths or (tensor.is_meta and self._device.type == "meta")
@@ -458,10 +462,26 @@ class ExampleTrace(WrappedCalls):
         # What opened code reads of a module that is kept whole, the calls of that module may have changed.
         if record is None or self.states.are_changed_by_calls:
             return None
+        self.replay, self.whole = Replay(record, self._paths), 0
         self.put_back_tensors()
         self._remove_absent()
-        replay = Replay(self.surroundings, self.replica, record, self.converting, gradients=self.gradients)
-        return replay.does_the_same(args, kwargs)
+        try:
+            try:
+                return self._call_again(self.replay, args, kwargs)
+            finally:
+                self._restore()
+        finally:
+            self._restore()  # again: an interrupt may have ended the first one
+            self._twins, self.replay = self.replay.end(), None
+
+    def _call_again(self, replay: Replay, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        modes = ThreadModes()
+        self._restorers = [self._caches.restore, self._passing.lift, modes.leave]
+        call_args, call_kwargs = replay.inputs(self.signature, args, kwargs)
+        self._passing.lay()
+        modes.leave_inference_mode()
+        modes.enter(replay.mode, None, gradients=self.gradients)
+        return replay.does_the_same(lambda: self._call(*call_args, **call_kwargs)) and self._passing.are_laid()
 
     def save_globals(self, tensors: Iterable[Any]) -> None:
         """Save the tensors among these that are globals of the model's code, which a whole module is about to write."""

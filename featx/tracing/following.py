@@ -25,7 +25,7 @@ from featx.tracing.grad_modes import GradModes
 from featx.tracing.guards import check_decision, check_form, form_of
 from featx.tracing.lineage import Lineage, Origin, Part
 from featx.tracing.naming import QualifiedNames
-from featx.tracing.replay import Record
+from featx.tracing.replay import Record, Replay
 from featx.tracing.scalars import Disguise, Diverged, TracedFloat, TracedInt, larger, plain_number, traced_number
 from featx.tracing.standins import StandIns
 from featx.tracing.switches import switches
@@ -114,6 +114,8 @@ class Following(TracerBase):
         self.keeps_of_input: str | None = None
         # What forward does, where a second call is to be compared with it.
         self.call_record: Record | None = None
+        # What answers, while a second call is compared with it.
+        self.replay: Replay | None = None
         # The containers and objects in the inputs: the name of the input, the copy, and what it held at the start.
         self.given: list[tuple[str, Any, dict[Any, Any]]] = []
         # The tensors that are followed, with their memory.

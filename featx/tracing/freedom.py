@@ -100,10 +100,24 @@ def trace_checked(
     tracer.keeps_replicas = True
     trace = tracer.trace(root, args, kwargs, is_enough)
     try:
-        check_repeats(tracer, args, kwargs, trace, is_enough)
+        can_go_on = check_repeats(tracer, args, kwargs, trace, is_enough)
+        return trace, _free_dims(tracer, (args, kwargs), trace, is_enough, other_mode, can_go_on=can_go_on)
     finally:
         tracer.keeps_replicas = False
         trace.drop_replica()
+
+
+def _free_dims(
+    tracer: ExampleTracer,
+    example: tuple[tuple[Any, ...], Mapping[str, Any]],
+    trace: ExampleTrace,
+    is_enough: IsEnough | None,
+    other_mode: OtherMode | None,
+    *,
+    can_go_on: bool,
+) -> FreeDims:
+    """Find out what holds beyond the example, and add checks of what does not to the graph of `trace`."""
+    args, kwargs = example
     inputs = list(_tensors(trace, args, kwargs))
     known = {(id(tensor), dim): UNTRIED for _, _, tensor in inputs for dim in range(tensor.dim())}
     other_mode = other_mode or OtherMode()
@@ -111,8 +125,11 @@ def trace_checked(
     if other_mode.does_the_same(trace.graph):
         known = {dim: other_mode.dims[dim] for dim in known}
     elif trace.saw_sizes or trace.is_real:
-        variation = Variation(tracer, args, kwargs, trace, is_enough)
-        known = variation.test([tensor for _, _, tensor in inputs], other_mode.dims)
+        variation = Variation(tracer, args, kwargs, trace, is_enough, can_go_on=can_go_on and not trace.is_real)
+        try:
+            known = variation.test([tensor for _, _, tensor in inputs], other_mode.dims)
+        finally:
+            variation.drop()
     other_mode.note(trace.graph, known)
     if measures_of(trace.graph) != measured:  # other sizes told more of some calls, which may differ by mode
         other_mode.graph = None
@@ -124,8 +141,8 @@ def trace_checked(
         trace.graph.erase_node(check)
         trace.graph.erase_node(question)
     free = FreeDims({name: [known[id(tensor), dim] for dim in range(tensor.dim())] for name, _, tensor in inputs})
-    _check_fixed(trace.graph, inputs, known, _way_to_other_sizes(root))
-    return trace, free
+    _check_fixed(trace.graph, inputs, known, _way_to_other_sizes(trace.surroundings.traced))
+    return free
 
 
 def _needless_gradient_checks(

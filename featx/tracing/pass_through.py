@@ -139,7 +139,8 @@ class PassThroughs:
         self._laid: list[tuple[dict[str, Any], str, _PassThrough, bool, Recorder | None]] = []
 
     def lay(self) -> None:
-        """Put them into the namespaces. O(places)."""
+        """Put them into the namespaces; again after they were lifted, if need be. O(places)."""
+        self._laid = []
         for namespace, name in self._places:
             function = namespace.get(name, getattr(builtins, name, None))
             if function is None:

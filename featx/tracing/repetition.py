@@ -22,7 +22,7 @@ def check_repeats(
     kwargs: Mapping[str, Any],
     trace: ExampleTrace,
     is_enough: IsEnough | None = None,
-) -> None:
+) -> bool:
     """Raise where a second call with the same inputs does something else than the one in `trace`.
 
     A second call is compared with the record of the first one. Where it differs, three traces on one replica tell
@@ -37,12 +37,14 @@ def check_repeats(
         return None
     if is_repeated is None:
         return _check_traces(tracer, args, kwargs, trace, is_enough)
+    trace.drop_replica()
     how: dict[str, Any] = {"is_real": trace.is_real, "gradients": trace.gradients}
     first = tracer.run_once(trace.surroundings, args, kwargs, is_enough, **how)
     try:
         _check_traces(tracer, args, kwargs, first, is_enough)
     finally:
         first.drop_replica()
+    return False
 
 
 def _check_traces(tracer: ExampleTracer, args: Any, kwargs: Any, trace: ExampleTrace, is_enough: Any) -> None:

@@ -9,23 +9,16 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Container
 from typing import Any, NamedTuple, cast
 
 import torch
-from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from featx.ir.equality import is_same
-from featx.tracing.caches import Caches
-from featx.tracing.conversions import CONVERSIONS
-from featx.tracing.pass_through import PassThroughs
-from featx.tracing.replica import Replica
 from featx.tracing.scalars import Diverged, TracedFloat, TracedInt, plain_number
-from featx.tracing.scope import intercept
 from featx.tracing.structure import copy_structure
-from featx.tracing.surroundings import Surroundings
-from featx.tracing.thread_modes import ThreadModes
 from featx.tree import tree_leaves
 
 _NUMBERS = (TracedInt, TracedFloat)
@@ -60,78 +53,29 @@ class _Ended(BaseException):
 
 
 class Replay:
-    """The second call on a replica, whose first one has left `record`.
+    """Answers what forward calls in a second call on a replica, whose first one has left `record`.
 
     Args:
-        surroundings: what was traced.
-        replica: the copy of it that has run once.
-        record: what it did.
-        converting: the namespaces in which calls of `int`, `float` and `len` are heard.
-        gradients: whether gradients are switched on.
+        record: what the first call did.
+        owned: the ids of the tensors of the model, which are the same in both calls.
     """
 
-    def __init__(
-        self,
-        surroundings: Surroundings,
-        replica: Replica,
-        record: Record,
-        converting: list[dict[str, Any]],
-        *,
-        gradients: bool,
-    ) -> None:
-        self._surroundings = surroundings
-        self._replica = replica
+    def __init__(self, record: Record, owned: Container[int]) -> None:
         self._record = record
-        self._converting = converting
-        self._gradients = gradients
+        self._owned = owned
         self._position = 0
         # What stands in this call for the tensors of the first one, by the ids of those.
         self._twins: dict[int, torch.Tensor] = {}
+        self.mode = _Mode(self)
 
-    def does_the_same(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Call the replica with the same inputs; say whether it makes the same calls and returns the same."""
-        modes = ThreadModes()
-        conversions = [(namespace, name) for namespace in self._converting for name in CONVERSIONS]
-        places = [*self._surroundings.places, *conversions]
-        passing = PassThroughs(places, self._on_draw, self._on_wrapped)
-        caches = Caches(self._surroundings.namespaces, self._surroundings.kinds, self._is_twin)
-        try:
-            try:
-                intercept(self._replica.paths, self._on_module)
-                passing.lay()
-                modes.leave_inference_mode()
-                modes.enter(_Mode(self), None, gradients=self._gradients)
-                is_same_call = self._call(args, kwargs)
-                return is_same_call and passing.are_laid()
-            except (Diverged, Exception):
-                return False
-            finally:
-                self._restore(caches, passing, modes)
-        finally:
-            self._restore(caches, passing, modes)  # again: an interrupt may have ended the first one
+    def end(self) -> list[weakref.ref[torch.Tensor]]:
+        """Let go of the tensors of this call, which is over, and return them: some may live on elsewhere."""
+        twins, self._twins = list(map(weakref.ref, self._twins.values())), {}
+        self._record = Record()
+        return twins
 
-    def _restore(self, caches: Caches, passing: PassThroughs, modes: ThreadModes) -> None:
-        modes.leave()
-        passing.lift()
-        caches.restore()
-
-    def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        with torch._C.DisableTorchFunction():
-            call_args, call_kwargs = self._inputs(self._surroundings.signature, args, kwargs)
-        record, root = self._record, self._replica.root
-        traced = self._surroundings.traced
-        function = root.forward if isinstance(traced, nn.Module) else traced
-        if root._forward_hooks or root._forward_pre_hooks:
-            function = functools.partial(type(root)._call_impl, root)
-        try:
-            result = function(*call_args, **call_kwargs)
-        except (_Ended, Exception):
-            return record.broke_off and self._position == len(record.events)
-        with torch._C.DisableTorchFunction():
-            is_whole = not record.broke_off and self._position == len(record.events)
-            return is_whole and self._is_same(record.result, result)
-
-    def _inputs(self, signature: inspect.Signature, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def inputs(self, signature: inspect.Signature, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return what to call forward with: the example, with other tensors."""
         recorded = iter(self._record.inputs)
         bound = signature.bind(*args, **kwargs)
 
@@ -143,6 +87,17 @@ class Replay:
         for name, value in bound.arguments.items():
             bound.arguments[name] = copy_structure(value, twin)
         return bound.args, bound.kwargs
+
+    def does_the_same(self, call: Callable[[], Any]) -> bool:
+        """Run `call`; say whether it makes the calls of the first one, all of them, and returns the same."""
+        record = self._record
+        try:
+            result = call()
+        except (Diverged, _Ended, Exception):
+            return record.broke_off and self._position == len(record.events)
+        with torch._C.DisableTorchFunction():
+            is_whole = not record.broke_off and self._position == len(record.events)
+            return is_whole and self._is_same(record.result, result)
 
     # -- what forward does -------------------------------------------------------------------------------------------
 
@@ -168,10 +123,10 @@ class Replay:
         self._position += 1
         return called(*args) if called is torch._C._set_grad_enabled else self._twin_of(event.result)
 
-    def _on_module(
-        self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    def on_module(
+        self, path: str | None, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        path = self._replica.paths.get(module)
+        """Answer a call of the module at `path`: what the first call got where it was one node there."""
         if path is None:
             raise Diverged
         events = self._record.events
@@ -180,7 +135,8 @@ class Replay:
                 return self.answer(path, args, kwargs)
         return forward(*args, **kwargs)
 
-    def _on_wrapped(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def on_wrapped(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Answer a call of a function that the trace hears of."""
         if isinstance(function, functools._lru_cache_wrapper):
             return function.__wrapped__(*args, **kwargs)
         events = self._record.events
@@ -189,12 +145,10 @@ class Replay:
                 return self.answer(function, args, kwargs)
         return function(*args, **kwargs)
 
-    def _on_draw(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        raise Diverged
-
     # -- values ------------------------------------------------------------------------------------------------------
 
-    def _is_twin(self, value: Any) -> bool:
+    def has_made(self, value: Any) -> bool:
+        """Say whether a value is a tensor of this call."""
         return any(value is twin for twin in self._twins.values())
 
     def _twin_of(self, value: Any) -> Any:
@@ -214,17 +168,12 @@ class Replay:
     def _tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         known = self._twins.get(id(tensor))
         if known is None:
-            if id(tensor) in self._surroundings_tensors:
+            if id(tensor) in self._owned:
                 return tensor
             if type(tensor) is not torch.Tensor:
                 raise Diverged
             known = self._twins[id(tensor)] = tensor.detach()
         return known
-
-    @functools.cached_property
-    def _surroundings_tensors(self) -> set[int]:
-        modules = self._replica.paths
-        return {id(each) for module in modules for each in (*module.parameters(False), *module.buffers(False))}
 
     def _is_same(self, recorded: Any, given: Any) -> bool:
         if isinstance(recorded, torch.Tensor):

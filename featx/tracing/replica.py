@@ -21,7 +21,8 @@ from featx.tracing.object_copies import ObjectCopies
 from featx.tracing.scope import walk_modules
 
 _SHARED = frozenset({bool, int, float, str, type(None), torch.Tensor, nn.Parameter, torch.Size})
-_MAY_BE_EMPTY = frozenset({dict, OrderedDict, set, list, tuple})
+_SHARED_WITHOUT_TENSORS = _SHARED - {torch.Tensor}
+_MAY_BE_EMPTY = frozenset({dict, OrderedDict, set, list})
 _FORWARD_HOOKS = (
     "_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks",
     "_forward_pre_hooks_with_kwargs",
@@ -136,13 +137,12 @@ class Replica:
                 state[name] = self._no_hooks
         for name in ("_parameters", "_buffers"):
             state[name] = dict(state[name]) if shares_tensors and type(state[name]) is dict else copies(state[name])
-        for name in state.keys() - _LOOKED_AFTER:
-            value = state[name]
+        shared = _SHARED if shares_tensors else _SHARED_WITHOUT_TENSORS
+        for name, value in state.items():
             kind = type(value)
-            if kind in _MAY_BE_EMPTY and not value:
-                state[name] = kind()
-            elif kind not in _SHARED or not (shares_tensors or kind is not torch.Tensor):
-                state[name] = copies(value)
+            if kind in shared or name in _LOOKED_AFTER or (kind is tuple and shared.issuperset(map(type, value))):
+                continue
+            state[name] = kind() if kind in _MAY_BE_EMPTY and not value else copies(value)
         self._copies.fill_slots(module, twin)
 
     def _note_paths(self, modules: list[tuple[str, nn.Module]]) -> None:
@@ -205,6 +205,22 @@ def replica_of(model: nn.Module, training: bool | None = None, copies_tensors: s
         return Replica(model, training, copies_tensors)
     except WritesModel:
         return Replica(model, training, "all")
+
+
+def in_mode(model: nn.Module, training: bool) -> nn.Module:
+    """Return a tree of modules that differs from the model in its modes alone, to be asked and not to be run.
+
+    It shares everything else, so it holds for modules whose `train` does no more than to set flags. O(modules).
+    """
+    twins: dict[nn.Module, nn.Module] = {}
+    for _, module in walk_modules(model):
+        twin = twins[module] = object.__new__(type(module))
+        twin.__dict__.update(module.__dict__, training=training)
+    for module, twin in twins.items():
+        if module._modules:
+            children = module._modules.items()
+            twin.__dict__["_modules"] = {name: None if child is None else twins[child] for name, child in children}
+    return twins[model]
 
 
 def only_sets_flags(module: nn.Module) -> bool:

@@ -39,11 +39,24 @@ class _Group:
 
 
 class Variation:
-    """Traces of one model at other sizes than those of its example."""
+    """Traces of one model at other sizes than those of its example.
+
+    Args:
+        tracer: what traces.
+        args: the example, with `kwargs`.
+        kwargs: see there.
+        trace: the trace at the size of the example.
+        is_enough: as for `ExampleTracer.trace`.
+        can_go_on: whether the replica of `trace` is still there, for a model whose second call does what the first one
+            did. Then the traces are further calls on it, up to one that fails.
+    """
 
     def __init__(
-        self, tracer: ExampleTracer, args: Any, kwargs: Any, trace: ExampleTrace, is_enough: IsEnough | None
-    ) -> None:
+        self, tracer: ExampleTracer, args: Any, kwargs: Any, trace: ExampleTrace, is_enough: IsEnough | None,
+        *, can_go_on: bool,
+    ) -> None:  # fmt: skip
+        self._before = trace if can_go_on else None
+        self._chain: list[ExampleTrace] = []
         self._tracer = tracer
         self._example = (args, dict(kwargs))
         self._trace = trace
@@ -75,6 +88,11 @@ class Variation:
         if free and self._outcome(free, disguise=nothing) != FREE:
             known.update({group: self._if_small(group) for group in free})
         return {(each, group.position): outcome for group, outcome in known.items() for each in group.inputs}
+
+    def drop(self) -> None:
+        """Drop what the traces have left; the replica too."""
+        for trace in self._chain:
+            trace.drop_replica()
 
     def _alone(self, group: _Group, is_likely: bool) -> str:
         outcome = self._outcome([group])
@@ -112,7 +130,13 @@ class Variation:
         try:
             first = self._trace
             how: dict[str, Any] = {"is_real": first.is_real, "gradients": first.gradients, "disguise": disguise}
-            again = self._tracer.run_once(first.surroundings, args, kwargs, self._is_enough, earlier=first, **how)
+            before, self._before = self._before, None
+            again = self._tracer.run_once(
+                first.surroundings, args, kwargs, self._is_enough, earlier=first, before=before, **how
+            )
+            if before is not None:
+                self._before = again
+                self._chain.append(again)
         except Diverged:
             return CHANGED
         except (NeedsValues, Exception) as error:

@@ -13,7 +13,7 @@ import torch
 from featx.tracing.calls import Calls
 from featx.tracing.generators import SharedGenerators
 from featx.tracing.pass_through import is_question, is_seeding, is_switching
-from featx.tracing.scalars import TracedFloat, TracedInt, pinned, plain_number, plain_numbers
+from featx.tracing.scalars import Diverged, TracedFloat, TracedInt, pinned, plain_number, plain_numbers
 from featx.tracing.unfollowable import LeftBehind, Unfollowable
 from featx.tree import tree_leaves
 
@@ -28,6 +28,8 @@ class WrappedCalls(Calls):
 
     def on_wrapped(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer a call of a function that is one node, of a cached one, of `math`, `int`, `float` or `len`."""
+        if self.replay is not None:
+            return self.replay.on_wrapped(function, args, kwargs)
         if isinstance(function, functools._lru_cache_wrapper):
             # Past the cache, which must not keep a tensor of this trace.
             return function.__wrapped__(*args, **kwargs)
@@ -131,6 +133,8 @@ class WrappedCalls(Calls):
 
     def on_draw(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer a call of a random generator that is not torch's: inside a module that is kept whole only."""
+        if self.replay is not None:
+            raise Diverged
         if self.whole:
             self.drew = True
             self._generators = self._generators or SharedGenerators()
