@@ -26,17 +26,21 @@ def check_repeats(
     """Raise where a second call with the same inputs does something else than the one in `trace`.
 
     A second call is compared with the record of the first one. Where it differs, three traces on one replica tell
-    whether the first call has only filled a cache: the second and the third one are the same then. The replica of
-    `trace` is used up.
+    whether the first call has only filled a cache: the second and the third one are the same then.
+
+    Returns:
+        Whether the second call was like the first one in all, so that the replica of `trace` may be called again; else
+        it is used up.
 
     Raises:
         TraceError: the model keeps something from call to call that its next call finds.
     """
     is_repeated = trace.repeats(args, kwargs)
     if is_repeated:
-        return None
+        return True
     if is_repeated is None:
-        return _check_traces(tracer, args, kwargs, trace, is_enough)
+        _check_traces(tracer, args, kwargs, trace, is_enough)
+        return False
     trace.drop_replica()
     how: dict[str, Any] = {"is_real": trace.is_real, "gradients": trace.gradients}
     first = tracer.run_once(trace.surroundings, args, kwargs, is_enough, **how)

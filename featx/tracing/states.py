@@ -56,6 +56,10 @@ class ModuleStates:
         """Whether a call of a module has changed attributes of it, or of one inside it."""
         return bool(self._earlier)
 
+    def are_as_at_the_start(self) -> bool:
+        """Say whether all modules have the attributes and buffers that they had at the start."""
+        return all(state.difference() is None for state in self._initial.values())
+
     def changed_by_others(self, module: nn.Module) -> str | None:
         """Return an attribute of a module, or of one inside it, that is another than after its last call."""
         found = (self._latest[inner].difference() for inner in self._at_or_inside(module))

@@ -48,7 +48,7 @@ class Variation:
         trace: the trace at the size of the example.
         is_enough: as for `ExampleTracer.trace`.
         can_go_on: whether the replica of `trace` is still there, for a model whose second call does what the first one
-            did. Then the traces are further calls on it, up to one that fails.
+            did. Then the traces are further calls on it, up to one that breaks off and leaves it changed.
     """
 
     def __init__(
@@ -94,6 +94,11 @@ class Variation:
         for trace in self._chain:
             trace.drop_replica()
 
+    def _leave_if_changed(self) -> None:
+        # A call that has broken off may have left its replica in a state that no whole call leaves.
+        if self._before is not None and not self._before.states.are_as_at_the_start():
+            self._before = None
+
     def _alone(self, group: _Group, is_likely: bool) -> str:
         outcome = self._outcome([group])
         if group.position == 0 or not outcome.startswith(REFUSED):
@@ -127,22 +132,23 @@ class Variation:
             for each in group.inputs
         }
         args, kwargs = _resized(self._example, changes, self._trace.is_real)
+        first = self._trace
+        how: dict[str, Any] = {"is_real": first.is_real, "gradients": first.gradients, "disguise": disguise}
         try:
-            first = self._trace
-            how: dict[str, Any] = {"is_real": first.is_real, "gradients": first.gradients, "disguise": disguise}
-            before, self._before = self._before, None
             again = self._tracer.run_once(
-                first.surroundings, args, kwargs, self._is_enough, earlier=first, before=before, **how
+                first.surroundings, args, kwargs, self._is_enough, earlier=first, before=self._before, **how
             )
-            if before is not None:
-                self._before = again
-                self._chain.append(again)
         except Diverged:
+            self._leave_if_changed()
             return CHANGED
         except (NeedsValues, Exception) as error:
+            self._leave_if_changed()
             if isinstance(error, FeatxError):
                 return "fixed: at another length the model cannot be followed"
             return f"{REFUSED} ({type(error).__name__})"
+        if self._before is not None:
+            self._before = again
+            self._chain.append(again)
         if not is_same_graph(again.graph, self._trace.graph):
             return CHANGED
         join_measured(self._trace.graph, again.graph)
