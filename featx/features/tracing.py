@@ -130,7 +130,8 @@ class ModelTracing:
         self._found: Example | None = None
         # What is known from a trace in the other mode; where modules do more than set flags, nothing.
         self._surroundings: Surroundings | None = None
-        self._is_known = all(map(only_sets_flags, self.model.modules()))
+        self._modules = [module for _, module in walk_modules(self.model)]
+        self._is_known = all(map(only_sets_flags, self._modules))
         # What the traces of a first mode found out.
         self._other_mode = OtherMode()
         self._given = None if example_inputs is None else as_example(example_inputs)
@@ -198,10 +199,10 @@ class ModelTracing:
 
     def model_in_mode(self) -> nn.Module:
         """Return the model as it is in the mode in which it is traced, to be asked and not to be run."""
-        modules = list(self.model.modules())
-        if self.training is None or (self._is_known and all(each.training is self.training for each in modules)):
+        is_in_mode = all(each.training is self.training for each in self._modules)
+        if self.training is None or (self._is_known and is_in_mode):
             return self.model
-        if self._is_known and not any(isinstance(each, torch.jit.ScriptModule) for each in modules):
+        if self._is_known and not any(isinstance(each, torch.jit.ScriptModule) for each in self._modules):
             return in_mode(self.model, self.training)
         return replica_of(self.model, self.training).root
 

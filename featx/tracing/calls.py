@@ -434,7 +434,7 @@ class Calls(Recording):
         if names is None:
             names = self._assigned[kind] = frozenset(assigned_to_others(kind))
         for name in names:
-            for inner in module.modules():
+            for _, inner in walk_modules(module):
                 if inner is module or inner in self._looked_into or name not in inner.__dict__:
                     continue
                 # What another value would change at a call of a module of the model's own is seen there.

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from torch import nn
 
+from featx.tracing.scope import walk_modules
 from featx.tracing.state import ModuleState
 
 
@@ -77,7 +78,7 @@ class ModuleStates:
     def _at_or_inside(self, module: nn.Module) -> list[nn.Module]:
         known = self._inside.get(module)
         if known is None:
-            known = self._inside[module] = [inner for inner in module.modules() if inner in self._initial]
+            known = self._inside[module] = [inner for _, inner in walk_modules(module) if inner in self._initial]
         return known
 
 
