@@ -97,11 +97,15 @@ def trace_checked(
     Raises:
         TraceError: the example cannot be traced.
     """
+    other_mode = other_mode or OtherMode()
     tracer.keeps_replicas = True
     trace = tracer.trace(root, args, kwargs, is_enough)
     try:
-        can_go_on = check_repeats(tracer, args, kwargs, trace, is_enough)
-        return trace, _free_dims(tracer, (args, kwargs), trace, is_enough, other_mode, can_go_on=can_go_on)
+        is_known = other_mode.does_the_same(trace.graph)
+        # What a second call does, and other sizes change, the other mode has told then.
+        can_go_on = not is_known and check_repeats(tracer, args, kwargs, trace, is_enough)
+        free = _free_dims(tracer, (args, kwargs), trace, is_enough, other_mode, is_known=is_known, can_go_on=can_go_on)
+        return trace, free
     finally:
         tracer.keeps_replicas = False
         trace.drop_replica()
@@ -112,17 +116,17 @@ def _free_dims(
     example: tuple[tuple[Any, ...], Mapping[str, Any]],
     trace: ExampleTrace,
     is_enough: IsEnough | None,
-    other_mode: OtherMode | None,
+    other_mode: OtherMode,
     *,
+    is_known: bool,
     can_go_on: bool,
 ) -> FreeDims:
     """Find out what holds beyond the example, and add checks of what does not to the graph of `trace`."""
     args, kwargs = example
     inputs = list(_tensors(trace, args, kwargs))
     known = {(id(tensor), dim): UNTRIED for _, _, tensor in inputs for dim in range(tensor.dim())}
-    other_mode = other_mode or OtherMode()
     measured = measures_of(trace.graph)
-    if other_mode.does_the_same(trace.graph):
+    if is_known:
         known = {dim: other_mode.dims[dim] for dim in known}
     elif trace.saw_sizes or trace.is_real:
         variation = Variation(tracer, args, kwargs, trace, is_enough, can_go_on=can_go_on and not trace.is_real)
