@@ -108,8 +108,9 @@ class _Holder:
         now = vars(self._value) if isinstance(self._value, type) else self._value
         if len(now) != len(self._before):
             return False
-        values: Any = now if isinstance(now, list) else dict.values(now) if isinstance(now, dict) else now.values()
-        return all(map(operator.is_, values, self._before.values()))
+        # A list, as another thread may add to it meanwhile.
+        values = list(now if isinstance(now, list) else dict.values(now) if isinstance(now, dict) else now.values())
+        return len(values) == len(self._before) and all(map(operator.is_, values, self._before.values()))
 
     def changed_numbers(self) -> list[Any]:
         """Return the keys at which a number was changed, added or taken away."""

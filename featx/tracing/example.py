@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import traceback
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -52,7 +53,7 @@ from featx.tree import tree_leaves
 _ABSENT = object()
 IsEnough = Callable[[Graph, str], bool]
 # How often a trace that other threads disturbed runs again.
-_ATTEMPTS = 10
+ATTEMPTS = 10
 
 
 @dataclass(frozen=True)
@@ -181,6 +182,9 @@ class ExampleTracer:
                 trace = self._run_until_done(around, args, kwargs, is_enough, conditions)
                 if not self.keeps_replicas or (earlier is not None and before is None):
                     trace.drop_replica()
+            except KeyboardInterrupt as error:
+                _end_contexts(error)
+                raise
             finally:
                 modes.leave()
         finally:
@@ -202,7 +206,7 @@ class ExampleTracer:
         known = earlier or before
         converting = list(known.converting) if known is not None else []
         copies_tensors = "buffers" if conditions.is_real else "none"
-        attempts = _ATTEMPTS
+        attempts = ATTEMPTS
         line = line_of(user_frame())
         while True:
             if before is None:
@@ -231,6 +235,8 @@ class ExampleTracer:
                 else:  # where forward reads it ahead of that, it will be missing
                     absent = {*absent, error.attribute}
             except Disturbed as error:
+                if before is not None:  # its replica has been called by then
+                    raise
                 attempts -= 1
                 if not attempts:
                     raise TraceError(f"cannot trace {_name(around.traced)} while other threads run: {error}") from error
@@ -453,21 +459,24 @@ class ExampleTrace(WrappedCalls):
             self.call_record.inputs.append(found)
         return found
 
-    def repeats(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool | None:
-        """Say whether a second call on the replica does the same; None where it is not made.
+    def repeats(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Say whether a second call on the replica does the same; False too where that is not tried.
 
-        The record of the first call is dropped. Where the answer is not None the replica is used up.
+        The record of the first call is dropped. Where the answer is False the replica is used up.
         """
         record, self.call_record = self.call_record, None
         # What opened code reads of a module that is kept whole, the calls of that module may have changed.
         if record is None or self.states.are_changed_by_calls:
-            return None
+            return False
         self.replay, self.whole = Replay(record, self._paths), 0
         self.put_back_tensors()
         self._remove_absent()
         try:
             try:
                 return self._call_again(self.replay, args, kwargs)
+            except KeyboardInterrupt as error:
+                _end_contexts(error)
+                raise
             finally:
                 self._restore()
         finally:
@@ -516,6 +525,11 @@ class _Mode(TorchFunctionMode):
     ) -> Any:
         with self._trace.kernels.seen():
             return self._trace.on_call(func, args, kwargs or {})
+
+
+def _end_contexts(error: KeyboardInterrupt) -> None:
+    # A context manager of torch that was left in its `__exit__` pushes the mode of the trace again when its frame goes.
+    traceback.clear_frames(error.__traceback__)
 
 
 def _error(root: Any, what: str, place: str) -> TraceError:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from featx.tracing.other_threads import OtherThreads
+from featx.tracing.unfollowable import Disturbed
 from featx.tree import tree_leaves
 
 
@@ -86,20 +87,24 @@ class TorchGenerator:
         self._expected = torch.get_rng_state()
 
     def was_set(self) -> bool:
-        """Say whether this thread has put the generator into another state than the one that `note` found."""
+        """Say whether this thread has put the generator into another state than the one that `note` found.
+
+        Raises:
+            Disturbed: it was seeded, and another thread may have done that.
+        """
         now = torch.get_rng_state()
         if torch.equal(now, self._expected):
             return False
-        if not self._threads.have_run() or torch.initial_seed() != self._seed:
+        if not self._threads.have_run():
             return True
+        if torch.initial_seed() != self._seed:
+            raise Disturbed("torch's random generator was seeded")
         self._expected = now  # another thread has drawn
         return False
 
     def restore(self) -> None:
-        """Put the generator back, unless another thread has drawn from it. May be called twice."""
-        if torch.equal(torch.get_rng_state(), self._first):
-            return
-        if not self._threads.have_run() or torch.initial_seed() != self._seed:
+        """Put the generator back, unless another thread may have drawn from it. May be called twice."""
+        if not torch.equal(torch.get_rng_state(), self._first) and not self._threads.have_run():
             torch.set_rng_state(self._first)
 
 

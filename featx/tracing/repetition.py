@@ -11,9 +11,10 @@ from typing import Any
 
 from featx.errors import TraceError
 from featx.ir.equality import is_same_graph
-from featx.tracing.example import ExampleTrace, ExampleTracer, IsEnough
+from featx.tracing.example import ATTEMPTS, ExampleTrace, ExampleTracer, IsEnough
 from featx.tracing.recording import NeedsValues
 from featx.tracing.scalars import Diverged
+from featx.tracing.unfollowable import Disturbed
 
 
 def check_repeats(
@@ -35,24 +36,29 @@ def check_repeats(
     Raises:
         TraceError: the model keeps something from call to call that its next call finds.
     """
-    is_repeated = trace.repeats(args, kwargs)
-    if is_repeated:
+    if trace.repeats(args, kwargs):
         return True
-    if is_repeated is None:
-        _check_traces(tracer, args, kwargs, trace, is_enough)
-        return False
     trace.drop_replica()
     how: dict[str, Any] = {"is_real": trace.is_real, "gradients": trace.gradients}
-    first = tracer.run_once(trace.surroundings, args, kwargs, is_enough, **how)
-    try:
-        _check_traces(tracer, args, kwargs, first, is_enough)
-    finally:
-        first.drop_replica()
+    for attempt in range(ATTEMPTS):
+        first = tracer.run_once(trace.surroundings, args, kwargs, is_enough, **how)
+        try:
+            _check_traces(tracer, args, kwargs, first, is_enough)
+            return False
+        except Disturbed as error:
+            if attempt + 1 == ATTEMPTS:
+                raise TraceError(f"cannot trace {_name(trace)} while other threads run: {error}") from error
+        finally:
+            first.drop_replica()
     return False
 
 
+def _name(trace: ExampleTrace) -> str:
+    return type(trace.surroundings.traced).__name__
+
+
 def _check_traces(tracer: ExampleTracer, args: Any, kwargs: Any, trace: ExampleTrace, is_enough: Any) -> None:
-    name = type(trace.surroundings.traced).__name__
+    name = _name(trace)
     second = _next(tracer, args, kwargs, trace, is_enough)
     if isinstance(second, BaseException):
         raise TraceError(f"cannot trace {name}: its second call is not like the first one: {second}") from second
