@@ -418,7 +418,10 @@ class ExampleTrace(WrappedCalls):
         self.generator.forget()
 
     def put_back_tensors(self) -> None:
-        """Let modules hold the model's tensors again where forward has assigned the stand-ins: `self.steps += 1`."""
+        """Let modules hold the tensors of before where forward has assigned what stands for them.
+
+        `self.steps += 1` assigns a stand-in; `self.table = self.table.to(x.device)` another name of the same memory.
+        """
         dicts: list[dict[str, Any]] = []
         for module in self.module_paths:
             dicts += [cast(Any, module._parameters), cast(Any, module._buffers), module.__dict__]
@@ -426,6 +429,7 @@ class ExampleTrace(WrappedCalls):
             for name, value in held.items():
                 if id(value) in self._stood_for:
                     held[name] = self._stood_for[id(value)][1]
+        self.states.put_back_aliases()
 
     def kept(self) -> tuple[dict[int, torch.Tensor], dict[int, torch.Tensor]]:
         """Return the tensors of the trace, by id, that live on: those computed from its inputs, and all others."""
@@ -438,6 +442,11 @@ class ExampleTrace(WrappedCalls):
                 (from_inputs if comes_from_inputs(origin) else others)[id(tensor)] = tensor
         others = {key: tensor for key, tensor in others.items() if key not in from_inputs}
         return from_inputs, others
+
+    def origins(self) -> dict[int, Origin]:
+        """Return where the tensors of the trace that live on come from, by id."""
+        alive = ((reference(), origin) for reference, origin in self._followed)
+        return {id(tensor): origin for tensor, origin in alive if tensor is not None}
 
     def drop_replica(self) -> None:
         """Drop the replica, and empty the cached functions of any file that keep a tensor of the trace."""
@@ -466,7 +475,7 @@ class ExampleTrace(WrappedCalls):
         """
         record, self.call_record = self.call_record, None
         # What opened code reads of a module that is kept whole, the calls of that module may have changed.
-        if record is None or self.states.are_changed_by_calls:
+        if record is None or self.states.are_changed_by_calls or self.replica.has_hidden_state:
             return False
         self.replay, self.whole = Replay(record, self._paths), 0
         self.put_back_tensors()

@@ -9,14 +9,12 @@ from itertools import chain
 from types import CodeType
 from typing import Any
 
-import torch
 from torch import nn
 
-from featx.ir.memory import memory_of
 from featx.ir.node import Node
 from featx.tracing.following import Following
 from featx.tracing.lineage import Origin, Part
-from featx.tracing.state import ModuleState
+from featx.tracing.state import ModuleState, is_alias
 from featx.tracing.unfollowable import AssignedAnew
 
 # What asks for the form of a tensor and not for its values.
@@ -58,13 +56,13 @@ def what_forward_left(
         # A table by size is made anew by the graph.
         are_constants = all(id(value) in trace.earlier_constants for value in added)
         if not are_constants and not all(
-            origin is not None and not _depends_on_inputs(trace.node_of(origin)) for origin in origins
+            origin is not None and not depends_on_inputs(trace.node_of(origin)) for origin in origins
         ):
             return f"forward adds to '{name}', or takes from it,"
     for name, value in state.rebound_buffers(is_of_trace).items():
         before = state.buffer(name)
         # `self.table = self.table.to(x.device)` assigns what was there.
-        if not trace.stand_ins.is_stand_in_of(value, before) and not _is_alias(value, before):
+        if not trace.stand_ins.is_stand_in_of(value, before) and not (before is not None and is_alias(value, before)):
             return f"forward assigns a new tensor to the buffer '{name}'"
     for name, value in state.replaced_items():
         if _comes_from_inputs(trace, value):
@@ -82,15 +80,6 @@ def what_forward_left(
     return "forward draws from a random generator of its own" if state.drawn_generators() else None
 
 
-def _is_alias(value: torch.Tensor, buffer: torch.Tensor | None) -> bool:
-    return (
-        buffer is not None
-        and memory_of(value) == memory_of(buffer)
-        and (value.shape, value.dtype) == (buffer.shape, buffer.dtype)
-        and value.stride() == buffer.stride()
-    )
-
-
 def _is_read_first(trace: Following, attribute: tuple[str, str]) -> bool:
     """Say whether forward reads an attribute, given by the path of its module and its name, before it assigns it.
 
@@ -106,7 +95,7 @@ def _is_read_first(trace: Following, attribute: tuple[str, str]) -> bool:
 
 def _comes_from_inputs(trace: Following, value: object) -> bool:
     origin = trace.lineage.get(value)
-    return origin is not None and _depends_on_inputs(trace.node_of(origin))
+    return origin is not None and depends_on_inputs(trace.node_of(origin))
 
 
 def comes_from_inputs(origin: Origin) -> bool:
@@ -115,7 +104,7 @@ def comes_from_inputs(origin: Origin) -> bool:
         if origin.key in _FORM:
             return False
         origin = origin.owner
-    return _depends_on_inputs(origin)
+    return depends_on_inputs(origin)
 
 
 def assigned_to_others(kind: type) -> set[str]:
@@ -161,7 +150,7 @@ def _with_owner(code: CodeType) -> Iterator[tuple[dis.Instruction, bool]]:
             is_own = instruction.opname.startswith("LOAD_FAST") and instruction.argval in first
 
 
-def _depends_on_inputs(node: Node) -> bool:
+def depends_on_inputs(node: Node) -> bool:
     """Say whether a value is computed from values of the inputs, and not from their sizes alone."""
     seen = {node}
     pending = [node]

@@ -51,6 +51,8 @@ class ObjectCopies:
 
     def __init__(self, copy_tensor: Callable[[torch.Tensor], torch.Tensor], copy_module: Callable[[Any], Any]) -> None:
         self.known: dict[int, tuple[Any, Any]] = {}
+        # Whether there are objects in which code can keep a state that no attribute, list, dict or set shows.
+        self.have_hidden_state = False
         self._copy_tensor = copy_tensor
         self._copy_module = copy_module
 
@@ -100,6 +102,7 @@ class ObjectCopies:
             if isinstance(value, base):
                 return maker(self, value)
         if kind.__module__.partition(".")[0] == "numpy":
+            self.have_hidden_state = True
             return self.note(value, _copy_of_numpy(value))
         if isinstance(value, _COPIED_BY_PYTHON) or (isinstance(value, Iterator) and not hasattr(value, "read")):
             return self.note(value, self._copied_by_python(value))
@@ -108,6 +111,7 @@ class ObjectCopies:
         return value
 
     def _copied_by_python(self, value: Any) -> Any:
+        self.have_hidden_state = True
         if is_plain_object(value):
             return self.fill_attributes(value, object.__new__(type(value)))
         memo = {key: duplicate for key, (_, duplicate) in self.known.items()}
@@ -177,6 +181,7 @@ def _set(copies: ObjectCopies, value: Any) -> Any:
 
 
 def _deque(copies: ObjectCopies, value: collections.deque[Any]) -> collections.deque[Any]:
+    copies.have_hidden_state = True
     duplicate: collections.deque[Any] = copies.note(value, type(value)(maxlen=value.maxlen))
     duplicate.extend(map(copies.of, list(value)))
     return duplicate
@@ -188,6 +193,7 @@ def _function(copies: ObjectCopies, value: types.FunctionType) -> types.Function
         return value
     if not value.__closure__ and not value.__dict__ and _holds_atoms(value.__defaults__ or ()):
         return value
+    copies.have_hidden_state = True
     fresh = {id(cell): cell for cell in value.__closure__ or () if id(cell) not in copies.known}
     for cell in fresh.values():
         copies.note(cell, types.CellType())
@@ -226,6 +232,7 @@ def _builtin_method(copies: ObjectCopies, value: Any) -> Any:
 
 
 def _cached(copies: ObjectCopies, value: Any) -> Any:
+    copies.have_hidden_state = True
     function = copies.of(value.__wrapped__)
     if function is value.__wrapped__:
         return value
@@ -277,6 +284,7 @@ def _dict_of_class(copies: ObjectCopies, value: dict[Any, Any]) -> dict[Any, Any
 
 
 def _namespace(copies: ObjectCopies, value: Any) -> Any:
+    copies.have_hidden_state = True
     kind: Any = type(value)
     duplicate = copies.note(value, kind.__new__(kind))
     for name, item in list(vars(value).items()):

@@ -12,6 +12,7 @@ from typing import Any
 from featx.errors import TraceError
 from featx.ir.equality import is_same_graph
 from featx.tracing.example import ATTEMPTS, ExampleTrace, ExampleTracer, IsEnough
+from featx.tracing.filled_caches import differ_by_caches_alone
 from featx.tracing.recording import NeedsValues
 from featx.tracing.scalars import Diverged
 from featx.tracing.unfollowable import Disturbed
@@ -26,8 +27,8 @@ def check_repeats(
 ) -> bool:
     """Raise where a second call with the same inputs does something else than the one in `trace`.
 
-    A second call is compared with the record of the first one. Where it differs, three traces on one replica tell
-    whether the first call has only filled a cache: the second and the third one are the same then.
+    A second call is compared with the record of the first one. Where it differs, two traces on one replica tell whether
+    the first call has only filled a cache.
 
     Returns:
         Whether the second call was like the first one in all, so that the replica of `trace` may be called again; else
@@ -67,14 +68,12 @@ def _check_traces(tracer: ExampleTracer, args: Any, kwargs: Any, trace: ExampleT
             return
         if trace.keeps_of_input is not None:
             raise TraceError(f"cannot trace {name}: {trace.keeps_of_input}, and does something else the next time")
-        third = _next(tracer, args, kwargs, second, is_enough)
-        if isinstance(third, BaseException) or not is_same_graph(third.graph, second.graph):
+        if not differ_by_caches_alone(trace.graph, second.graph, trace.origins()):
             raise TraceError(
                 f"cannot trace {name}: forward does something else in each call, with the same inputs. It keeps a "
                 "count, an iterator or the like, which a graph would repeat as it is now. To go on, put the code that "
                 "does it into a submodule, which is kept whole, or keep the value in a buffer."
             )
-        third.drop_replica()
     finally:
         second.drop_replica()
 

@@ -89,6 +89,11 @@ class Replica:
         """Whether its modules hold the tensors of the model, under the same paths."""
         return not self._copies_buffers and not self._copied_scripted and self._sets_flags_only
 
+    @property
+    def has_hidden_state(self) -> bool:
+        """Whether it holds objects in which code can keep a state that no attribute shows: iterators, closures..."""
+        return self._copies.have_hidden_state
+
     def original_of(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the tensor of the model that `tensor` is a copy of, or `tensor` itself."""
         return self._original_tensors.get(id(tensor), tensor)

@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from featx.ir.memory import memory_of
 from featx.tracing.containers import containers_in, copy_of
 
 _ABSENT = object()
@@ -87,6 +88,14 @@ class ModuleState:
                 )
         return found
 
+    def put_back_aliases(self) -> None:
+        """Put back the buffers and tensors among the attributes in whose place there is another name of the same."""
+        for held, known in ((self._module._buffers, self._buffers), (self._module.__dict__, self._attributes)):
+            for name, before in known.items():
+                now = held.get(name)
+                if now is not before and isinstance(before, torch.Tensor) and is_alias(now, before):
+                    held[name] = before
+
     def assigned_tensors(self) -> list[tuple[str, torch.Tensor]]:
         """Return name and tensor of the plain attributes that hold another value than before, or a list of such."""
         state = self._module.__dict__
@@ -160,6 +169,17 @@ class ModuleState:
                 self._module._buffers[name] = self._buffers[name]
             else:
                 del self._module._buffers[name]
+
+
+def is_alias(value: Any, tensor: torch.Tensor) -> bool:
+    """Say whether a value is a tensor with the memory and form of another one."""
+    return (
+        isinstance(value, torch.Tensor)
+        and memory_of(value) == memory_of(tensor)
+        and (value.shape, value.dtype) == (tensor.shape, tensor.dtype)
+        and value.stride() == tensor.stride()
+        and value.storage_offset() == tensor.storage_offset()
+    )
 
 
 def _tensors_in(value: Any) -> list[torch.Tensor]:

@@ -61,6 +61,11 @@ class ModuleStates:
         """Say whether all modules have the attributes and buffers that they had at the start."""
         return all(state.difference() is None for state in self._initial.values())
 
+    def put_back_aliases(self) -> None:
+        """Let modules hold the tensors that they held at the start where they now hold another name of the same."""
+        for state in self._initial.values():
+            state.put_back_aliases()
+
     def changed_by_others(self, module: nn.Module) -> str | None:
         """Return an attribute of a module, or of one inside it, that is another than after its last call."""
         found = (self._latest[inner].difference() for inner in self._at_or_inside(module))

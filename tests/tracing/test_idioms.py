@@ -43,6 +43,14 @@ class MovesABuffer(Model):  # CTRL
         return x + self.offset
 
 
+class MovesAnAttribute(Model):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.mean = self.mean.to(x.device)
+        if x.sum() > -1e9:
+            x = self.conv(x)
+        return x + self.mean
+
+
 class PadsByNumbersOfNumpy(Model):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.conv(functional.pad(x, (0, self.width, np.int32(1), 0))) * np.float32(2)
@@ -96,6 +104,7 @@ def ids(batch: int, length: int) -> torch.Tensor:
 CASES: list[tuple[type[Model], list[torch.Tensor]]] = [
     (AssignsWhatItConverts, [images(2, 8), images(3, 10)]),
     (MovesABuffer, [images(2, 8), images(3, 10)]),
+    (MovesAnAttribute, [images(2, 8), images(3, 10)]),
     (PadsByNumbersOfNumpy, [images(2, 8), images(3, 10)]),
     (CallsTheClassOfTensors, [images(2, 8), images(3, 10)]),
     (FillsAList, [images(2, 8), images(3, 10)]),

@@ -208,3 +208,63 @@ def test_value_that_is_kept_and_read_in_one_call_is_no_state() -> None:
     model = Passing()
     assert torch.equal(featx.trace(model, X)(X + 1), (X + 1) * 2 + 1)
     assert model.seen is None
+
+
+class Remembering(nn.Module):
+    """Keeps the last three lengths of what it keeps, which stay three from the third call on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.kept = collections.deque([0], maxlen=3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.kept.append(len(self.kept))
+        return self.linear(x)
+
+
+class ReadsWhatItsPartKeeps(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = Remembering()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.part(x) * len(self.part.kept)
+
+
+class Starting(nn.Module):
+    """Does something else in its first call only, as nobody sees who looks at its attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.first = iter([2.0])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) * next(self.first, 1.0)
+
+
+@pytest.mark.parametrize(("kind", "wanted"), [(ReadsWhatItsPartKeeps, ["part", "mul"]), (Starting, ["mul"])])
+def test_model_that_does_something_else_in_its_first_call_alone_is_refused(
+    kind: type[nn.Module], wanted: list[str]
+) -> None:
+    with pytest.raises(featx.TraceError, match="each call"):
+        featx.create_feature_extractor(kind(), wanted, example_inputs=X)
+
+
+def test_tables_that_are_made_in_the_first_call_and_for_longer_inputs_are_no_state() -> None:
+    class Positions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table: Any = None
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.table is None or self.table.shape[0] < x.shape[1]:
+                self.table = torch.arange(x.shape[1], dtype=x.dtype).sin() * 0.5
+            return x + self.table[: x.shape[1]]
+
+    model = Positions()
+    traced = featx.trace(model, X)
+    assert model.table is None
+    for x in (X, torch.rand(3, 4), torch.rand(2, 9)):
+        assert torch.equal(traced(x), Positions()(x))
