@@ -173,13 +173,12 @@ class ModuleState:
 
 def is_alias(value: Any, tensor: torch.Tensor) -> bool:
     """Say whether a value is a tensor with the memory and form of another one."""
-    return (
-        isinstance(value, torch.Tensor)
-        and memory_of(value) == memory_of(tensor)
-        and (value.shape, value.dtype) == (tensor.shape, tensor.dtype)
-        and value.stride() == tensor.stride()
-        and value.storage_offset() == tensor.storage_offset()
-    )
+    if not isinstance(value, torch.Tensor) or memory_of(value) != memory_of(tensor):
+        return False
+    form = (value.shape, value.dtype, value.layout)
+    if form != (tensor.shape, tensor.dtype, tensor.layout) or value.layout != torch.strided:
+        return False
+    return (value.stride(), int(value.storage_offset())) == (tensor.stride(), int(tensor.storage_offset()))
 
 
 def _tensors_in(value: Any) -> list[torch.Tensor]:
