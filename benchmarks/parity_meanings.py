@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from models import build, build_without_weights, input_shapes, make_input
-from parity_records import EQUAL, MODES, TRACED, Mode, Outcome, Record, message_of
+from parity_records import EQUAL, MEANT, MODES, TRACED, Mode, Outcome, Record, message_of
 from parity_values import cloned, difference, is_out_of_memory, run_seeded, takes
 from torch import fx, nn
 from torchvision.models import feature_extraction
@@ -102,6 +102,9 @@ def _compare(model: nn.Module, mode: Mode, graph: _NamedGraph, images: torch.Ten
     detail = f"{len(common)} names"
     if missing:
         detail += f"; {len(missing)} of torchvision's alone: {', '.join(f'`{name}`' for name in missing[:_SHOWN])}"
+    real = {path for path, _ in model.named_modules()}
+    if different and real.issuperset(different):
+        return Outcome(MEANT, f"{len(different)} of {detail}: torchvision gives names of modules to other calls")
     if different:
         shown = ", ".join(f"`{name}`" for name in different[:_SHOWN])
         return Outcome("different", f"{len(different)} of {detail}: {shown}")

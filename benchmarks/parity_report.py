@@ -30,7 +30,13 @@ the middle that is not a leaf; the last module call; and the last node, where it
 batch 2 in train mode, the model's own initialization and input size (or 160 pixels a side where it takes them), one
 seed. Models of over 400 million parameters are made for 112 pixels where they can be, and those of over 2.5 billion run
 in bfloat16. *Values not run* are models that featx traces and that were not compared; the sweep can be narrowed, and
-what was too large or too slow is listed.
+what was too large or too slow is listed. Names and values are those of the symbolic tracer, as torchvision's are.
+
+*Meanings equal* is about what users call: with the default tracer, which follows an example, every name that both list
+has, bit for bit, the value that it has in torchvision's own graph. Names of torchvision alone raise `NodeNameError`.
+The differences that are left come from numbers: torchvision has a node each time that an item is taken out of a result
+or a size, and for arithmetic on sizes of parameters; featx has one node for each item, and constants, so that names such
+as `getitem_3` or `pos_embed.add_2` count something else there.
 """
 
 _COUNTS = (
@@ -88,7 +94,9 @@ def write_report(records: Iterable[Record], path: Path) -> None:
     )
     if len(states(found.values())) > 1:
         about += "\nThe results come from several states of featx's source; `--again stale` renews the older ones.\n"
-    sections = [about, _summary(models), _families(models), *_traces(models), *_differences(models)]
+    meanings = [record for record in found.values() if record.check == "meanings"]
+    sections = [about, _summary(models), _meanings(meanings), _families(models), *_traces(models)]
+    sections += _differences(models, meanings)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(sections))
 
@@ -99,6 +107,28 @@ def _summary(models: list[_Model]) -> str:
         part = [model for model in models if model.library == library]
         for mode in MODES:
             table.add(library, mode, *_counts(part, (mode,)))
+    return table.text()
+
+
+def _meanings(records: list[Record]) -> str:
+    columns = [
+        "library",
+        "mode",
+        "models compared",
+        "meanings equal",
+        "as meant",
+        "different",
+        "extractor fails",
+        "not comparable",
+    ]
+    table = Table("What names mean with the default tracer", columns)
+    for library in LIBRARIES:
+        for mode in MODES:
+            found = Counter(
+                each.modes[mode].status for each in records if each.library == library and mode in each.modes
+            )
+            counts = [found[status] for status in (EQUAL, MEANT, "different", "extractor fails", "not comparable")]
+            table.add(library, mode, sum(found.values()), *counts)
     return table.text()
 
 
@@ -161,13 +191,15 @@ def _without_advice(error: str) -> str:
     return error.partition(" To go on,")[0]
 
 
-def _differences(models: list[_Model]) -> list[str]:
+def _differences(models: list[_Model], meanings: list[Record]) -> list[str]:
     names = [model.names for model in models if model.names is not None]
     values = [model.values for model in models if model.values is not None]
     return [
         _outcomes("Names that differ without a known reason", names, _UNEXPLAINED),
         _outcomes("Values that differ", values, _WRONG),
+        _outcomes("Names that mean something else with the default tracer", meanings, _WRONG),
         _outcomes("Values that could not be compared", values, _NOT_COMPARED),
+        _outcomes("Meanings that could not be compared", meanings, _NOT_COMPARED),
         _outcomes("Names that differ as meant", names, (MEANT,)),
     ]
 
