@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -12,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from featx.errors import ArgumentTypeError, NodeNameError, TraceError
+from featx.errors import ArgumentTypeError, FeatxError, NodeNameError, TraceError
 from featx.features.examples import Example, as_example, find_example
 from featx.features.opening import names_are_those_of_all_opened, opened_for
 from featx.features.select import select
@@ -170,7 +171,22 @@ class ModelTracing:
                 f"{name} has a forward pre-hook or a __call__ of its own, which a symbolic trace leaves out although "
                 "all features follow from it; give example_inputs, or put that code into forward"
             )
-        return self._new_tracer(request).trace(self.model, self._concrete_args)
+        try:
+            return self._new_tracer(request).trace(self.model, self._concrete_args)
+        except (AttributeError, TypeError) as error:
+            left_out = self._inputs_that_are_none()
+            if isinstance(error, FeatxError) or not left_out:
+                raise
+            raise TraceError(
+                f"cannot trace {type(self.model).__name__} symbolically: {type(error).__name__}: {error}. Its inputs "
+                f"{', '.join(left_out)} are None there, as forward has it; give example_inputs, such as "
+                f"example_inputs={{'{left_out[0]}': ...}}"
+            ) from error
+
+    def _inputs_that_are_none(self) -> list[str]:
+        fixed = self._concrete_args or {}
+        parameters = inspect.signature(self.model.forward).parameters.values()
+        return [each.name for each in parameters if each.default is None and each.name not in fixed]
 
     def _find_example(self) -> Example | None:
         if self._found is None or self.is_example_for_one_mode:

@@ -134,3 +134,26 @@ def test_module_is_returned_and_anything_else_refused() -> None:
     assert check_model(model) is model
     with pytest.raises(featx.ArgumentTypeError, match="instance"):
         check_model(nn.Linear)
+
+
+class TakesNoneByDefault(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(5, 4)
+
+    def forward(self, ids: Any = None, mask: Any = None) -> Any:
+        return self.embedding(ids) * ids.shape[1]
+
+
+@pytest.mark.parametrize("tracer", ["auto", "symbolic"])
+def test_inputs_that_default_to_none_and_no_example_raise_with_the_way_out(tracer: Any) -> None:
+    with pytest.raises(featx.TraceError, match=r"ids, mask are None there.*example_inputs"):
+        featx.get_graph_node_names(TakesNoneByDefault(), tracer=tracer)
+
+
+def test_placeholders_among_concrete_args_leave_the_example_as_it_is() -> None:
+    example = {"ids": torch.tensor([[1, 2]]), "mask": torch.ones(1, 2)}
+    extractor = featx.create_feature_extractor(
+        TakesNoneByDefault(), ["embedding"], concrete_args={"mask": featx.PH}, example_inputs=example
+    )
+    assert extractor(**example)["embedding"].shape == (1, 2, 4)
