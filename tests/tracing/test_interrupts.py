@@ -127,3 +127,27 @@ def test_interrupt_at_any_call_leaves_nothing_behind(name: str, needs_values: bo
         interrupt(lambda: entry(model), at)
         assert state_of(model) == before, at
     entry(model)
+
+
+class Normed(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.layer_norm(x, (8,))
+
+
+def test_interrupt_inside_a_context_manager_of_torch_leaves_no_mode_behind() -> None:
+    # torch leaves its mode for a moment, and the generator that does it puts the mode back when it is freed.
+    def raise_there(frame: FrameType, event: str, argument: object) -> None:
+        caller = frame.f_back
+        is_exit = event == "call" and frame.f_code.co_name == "__exit__"
+        if is_exit and caller is not None and caller.f_code.co_name == "handle_torch_function":
+            raise KeyboardInterrupt
+
+    before = torch._C._len_torch_function_stack()
+    sys.setprofile(raise_there)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            featx.trace(Normed(), X)
+    finally:
+        sys.setprofile(None)
+    assert torch._C._len_torch_function_stack() == before
+    assert (torch.rand(2) + 1).shape == (2,)

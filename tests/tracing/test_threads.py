@@ -152,3 +152,17 @@ def test_torch_itself_is_untouched_during_a_trace() -> None:
 
     featx.trace(Looking(), IMAGES)
     assert changed == []
+
+
+def test_seed_that_this_thread_sets_while_others_trace_stays() -> None:
+    model = Net().eval()
+
+    def draw() -> list[list[float]]:
+        found: list[list[float]] = []
+        for seed in range(60):
+            torch.manual_seed(seed)
+            found.append(torch.rand(3).tolist())
+        return found
+
+    expected = draw()
+    assert while_others_trace(model, entry_points(model), draw) == expected
