@@ -12,27 +12,47 @@ def is_only_thread() -> bool:
 
 
 class OtherThreads:
-    """How much processor time the other threads of this process have used when this is made. A few microseconds.
+    """How much processor time the other threads of Python have used when this is made. A few microseconds.
 
-    In a notebook there are always some, which wait and use none. Threads that only compute for torch count too, but
-    not where no other one of Python exists. The frames of the other threads, `sys._current_frames`, would tell more:
-    but that call can lock up a process of Python 3.11 for good.
+    In a notebook there are always some, which wait and use none; those in which torch computes do not count. Where the
+    system has no clock for each thread (macOS, Windows), the time of the whole process tells, and they do. The frames
+    of the other threads, `sys._current_frames`, would say more: but that call can lock up a process of Python 3.11.
     """
 
     def __init__(self) -> None:
-        self._was_alone = is_only_thread()
-        _, self._most = _time_of_others()
+        self._used = _used_by_each()
+        _, self._most = _used_by_all()
 
     def have_run(self) -> bool:
-        """Say whether one of them has run since."""
-        if self._was_alone and is_only_thread():
-            return False
-        least, _ = _time_of_others()
-        return least > self._most
+        """Say whether one of them has run since, or is new."""
+        if not _HAS_CLOCKS:
+            return not is_only_thread() and _used_by_all()[0] > self._most
+        return not self._used.items() >= _used_by_each().items()
 
 
-def _time_of_others() -> tuple[int, int]:
-    """Return between which bounds the time that other threads have used lies, in nanoseconds."""
+_HAS_CLOCKS = hasattr(time, "pthread_getcpuclockid")
+
+
+def _used_by_each() -> dict[int, int]:
+    """Return how many nanoseconds each other thread has run, by its number.
+
+    A thread that is listed cannot end meanwhile: for that it needs the lock of the interpreter, which this one has.
+    Those that Python has not started may have ended, and are left out.
+    """
+    if not _HAS_CLOCKS or is_only_thread():
+        return {}
+    own = threading.get_ident()
+    used: dict[int, int] = {}
+    for thread in threading.enumerate():
+        number = thread.ident
+        if number is None or number == own or isinstance(thread, threading._DummyThread):
+            continue
+        used[number] = time.clock_gettime_ns(time.pthread_getcpuclockid(number))
+    return used
+
+
+def _used_by_all() -> tuple[int, int]:
+    """Return between which bounds the time that all other threads have used lies, in nanoseconds."""
     before = time.thread_time_ns()
     of_all = time.process_time_ns()
     return of_all - time.thread_time_ns(), of_all - before
