@@ -90,7 +90,8 @@ class ModuleState:
 
     def put_back_aliases(self) -> None:
         """Put back the buffers and tensors among the attributes in whose place there is another name of the same."""
-        for held, known in ((self._module._buffers, self._buffers), (self._module.__dict__, self._attributes)):
+        module: Any = self._module
+        for held, known in ((module._buffers, self._buffers), (module.__dict__, self._attributes)):
             for name, before in known.items() if isinstance(held, dict) else ():  # a scripted module has another kind
                 now = held.get(name)
                 if now is not before and isinstance(before, torch.Tensor) and is_alias(now, before):
