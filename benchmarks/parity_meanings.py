@@ -18,6 +18,8 @@ import featx
 _LARGE = 400_000_000
 _BATCH = 2  # some models take no single image in train mode
 _SHOWN = 6
+# What these return is whatever the memory held.
+_UNFILLED = ("new_empty", torch.empty, torch.empty_like)
 
 
 def check_meanings(record: Record) -> None:
@@ -56,7 +58,7 @@ class _NamedGraph:
     def values(self, images: torch.Tensor) -> dict[str, Any]:
         """Run the graph and return a copy of what each named node gives."""
         found: dict[str, Any] = {}
-        names = {node.name: name for node, name in self.names.items()}
+        names = {node.name: name for node, name in self.names.items() if node.target not in _UNFILLED}
 
         class Interpreter(fx.Interpreter):
             def run_node(self, n: fx.Node) -> Any:
