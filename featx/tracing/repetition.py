@@ -68,7 +68,8 @@ def _check_traces(tracer: ExampleTracer, args: Any, kwargs: Any, trace: ExampleT
             return
         if trace.keeps_of_input is not None:
             raise TraceError(f"cannot trace {name}: {trace.keeps_of_input}, and does something else the next time")
-        if not differ_by_caches_alone(trace.graph, second.graph, trace.origins()):
+        is_cached = differ_by_caches_alone(trace.graph, second.graph, trace.origins())
+        if not is_cached and not _opens_more(tracer, args, kwargs, (trace, second), is_enough):
             raise TraceError(
                 f"cannot trace {name}: forward does something else in each call, with the same inputs. It keeps a "
                 "count, an iterator or the like, which a graph would repeat as it is now. To go on, put the code that "
@@ -76,6 +77,24 @@ def _check_traces(tracer: ExampleTracer, args: Any, kwargs: Any, trace: ExampleT
             )
     finally:
         second.drop_replica()
+
+
+def _opens_more(
+    tracer: ExampleTracer, args: Any, kwargs: Any, traces: tuple[ExampleTrace, ExampleTrace], is_enough: Any
+) -> bool:
+    """Say whether the second trace may differ because a module that the first one kept whole could be followed there.
+
+    A module that registers a buffer in its first call is one. The graphs cannot be compared then; a third trace must be
+    like the second one.
+    """
+    first, second = traces
+    if not any("whole_because" in node.meta for node in first.graph.nodes):
+        return False
+    third = _next(tracer, args, kwargs, second, is_enough)
+    if isinstance(third, BaseException):
+        return False
+    third.drop_replica()
+    return is_same_graph(third.graph, second.graph)
 
 
 def _next(
