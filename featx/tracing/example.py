@@ -108,6 +108,8 @@ class ExampleTracer:
         self.reads: ModeReads | None = None
         # Whether replicas outlive their runs, so that another call can come; `drop_replica` ends that.
         self.keeps_replicas = False
+        # Whether each call that sets torch's generator is heard, since other threads have disturbed a trace.
+        self.hears_seeds = False
 
     def trace(
         self,
@@ -235,6 +237,7 @@ class ExampleTracer:
                 else:  # where forward reads it ahead of that, it will be missing
                     absent = {*absent, error.attribute}
             except Disturbed as error:
+                self.hears_seeds = True
                 if before is not None:  # its replica has been called by then
                     raise
                 attempts -= 1
@@ -269,6 +272,7 @@ class ExampleTrace(WrappedCalls):
         self.surroundings = surroundings
         self.signature = surroundings.signature
         self._keep_output = tracer.keep_output
+        self._hears_seeds = tracer.hears_seeds
         # Whether it runs with gradients switched on.
         self.gradients = conditions.gradients
         if tracer.keeps_replicas and conditions.earlier is None and conditions.before is None:
@@ -331,6 +335,8 @@ class ExampleTrace(WrappedCalls):
         ]  # fmt: skip
         self._grad_modes.is_enabled = self.gradients
         self._prepare_replica()
+        if self._hears_seeds:
+            self.generator.listen()
         passing.lay()
         modes.leave_inference_mode()
         modes.enter(_Mode(self), self.kernels, gradients=self.gradients)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -15,6 +17,10 @@ import torch
 from featx.tracing.other_threads import OtherThreads
 from featx.tracing.unfollowable import Disturbed
 from featx.tree import tree_leaves
+
+
+# The methods of a torch.Generator that put it into another state than the next one.
+_SETTERS = {"manual_seed", "seed", "set_state", "graphsafe_set_state", "set_offset"}
 
 
 class OwnGenerators:
@@ -77,6 +83,23 @@ class TorchGenerator:
         self._threads = OtherThreads()
         self._first = self._expected = torch.get_rng_state()
         self._seed = torch.initial_seed()
+        # Where it listens: the hook that does, and whether this thread has set the generator since `note`.
+        self._hook: Callable[[FrameType, str, Any], None] | None = None
+        self._is_set = False
+
+    def listen(self) -> None:
+        """Hear each call with which this thread sets the generator, until `restore`: then other threads may seed too.
+
+        Uses the thread's profiling hook, which makes Python code several times slower. Where a profiler has it, the
+        states of the generator go on to tell.
+        """
+        if sys.getprofile() is None:
+            self._hook = self._on_call
+            sys.setprofile(self._hook)
+
+    def _on_call(self, frame: FrameType, event: str, called: Any) -> None:
+        if event == "c_call" and called.__name__ in _SETTERS and frame.f_globals is not globals():
+            self._is_set = self._is_set or called.__self__ is torch.default_generator
 
     def forget(self) -> None:
         """Free the states, 5 KB each, of a trace that is over."""
@@ -84,6 +107,7 @@ class TorchGenerator:
 
     def note(self) -> None:
         """Take the present state as what the next draw should find."""
+        self._is_set = False
         self._expected = torch.get_rng_state()
 
     def was_set(self) -> bool:
@@ -95,6 +119,8 @@ class TorchGenerator:
         now = torch.get_rng_state()
         if torch.equal(now, self._expected):
             return False
+        if self._hook is not None:
+            return self._is_set
         if not self._threads.have_run():
             return True
         if torch.initial_seed() != self._seed:
@@ -104,6 +130,8 @@ class TorchGenerator:
 
     def restore(self) -> None:
         """Put the generator back, unless another thread may have drawn from it. May be called twice."""
+        if self._hook is not None and sys.getprofile() == self._hook:
+            sys.setprofile(None)
         if not torch.equal(torch.get_rng_state(), self._first) and not self._threads.have_run():
             torch.set_rng_state(self._first)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from featx.tracing.example import ExampleTrace, ExampleTracer, IsEnough
 from featx.tracing.recording import NeedsValues
 from featx.tracing.scalars import Disguise, Diverged, larger, nothing, smallest
 from featx.tracing.structure import Path, copy_structure
+from featx.tracing.unfollowable import Disturbed
 
 FREE = "free"
 # No code that was traced reads it, so that no other length was tried.
@@ -132,12 +134,8 @@ class Variation:
             for each in group.inputs
         }
         args, kwargs = _resized(self._example, changes, self._trace.is_real)
-        first = self._trace
-        how: dict[str, Any] = {"is_real": first.is_real, "gradients": first.gradients, "disguise": disguise}
         try:
-            again = self._tracer.run_once(
-                first.surroundings, args, kwargs, self._is_enough, earlier=first, before=self._before, **how
-            )
+            again = self._run(args, kwargs, disguise)
         except Diverged:
             self._leave_if_changed()
             return CHANGED
@@ -153,6 +151,16 @@ class Variation:
             return CHANGED
         join_measured(self._trace.graph, again.graph)
         return FREE
+
+    def _run(self, args: Any, kwargs: Any, disguise: Disguise) -> ExampleTrace:
+        first = self._trace
+        modes: dict[str, Any] = {"is_real": first.is_real, "gradients": first.gradients, "disguise": disguise}
+        run = partial(self._tracer.run_once, first.surroundings, args, kwargs, self._is_enough, earlier=first, **modes)
+        try:
+            return run(before=self._before)
+        except Disturbed:
+            self._before = None  # a replica is not called again after that; on a new one the trace repeats itself
+            return run()
 
 
 def join_measured(graph: Graph, other: Graph) -> None:
