@@ -21,9 +21,11 @@ def sweep(
     is_good: Callable[[Record], bool],
     in_short: Callable[[Record], str],
 ) -> None:
-    """Do the tasks that `options.again` says are due, and append each result to the file when it is there."""
+    """Do the tasks that `options.again` says are due, small models first, and append each result to the file."""
     source = source_of_featx()
     due = [task for task in tasks if _is_due(records.get(task), options.again, source, is_good)]
+    sizes = {(record.library, record.model): record.parameters for record in records.values()}
+    due.sort(key=lambda task: sizes.get((task.library, task.model), 0))  # a sweep that is stopped has done most
     done = 0
 
     def keep(record: Record) -> None:
