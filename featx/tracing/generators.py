@@ -18,7 +18,6 @@ from featx.tracing.other_threads import OtherThreads
 from featx.tracing.unfollowable import Disturbed
 from featx.tree import tree_leaves
 
-
 # The methods of a torch.Generator that put it into another state than the next one.
 _SETTERS = {"manual_seed", "seed", "set_state", "graphsafe_set_state", "set_offset"}
 

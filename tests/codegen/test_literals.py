@@ -20,6 +20,7 @@ from featx import Graph, GraphModule
 from featx.codegen.literals import function_name, literal
 from featx.errors import ArgumentTypeError
 from tests.hostile import PAYLOAD, nothing_runs
+from tests.ids import without_address
 
 INF, NAN = math.inf, math.nan
 
@@ -129,14 +130,14 @@ def same(one: Any, other: Any) -> bool:
     return bool(one is other or one == other)
 
 
-@pytest.mark.parametrize("value", VALUES, ids=repr)
+@pytest.mark.parametrize("value", VALUES, ids=without_address)
 def test_code_evaluates_to_the_value_it_was_written_for(value: Any) -> None:
     result = round_trip(value)
     expected = {Text: str}.get(type(value), lambda kept: kept)(value)
     assert same(result, expected), f"{result!r} is not {value!r}"
 
 
-@pytest.mark.parametrize("value", VALUES, ids=repr)
+@pytest.mark.parametrize("value", VALUES, ids=without_address)
 def test_value_inside_containers_survives(value: Any) -> None:
     expected = {Text: str}.get(type(value), lambda kept: kept)(value)
     assert same(round_trip(([value, (value,)], Point({"k": value}))), ([expected, (expected,)], Point({"k": expected})))

@@ -13,6 +13,7 @@ from torch.nn import functional
 from featx import Graph, GraphModule
 from featx.ir.effects import Effects, MeasuredEffects
 from featx.ir.repeatable import RepeatableCalls, depends_on_mode, has_hooks, is_known_module, may_draw
+from tests.ids import without_address
 
 
 def own(x: Any) -> Any:
@@ -32,7 +33,7 @@ FUNCTIONS: dict[Any, bool] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("function", "expected"), FUNCTIONS.items(), ids=str)
+@pytest.mark.parametrize(("function", "expected"), FUNCTIONS.items(), ids=without_address)
 def test_functions_that_only_compute_a_value(function: Any, expected: bool) -> None:
     graph = Graph()
     node = graph.call_function(function, (graph.placeholder("x"), 1))

@@ -26,6 +26,7 @@ from torch import nn
 import featx
 from featx.tracing.replica import Replica, WritesModel, replica_of
 from featx.tracing.unfollowable import Unfollowable
+from tests.ids import without_address
 
 X = torch.rand(2, 4, generator=torch.Generator().manual_seed(0))
 
@@ -269,7 +270,7 @@ SHARED: list[Any] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("held", SHARED, ids=repr)
+@pytest.mark.parametrize("held", SHARED, ids=without_address)
 def test_what_code_compares_by_identity_stays_itself(held: Any) -> None:
     assert twin_of(Net(held)).held is held
 

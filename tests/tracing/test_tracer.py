@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 import featx
+from tests.ids import without_address
 
 Pair = namedtuple("Pair", ["left", "right"])
 
@@ -64,7 +65,7 @@ LITERALS = [
 ]
 
 
-@pytest.mark.parametrize("value", LITERALS, ids=repr)
+@pytest.mark.parametrize("value", LITERALS, ids=without_address)
 def test_literal_stands_in_the_graph_as_it_is(tracer: featx.GraphAppendingTracer, value: Any) -> None:
     assert tracer.create_arg(value) == value
     assert type(tracer.create_arg(value)) is type(value)
