@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,9 @@ import pytest
 import torch
 
 _FOLDER = Path(__file__).parent / "golden"
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    torch.set_num_threads(1)  # there is a process for each core
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

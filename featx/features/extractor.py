@@ -15,7 +15,7 @@ from featx.features.dual import DualGraphModule
 from featx.features.nodes import names_of, warn_of_differences
 from featx.features.prune import prune
 from featx.features.select import as_request
-from featx.features.tracing import ModelTracing, TracerName, training_flags
+from featx.features.tracing import ModelTracing, TracerName
 from featx.features.untraced import untraced_graph
 from featx.ir.graph import Graph
 from featx.tracing.freedom import FreeDims
@@ -135,10 +135,13 @@ def _build(
     model: nn.Module, requests: dict[bool, dict[str, str]], options: _Options, example_inputs: Any
 ) -> DualGraphModule:
     tracing = ModelTracing(model, options.tracer_kwargs, options.concrete_args, example_inputs, options.tracer)
-    modes = {training: _trace_mode(tracing, request, training) for training, request in requests.items()}
+    try:
+        modes = {training: _trace_mode(tracing, request, training) for training, request in requests.items()}
+    finally:
+        tracing.drop()
     _settle(modes[model.training], modes[not model.training], is_lenient=options.is_lenient)
     present = None
-    if training_flags(model) != modes[model.training].flags:
+    if tracing.flags() != modes[model.training].flags:
         # Somebody has put parts of the model into another mode than the whole.
         tracing.training = None
         traced = tracing.wanted(requests[model.training], "as it is now")
@@ -182,7 +185,7 @@ class _Mode:
 
 def _trace_mode(tracing: ModelTracing, request: dict[str, str], training: bool) -> _Mode:
     tracing.training = training
-    mode = _Mode(training, training_flags(tracing.model, training))
+    mode = _Mode(training, tracing.flags(training))
     try:
         traced = tracing.wanted(request, _name_of(training))
     except RequestError:

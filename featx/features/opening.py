@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable
 
-from torch import nn
-
 from featx.ir.graph import Graph
-from featx.tracing.scope import walk_modules
 
 
-def opened_for(model: nn.Module, names: Iterable[str]) -> frozenset[str]:
+def opened_for(paths: Collection[str], names: Iterable[str]) -> frozenset[str]:
     """Return the paths of the modules that must be traced through so that each of `names` has a node.
 
     The value of a module needs the modules around it, any other value the module that computes it too. The model itself
-    has the path "". O(modules + names * depth).
+    has the path "". O(names * depth).
+
+    Args:
+        paths: those of all modules, in a set or a dict.
+        names: what is requested.
     """
-    paths = {path for path, _ in walk_modules(model)}
     opened = {""}
     for name in names:
         owner = name.rpartition(".")[0]

@@ -131,8 +131,8 @@ class ModelTracing:
         self._found: Example | None = None
         # What is known from a trace in the other mode; where modules do more than set flags, nothing.
         self._surroundings: Surroundings | None = None
-        self._modules = [module for _, module in walk_modules(self.model)]
-        self._is_known = all(map(only_sets_flags, self._modules))
+        self._modules = dict(walk_modules(self.model))
+        self._is_known = all(map(only_sets_flags, self._modules.values()))
         # What the traces of a first mode found out.
         self._other_mode = OtherMode()
         self._given = None if example_inputs is None else as_example(example_inputs)
@@ -157,6 +157,10 @@ class ModelTracing:
         tracer = self._new_tracer(request).on_example(opened)
         tracer.surroundings = self._surroundings
         return tracer
+
+    def drop(self) -> None:
+        """Drop what traces in one mode have kept for one in the other."""
+        self._other_mode.drop()
 
     def _known(self, trace: ExampleTrace) -> ExampleTrace:
         if self._is_known:
@@ -215,12 +219,20 @@ class ModelTracing:
 
     def model_in_mode(self) -> nn.Module:
         """Return the model as it is in the mode in which it is traced, to be asked and not to be run."""
-        is_in_mode = all(each.training is self.training for each in self._modules)
+        is_in_mode = all(each.training is self.training for each in self._modules.values())
         if self.training is None or (self._is_known and is_in_mode):
             return self.model
-        if self._is_known and not any(isinstance(each, torch.jit.ScriptModule) for each in self._modules):
+        if self._is_known and not any(isinstance(each, torch.jit.ScriptModule) for each in self._modules.values()):
             return in_mode(self.model, self.training)
         return replica_of(self.model, self.training).root
+
+    def flags(self, training: bool | None = None) -> dict[str, bool]:
+        """Return which mode each submodule is in, or would be in after `train(training)`, by path; the model has ""."""
+        if training is None:
+            return {path: module.training for path, module in self._modules.items()}
+        if self._is_known:
+            return dict.fromkeys(self._modules, training)
+        return {path: module.training for module, path in replica_of(self.model, training).paths.items()}
 
     def graph(self) -> Graph:
         """Return the graph of everything that the model does in the mode `training`.
@@ -270,7 +282,7 @@ class ModelTracing:
                 return False
             return not any(_comes_later(name, found[key], broken_off) for name, key in request.items())
 
-        tracer = self._on_example(request, opened_for(self.model, request))
+        tracer = self._on_example(request, opened_for(self._modules, request))
         trace, free = self._checked(tracer, example, is_enough)
         self._known(trace)
         select(trace.graph, request, owner)
@@ -288,7 +300,7 @@ class ModelTracing:
             tracer.reads = known.reads = None
             return trace_checked(tracer, self.model, *_inputs(example), is_enough, known)
         if known.reads.any:
-            known.graph = None
+            known.forget()
         known.reads = None
         return result
 
@@ -325,14 +337,6 @@ def _comes_later(name: str, node: Node, broken_off: str) -> bool:
 
 def _inputs(example: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return example.args, example.kwargs
-
-
-def training_flags(model: nn.Module, training: bool | None = None) -> dict[str, bool]:
-    """Return which mode each submodule is in, or would be in after `train(training)`, by path; the model has ""."""
-    modules = dict(walk_modules(model))
-    if training is None or all(map(only_sets_flags, modules.values())):
-        return {path: module.training if training is None else training for path, module in modules.items()}
-    return {path: module.training for module, path in replica_of(model, training).paths.items()}
 
 
 def check_model(model: object) -> nn.Module:

@@ -24,7 +24,7 @@ from featx.tracing.module_output import mark_output
 from featx.tracing.recording import NeedsValues, Recording
 from featx.tracing.replica import Replica
 from featx.tracing.scalars import TracedFloat, TracedInt, plain_numbers
-from featx.tracing.scope import has_hooks, has_own_call, only_passes_on, walk_modules
+from featx.tracing.scope import has_hooks, has_own_call, modules_of, only_passes_on
 from featx.tracing.shapes import output_of
 from featx.tracing.states import ModuleStates
 from featx.tracing.surroundings import ModelTensors, Surroundings
@@ -250,7 +250,7 @@ class Calls(Recording):
             self.scope = inside
         if mode_of(module) is not self._training[module]:
             raise Unfollowable(f"forward switches '{path}' between train and eval mode")
-        for inner in [inner for _, inner in walk_modules(module)] if module._modules else (module,):
+        for inner in modules_of(module):
             if has_hooks(inner) and not self._has_hooks(path):
                 raise Unfollowable(
                     f"forward registers a hook on '{path}' or inside it, which would not run in a trace,"
@@ -434,7 +434,7 @@ class Calls(Recording):
         if names is None:
             names = self._assigned[kind] = frozenset(assigned_to_others(kind))
         for name in names:
-            for _, inner in walk_modules(module):
+            for inner in modules_of(module):
                 if inner is module or inner in self._looked_into or name not in inner.__dict__:
                     continue
                 # What another value would change at a call of a module of the model's own is seen there.

@@ -278,6 +278,9 @@ class ExampleTrace(WrappedCalls):
         if tracer.keeps_replicas and conditions.earlier is None and conditions.before is None:
             self.call_record = Record()
         self._reads = tracer.reads
+        # The traces of all calls of the replica.
+        self._calls: list[ExampleTrace] = [] if conditions.before is None else conditions.before._calls
+        self._calls.append(self)
         if conditions.before is not None:
             self.absent, self.read_first = conditions.before.absent, conditions.before.read_first
             conditions.before.put_back_tensors()
@@ -455,12 +458,15 @@ class ExampleTrace(WrappedCalls):
         return {id(tensor): origin for tensor, origin in alive if tensor is not None}
 
     def drop_replica(self) -> None:
-        """Drop the replica, and empty the cached functions of any file that keep a tensor of the trace."""
+        """Drop the replica, and empty the cached functions of any file that keep a tensor of one of its calls."""
         self.replica.drop()
-        self.states, self._stood_for = ModuleStates(()), {}
-        alive = (reference() for reference in (*(each for each, _ in self._followed), *self._twins))
+        references: list[weakref.ref[torch.Tensor]] = []
+        for call in self._calls:
+            references += [*(each for each, _ in call._followed), *call._twins]
+            call.states, call._stood_for, call._followed, call._twins = ModuleStates(()), {}, [], []
+        self._calls.clear()
+        alive = (reference() for reference in references)
         empty_functions_that_keep([tensor for tensor in alive if tensor is not None and tensor.is_meta])
-        self._followed, self._twins = [], []
 
     def _is_shared(self, tensor: torch.Tensor) -> bool:
         return id(tensor) in self._paths or (tensor.is_meta and self._device.type == "meta")

@@ -20,11 +20,12 @@ from featx.ir.node import Node
 from featx.tracing.dtypes import follow_dtypes
 from featx.tracing.example import ExampleTrace, ExampleTracer, IsEnough
 from featx.tracing.guards import check_size
-from featx.tracing.mode_reads import ModeReads
+from featx.tracing.mode_reads import ModeReads, set_mode
 from featx.tracing.recording import NeedsValues
 from featx.tracing.repetition import check_repeats
 from featx.tracing.scalars import Diverged
 from featx.tracing.structure import Path, Step, leaves_of
+from featx.tracing.unfollowable import Disturbed
 from featx.tracing.value_numbers import pin_what_python_reads
 from featx.tracing.variation import FREE, NOT_EMPTY, REFUSED, UNTRIED, Dim, Variation, measures_of
 
@@ -56,15 +57,46 @@ class OtherMode:
         dims: what is known of each dimension of the inputs.
         reads: what hears whether anything asks for a mode, while the first of the two is traced.
         graph: what the model did in that mode, where nothing asked; it does the same in the other one.
+        before: the last trace in that mode, if its replica may be called again. `drop` ends that.
     """
 
     dims: dict[Dim, str] = field(default_factory=lambda: dict[Dim, str]())
     reads: ModeReads | None = None
     graph: Graph | None = None
+    before: ExampleTrace | None = None
+
+    def trace(self, tracer: ExampleTracer, args: Any, kwargs: Any, is_enough: IsEnough | None) -> ExampleTrace | None:
+        """Trace the next call of the replica, in this mode. None where that is not possible, or does something else."""
+        before, self.before = self.before, None
+        if before is None or self.graph is None or tracer.training is None:
+            return None
+        for module in before.module_paths:
+            set_mode(module, tracer.training)
+        modes: dict[str, Any] = {"is_real": before.is_real, "gradients": before.gradients}
+        try:
+            trace = tracer.run_once(before.surroundings, args, kwargs, is_enough, before=before, **modes)
+        except (Diverged, Disturbed, NeedsValues, Exception):
+            before.drop_replica()
+            return None
+        if self.does_the_same(trace.graph):
+            return trace
+        trace.drop_replica()
+        return None
+
+    def drop(self) -> None:
+        """Drop the replica, if there is one."""
+        before, self.before = self.before, None
+        if before is not None:
+            before.drop_replica()
 
     def does_the_same(self, graph: Graph) -> bool:
         """Say whether what was found out holds for `graph`, that of the other mode, too."""
         return self.graph is not None and is_same_graph(graph, self.graph)
+
+    def forget(self) -> None:
+        """Forget what the model does, since something has asked for a mode."""
+        self.graph = None
+        self.drop()
 
     def note(self, graph: Graph, dims: dict[Dim, str]) -> None:
         """Keep what was found out, and the graph where nothing has asked for a mode so far."""
@@ -99,16 +131,20 @@ def trace_checked(
     """
     other_mode = other_mode or OtherMode()
     tracer.keeps_replicas = True
-    trace = tracer.trace(root, args, kwargs, is_enough)
-    try:
+    trace = other_mode.trace(tracer, args, kwargs, is_enough)
+    # What a second call does, and other sizes change, the other mode has told then.
+    is_known = trace is not None
+    if trace is None:
+        trace = tracer.trace(root, args, kwargs, is_enough)
         is_known = other_mode.does_the_same(trace.graph)
-        # What a second call does, and other sizes change, the other mode has told then.
+    try:
         can_go_on = not is_known and check_repeats(tracer, args, kwargs, trace, is_enough)
         free = _free_dims(tracer, (args, kwargs), trace, is_enough, other_mode, is_known=is_known, can_go_on=can_go_on)
         return trace, free
     finally:
         tracer.keeps_replicas = False
-        trace.drop_replica()
+        if other_mode.before is None:
+            trace.drop_replica()
 
 
 def _free_dims(
@@ -124,16 +160,15 @@ def _free_dims(
     """Find out what holds beyond the example, and add checks of what does not to the graph of `trace`."""
     args, kwargs = example
     inputs = list(_tensors(trace, args, kwargs))
+    before = trace if can_go_on and not trace.is_real else None
     known = {(id(tensor), dim): UNTRIED for _, _, tensor in inputs for dim in range(tensor.dim())}
     measured = measures_of(trace.graph)
     if is_known:
         known = {dim: other_mode.dims[dim] for dim in known}
     elif trace.saw_sizes or trace.is_real:
-        variation = Variation(tracer, args, kwargs, trace, is_enough, can_go_on=can_go_on and not trace.is_real)
-        try:
-            known = variation.test([tensor for _, _, tensor in inputs], other_mode.dims)
-        finally:
-            variation.drop()
+        variation = Variation(tracer, args, kwargs, trace, is_enough, before=before)
+        known = variation.test([tensor for _, _, tensor in inputs], other_mode.dims)
+        before = variation.before
     other_mode.note(trace.graph, known)
     if measures_of(trace.graph) != measured:  # other sizes told more of some calls, which may differ by mode
         other_mode.graph = None
@@ -146,6 +181,7 @@ def _free_dims(
         trace.graph.erase_node(question)
     free = FreeDims({name: [known[id(tensor), dim] for dim in range(tensor.dim())] for name, _, tensor in inputs})
     _check_fixed(trace.graph, inputs, known, _way_to_other_sizes(trace.surroundings.traced))
+    other_mode.before = before if other_mode.graph is not None else None
     return free
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from featx.tracing.conditional_writes import Line, WritingLines, may_return_argument, writing_lines
-from featx.tracing.scope import walk_modules
+from featx.tracing.scope import modules_of
 
 
 class MissedWrites:
@@ -29,7 +29,7 @@ class MissedWrites:
             ran: the modules whose `forward` ran.
             written_at: the lines that wrote something in place.
         """
-        return any(self._by_one(inner, inner in ran, written_at) for _, inner in walk_modules(module))
+        return any(self._by_one(inner, inner in ran, written_at) for inner in modules_of(module))
 
     def by_function(self, function: Callable[..., Any], written_at: Collection[Line | None]) -> bool:
         """Say the same of a function."""
@@ -64,7 +64,7 @@ class ReturnedInputs:
     def may_be_from(self, called: Any) -> bool:
         """Say whether a function, or a module or one inside it, may return an input of its own. O(modules inside)."""
         if isinstance(called, nn.Module):
-            return any(self._by_class(type(inner)) for _, inner in walk_modules(called))
+            return any(self._by_class(type(inner)) for inner in modules_of(called))
         return isinstance(called, torch.jit.ScriptFunction) or may_return_argument(called)
 
     def _by_class(self, kind: type[nn.Module]) -> bool:

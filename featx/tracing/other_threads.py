@@ -21,7 +21,7 @@ class OtherThreads:
 
     def __init__(self) -> None:
         self._used = _used_by_each()
-        _, self._most = _used_by_all()
+        self._most = 0 if _HAS_CLOCKS else _used_by_all()[1]
 
     def have_run(self) -> bool:
         """Say whether one of them has run since, or is new."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from featx.tracing.scope import walk_modules
+from featx.tracing.scope import modules_of
 from featx.tracing.state import ModuleState
 
 
@@ -83,7 +83,7 @@ class ModuleStates:
     def _at_or_inside(self, module: nn.Module) -> list[nn.Module]:
         known = self._inside.get(module)
         if known is None:
-            known = self._inside[module] = [inner for _, inner in walk_modules(module) if inner in self._initial]
+            known = self._inside[module] = [inner for inner in modules_of(module) if inner in self._initial]
         return known
 
 

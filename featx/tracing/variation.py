@@ -49,16 +49,15 @@ class Variation:
         kwargs: see there.
         trace: the trace at the size of the example.
         is_enough: as for `ExampleTracer.trace`.
-        can_go_on: whether the replica of `trace` is still there, for a model whose second call does what the first one
-            did. Then the traces are further calls on it, up to one that breaks off and leaves it changed.
+        before: `trace`, if its replica is still there and a second call does what the first one did. Then the traces
+            are further calls on it, up to one that breaks off and leaves it changed. Afterwards the last such call.
     """
 
     def __init__(
         self, tracer: ExampleTracer, args: Any, kwargs: Any, trace: ExampleTrace, is_enough: IsEnough | None,
-        *, can_go_on: bool,
+        *, before: ExampleTrace | None,
     ) -> None:  # fmt: skip
-        self._before = trace if can_go_on else None
-        self._chain: list[ExampleTrace] = []
+        self.before = before
         self._tracer = tracer
         self._example = (args, dict(kwargs))
         self._trace = trace
@@ -91,15 +90,10 @@ class Variation:
             known.update({group: self._if_small(group) for group in free})
         return {(each, group.position): outcome for group, outcome in known.items() for each in group.inputs}
 
-    def drop(self) -> None:
-        """Drop what the traces have left; the replica too."""
-        for trace in self._chain:
-            trace.drop_replica()
-
     def _leave_if_changed(self) -> None:
         # A call that has broken off may have left its replica in a state that no whole call leaves.
-        if self._before is not None and not self._before.states.are_as_at_the_start():
-            self._before = None
+        if self.before is not None and not self.before.states.are_as_at_the_start():
+            self.before = None
 
     def _alone(self, group: _Group, is_likely: bool) -> str:
         outcome = self._outcome([group])
@@ -144,9 +138,8 @@ class Variation:
             if isinstance(error, FeatxError):
                 return "fixed: at another length the model cannot be followed"
             return f"{REFUSED} ({type(error).__name__})"
-        if self._before is not None:
-            self._before = again
-            self._chain.append(again)
+        if self.before is not None:
+            self.before = again
         if not is_same_graph(again.graph, self._trace.graph):
             return CHANGED
         join_measured(self._trace.graph, again.graph)
@@ -157,9 +150,9 @@ class Variation:
         modes: dict[str, Any] = {"is_real": first.is_real, "gradients": first.gradients, "disguise": disguise}
         run = partial(self._tracer.run_once, first.surroundings, args, kwargs, self._is_enough, earlier=first, **modes)
         try:
-            return run(before=self._before)
+            return run(before=self.before)
         except Disturbed:
-            self._before = None  # a replica is not called again after that; on a new one the trace repeats itself
+            self.before = None  # a replica is not called again after that; on a new one the trace repeats itself
             return run()
 
 
