@@ -25,7 +25,7 @@ _IS_OP = dis.opmap["IS_OP"]
 _MATCH_CLASS = dis.opmap["MATCH_CLASS"]
 _EXTENDED_ARG = dis.opmap["EXTENDED_ARG"]
 # What stands between a number in a text and the call that takes the text.
-_IN_A_MESSAGE = ("LOAD_", "FORMAT_", "CONVERT_", "BUILD_", "BINARY_", "TO_BOOL", "COPY", "PUSH_NULL")
+_IN_A_MESSAGE = ("LOAD_", "FORMAT_", "CONVERT_", "BUILD_", "BINARY_OP", "TO_BOOL", "COPY", "PUSH_NULL")
 # By the argument of BINARY_OP.
 BINARY_OPERATORS = [symbol for _, symbol in cast(Any, dis)._nb_ops]
 _ASSERTION_LOADS = ("LOAD_ASSERTION_ERROR", "LOAD_COMMON_CONSTANT")
@@ -85,7 +85,11 @@ def is_type_question(frame: FrameType) -> bool:
 
 def is_library_code(code: CodeType) -> bool:
     """Say whether `code` belongs to featx, torch or Python itself, rather than to a model."""
-    name = code.co_filename
+    return _is_library(code.co_filename)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_library(name: str) -> bool:
     return name.startswith(_OWN_FOLDERS) or (name.startswith(_PYTHON_FOLDER) and "-packages" not in name)
 
 
@@ -190,14 +194,22 @@ def writes_a_message(frame: FrameType) -> bool:
 
     `torch._assert(ok, f"{n}")`, `print(n)`, `logger.info(...)`, `raise ValueError(f"{n}")`: and not `heads[str(n)]`.
     """
-    code = frame.f_code.co_code
-    names = (dis.opname[code[at]] for at in range(frame.f_lasti + 2, len(code), 2))
-    following = [name for name in names if name not in ("CACHE", "EXTENDED_ARG", "PRECALL", "KW_NAMES")]
-    for position, name in enumerate(following[:-1]):
+    instructions = [item for item in dis.get_instructions(frame.f_code) if item.offset > frame.f_lasti]
+    height, arguments = 1, 0  # of the stack above and with the text; what the next call takes from it
+    for position, item in enumerate(instructions[:-1]):
+        name, effect = item.opname, dis.stack_effect(item.opcode, item.arg, jump=False)
+        if name == "PRECALL":
+            arguments = effect
+            continue
+        height += effect + arguments
+        arguments = 0
+        if height > 1:  # beside the text, for something else in the same expression
+            continue
         if name.startswith("CALL"):
-            return following[position + 1] in ("POP_TOP", "RAISE_VARARGS")
+            return instructions[position + 1].opname in ("POP_TOP", "RAISE_VARARGS")
         if not name.startswith(_IN_A_MESSAGE):
             return False
+        height = 1
     return False
 
 

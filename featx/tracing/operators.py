@@ -61,5 +61,5 @@ REFLECTED: dict[str, Callable[..., Any]] = {
 # What gives Python the values of a tensor.
 READS_VALUES = frozenset(
     "item tolist numpy __bool__ __int__ __float__ __complex__ __index__ __contains__ __array__ equal is_nonzero "
-    "allclose".split()
+    "allclose __repr__ __str__ __format__".split()
 )

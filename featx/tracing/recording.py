@@ -39,6 +39,10 @@ class NeedsValues(BaseException):
     """The model asks for a value, which stand-ins have not."""
 
 
+# What makes a text of a tensor.
+_TEXT = ("__repr__", "__str__", "__format__")
+
+
 class Recording(Following):
     """The state of one trace on an example, and what it does with each torch call."""
 
@@ -316,6 +320,8 @@ class Recording(Following):
             return function(*args, **kwargs)
         if name in ("numpy", "__array__"):
             raise Unfollowable("a tensor is turned into a numpy array")
+        if name in _TEXT and self.is_message():
+            return function(*args, **kwargs) if self.is_real else repr(args[0])  # with "..." for the values
         result = self.execute(function, args, kwargs)
         if name in ("item", "tolist"):
             frame = self.model_frame()

@@ -268,6 +268,34 @@ def test_text_of_a_size_in_a_message_leaves_it_free() -> None:
     assert torch.equal(featx.trace(model, image())(x), model(x))
 
 
+def require(ok: object, message: str) -> None:
+    if ok is None:
+        raise ValueError(message)
+
+
+def with_text_of_values(x: torch.Tensor) -> torch.Tensor:
+    require(x, f"{x}, of sum {x.sum():.3f} and {x!r}")
+    require(x, "%s, or " % x + str(x.max()))
+    return x * 2
+
+
+def test_text_of_values_in_a_message_is_no_decision() -> None:
+    model = Calling(with_text_of_values)
+    x = torch.randn(12, 4)
+    assert torch.equal(featx.trace(model, image())(x), model(x))
+
+
+def test_text_of_values_that_decides_is_checked() -> None:
+    def by_sign(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if f"{x.sum():.3f}".startswith("-") else x
+
+    model = Calling(by_sign)
+    traced = featx.trace(model, torch.ones(3, 4))
+    assert torch.equal(traced(torch.ones(3, 4)), model(torch.ones(3, 4)))
+    with pytest.raises(featx.SpecializationError):
+        traced(-torch.ones(3, 4))
+
+
 @pytest.mark.parametrize("norm_first", [False, True])
 def test_a_try_of_the_caller_is_none_of_the_model(norm_first: bool) -> None:
     layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True, norm_first=norm_first).eval()
