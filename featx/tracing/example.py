@@ -7,6 +7,7 @@ for a value, the trace starts again with real tensors.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import traceback
@@ -35,6 +36,7 @@ from featx.tracing.lineage import Lineage, Origin
 from featx.tracing.mode_reads import ModeReads, has_set_mode, listen
 from featx.tracing.pass_through import PassThroughs
 from featx.tracing.recording import NeedsValues
+from featx.tracing.recursion import room_for
 from featx.tracing.replay import Record, Replay
 from featx.tracing.replica import Replica, WritesModel, tensors_held_by
 from featx.tracing.saved_state import SavedState
@@ -410,10 +412,14 @@ class ExampleTrace(WrappedCalls):
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:
         # The hooks of the root are code like any other, and what they do to its inputs, all else is computed from.
+        call: Callable[..., Any]
         if has_hooks(self.root):
-            return type(self.root)._call_impl(self.root, *args, **kwargs)
-        traced = self.surroundings.traced
-        return (self.root.forward if isinstance(traced, nn.Module) else traced)(*args, **kwargs)
+            call = functools.partial(type(self.root)._call_impl, self.root)
+        else:
+            traced = self.surroundings.traced
+            call = self.root.forward if isinstance(traced, nn.Module) else traced
+        with room_for(self.surroundings.levels):
+            return call(*args, **kwargs)
 
     def let_go(self) -> None:
         """Drop all values of the trace, which is over."""
@@ -472,7 +478,11 @@ class ExampleTrace(WrappedCalls):
         return id(tensor) in self._paths or (tensor.is_meta and self._device.type == "meta")
 
     def _stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
-        if self.is_real or tensor.is_meta:
+        if tensor.layout is not torch.strided:
+            if not self.is_real:
+                raise NeedsValues  # what a sparse tensor computes depends on which of its values are there
+            found = tensor.detach().clone()
+        elif self.is_real or tensor.is_meta:
             found = tensor.detach().clone(memory_format=torch.preserve_format)
         else:
             found = self.stand_ins.new(tensor)  # one tensor may be given as two inputs
@@ -507,11 +517,16 @@ class ExampleTrace(WrappedCalls):
     def _call_again(self, replay: Replay, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         modes = ThreadModes()
         self._restorers = [self._caches.restore, self._passing.lift, modes.leave]
-        call_args, call_kwargs = replay.inputs(self.signature, args, kwargs)
         self._passing.lay()
         modes.leave_inference_mode()
         modes.enter(replay.mode, None, gradients=self.gradients)
-        return replay.does_the_same(lambda: self._call(*call_args, **call_kwargs)) and self._passing.are_laid()
+
+        def call() -> Any:
+            with torch._C.DisableTorchFunction():
+                call_args, call_kwargs = replay.inputs(self.signature, args, kwargs)
+            return self._call(*call_args, **call_kwargs)
+
+        return replay.does_the_same(call) and self._passing.are_laid()
 
     def save_globals(self, tensors: Iterable[Any]) -> None:
         """Save the tensors among these that are globals of the model's code, which a whole module is about to write."""

@@ -85,6 +85,7 @@ class _Followed:
 
     def value(self, example: Any, name: str, is_optional: bool) -> Any:
         if isinstance(example, torch.Tensor):
+            self._check_layout(example, ())
             if is_optional:
                 self._check(check_form, form_of(example), f"input '{name}'")
             return self._recording.follow(self._stand_in(example), self._node, None)
@@ -103,6 +104,7 @@ class _Followed:
 
     def _leaf(self, value: Any, path: Path) -> Any:
         if isinstance(value, torch.Tensor):
+            self._check_layout(value, path)
             return self._recording.follow(self._stand_in(value), self._part(path), None)
         self._check_leaf(value, path)
         return value.copy() if type(value).__name__ == "ndarray" else value
@@ -118,6 +120,13 @@ class _Followed:
             function, key = path[-1]
             known = self._parts[path] = Part(self._part(path[:-1]), function, key)
         return known
+
+    def _check_layout(self, tensor: torch.Tensor, path: Path) -> None:
+        if tensor.is_nested:
+            raise Unfollowable(f"input '{self._name}' is a nested tensor, whose rows have lengths of their own,")
+        if tensor.layout is not torch.strided:
+            node = self._mark(getattr, (self._plain_node(self._part(path)), "layout"))
+            self._mark(check_decision, (node, tensor.layout, f"the layout of input '{self._name}'"))
 
     def _check_leaf(self, value: Any, path: Path) -> None:
         # Texts, truth values and None are part of the form.

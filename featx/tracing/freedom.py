@@ -27,7 +27,18 @@ from featx.tracing.scalars import Diverged
 from featx.tracing.structure import Path, Step, leaves_of
 from featx.tracing.unfollowable import Disturbed
 from featx.tracing.value_numbers import pin_what_python_reads
-from featx.tracing.variation import FREE, NOT_EMPTY, REFUSED, UNTRIED, Dim, Variation, measures_of
+from featx.tracing.variation import (
+    FREE,
+    NOT_EMPTY,
+    REFUSED,
+    TOGETHER,
+    UNTRIED,
+    UNVARIED,
+    Dim,
+    Variation,
+    can_be_resized,
+    measures_of,
+)
 
 # An input: its name, where it is (a placeholder and the way to it from there), and the tensor.
 _Input = tuple[str, tuple[Node, Path], torch.Tensor]
@@ -39,7 +50,8 @@ class FreeDims:
 
     Attributes:
         of: for each input tensor, by name (`"x"`, `"images[0]"`), what is known of each dimension: "free"; "free, but
-            not 0"; "fixed:" and why; or "free, unless a layer refuses it" where no code that was traced reads it, and
+            not 0"; "free, with all others of this length", such as the nodes of a graph and both sides of its adjacency
+            matrix; "fixed:" and why; or "free, unless a layer refuses it" where no code that was traced reads it, and
             other lengths were not tried.
     """
 
@@ -167,7 +179,8 @@ def _free_dims(
         known = {dim: other_mode.dims[dim] for dim in known}
     elif trace.saw_sizes or trace.is_real:
         variation = Variation(tracer, args, kwargs, trace, is_enough, before=before)
-        known = variation.test([tensor for _, _, tensor in inputs], other_mode.dims)
+        varied = [tensor for _, _, tensor in inputs if can_be_resized(tensor)]
+        known = {**dict.fromkeys(known, UNVARIED), **variation.test(varied, other_mode.dims)}
         before = variation.before
     other_mode.note(trace.graph, known)
     if measures_of(trace.graph) != measured:  # other sizes told more of some calls, which may differ by mode
@@ -231,7 +244,7 @@ def _check_fixed(graph: Graph, inputs: list[_Input], known: Mapping[Dim, str], w
             node = placeholder
             for dim, size in enumerate(tensor.shape):
                 reason = known[id(tensor), dim]
-                if reason in (FREE, UNTRIED) or (reason == NOT_EMPTY and size == 0):
+                if reason in (FREE, TOGETHER, UNTRIED) or (reason == NOT_EMPTY and size == 0):
                     continue
                 if node is placeholder:
                     for function, key in path:

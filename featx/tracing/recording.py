@@ -124,6 +124,8 @@ class Recording(Following):
             if name in READS_VALUES:
                 self.answers.append((name, result))
             return result
+        if name in _MEMORY and any(isinstance(value, torch.Tensor) and value.is_meta for value in args):
+            raise NeedsValues  # of a stand-in it would be 0
         if name in READS_VALUES:
             is_unknown = any(isinstance(value, torch.Tensor) and value.is_meta for value in args)
             if is_unknown or self.expected_answers:
@@ -352,7 +354,7 @@ class Recording(Following):
 _RESHAPES = frozenset({"squeeze_", "unsqueeze_", "t_", "transpose_", "swapdims_", "swapaxes_", "as_strided_"})
 _ABOUT_GRADIENTS = frozenset({"requires_grad", "is_leaf", "grad_fn"})
 _OF_DTYPE = frozenset({"dtype", "itemsize", "nbytes"})
-_MEMORY = frozenset({"untyped_storage", "storage", "_typed_storage", "__dlpack__"})
+_MEMORY = frozenset({"untyped_storage", "storage", "_typed_storage", "__dlpack__", "data_ptr"})
 _TENSOR_ATTRIBUTES = frozenset({"T", "H", "mT", "mH", "data", "real", "imag"})
 
 

@@ -43,6 +43,7 @@ def check_repeats(
     how: dict[str, Any] = {"is_real": trace.is_real, "gradients": trace.gradients}
     for attempt in range(ATTEMPTS):
         first = tracer.run_once(trace.surroundings, args, kwargs, is_enough, **how)
+        first.call_record = None  # it keeps all tensors
         try:
             _check_traces(tracer, args, kwargs, first, is_enough)
             return False

@@ -67,12 +67,13 @@ class Replay:
         self._position = 0
         # What stands in this call for the tensors of the first one, by the ids of those.
         self._twins: dict[int, torch.Tensor] = {}
+        self._made: set[int] = set()
         self.mode = _Mode(self)
 
     def end(self) -> list[weakref.ref[torch.Tensor]]:
         """Let go of the tensors of this call, which is over, and return them: some may live on elsewhere."""
         twins, self._twins = list(map(weakref.ref, self._twins.values())), {}
-        self._record = Record()
+        self._record, self._made = Record(), set()
         return twins
 
     def inputs(self, signature: inspect.Signature, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -150,7 +151,7 @@ class Replay:
 
     def has_made(self, value: Any) -> bool:
         """Say whether a value is a tensor of this call."""
-        return any(value is twin for twin in self._twins.values())
+        return id(value) in self._made
 
     def _twin_of(self, value: Any) -> Any:
         """Return what stands for a value of the first call: other tensors, in other containers."""
@@ -174,6 +175,7 @@ class Replay:
             if type(tensor) is not torch.Tensor:
                 raise Diverged
             known = self._twins[id(tensor)] = tensor.detach()
+            self._made.add(id(known))
         return known
 
     def _is_same(self, recorded: Any, given: Any) -> bool:

@@ -15,6 +15,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from featx.errors import TraceError
 from featx.tracing.constants import memory_of, tensors_of
 from featx.tracing.missed_writes import MissedWrites
+from featx.tracing.recursion import levels_of
 from featx.tracing.replica import Replica, replica_of
 from featx.tracing.scope import has_hooks, has_own_call, walk_modules
 from featx.tracing.wrapping import find_places, globals_of
@@ -56,6 +57,7 @@ class Surroundings:
         paths = {module: path for path, module in walk_modules(self.root)}
         _refuse_uninitialized(paths)
         _refuse_ambiguous(paths)
+        self.levels = levels_of(paths.values())
         self.hooked = [path for module, path in paths.items() if has_hooks(module)]
         self._tensors = ModelTensors(paths)
         self.device = _device_of(self._tensors.all, example)

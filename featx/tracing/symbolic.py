@@ -27,6 +27,7 @@ from featx.tracing.naming import QualifiedNames
 from featx.tracing.pass_through import PassThroughs
 from featx.tracing.proxy import ParameterProxy, Proxy, failure, find_proxy, refusal
 from featx.tracing.proxyable import ProxyableClassMeta
+from featx.tracing.recursion import levels_of, room_for
 from featx.tracing.replica import Replica, replica_of
 from featx.tracing.scope import intercept
 from featx.tracing.state import ModuleState
@@ -168,7 +169,8 @@ class Tracer(TracerBase):
                 passing.lay()
                 # Gradients are on, or a `no_grad` of the model would change nothing, and not be seen.
                 modes.enter(_Mode(self), None, gradients=True)
-                self._run(function, concrete_args)
+                with room_for(levels_of(self.submodule_paths.values())):
+                    self._run(function, concrete_args)
             finally:
                 restore()
         finally:

@@ -152,6 +152,11 @@ class TracerBase:
         arguments = {self._key(key): self.create_arg(item) for key, item in items.items()}
         if issubclass(kind, (ImmutableDict, defaultdict)):
             return arguments
+        fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
+        if fields and arguments.keys() <= {field.name for field in fields if field.init}:
+            # An output of diffusers or transformers. A field that is None has no key.
+            required = [each.name for each in fields if each.init and _has_no_default(each)]
+            return self.create_node("call_function", kind, (), {**dict.fromkeys(required), **arguments})
         return self.create_node("call_function", kind, (arguments,), {})
 
     def _key(self, key: Any) -> Any:
@@ -192,6 +197,10 @@ class GraphAppendingTracer(TracerBase):
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
+
+
+def _has_no_default(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
 def _has_own_constructor(kind: type) -> bool:

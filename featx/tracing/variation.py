@@ -22,8 +22,11 @@ from featx.tracing.unfollowable import Disturbed
 FREE = "free"
 # No code that was traced reads it, so that no other length was tried.
 UNTRIED = "free, unless a layer refuses it"
+# The model takes another length if all dimensions that had the same length on the example change with it.
+TOGETHER = "free, with all others of this length"
 NOT_EMPTY = "free, but not 0"
 CHANGED = "fixed: the model does something else at another length"
+UNVARIED = "fixed: other sizes of a tensor with this layout are not tried"
 REFUSED = "fixed: the model takes no other length"
 # A dimension of an input: the id of the tensor, and the position.
 Dim = tuple[int, int]
@@ -33,11 +36,11 @@ OtherSize = Callable[[int, int, int], int]
 
 @dataclass(frozen=True, order=True)
 class _Group:
-    """Dimensions at one position that have one length, and change together: those of several inputs, by id."""
+    """Dimensions that have one length, and change together. `position` is the first of theirs."""
 
     position: int
     size: int
-    inputs: tuple[int, ...]
+    dims: tuple[Dim, ...]
 
 
 class Variation:
@@ -81,14 +84,29 @@ class Variation:
         for group in groups:
             if group not in known:
                 known[group] = self._alone(group, group in likely)
-            if known[group] != FREE and len(group.inputs) > 1:  # their lengths may be one by chance
-                apart = [replace(group, inputs=(each,)) for each in group.inputs]
+            if known[group] != FREE and len(group.dims) > 1:  # their lengths may be one by chance
+                apart = [replace(group, dims=(each,)) for each in group.dims]
                 known.update({each: self._alone(each, group in likely) for each in apart})
                 del known[group]
-        free = [group for group, outcome in known.items() if outcome == FREE]
+        self._try_together(known)
+        free = [group for group, outcome in known.items() if outcome in (FREE, TOGETHER)]
         if free and self._outcome(free, disguise=nothing) != FREE:
-            known.update({group: self._if_small(group) for group in free})
-        return {(each, group.position): outcome for group, outcome in known.items() for each in group.inputs}
+            known.update({group: self._if_small(group, known[group]) for group in free})
+        return {dim: outcome for group, outcome in known.items() for dim in group.dims}
+
+    def _try_together(self, known: dict[_Group, str]) -> None:
+        """Try refused dimensions of one length at once, wherever they are: nodes and their adjacency matrix, say."""
+        refused = [group for group, outcome in known.items() if outcome.startswith(REFUSED) and "Assert" not in outcome]
+        for size in {group.size for group in refused}:
+            groups = [group for group in refused if group.size == size]
+            dims = tuple(sorted({dim for group in groups for dim in group.dims}))
+            if len({position for _, position in dims}) < 2:
+                continue
+            together = _Group(min(group.position for group in groups), size, dims)
+            if self._outcome([together]) == FREE:
+                for group in groups:
+                    del known[group]
+                known[together] = TOGETHER
 
     def _leave_if_changed(self) -> None:
         # A call that has broken off may have left its replica in a state that no whole call leaves.
@@ -107,10 +125,10 @@ class Variation:
             outcome = self._free_if(group, outcome, lambda dim, size, number: 4 * size)
         return outcome
 
-    def _if_small(self, group: _Group) -> str:
+    def _if_small(self, group: _Group, outcome: str) -> str:
         # C code answers `2.0 * n > 30`, perhaps otherwise for a small n.
         if self._outcome([group], disguise=nothing) == FREE:
-            return FREE
+            return outcome
         return NOT_EMPTY if self._outcome([group], disguise=smallest) == FREE else CHANGED
 
     def _free_if(self, group: _Group, reason: str, other: OtherSize) -> str:
@@ -123,9 +141,9 @@ class Variation:
     def _outcome(self, groups: list[_Group], disguise: Disguise = larger) -> str:
         usual = _other_size_for_real if self._trace.is_real else _other_size
         changes = {
-            (each, group.position): self._sizes.get(group, usual)(group.position, group.size, number)
+            dim: self._sizes.get(group, usual)(group.position, group.size, number)
             for number, group in enumerate(groups)
-            for each in group.inputs
+            for dim in group.dims
         }
         args, kwargs = _resized(self._example, changes, self._trace.is_real)
         try:
@@ -172,7 +190,7 @@ def measures_of(graph: Graph) -> list[Any]:
 
 
 def _was_refused(group: _Group, known: Mapping[Dim, str]) -> bool:
-    return all(known.get((each, group.position), "").startswith(REFUSED) for each in group.inputs)
+    return all(known.get(dim, "").startswith(REFUSED) for dim in group.dims)
 
 
 def _groups_of(inputs: list[torch.Tensor]) -> tuple[list[_Group], list[_Group]]:
@@ -184,7 +202,7 @@ def _groups_of(inputs: list[torch.Tensor]) -> tuple[list[_Group], list[_Group]]:
             members.setdefault((dim, size), {})[id(tensor)] = None
             if dim != 1 or not tensor.is_floating_point() or tensor.dim() == 3:
                 likely.add((dim, size))
-    groups = {key: _Group(*key, tuple(ids)) for key, ids in sorted(members.items())}
+    groups = {key: _Group(*key, tuple((each, key[0]) for each in ids)) for key, ids in sorted(members.items())}
     return list(groups.values()), [group for key, group in groups.items() if key in likely]
 
 
@@ -211,8 +229,21 @@ def _resized_tensor(value: torch.Tensor, changes: Mapping[Dim, int], has_values:
     shape = [changes.get((id(value), dim), size) for dim, size in enumerate(value.shape)]
     if not has_values:
         return value.new_empty(shape)
+    if value.layout is torch.sparse_coo:
+        return _resized_sparse(value.coalesce(), shape)
     for dim, (size, wanted) in enumerate(zip(value.shape, shape, strict=True)):
         if wanted != size:
             # The values repeat, so that what depends on them stays likely to go the same way.
             value = value.repeat_interleave(-(-wanted // max(size, 1)), dim).narrow(dim, 0, wanted)
     return value
+
+
+def _resized_sparse(value: torch.Tensor, shape: list[int]) -> torch.Tensor:
+    indices = value.indices()
+    are_inside = (indices < indices.new_tensor(shape)[:, None]).all(0)
+    return torch.sparse_coo_tensor(indices[:, are_inside], value.values()[are_inside], shape, check_invariants=True)
+
+
+def can_be_resized(tensor: torch.Tensor) -> bool:
+    """Say whether other sizes of an input can be tried."""
+    return tensor.layout is torch.strided or (tensor.layout is torch.sparse_coo and tensor.dense_dim() == 0)

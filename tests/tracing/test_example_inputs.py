@@ -90,3 +90,48 @@ def test_nested_inputs_are_followed_and_their_form_is_checked() -> None:
     assert same(traced(other, more), model(other, more))
     with pytest.raises(featx.SpecializationError):
         traced([*other, image()], more)
+
+
+def test_sparse_input_is_followed_and_its_layout_is_checked() -> None:
+    class Mixing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, weights: torch.Tensor) -> torch.Tensor:
+            return self.linear(torch.sparse.mm(weights, torch.eye(4)))
+
+    model, weights = Mixing(), torch.rand(4, 4).round()
+    traced = featx.trace(model, weights.to_sparse())
+    other = torch.rand(4, 4).round().to_sparse()
+    assert same(traced(other), model(other))
+    with pytest.raises(featx.SpecializationError, match="layout of input 'weights'"):
+        traced(weights)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensor_is_refused(layout: torch.layout) -> None:
+    rows = torch.nested.nested_tensor([torch.rand(2, 4), torch.rand(3, 4)], layout=layout)
+    with pytest.raises(featx.TraceError, match="'input' is a nested tensor"):
+        featx.trace(nn.Linear(4, 4), rows)
+
+
+@pytest.mark.parametrize("is_kept_whole", [False, True])
+def test_address_of_a_tensor_is_never_that_of_a_stand_in(is_kept_whole: bool) -> None:
+    seen: list[int] = []
+
+    class Looking(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x * 2
+            seen.append(y.data_ptr())
+            return y
+
+    model = nn.Sequential(Looking(), nn.ReLU())
+    if is_kept_whole:
+        extractor = featx.create_feature_extractor(model, {"1": "out"}, example_inputs=image())
+        assert same(extractor(image())["out"], model(image()))
+    else:
+        with pytest.raises(featx.TraceError, match="data_ptr"):
+            featx.trace(Looking(), image())
+    assert 0 not in seen

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple, cast
 
 import pytest
 import torch
@@ -172,3 +172,30 @@ def test_output_of_transformers_is_built_by_the_graph_and_can_be_a_feature() -> 
     agree(Returning(lambda x: compute(x)[0] + compute(x)["hidden_states"][1]), (image(),), (image(5, 6),))
     extractor = featx.create_feature_extractor(Around(compute), ["inner"], example_inputs=image())
     assert same(extractor(image(5))["inner"], compute(image(5) * 2))
+
+
+class Output(OrderedDict[str, Any]):
+    """A dict whose items are attributes too, as the outputs of diffusers are."""
+
+    def __post_init__(self) -> None:
+        for each in fields(cast(Any, self)):
+            if getattr(self, each.name) is not None:
+                self[each.name] = getattr(self, each.name)
+
+
+@dataclass
+class Sample(Output):
+    sample: torch.Tensor
+    variance: torch.Tensor | None
+
+
+@pytest.mark.parametrize("has_variance", [False, True])
+def test_dict_that_is_a_dataclass_with_required_fields(has_variance: bool) -> None:
+    class Denoising(nn.Module):
+        def forward(self, x: torch.Tensor) -> Sample:
+            return Sample(x * 2, x.var() if has_variance else None)
+
+    result = featx.trace(Denoising(), image())(image())
+    assert type(result) is Sample
+    assert same(result.sample, image() * 2)
+    assert list(result) == (["sample", "variance"] if has_variance else ["sample"])

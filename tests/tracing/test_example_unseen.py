@@ -275,7 +275,7 @@ def require(ok: object, message: str) -> None:
 
 def with_text_of_values(x: torch.Tensor) -> torch.Tensor:
     require(x, f"{x}, of sum {x.sum():.3f} and {x!r}")
-    require(x, "%s, or " % x + str(x.max()))
+    require(x, "or " + str(x.max()))
     return x * 2
 
 

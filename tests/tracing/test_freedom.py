@@ -172,3 +172,44 @@ def test_constant_is_cut_by_the_length_of_the_input() -> None:
     assert kinds(free.of["x"]) == ["free", "free"]
     module = GraphModule(trace.surroundings.root, trace.graph)
     assert torch.equal(module(torch.ones(3, 9)), Biased()(torch.ones(3, 9)))
+
+
+def convolve(x: torch.Tensor, adjacency: torch.Tensor) -> torch.Tensor:
+    """One layer of a graph network: as many nodes as the adjacency matrix has rows, and columns."""
+    return torch.sparse.mm(adjacency, x).view(x.shape[0], -1)
+
+
+@pytest.mark.parametrize("is_sparse", [False, True], ids=["dense", "sparse"])
+def test_dimensions_that_change_together_wherever_they_are(is_sparse: bool) -> None:
+    def graph(nodes: int) -> tuple[torch.Tensor, torch.Tensor]:
+        adjacency = torch.rand(nodes, nodes).round()
+        return torch.rand(nodes, 4), adjacency.to_sparse() if is_sparse else adjacency
+
+    trace, free = trace_checked(ExampleTracer(), convolve, graph(5), {})
+    together = "free, with all others of this length"
+    assert free.of["adjacency"] == [together, together]
+    assert free.of["x"][0] == together
+    module = GraphModule(trace.surroundings.root, trace.graph)
+    for nodes in (5, 9):
+        inputs = graph(nodes)
+        assert torch.equal(module(*inputs), convolve(*inputs))
+
+
+def test_mask_over_all_pairs_of_a_sequence_leaves_its_length_free() -> None:
+    class Attending(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(50, 8)
+            self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+        def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            batch, length = ids.shape
+            pairs = mask.view(batch, 1, length, length).expand(-1, 2, -1, -1).reshape(-1, length, length)
+            x = self.embedding(ids)
+            return self.attention(x, x, x, attn_mask=pairs, need_weights=False)[0]
+
+    model = Attending().eval()
+    trace, _ = trace_checked(ExampleTracer(), model, (torch.ones(2, 6).long(), torch.zeros(2, 6, 6)), {})
+    module = GraphModule(model, trace.graph).eval()
+    ids, mask = torch.randint(50, (3, 9)), torch.randn(3, 9, 9)
+    assert torch.equal(module(ids, mask), model(ids, mask))

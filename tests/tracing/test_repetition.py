@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 import featx
+from featx.tracing.example import ExampleTrace
 
 X = torch.rand(3, 4, generator=torch.Generator().manual_seed(0))
 
@@ -268,3 +269,26 @@ def test_tables_that_are_made_in_the_first_call_and_for_longer_inputs_are_no_sta
     assert model.table is None
     for x in (X, torch.rand(3, 4), torch.rand(2, 9)):
         assert torch.equal(traced(x), Positions()(x))
+
+
+def test_second_call_is_compared_without_a_second_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[bool] = []
+    repeats = ExampleTrace.repeats
+
+    def noting(self: ExampleTrace, args: Any, kwargs: Any) -> bool:
+        answers.append(repeats(self, args, kwargs))
+        return answers[-1]
+
+    monkeypatch.setattr(ExampleTrace, "repeats", noting)
+
+    class Plain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor, scale: float = 2.0) -> torch.Tensor:
+            return self.linear(x).relu().view(x.shape[0], -1) * scale
+
+    featx.trace(Plain().eval(), torch.rand(2, 4))
+    assert answers
+    assert all(answers)

@@ -6,6 +6,7 @@ import copy
 import io
 import pickle
 import random
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -320,3 +321,15 @@ def test_handler_may_answer_a_call_in_place_of_the_module() -> None:
     intercept(replica.paths, lambda module, *_: type(module).__name__, lambda module, name, value: value)
     assert replica.root(X) == "Net"
     assert model(X).shape == (2, 2)
+
+
+@pytest.mark.parametrize("tracer", ["example", "symbolic"])
+def test_modules_that_are_nested_deeply(tracer: Any) -> None:
+    model: nn.Module = nn.Linear(3, 3)
+    for _ in range(150):  # of the 330 that a run of the model bears
+        model = nn.Sequential(model)
+    path, limit, x = ".".join(["0"] * 150), sys.getrecursionlimit(), torch.rand(2, 3)
+    inputs = {"example_inputs": x} if tracer == "example" else {}
+    extractor = featx.create_feature_extractor(model, [path], tracer=tracer, **inputs)
+    assert torch.equal(extractor(x)[path], model(x))
+    assert sys.getrecursionlimit() == limit
