@@ -13,6 +13,8 @@ from typing import Any, cast
 
 import torch
 
+from featx.errors import TraceError
+
 _OWN_FOLDERS = (
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
     os.path.dirname(torch.__file__) + os.sep,
@@ -28,7 +30,23 @@ _EXTENDED_ARG = dis.opmap["EXTENDED_ARG"]
 _IN_A_MESSAGE = ("LOAD_", "FORMAT_", "CONVERT_", "BUILD_", "BINARY_OP", "TO_BOOL", "COPY", "PUSH_NULL")
 # By the argument of BINARY_OP.
 BINARY_OPERATORS = [symbol for _, symbol in cast(Any, dis)._nb_ops]
+# The last version of Python whose bytecode all this was tested with.
+_LATEST = (3, 13)
 _ASSERTION_LOADS = ("LOAD_ASSERTION_ERROR", "LOAD_COMMON_CONSTANT")
+
+
+def require_known_bytecode() -> None:
+    """Refuse a Python that is newer than those that are tested, whose bytecode may have other names.
+
+    Raises:
+        TraceError: it is.
+    """
+    if sys.version_info[:2] > _LATEST:
+        tested, present = (".".join(map(str, version)) for version in (_LATEST, sys.version_info[:2]))
+        raise TraceError(
+            f"a trace reads what the code of the model asks for from Python's bytecode, which featx knows up to Python "
+            f"{tested}, and this is {present}; run it with Python 3.11 to {tested}, or with a newer featx"
+        )
 
 
 def unpacked_count(frame: FrameType) -> int | None:

@@ -14,6 +14,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from featx.errors import TraceError
 from featx.tracing.constants import memory_of, tensors_of
+from featx.tracing.frames import require_known_bytecode
 from featx.tracing.missed_writes import MissedWrites
 from featx.tracing.recursion import levels_of
 from featx.tracing.replica import Replica, replica_of
@@ -44,6 +45,7 @@ class Surroundings:
         modules: Iterable[ModuleType],
         functions: Iterable[Callable[..., Any]],
     ) -> None:
+        require_known_bytecode()
         self.traced = root
         # What owns the modules and tensors.
         self.root = root if isinstance(root, nn.Module) else nn.Module()

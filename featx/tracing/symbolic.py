@@ -20,7 +20,7 @@ from featx.ir.graph import Graph
 from featx.ir.node import Node, Target
 from featx.ir.operator_effects import operator_writes
 from featx.tracing.constants import ModelTensors
-from featx.tracing.frames import describe, user_frame
+from featx.tracing.frames import describe, require_known_bytecode, user_frame
 from featx.tracing.inputs import bind_inputs, signature_of
 from featx.tracing.mode_reads import ModeReads, has_set_mode, listen, mode_of
 from featx.tracing.naming import QualifiedNames
@@ -122,6 +122,7 @@ class Tracer(TracerBase):
         Raises:
             TraceError: the code asks a traced value for something that only a real one has; the message says where.
         """
+        require_known_bytecode()
         is_module = isinstance(root, nn.Module)
         if not is_module and not callable(root):
             raise TraceError(f"cannot trace a {type(root).__name__}; give an nn.Module or a function")

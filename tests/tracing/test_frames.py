@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import featx
+from featx.tracing import frames
 from featx.tracing.frames import (
     describe,
     is_assertion,
@@ -269,3 +270,12 @@ def test_description_without_source_has_the_place_alone() -> None:
     namespace: dict[str, Any] = {"sys": sys, "describe": describe}
     exec(compile("text = describe(sys._getframe())", "<nowhere>", "exec"), namespace)
     assert namespace["text"] == "at <nowhere>:1, in <module>"
+
+
+@pytest.mark.parametrize("trace", [featx.symbolic_trace, lambda model: featx.trace(model, torch.ones(2))])
+def test_python_that_is_newer_than_those_tested_is_refused(
+    trace: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frames, "_LATEST", (3, 10))
+    with pytest.raises(featx.TraceError, match=r"up to Python 3\.10"):
+        trace(torch.nn.ReLU())
