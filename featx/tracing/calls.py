@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from itertools import chain
+from threading import get_ident
 from typing import Any, cast
 
 import torch
@@ -88,6 +89,7 @@ class Calls(Recording):
         self.broken_off = ""
         self.kernels = Kernels(self.on_unseen_kernel, self.on_write if is_real else None, self.note_dynamic_shape)
         self.generator = TorchGenerator()
+        self._thread = get_ident()
         # What a call that is one node has drawn from, and is to be put back.
         self._generators: SharedGenerators | None = None
 
@@ -130,6 +132,12 @@ class Calls(Recording):
         """Answer a call of a module: one node, or whatever its forward does."""
         if self.replay is not None:
             return self.replay.on_module(self.module_paths.get(module), forward, args, kwargs)
+        if get_ident() != self._thread:
+            if self.whole:
+                self.wrote_unseen = True  # perhaps: kernels of other threads are not heard
+            else:
+                self.refuse_other_threads()
+            return forward(*args, **kwargs)
         if self.whole:
             self._note_call_inside(module)
             return self._result_of(module, args, kwargs)
@@ -157,6 +165,11 @@ class Calls(Recording):
             raise
         finally:
             self.scope = outer
+
+    def refuse_other_threads(self) -> None:
+        """Note that forward has another thread compute something. It is raised later, in this thread."""
+        what = "forward hands work to another thread or process, which a trace does not see,"
+        self.unseen = self.unseen or Unfollowable(what)
 
     def _note_call_inside(self, module: nn.Module) -> None:
         path = self.module_paths.get(module)

@@ -14,7 +14,7 @@ import traceback
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from types import CodeType, ModuleType
+from types import CodeType, FrameType, ModuleType
 from typing import Any, cast
 
 import torch
@@ -31,6 +31,7 @@ from featx.tracing.example_inputs import bind_example
 from featx.tracing.frames import compares_objects, line_of, user_frame
 from featx.tracing.generators import SharedGenerators
 from featx.tracing.guards import require_distinct_inputs
+from featx.tracing.heard_calls import CallListener, HeardCalls, hands_over
 from featx.tracing.left_behind import comes_from_inputs
 from featx.tracing.lineage import Lineage, Origin
 from featx.tracing.mode_reads import ModeReads, has_set_mode, listen
@@ -331,17 +332,18 @@ class ExampleTrace(WrappedCalls):
     def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], is_enough: IsEnough | None) -> None:
         around = self.surroundings
         modes = ThreadModes()
+        heard = HeardCalls(self._listeners())
         generators = SharedGenerators()
         conversions = [(namespace, name) for namespace in self.converting for name in CONVERSIONS]
         passing = self._passing = PassThroughs([*around.places, *conversions], self.on_draw, self.on_wrapped)
         caches = self._caches = Caches(around.namespaces, around.kinds, self.is_of_trace)
         self._restorers += [
-            generators.restore, self.generator.restore, self._saved.restore, caches.restore, passing.lift, modes.leave
+            heard.stop, generators.restore, self.generator.restore, self._saved.restore, caches.restore, passing.lift,
+            modes.leave,
         ]  # fmt: skip
         self._grad_modes.is_enabled = self.gradients
         self._prepare_replica()
-        if self._hears_seeds:
-            self.generator.listen()
+        self.generator.is_heard = heard.start() and self._hears_seeds
         passing.lay()
         modes.leave_inference_mode()
         modes.enter(_Mode(self), self.kernels, gradients=self.gradients)
@@ -375,6 +377,15 @@ class ExampleTrace(WrappedCalls):
             self.graph.output(output)
             if any(map(compares_objects, self._codes_that_ran())):
                 require_distinct_inputs(self.graph)
+
+    def _listeners(self) -> list[CallListener]:
+        listeners: list[CallListener] = [self.generator.on_call] if self._hears_seeds else []
+        # On stand-ins, what another thread computes has no values, and is seen where forward uses it.
+        return [*listeners, self._on_handover] if self.is_real else listeners
+
+    def _on_handover(self, frame: FrameType, event: str, called: Any) -> None:
+        if not self.whole and hands_over(frame, event, called):
+            self.refuse_other_threads()
 
     def _prepare_replica(self) -> None:
         if self._reads is not None:

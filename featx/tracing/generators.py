@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -82,21 +81,12 @@ class TorchGenerator:
         self._threads = OtherThreads()
         self._first = self._expected = torch.get_rng_state()
         self._seed = torch.initial_seed()
-        # Where it listens: the hook that does, and whether this thread has set the generator since `note`.
-        self._hook: Callable[[FrameType, str, Any], None] | None = None
+        # Whether `on_call` gets all calls of this thread, and then whether one has set the generator since `note`.
+        self.is_heard = False
         self._is_set = False
 
-    def listen(self) -> None:
-        """Hear each call with which this thread sets the generator, until `restore`: then other threads may seed too.
-
-        Uses the thread's profiling hook, which makes Python code several times slower. Where a profiler has it, the
-        states of the generator go on to tell.
-        """
-        if sys.getprofile() is None:
-            self._hook = self._on_call
-            sys.setprofile(self._hook)
-
-    def _on_call(self, frame: FrameType, event: str, called: Any) -> None:
+    def on_call(self, frame: FrameType, event: str, called: Any) -> None:
+        """Take note of a call with which this thread sets the generator; then other threads may seed it too."""
         if event == "c_call" and called.__name__ in _SETTERS and frame.f_globals is not globals():
             self._is_set = self._is_set or called.__self__ is torch.default_generator
 
@@ -118,7 +108,7 @@ class TorchGenerator:
         now = torch.get_rng_state()
         if torch.equal(now, self._expected):
             return False
-        if self._hook is not None:
+        if self.is_heard:
             return self._is_set
         if not self._threads.have_run():
             return True
@@ -129,8 +119,6 @@ class TorchGenerator:
 
     def restore(self) -> None:
         """Put the generator back, unless another thread may have drawn from it. May be called twice."""
-        if self._hook is not None and sys.getprofile() == self._hook:
-            sys.setprofile(None)
         if not torch.equal(torch.get_rng_state(), self._first) and not self._threads.have_run():
             torch.set_rng_state(self._first)
 

@@ -6,6 +6,7 @@ import copy
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -166,3 +167,52 @@ def test_seed_that_this_thread_sets_while_others_trace_stays() -> None:
 
     expected = draw()
     assert while_others_trace(model, entry_points(model), draw) == expected
+
+
+class Parallel(nn.Module):
+    """Has another thread compute a part of its result."""
+
+    def __init__(self, start: Callable[[nn.Module, torch.Tensor], Callable[[], Any]], needs_values: bool) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.start, self.needs_values = start, needs_values
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.needs_values and x.sum() < -1e9:
+            x = -x
+        result = self.start(self.one, x)
+        return self.other(x) + result()
+
+
+def in_a_thread(module: nn.Module, x: torch.Tensor) -> Callable[[], Any]:
+    results: list[torch.Tensor] = []
+    thread = threading.Thread(target=lambda: results.append(module(x)))
+    thread.start()
+
+    def result() -> torch.Tensor:
+        thread.join()
+        return results[0]
+
+    return result
+
+
+POOL = ThreadPoolExecutor(1)
+STARTS: dict[str, Callable[[nn.Module, torch.Tensor], Callable[[], Any]]] = {
+    "a thread": in_a_thread,
+    "a module in a pool": lambda module, x: POOL.submit(module, x).result,
+    "a function in a pool": lambda module, x: POOL.submit(torch.relu, x).result,
+    "a number of a pool": lambda module, x: POOL.submit(lambda: x.sum().item()).result,
+}
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("needs_values", [False, True], ids=["without values", "for real"])
+@pytest.mark.parametrize("start", STARTS)
+def test_work_that_forward_hands_to_another_thread_is_refused_or_kept_whole(start: str, needs_values: bool) -> None:
+    model = Parallel(STARTS[start], needs_values).eval()
+    x, other = torch.rand(2, 4), torch.rand(2, 4)
+    with pytest.raises(featx.TraceError, match=r"hands work to another thread|does not see it"):
+        featx.trace(model, x)
+    whole = nn.Sequential(model, nn.ReLU())
+    extractor = featx.create_feature_extractor(whole, {"1": "out"}, example_inputs=x, suppress_diff_warning=True)
+    assert torch.equal(extractor.eval()(other)["out"], whole(other))
