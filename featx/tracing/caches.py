@@ -57,6 +57,10 @@ class Caches:
         containers = (container for container in containers_in(values) if not isinstance(container, set))
         self._holders += map(_Holder, containers)
 
+    def watch(self, value: Any) -> None:
+        """Look after the containers in the result of a cached function too, which is the same at each call."""
+        self._holders += [_Holder(each) for each in containers_in((value,)) if not isinstance(each, set)]
+
     def changed_number(self) -> str | None:
         """Say which number the code has changed, by its key or name; None where there is none."""
         return next((repr(key) for holder in self._holders for key in holder.changed_numbers()), None)

@@ -16,25 +16,27 @@ _LEAVES = frozenset({bool, int, float, complex, str, bytes, type(None), torch.Te
 _OTHERS = (nn.Module, torch.Tensor, type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
 _LIBRARIES = sys.stdlib_module_names | {"torch", "featx"}
 _DEPTH = 3
+# How deep in the attributes of a module, where a look costs less.
+DEPTH_IN_MODULES = 8
 # What is larger is a registry or a vocabulary, whose items are looked at, and not what is inside those.
-_LARGE = 32
+LARGE = 32
 
 
-def containers_in(values: Iterable[Any]) -> Iterator[Any]:
-    """Yield the lists, dicts and sets among `values` and, some levels deep, inside them, each once.
+def containers_in(values: Iterable[Any], depth: int = _DEPTH) -> Iterator[Any]:
+    """Yield the lists, dicts and sets among `values` and, `depth` levels deep, inside them, each once.
 
     The attributes of an object that is neither a module nor one of torch's count as a dict. O(items).
     """
     seen: set[int] = set()
     level = list(values)
-    for _ in range(_DEPTH):
+    for _ in range(depth):
         below: list[Any] = []
         for value in level:
             container = None if type(value) in _LEAVES else _container(value)
             if container is not None and id(container) not in seen:
                 seen.add(id(container))
                 yield container
-                if len(container) <= _LARGE:
+                if len(container) <= LARGE:
                     below += dict.values(cast(Any, container)) if isinstance(container, dict) else container
             elif type(value) is tuple:
                 below += value

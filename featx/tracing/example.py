@@ -383,6 +383,10 @@ class ExampleTrace(WrappedCalls):
         # On stand-ins, what another thread computes has no values, and is seen where forward uses it.
         return [*listeners, self._on_handover] if self.is_real else listeners
 
+    def watch(self, value: Any) -> None:
+        """Look after what a cached function has returned, which lives on."""
+        self._caches.watch(value)
+
     def _on_handover(self, frame: FrameType, event: str, called: Any) -> None:
         if not self.whole and hands_over(frame, event, called):
             self.refuse_other_threads()

@@ -19,11 +19,12 @@ import threading
 import types
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, cast
 
 import torch
 
+from featx.tracing.containers import DEPTH_IN_MODULES, LARGE
 from featx.tracing.unfollowable import Unfollowable
 
 _ATOMS = frozenset(
@@ -53,6 +54,8 @@ class ObjectCopies:
         self.known: dict[int, tuple[Any, Any]] = {}
         # Whether there are objects in which code can keep a state that no attribute, list, dict or set shows.
         self.have_hidden_state = False
+        # How deep `of` is in containers and objects.
+        self._depth = 0
         self._copy_tensor = copy_tensor
         self._copy_module = copy_module
 
@@ -64,14 +67,22 @@ class ObjectCopies:
         known = self.known.get(id(value))
         if known is not None:
             return known[1]
-        maker = _MAKERS.get(kind)
-        if maker is not None:
-            return maker(self, value)
         if isinstance(value, torch.Tensor):
             return self._copy_tensor(value)
         if isinstance(value, torch.nn.Module):
             return self._copy_module(value)
-        return self._of_other(value, kind)
+        self._depth += 1
+        if self._depth > DEPTH_IN_MODULES:
+            self.have_hidden_state = True
+        maker = _MAKERS.get(kind)
+        duplicate = self._of_other(value, kind) if maker is None else maker(self, value)
+        self._depth -= 1
+        return duplicate
+
+    def look_at_large(self, value: Collection[Any], items: Iterable[Any]) -> None:
+        """Note what the containers hold that are inside a large one, into which `ModuleState` does not look."""
+        if len(value) > LARGE and any(type(item) in (list, dict, set) or is_plain_object(item) for item in items):
+            self.have_hidden_state = True
 
     def note(self, original: Any, duplicate: Any) -> Any:
         """Remember the copy of an object, and return it."""
@@ -142,6 +153,7 @@ _NO_VALUE = object()
 
 
 def _list(copies: ObjectCopies, value: list[Any]) -> list[Any]:
+    copies.look_at_large(value, value)
     duplicate: list[Any] = copies.note(value, [])
     duplicate.extend(value if _holds_atoms(value) else map(copies.of, list(value)))
     return duplicate
@@ -158,6 +170,7 @@ def _tuple(copies: ObjectCopies, value: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _dict(copies: ObjectCopies, value: dict[Any, Any]) -> dict[Any, Any]:
+    copies.look_at_large(value, value.values())
     duplicate: dict[Any, Any] = copies.note(value, {})
     _fill(copies, value, duplicate)
     return duplicate

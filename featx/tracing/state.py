@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from featx.ir.memory import memory_of
-from featx.tracing.containers import containers_in, copy_of
+from featx.tracing.containers import DEPTH_IN_MODULES, containers_in, copy_of
 
 _ABSENT = object()
 _PLAIN = frozenset({bool, int, float, complex, str, type(None)})
@@ -38,7 +38,7 @@ class ModuleState:
             (name, container, copy_of(container))
             for name, value in self._attributes.items()
             if type(value) not in _PLAIN
-            for container in containers_in((value,))
+            for container in containers_in((value,), DEPTH_IN_MODULES)
         ]
 
     def rebound_buffers(self, is_of_trace: Callable[[Any], bool]) -> dict[str, Any]:

@@ -26,13 +26,19 @@ _PLAIN_KINDS: dict[type, type] = {TracedInt: int, TracedFloat: float}
 class WrappedCalls(Calls):
     """What one trace does with the calls of functions under whose names it listens (`pass_through.py`)."""
 
+    def watch(self, value: Any) -> None:
+        """Look after what a cached function has returned, which lives on."""
+        raise NotImplementedError
+
     def on_wrapped(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer a call of a function that is one node, of a cached one, of `math`, `int`, `float` or `len`."""
         if self.replay is not None:
             return self.replay.on_wrapped(function, args, kwargs)
         if isinstance(function, functools._lru_cache_wrapper):
             # Past the cache, which must not keep a tensor of this trace.
-            return function.__wrapped__(*args, **kwargs)
+            result = function.__wrapped__(*args, **kwargs)
+            self.watch(result)
+            return result
         if function is torch.is_grad_enabled:
             return self.on_grad_question()
         if function is type:

@@ -159,7 +159,7 @@ STATES: dict[str, tuple[Callable[[], Any], Callable[[], Callable[[Any], float]]]
 def test_what_changes_from_call_to_call_is_refused(kind: str) -> None:
     make, change = STATES[kind]
     model = Keeping(make(), change())
-    with pytest.raises(featx.TraceError, match=r"each call|outlives the call|changes the number"):
+    with pytest.raises(featx.TraceError, match=r"each call|outlives the call|changes the (number|attribute)"):
         featx.trace(model, X)
     with pytest.raises(featx.TraceError):
         featx.create_feature_extractor(model, ["linear"], example_inputs=X)
@@ -292,3 +292,63 @@ def test_second_call_is_compared_without_a_second_trace(monkeypatch: pytest.Monk
     featx.trace(Plain().eval(), torch.rand(2, 4))
     assert answers
     assert all(answers)
+
+
+class Box:
+    """An object that holds one thing."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class Counting(nn.Module):
+    """Counts its calls, some objects deep."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        self.innermost = self.outermost = Box(0.0)
+        for _ in range(depth - 1):
+            self.outermost = Box(self.outermost)
+
+    def innermost_of_all(self) -> Box:
+        box = self.outermost
+        while isinstance(box.value, Box):
+            box = box.value
+        return box
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.innermost_of_all().value += 1.0
+        return x + 1
+
+
+@pytest.mark.parametrize("depth", [1, 3, 6, 12])
+def test_count_of_a_module_that_is_kept_whole_and_that_others_read_is_refused(depth: int) -> None:
+    class Reading(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.counting = Counting(depth)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.counting(x) * self.counting.innermost_of_all().value
+
+    with pytest.raises(featx.TraceError):
+        featx.create_feature_extractor(Reading(), ["mul"], example_inputs=X)
+
+
+@functools.cache
+def settings(of: str) -> dict[str, Any]:
+    return {"calls": 0, "seen": [of]}
+
+
+@pytest.mark.parametrize("change", [
+    lambda known: known.update(calls=known["calls"] + 1) or known["calls"],
+    lambda known: known["seen"].append(1.0) or len(known["seen"]),
+], ids=["a number", "a list"])  # fmt: skip
+def test_change_of_what_a_cached_function_has_returned_is_refused_and_undone(change: Callable[[Any], float]) -> None:
+    class Changing(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * change(settings("test"))
+
+    with pytest.raises(featx.TraceError, match="changes the number"):
+        featx.trace(Changing(), X)
+    assert settings("test") == {"calls": 0, "seen": ["test"]}
