@@ -388,7 +388,8 @@ class ExampleTrace(WrappedCalls):
         self._caches.watch(value)
 
     def _on_handover(self, frame: FrameType, event: str, called: Any) -> None:
-        if not self.whole and hands_over(frame, event, called):
+        # What calls that the trace knows of do inside, such as torch.cond, is theirs.
+        if not self.whole and not self.kernels.depth and hands_over(frame, event, called):
             self.refuse_other_threads()
 
     def _prepare_replica(self) -> None:

@@ -67,6 +67,8 @@ class Following(TracerBase):
         self.expected_answers: deque[tuple[str, Any]] = deque()
         # Whether Python has seen a size, so that it may have made something of it that no node shows.
         self.saw_sizes = False
+        # Whether it saw a whole shape, of which Python may count the dimensions unheard.
+        self.saw_shapes = False
         self.drew = False
         # Attributes that are not there during this trace, and those that forward reads before it assigns them: the
         # paths of modules, and names.
@@ -206,7 +208,7 @@ class Following(TracerBase):
         return self._follow_object(value, origin)
 
     def _follow_size(self, size: torch.Size, origin: Origin, frame: FrameType | None) -> torch.Size:
-        self.saw_sizes = True
+        self.saw_sizes = self.saw_shapes = True
         parts = [Part(origin, operator.getitem, index) for index in range(len(size))]
         numbers = [self._number(plain_number(n), part) for n, part in zip(size, parts, strict=True)]
         followed = torch.Size(numbers)

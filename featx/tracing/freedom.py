@@ -19,7 +19,7 @@ from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.tracing.dtypes import follow_dtypes
 from featx.tracing.example import ExampleTrace, ExampleTracer, IsEnough
-from featx.tracing.guards import check_size
+from featx.tracing.guards import check_rank, check_size
 from featx.tracing.mode_reads import ModeReads, set_mode
 from featx.tracing.recording import NeedsValues
 from featx.tracing.repetition import check_repeats
@@ -193,7 +193,7 @@ def _free_dims(
         trace.graph.erase_node(check)
         trace.graph.erase_node(question)
     free = FreeDims({name: [known[id(tensor), dim] for dim in range(tensor.dim())] for name, _, tensor in inputs})
-    _check_fixed(trace.graph, inputs, known, _way_to_other_sizes(trace.surroundings.traced))
+    _check_inputs(trace, inputs, known, _way_to_other_sizes(trace.surroundings.traced))
     other_mode.before = before if other_mode.graph is not None else None
     return free
 
@@ -236,20 +236,25 @@ def _way_to_other_sizes(root: Any) -> str:
     return ""
 
 
-def _check_fixed(graph: Graph, inputs: list[_Input], known: Mapping[Dim, str], way_out: str) -> None:
+def _check_inputs(trace: ExampleTrace, inputs: list[_Input], known: Mapping[Dim, str], way_out: str) -> None:
+    graph = trace.graph
     # Behind the checks of what the inputs are.
     first = next(node for node in graph.nodes if node.op != "placeholder" and not node.meta.get("is_check_of_input"))
     with graph.inserting_before(first):
         for name, (placeholder, path), tensor in inputs:
-            node = placeholder
+            checks: list[tuple[Any, ...]] = []
+            if trace.saw_shapes:
+                checks.append((check_rank, tensor.dim(), f"input '{name}'"))
             for dim, size in enumerate(tensor.shape):
                 reason = known[id(tensor), dim]
                 if reason in (FREE, TOGETHER, UNTRIED) or (reason == NOT_EMPTY and size == 0):
                     continue
-                if node is placeholder:
-                    for function, key in path:
-                        node = graph.call_function(function, (node, key))
                 expected = None if reason == NOT_EMPTY else size
                 what = f"input '{name}' is {reason}{way_out if reason.startswith(REFUSED) else ''}"
-                check = graph.call_function(check_size, (node, dim, expected, what))
+                checks.append((check_size, dim, expected, what))
+            node = placeholder
+            for function, key in path if checks else ():
+                node = graph.call_function(function, (node, key))
+            for function, *arguments in checks:
+                check = graph.call_function(function, (node, *arguments))
                 check.meta["is_guard"] = True

@@ -54,6 +54,17 @@ def check_dtype(value: torch.dtype, allowed: list[torch.dtype], what: str) -> No
 
 
 @runtime_check
+def check_rank(value: torch.Tensor, expected: int, what: str) -> None:
+    """Raise unless an input has as many dimensions as on the example.
+
+    Raises:
+        SpecializationError: it has not; `what` names the input.
+    """
+    if value.dim() != expected:
+        raise SpecializationError(f"{what} has {value.dim()} dimensions now, {expected} on the example. {_hint()}.")
+
+
+@runtime_check
 def check_size(value: torch.Tensor, dim: int, expected: int | None, what: str) -> None:
     """Raise unless dimension `dim` of an input has the length that it had on the example; with None, any but 0.
 

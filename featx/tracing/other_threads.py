@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
+from typing import Any, cast
 
 
 def is_only_thread() -> bool:
@@ -36,18 +38,23 @@ _HAS_CLOCKS = hasattr(time, "pthread_getcpuclockid")
 def _used_by_each() -> dict[int, int]:
     """Return how many nanoseconds each other thread has run, by its number.
 
-    A thread that is listed cannot end meanwhile: for that it needs the lock of the interpreter, which this one has.
     Those that Python has not started may have ended, and are left out.
     """
     if not _HAS_CLOCKS or is_only_thread():
         return {}
     own = threading.get_ident()
+    listed: dict[int, threading.Thread] = cast(Any, threading)._active
     used: dict[int, int] = {}
     for thread in threading.enumerate():
         number = thread.ident
         if number is None or number == own or isinstance(thread, threading._DummyThread):
             continue
-        used[number] = time.clock_gettime_ns(time.pthread_getcpuclockid(number))
+        # A thread takes itself off that list before it ends, for which it needs the interpreter's lock. There is no
+        # place between the question and the call at which this thread gives the lock away.
+        clock = time.pthread_getcpuclockid(number) if number in listed else None
+        if clock is not None:
+            with suppress(ProcessLookupError):  # it has ended since
+                used[number] = time.clock_gettime_ns(clock)
     return used
 
 

@@ -288,12 +288,48 @@ def _judge_extractor(case: Case, library: Library, reference: nn.Module, model: 
     if extractor is None:
         return
     verdict.extracted = True
+    _judge_alone(case, library, model, extractor, wished, verdict)
     for mode in (case.training, not case.training):
         for label, arguments in calls(case):
             if label in ("same sizes", "other batch", "batch of 1", "negative", "example") and not verdict.is_done:
                 where = f"extractor in {'train' if mode else 'eval'} mode, {label}"
                 pair = _Pair(reference.train(mode), model, extractor.train(mode))
                 reference = _compare_features(where, arguments, case, library, pair, wished[not mode], verdict)
+
+
+def _judge_alone(
+    case: Case, library: Library, model: nn.Module, extractor: nn.Module, wished: list[list[str]], verdict: Verdict
+) -> None:
+    """Compare the value of one name, asked for alone, with what it is among the others."""
+    args, kwargs = example(case)
+    train_name, eval_name = (names[case.notes[2] % len(names)] for names in wished)
+    alone = _traced(
+        lambda: library.extractor(  # type: ignore[misc]
+            model,
+            train_return_nodes=[train_name],
+            eval_return_nodes=[eval_name],
+            suppress_diff_warning=True,
+            example_inputs=args or kwargs,
+        ),
+        library,
+        verdict,
+        "one name",
+        case,
+    )
+    if alone is None or verdict.is_done:
+        return
+    for mode, name in ((True, train_name), (False, eval_name)):
+        outside, outcomes = outer_state(model), []
+        for each in (extractor, alone):
+            outcomes.append(run(copy.deepcopy(each).train(mode), (args, kwargs), grad=case.grad))
+            set_outer_state(model, outside)
+        expected, actual = outcomes
+        where = f"one name in {'train' if mode else 'eval'} mode"
+        if actual.error is not None:
+            _note_error(actual.error, where, library, verdict)
+        elif expected.error is None:
+            what = difference(expected.result[name], actual.result[name], name)
+            verdict.findings += [("wrong feature", where, what)] if what else []
 
 
 def _wished(model: nn.Module, names: Iterable[str], case: Case) -> list[str]:

@@ -6,9 +6,11 @@ import itertools
 import linecache
 import sys
 import types
+from collections import UserDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -16,7 +18,8 @@ from torch import nn
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 SHAPES: tuple[tuple[int, ...], ...] = (
-    (3, 4), (1, 4), (4, 4), (2, 4), (2, 4, 6, 6), (1, 4, 6, 6), (4, 4, 4, 6), (4, 4, 4, 4),
+    (3, 4), (1, 4), (4, 4), (2, 4), (2, 4, 6, 6), (1, 4, 6, 6), (4, 4, 4, 6), (4, 4, 4, 4), (2, 4, 1, 6),
+    (3, 4, 1, 1),
 )  # fmt: skip
 
 _numbers = itertools.count()
@@ -108,6 +111,23 @@ SIGNATURES: tuple[Signature, ...] = (
         (lambda x, y: ((x,), {"y": y}), lambda x, y: ((x,), {}), lambda x, y: ((x,), {"z": y})),
         ("y",),
     ),
+    Signature(
+        "box",
+        ("x, y = box.x, box.y",),
+        (
+            lambda x, y: ((SimpleNamespace(x=x, y=y, scale=2),), {}),
+            lambda x, y: ((SimpleNamespace(x=x, y=x, scale=2),), {}),
+            lambda x, y: ((SimpleNamespace(x=x, y=y, scale=3),), {}),
+        ),
+        ("y",),
+        ("box.scale",),
+    ),
+    Signature(
+        "bag",
+        ("x, y = bag['x'], bag['y']",),
+        (lambda x, y: ((UserDict(x=x, y=y),), {}), lambda x, y: ((UserDict(x=y, y=x, z=x),), {})),
+        ("y",),
+    ),
 )
 
 
@@ -147,6 +167,7 @@ def calls(case: Case) -> Iterator[tuple[str, Arguments]]:
     yield "same sizes", _call(case, 0, x, y)
     for label, other in sizes:
         yield label, _call(case, 0, _tensor(other, 4), _tensor(other, 5))
+    yield "another rank", _call(case, 0, _tensor((2, *shape), 4), _tensor((2, *shape), 5))
     yield "negative", _call(case, 0, -x.abs(), y)
     yield "zeros", _call(case, 0, torch.zeros(shape), y)
     yield "nan", _call(case, 0, torch.full(shape, float("nan")), y)
@@ -168,6 +189,10 @@ def as_dtype(value: Any, dtype: torch.dtype) -> Any:
         return value.to(dtype)
     if isinstance(value, dict):
         return {key: as_dtype(item, dtype) for key, item in value.items()}
+    if isinstance(value, SimpleNamespace):
+        return SimpleNamespace(**as_dtype(vars(value), dtype))
+    if isinstance(value, UserDict):
+        return UserDict(as_dtype(value.data, dtype))
     return type(value)(as_dtype(item, dtype) for item in value) if isinstance(value, (tuple, list)) else value
 
 

@@ -317,6 +317,17 @@ STATE: tuple[Line, ...] = (
     ("self.$a['scale'] += 1\n$M = $x * self.$a['scale']", "self.$a = {'scale': 2.0}"),
     ("self.$a.append($x.shape[0])\n$M = $x + len(self.$a)", "self.$a = []"),
     ("self.$a.append(1)", "self.$a = []"),
+    ("$M = $x * next(self.$a)", "self.$a = itertools.count(1)"),
+    ("$M = $x * next(self.$a)", "self.$a = itertools.cycle([1.0, 2.0])"),
+    ("self.$a.append($n)\n$M = $x * len(self.$a)", "self.$a = collections.deque(maxlen=2)"),
+    ("self.$a.scale += 1\n$M = $x * self.$a.scale", "self.$a = types.SimpleNamespace(scale=1)"),
+    (
+        "self.$a.inner.inner.inner.inner.scale += 1\n$M = $x * self.$a.inner.inner.inner.inner.scale",
+        "self.$a = types.SimpleNamespace(scale=1)\n"
+        "for _ in range(4):\n    self.$a = types.SimpleNamespace(inner=self.$a)",
+    ),
+    ("self.$a[0] += 1\n$M = $x * float(self.$a[0])", "self.$a = np.zeros(1)"),
+    ("$M = $x * self.$a.random()", "self.$a = random.Random(3)"),
     ("$M = $x if self.$a is None else $x + self.$a.mean()\nself.$a = $x.detach()", "self.$a = None"),
     ("self.$a = $x.detach()\n$M = $x + self.$a", "self.$a = None"),
     ("self.$a = $x.shape[0]\n$M = $x + self.$a", "self.$a = 0"),

@@ -14,6 +14,7 @@ import torch
 from torch import nn, typename  # the globals of typename are those of torch
 
 import featx
+from featx.tracing.other_threads import OtherThreads
 
 THREADS = 8  # a trace takes a few milliseconds, and the eight share one interpreter lock
 IMAGES = torch.rand(2, 3, 12, 12, generator=torch.Generator().manual_seed(0))
@@ -216,3 +217,25 @@ def test_work_that_forward_hands_to_another_thread_is_refused_or_kept_whole(star
     whole = nn.Sequential(model, nn.ReLU())
     extractor = featx.create_feature_extractor(whole, {"1": "out"}, example_inputs=x, suppress_diff_warning=True)
     assert torch.equal(extractor.eval()(other)["out"], whole(other))
+
+
+def test_threads_that_end_at_any_moment_are_no_trouble() -> None:
+    is_over = threading.Event()
+
+    def start_threads() -> None:
+        while not is_over.is_set():
+            threading.Thread(target=int).start()
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    starters = [threading.Thread(target=start_threads) for _ in range(3)]
+    for starter in starters:
+        starter.start()
+    try:
+        for _ in range(1000):
+            OtherThreads().have_run()
+    finally:
+        sys.setswitchinterval(interval)
+        is_over.set()
+        for starter in starters:
+            starter.join()
