@@ -7,10 +7,15 @@ import time
 from contextlib import suppress
 from typing import Any, cast
 
+# The threads of Python by their numbers. `threading.enumerate` and `active_count` read it under a lock, which an
+# interrupt may leave taken; then no thread can start any more.
+_ACTIVE: dict[int, threading.Thread] = cast(Any, threading)._active
+_HAS_CLOCKS = hasattr(time, "pthread_getcpuclockid")
+
 
 def is_only_thread() -> bool:
     """Say whether no other thread of Python exists."""
-    return threading.active_count() == 1
+    return len(_ACTIVE) == 1
 
 
 class OtherThreads:
@@ -32,9 +37,6 @@ class OtherThreads:
         return not self._used.items() >= _used_by_each().items()
 
 
-_HAS_CLOCKS = hasattr(time, "pthread_getcpuclockid")
-
-
 def _used_by_each() -> dict[int, int]:
     """Return how many nanoseconds each other thread has run, by its number.
 
@@ -43,15 +45,13 @@ def _used_by_each() -> dict[int, int]:
     if not _HAS_CLOCKS or is_only_thread():
         return {}
     own = threading.get_ident()
-    listed: dict[int, threading.Thread] = cast(Any, threading)._active
     used: dict[int, int] = {}
-    for thread in threading.enumerate():
-        number = thread.ident
-        if number is None or number == own or isinstance(thread, threading._DummyThread):
+    for number, thread in list(_ACTIVE.items()):
+        if number == own or isinstance(thread, threading._DummyThread):
             continue
-        # A thread takes itself off that list before it ends, for which it needs the interpreter's lock. There is no
+        # A thread takes itself off the list before it ends, for which it needs the interpreter's lock. There is no
         # place between the question and the call at which this thread gives the lock away.
-        clock = time.pthread_getcpuclockid(number) if number in listed else None
+        clock = time.pthread_getcpuclockid(number) if number in _ACTIVE else None
         if clock is not None:
             with suppress(ProcessLookupError):  # it has ended since
                 used[number] = time.clock_gettime_ns(clock)
