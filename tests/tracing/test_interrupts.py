@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import random
 import sys
+import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -127,6 +128,26 @@ def test_interrupt_at_any_call_leaves_nothing_behind(name: str, needs_values: bo
         interrupt(lambda: entry(model), at)
         assert state_of(model) == before, at
     entry(model)
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_trace_runs_no_code_of_the_threading_module_whose_locks_an_interrupt_could_leave_taken(name: str) -> None:
+    model, found, is_over = Net(needs_values=False).train(), set[str](), threading.Event()
+    other = threading.Thread(target=is_over.wait)
+    other.start()
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call" and frame.f_code.co_filename == threading.__file__:
+            found.add(frame.f_code.co_name)
+
+    sys.setprofile(note)
+    try:
+        ENTRIES[name](model)
+    finally:
+        sys.setprofile(None)
+        is_over.set()
+        other.join()
+    assert not found
 
 
 class Normed(nn.Module):
