@@ -213,3 +213,14 @@ def test_mask_over_all_pairs_of_a_sequence_leaves_its_length_free() -> None:
     module = GraphModule(model, trace.graph).eval()
     ids, mask = torch.randint(50, (3, 9)), torch.randn(3, 9, 9)
     assert torch.equal(module(ids, mask), model(ids, mask))
+
+
+def test_rank_is_checked_where_forward_sees_a_shape() -> None:
+    def total(x: torch.Tensor) -> torch.Tensor:
+        return x + sum(x.shape)
+
+    trace, _ = trace_checked(ExampleTracer(), total, (torch.ones(2, 3),), {})
+    module = GraphModule(trace.surroundings.root, trace.graph)
+    assert torch.equal(module(torch.ones(4, 5)), total(torch.ones(4, 5)))
+    with pytest.raises(SpecializationError, match="input 'x' has 3 dimensions now, 2 on the example"):
+        module(torch.ones(2, 3, 4))
