@@ -283,7 +283,6 @@ class ExampleTrace(WrappedCalls):
         self._reads = tracer.reads
         # The traces of all calls of the replica.
         self._calls: list[ExampleTrace] = [] if conditions.before is None else conditions.before._calls
-        self._calls.append(self)
         if conditions.before is not None:
             self.absent, self.read_first = conditions.before.absent, conditions.before.read_first
             conditions.before.put_back_tensors()
@@ -302,6 +301,7 @@ class ExampleTrace(WrappedCalls):
         self._restorers: list[Callable[[], None]] = []
         self._passing: PassThroughs
         self._caches: Caches
+        self._calls.append(self)  # all that `drop_replica` asks for is there
 
     def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], is_enough: IsEnough | None) -> None:
         """Run the root on the example and record it."""
@@ -515,6 +515,7 @@ class ExampleTrace(WrappedCalls):
         # What opened code reads of a module that is kept whole, the calls of that module may have changed.
         if record is None or self.states.are_changed_by_calls or self.replica.has_hidden_state:
             return False
+        self._restorers = []  # those of the first call, which is over
         self.replay, self.whole = Replay(record, self._paths), 0
         self.put_back_tensors()
         self._remove_absent()
