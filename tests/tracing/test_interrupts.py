@@ -113,7 +113,9 @@ def interrupt(action: Callable[[], Any], at: int) -> bool:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("name", ENTRIES)
 @pytest.mark.parametrize("needs_values", [False, True], ids=["without values", "for real"])
-def test_interrupt_at_any_call_leaves_nothing_behind(name: str, needs_values: bool) -> None:
+def test_interrupt_at_any_call_reaches_the_caller_and_leaves_nothing_behind(
+    name: str, needs_values: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if name == "symbolic" and needs_values:
         pytest.skip("a symbolic trace has no values")
     model = Net(needs_values).train()
@@ -123,9 +125,11 @@ def test_interrupt_at_any_call_leaves_nothing_behind(name: str, needs_values: bo
     total = calls_of(lambda: entry(model))
     before = state_of(model)
     places = random.Random(0)
+    swallowed: list[Any] = []  # by Python, in the callback of a weak reference
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: swallowed.append(unraisable.exc_type))
     for _ in range(INTERRUPTS):
         at = places.randrange(1, total)
-        interrupt(lambda: entry(model), at)
+        assert interrupt(lambda: entry(model), at) or swallowed.pop() is KeyboardInterrupt, at
         assert state_of(model) == before, at
     entry(model)
 
@@ -172,3 +176,22 @@ def test_interrupt_inside_a_context_manager_of_torch_leaves_no_mode_behind() -> 
         sys.setprofile(None)
     assert torch._C._len_torch_function_stack() == before
     assert (torch.rand(2) + 1).shape == (2,)
+
+
+@pytest.mark.parametrize("stack", [("__init__", "_call_again"), ("put_back_tensors", "__init__")], ids=" in ".join)
+def test_interrupt_ahead_of_a_further_call_of_a_replica_reaches_the_caller(stack: tuple[str, str]) -> None:
+    class Flattening(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.view(x.shape[0], -1) * 2
+
+    def raise_there(frame: FrameType, event: str, argument: object) -> None:
+        caller = frame.f_back
+        if event == "call" and caller is not None and (frame.f_code.co_name, caller.f_code.co_name) == stack:
+            raise KeyboardInterrupt
+
+    sys.setprofile(raise_there)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            featx.create_feature_extractor(Flattening(), ["mul"], example_inputs=X)
+    finally:
+        sys.setprofile(None)
