@@ -73,11 +73,11 @@ def _caches_kept(modules: Iterable[nn.Module], graph: Graph) -> Generator[None]:
     namespaces = [globals_of(function, ()) for function in own] if own else []
     classes = globals_of(len, kinds) if kinds else []
     found = {id(each): each for each in (*classes, *(each for several in namespaces for each in several))}
-    caches = Caches(found.values(), kinds, _has_no_values)
+    caches = Caches(found.values(), kinds)
     try:
         yield
     finally:
-        caches.restore()
+        caches.restore(_has_no_values)
 
 
 def _has_no_values(tensor: torch.Tensor) -> bool:

@@ -30,14 +30,10 @@ class Caches:
     """The caches that `namespaces` (globals of Python modules) and `kinds` (classes) name.
 
     `restore` puts them back: a cached function that was called with something new is emptied, and dicts, lists and
-    plain objects hold again what they held where a number changed, or where a tensor for which `is_of_trace` holds
-    came in. O(names).
+    plain objects hold again what they held where a number changed, or where a tensor of the trace came in. O(names).
     """
 
-    def __init__(
-        self, namespaces: Iterable[dict[str, Any]], kinds: Iterable[type], is_of_trace: Callable[[Any], bool]
-    ) -> None:
-        self._is_of_trace = is_of_trace
+    def __init__(self, namespaces: Iterable[dict[str, Any]], kinds: Iterable[type]) -> None:
         self._functions: dict[int, tuple[Any, int]] = {}
         self._holders: list[_Holder] = []
         bases = {base for kind in kinds for base in kind.__mro__}
@@ -65,20 +61,32 @@ class Caches:
         """Say which number the code has changed, by its key or name; None where there is none."""
         return next((repr(key) for holder in self._holders for key in holder.changed_numbers()), None)
 
-    def restore(self) -> None:
-        """Empty functions and put back what was there. May be called twice."""
-        for function, misses in self._functions.values():
+    def are_untouched(self) -> bool:
+        """Say whether all of them are as they were, so that this may serve another trace. O(names), and fast."""
+        return all(function.cache_info().misses == misses for function, misses in self._functions.values()) and all(
+            holder.is_untouched() for holder in self._holders
+        )
+
+    def restore(self, is_of_trace: Callable[[torch.Tensor], bool]) -> None:
+        """Empty functions and put back what was there. May be called twice.
+
+        Args:
+            is_of_trace: says whether a tensor is one that the trace has made.
+        """
+
+        def holds_of_trace(value: Any) -> bool:
+            if isinstance(value, (tuple, list)):
+                return any(map(holds_of_trace, cast(list[Any], value)))
+            return isinstance(value, (TracedInt, TracedFloat)) or (
+                isinstance(value, torch.Tensor) and is_of_trace(value)
+            )
+
+        for key, (function, misses) in self._functions.items():
             if function.cache_info().misses != misses:
                 function.cache_clear()
+                self._functions[key] = (function, 0)
         for holder in self._holders:
-            holder.restore(self._holds_of_trace)
-
-    def _holds_of_trace(self, value: Any) -> bool:
-        if isinstance(value, (tuple, list)):
-            return any(map(self._holds_of_trace, cast(list[Any], value)))
-        return isinstance(value, (TracedInt, TracedFloat)) or (
-            isinstance(value, torch.Tensor) and self._is_of_trace(value)
-        )
+            holder.restore(holds_of_trace)
 
 
 def empty_functions_that_keep(tensors: list[torch.Tensor]) -> None:
@@ -108,7 +116,8 @@ class _Holder:
             return dict(enumerate(cast(list[Any], value)))
         return dict(vars(value)) if isinstance(value, type) else copy_of(value)
 
-    def _is_untouched(self) -> bool:
+    def is_untouched(self) -> bool:
+        """Say whether it holds what it held."""
         now = vars(self._value) if isinstance(self._value, type) else self._value
         if len(now) != len(self._before):
             return False
@@ -118,7 +127,7 @@ class _Holder:
 
     def changed_numbers(self) -> list[Any]:
         """Return the keys at which a number was changed, added or taken away."""
-        if self._is_untouched():
+        if self.is_untouched():
             return []
         before, now = self._before, self._now()
         return [
@@ -127,11 +136,11 @@ class _Holder:
             if now.get(key) is not before.get(key) and _is_other_number(now.get(key), before.get(key))
         ]
 
-    def restore(self, is_of_trace: Callable[[Any], bool]) -> None:
+    def restore(self, holds_of_trace: Callable[[Any], bool]) -> None:
         """Put back what was there where a number changed, or where something of a trace is now."""
-        if self._is_untouched():
+        if self.is_untouched():
             return
-        keys = [key for key, item in self._now().items() if item is not self._before.get(key) and is_of_trace(item)]
+        keys = [key for key, item in self._now().items() if item is not self._before.get(key) and holds_of_trace(item)]
         keys += self.changed_numbers()
         if keys and isinstance(self._value, list):
             self._value[:] = self._before.values()

@@ -46,7 +46,7 @@ def containers_in(values: Iterable[Any], depth: int = _DEPTH) -> Iterator[Any]:
 def copy_of(container: Any) -> Any:
     """Return a plain copy of a list, dict or set; methods that its class overrides are not called."""
     if isinstance(container, dict):
-        return dict(dict.items(cast(dict[Any, Any], container)))
+        return dict.copy(cast(dict[Any, Any], container))
     return list(cast(list[Any], container)) if isinstance(container, list) else set(container)
 
 

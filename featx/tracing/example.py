@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import CodeType, FrameType, ModuleType
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from featx.errors import FeatxError, TraceError
 from featx.ir.graph import Graph
-from featx.tracing.caches import Caches, empty_functions_that_keep
+from featx.tracing.caches import empty_functions_that_keep
 from featx.tracing.calls import LeafPolicy
 from featx.tracing.constants import memory_of
 from featx.tracing.conversions import CONVERSIONS
@@ -35,7 +35,6 @@ from featx.tracing.heard_calls import CallListener, HeardCalls, hands_over
 from featx.tracing.left_behind import comes_from_inputs
 from featx.tracing.lineage import Lineage, Origin
 from featx.tracing.mode_reads import ModeReads, has_set_mode, listen
-from featx.tracing.pass_through import PassThroughs
 from featx.tracing.recording import NeedsValues
 from featx.tracing.recursion import room_for
 from featx.tracing.replay import Record, Replay
@@ -297,10 +296,8 @@ class ExampleTrace(WrappedCalls):
         self._followed: list[tuple[weakref.ref[torch.Tensor], Origin]] = []
         # The tensors of a second call that was compared with this one.
         self._twins: list[weakref.ref[torch.Tensor]] = []
-        # What puts back what this run changes outside of the replica. Each may be called twice.
+        # What puts back what this run changes outside of the replica, until all of it is. Each may be called twice.
         self._restorers: list[Callable[[], None]] = []
-        self._passing: PassThroughs
-        self._caches: Caches
         self._calls.append(self)  # all that `drop_replica` asks for is there
 
     def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], is_enough: IsEnough | None) -> None:
@@ -328,23 +325,22 @@ class ExampleTrace(WrappedCalls):
     def _restore(self) -> None:
         for restore in reversed(self._restorers):
             restore()
+        self._restorers = []
 
     def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], is_enough: IsEnough | None) -> None:
         around = self.surroundings
         modes = ThreadModes()
         heard = HeardCalls(self._listeners())
         generators = SharedGenerators()
-        conversions = [(namespace, name) for namespace in self.converting for name in CONVERSIONS]
-        passing = self._passing = PassThroughs([*around.places, *conversions], self.on_draw, self.on_wrapped)
-        caches = self._caches = Caches(around.namespaces, around.kinds, self.is_of_trace)
+        around.look_at_caches()
         self._restorers += [
-            heard.stop, generators.restore, self.generator.restore, self._saved.restore, caches.restore, passing.lift,
-            modes.leave,
+            heard.stop, generators.restore, self.generator.restore, self._saved.restore, self._restore_caches,
+            around.passing.lift, modes.leave,
         ]  # fmt: skip
         self._grad_modes.is_enabled = self.gradients
         self._prepare_replica()
         self.generator.is_heard = heard.start() and self._hears_seeds
-        passing.lay()
+        self._lay_pass_throughs()
         modes.leave_inference_mode()
         modes.enter(_Mode(self), self.kernels, gradients=self.gradients)
         with torch._C.DisableTorchFunction(), self.kernels.seen():
@@ -369,10 +365,10 @@ class ExampleTrace(WrappedCalls):
                 self.call_record.broke_off = True
         if self.call_record is not None:
             self.call_record.result = result
-        if not passing.are_laid():
+        if not around.passing.are_laid():
             raise Disturbed("functions of its Python modules were laid over and lifted meanwhile")
         with torch._C.DisableTorchFunction(), self.kernels.seen():
-            self._check_left_behind(generators, caches)
+            self._check_left_behind(generators)
             self._autocast_modes.leave()
             self.graph.output(output)
             if any(map(compares_objects, self._codes_that_ran())):
@@ -385,12 +381,19 @@ class ExampleTrace(WrappedCalls):
 
     def watch(self, value: Any) -> None:
         """Look after what a cached function has returned, which lives on."""
-        self._caches.watch(value)
+        self.surroundings.caches.watch(value)
 
     def _on_handover(self, frame: FrameType, event: str, called: Any) -> None:
         # What calls that the trace knows of do inside, such as torch.cond, is theirs.
         if not self.whole and not self.kernels.depth and hands_over(frame, event, called):
             self.refuse_other_threads()
+
+    def _lay_pass_throughs(self) -> None:
+        conversions = [(namespace, name) for namespace in self.converting for name in CONVERSIONS]
+        self.surroundings.passing.lay(self.on_draw, self.on_wrapped, conversions)
+
+    def _restore_caches(self) -> None:
+        self.surroundings.caches.restore(self.is_of_trace)
 
     def _prepare_replica(self) -> None:
         if self._reads is not None:
@@ -402,7 +405,7 @@ class ExampleTrace(WrappedCalls):
         for path, name in self.absent:
             self.root.get_submodule(path).__dict__.pop(name, None)
 
-    def _check_left_behind(self, generators: SharedGenerators, caches: Caches) -> None:
+    def _check_left_behind(self, generators: SharedGenerators) -> None:
         self.check_states()
         self._check_inputs()
         self.check_memory()
@@ -411,7 +414,7 @@ class ExampleTrace(WrappedCalls):
             if generators.others_may_have_drawn():
                 raise Disturbed("a random generator of Python or numpy was drawn from")
             raise LeftBehind("forward draws from a random generator of Python or numpy by a name of its own")
-        number = caches.changed_number()
+        number = self.surroundings.caches.changed_number()
         if number is not None:
             raise LeftBehind(f"forward changes the number {number} of its Python module or of a class")
 
@@ -453,13 +456,14 @@ class ExampleTrace(WrappedCalls):
 
         `self.steps += 1` assigns a stand-in; `self.table = self.table.to(x.device)` another name of the same memory.
         """
-        dicts: list[dict[str, Any]] = []
-        for module in self.module_paths:
-            dicts += [cast(Any, module._parameters), cast(Any, module._buffers), module.__dict__]
-        for held in dicts if self._stood_for else ():
-            for name, value in held.items():
-                if id(value) in self._stood_for:
-                    held[name] = self._stood_for[id(value)][1]
+        stood_for = self._stood_for
+        for module in self.module_paths if stood_for else ():
+            dicts: tuple[Any, ...] = (module._parameters, module._buffers, module.__dict__)
+            for held in dicts:
+                if not stood_for.keys().isdisjoint(map(id, held.values())):
+                    held.update(
+                        {name: stood_for[id(value)][1] for name, value in held.items() if id(value) in stood_for}
+                    )
         self.states.put_back_aliases()
 
     def kept(self) -> tuple[dict[int, torch.Tensor], dict[int, torch.Tensor]]:
@@ -515,7 +519,6 @@ class ExampleTrace(WrappedCalls):
         # What opened code reads of a module that is kept whole, the calls of that module may have changed.
         if record is None or self.states.are_changed_by_calls or self.replica.has_hidden_state:
             return False
-        self._restorers = []  # those of the first call, which is over
         self.replay, self.whole = Replay(record, self._paths), 0
         self.put_back_tensors()
         self._remove_absent()
@@ -533,8 +536,8 @@ class ExampleTrace(WrappedCalls):
 
     def _call_again(self, replay: Replay, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         modes = ThreadModes()
-        self._restorers = [self._caches.restore, self._passing.lift, modes.leave]
-        self._passing.lay()
+        self._restorers = [self._restore_caches, self.surroundings.passing.lift, modes.leave]
+        self._lay_pass_throughs()
         modes.leave_inference_mode()
         modes.enter(replay.mode, None, gradients=self.gradients)
 
@@ -543,7 +546,7 @@ class ExampleTrace(WrappedCalls):
                 call_args, call_kwargs = replay.inputs(self.signature, args, kwargs)
             return self._call(*call_args, **call_kwargs)
 
-        return replay.does_the_same(call) and self._passing.are_laid()
+        return replay.does_the_same(call) and self.surroundings.passing.are_laid()
 
     def save_globals(self, tensors: Iterable[Any]) -> None:
         """Save the tensors among these that are globals of the model's code, which a whole module is about to write."""

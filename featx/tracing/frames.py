@@ -212,7 +212,12 @@ def writes_a_message(frame: FrameType) -> bool:
 
     `torch._assert(ok, f"{n}")`, `print(n)`, `logger.info(...)`, `raise ValueError(f"{n}")`: and not `heads[str(n)]`.
     """
-    instructions = [item for item in dis.get_instructions(frame.f_code) if item.offset > frame.f_lasti]
+    return _message_follows(frame.f_code, frame.f_lasti)
+
+
+@functools.lru_cache(maxsize=4096)
+def _message_follows(code: CodeType, offset: int) -> bool:
+    instructions = [item for item in dis.get_instructions(code) if item.offset > offset]
     height, arguments = 1, 0  # of the stack above and with the text; what the next call takes from it
     for position, item in enumerate(instructions[:-1]):
         name, effect = item.opname, dis.stack_effect(item.opcode, item.arg, jump=False)

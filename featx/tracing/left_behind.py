@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import functools
 import inspect
 from collections.abc import Callable, Iterator
 from itertools import chain
@@ -133,11 +134,12 @@ def _stored_elsewhere(code: CodeType) -> set[str]:
     return {item.argval for item, is_own in _with_owner(code) if item.opname == "STORE_ATTR" and not is_own}
 
 
-def _attributes_loaded(code: CodeType) -> tuple[set[str], set[str]]:
+@functools.lru_cache(maxsize=4096)
+def _attributes_loaded(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
     """Return the names that code loads from its first argument, and all that it uses elsewhere."""
     loads = [(item, is_own) for item, is_own in _with_owner(code) if item.opname in ("LOAD_ATTR", "LOAD_METHOD")]
-    own = {item.argval for item, is_own in loads if is_own}
-    return own, {*code.co_names} - own
+    own = frozenset(item.argval for item, is_own in loads if is_own)
+    return own, frozenset(code.co_names) - own
 
 
 def _with_owner(code: CodeType) -> Iterator[tuple[dis.Instruction, bool]]:

@@ -25,10 +25,11 @@ class _PassThrough:
     place of the function, or None. The calls of all other threads go to the function.
     """
 
-    __slots__ = ("function", "recorders", "was_global")
+    __slots__ = ("function", "is_random", "recorders", "was_global")
 
     def __init__(self, function: Callable[..., Any], was_global: bool) -> None:
         self.function = function
+        self.is_random = is_random(function)
         self.was_global = was_global
         self.recorders: dict[int, Recorder | None] = {}
 
@@ -117,42 +118,54 @@ _HEARD = frozenset(
     }
 )  # fmt: skip
 _FACTORIES = frozenset({"zeros", "ones", "rand", "randn", "empty"})
+_KINDS = frozenset({_PassThrough, _Torch, _Autograd})
 _METHOD_TYPES = (BuiltinMethodType, MethodType)
 _STATE_NAMES = frozenset({"getstate", "setstate", "get_state", "set_state", "seed"})
 
 
 class PassThroughs:
-    """The pass-throughs at `places` of one trace, which runs in the thread that makes this.
-
-    Calls of functions that draw from a random generator of Python or numpy go to `refuse_draw`, all others to
-    `record`; without it, one with a traced value among its arguments is recorded by the tracer of that.
+    """The pass-throughs at `places`, which traces that follow one another lay into the namespaces and lift.
 
     There is no lock, which an interrupt could leave taken. Of two threads that lay and lift at one place at the same
     time, one may find out at the end that its own were not there all the time; it traces again then.
     """
 
-    def __init__(self, places: Iterable[Place], refuse_draw: Recorder, record: Recorder | None = None) -> None:
+    def __init__(self, places: Iterable[Place]) -> None:
         self._places = list(places)
-        self._refuse_draw = refuse_draw
-        self._record = record
-        self._thread = get_ident()
+        self._made: dict[tuple[int, str], _PassThrough] = {}
+        self._thread = 0
         self._laid: list[tuple[dict[str, Any], str, _PassThrough, bool, Recorder | None]] = []
 
-    def lay(self) -> None:
-        """Put them into the namespaces; again after they were lifted, if need be. O(places)."""
+    def lay(self, refuse_draw: Recorder, record: Recorder | None = None, more: Iterable[Place] = ()) -> None:
+        """Put them into the namespaces, for the trace that runs in this thread. O(places).
+
+        Args:
+            refuse_draw: takes the calls of functions that draw from a random generator of Python or numpy.
+            record: takes all other calls; without it, one with a traced value among its arguments is recorded by the
+                tracer of that.
+            more: further places.
+        """
+        thread = self._thread = get_ident()
         self._laid = []
-        for namespace, name in self._places:
+        for namespace, name in (*self._places, *more):
             function = namespace.get(name, getattr(builtins, name, None))
             if function is None:
                 continue
-            is_there = isinstance(function, _PassThrough)
-            entry = function if is_there else _kind_for(function)(function, name in namespace)
+            is_there = type(function) in _KINDS
+            entry = function if is_there else self._entry_for(namespace, name, function)
             # A trace inside a trace of this thread comes before it.
-            has_outer = self._thread in entry.recorders
-            self._laid.append((namespace, name, entry, has_outer, entry.recorders.get(self._thread)))
-            entry.recorders[self._thread] = self._refuse_draw if is_random(entry.function) else self._record
+            has_outer = thread in entry.recorders
+            self._laid.append((namespace, name, entry, has_outer, entry.recorders.get(thread)))
+            entry.recorders[thread] = refuse_draw if entry.is_random else record
             if not is_there:
                 namespace[name] = entry
+
+    def _entry_for(self, namespace: dict[str, Any], name: str, function: Any) -> _PassThrough:
+        key = (id(namespace), name)
+        made = self._made.get(key)
+        if made is None or made.function is not function:
+            made = self._made[key] = _kind_for(function)(function, name in namespace)
+        return made
 
     def are_laid(self) -> bool:
         """Say whether all of them are where they were laid. O(places)."""
@@ -174,7 +187,7 @@ class PassThroughs:
 
 def original_of(value: Any) -> Any:
     """Return what `value` stands in for, if another trace has laid it."""
-    return value.function if type(value) in (_PassThrough, _Torch, _Autograd) else value
+    return value.function if type(value) in _KINDS else value
 
 
 def is_heard(value: Any) -> bool:

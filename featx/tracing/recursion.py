@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 
@@ -10,6 +11,9 @@ from contextlib import contextmanager
 _CALLS_OF_ONE_LEVEL = 12
 # Levels for which the usual limit, 1000, does in any case.
 _USUAL_LEVELS = 25
+
+# The recursion limit is one for all threads: each trace adds what it needs, and takes that away at its end.
+_lock = threading.Lock()
 
 
 def levels_of(paths: Iterable[str]) -> int:
@@ -20,11 +24,15 @@ def levels_of(paths: Iterable[str]) -> int:
 @contextmanager
 def room_for(levels: int) -> Generator[None]:
     """Raise the recursion limit of the process for modules that lie `levels` deep in one another, if they are many."""
-    limit = sys.getrecursionlimit()
-    if levels > _USUAL_LEVELS:
-        sys.setrecursionlimit(limit + _CALLS_OF_ONE_LEVEL * levels)
+    if levels <= _USUAL_LEVELS:
+        yield
+        return
+    added = 0
     try:
+        with _lock:
+            sys.setrecursionlimit(sys.getrecursionlimit() + _CALLS_OF_ONE_LEVEL * levels)
+            added = _CALLS_OF_ONE_LEVEL * levels
         yield
     finally:
-        if levels > _USUAL_LEVELS:
-            sys.setrecursionlimit(limit)
+        with _lock:
+            sys.setrecursionlimit(sys.getrecursionlimit() - added)

@@ -68,7 +68,8 @@ class Replica:
         self._original_tensors: dict[int, torch.Tensor] = {}
         self._copied_scripted = False
         self._storages: dict[int, torch.UntypedStorage] = {}
-        self._no_hooks: OrderedDict[int, Any] = OrderedDict()
+        # What takes the place of empty dicts of hooks that do not run, the same for all modules.
+        self._no_hooks: dict[str, OrderedDict[int, Any]] = {name: OrderedDict() for name in _OTHER_HOOKS}
         self._twins: list[tuple[nn.Module, nn.Module]] = []
         self.paths: dict[nn.Module, str] = {}
         self.originals: dict[nn.Module, nn.Module] = {}
@@ -137,15 +138,16 @@ class Replica:
         state.pop("_compiled_call_impl", None)  # a compiled module would run its compiled code
         for name in _FORWARD_HOOKS:
             state[name] = copies(state[name]) if state.get(name) else OrderedDict()
-        for name in _OTHER_HOOKS:
-            if not state.get(name):
-                state[name] = self._no_hooks
+        if any(map(state.get, _OTHER_HOOKS)):
+            state.update((name, hooks) for name, hooks in self._no_hooks.items() if not state.get(name))
+        else:
+            state.update(self._no_hooks)
         for name in ("_parameters", "_buffers"):
             state[name] = dict(state[name]) if shares_tensors and type(state[name]) is dict else copies(state[name])
         shared = _SHARED if shares_tensors else _SHARED_WITHOUT_TENSORS
         for name, value in state.items():
             kind = type(value)
-            if kind in shared or name in _LOOKED_AFTER or (kind is tuple and shared.issuperset(map(type, value))):
+            if name in _LOOKED_AFTER or kind in shared or (kind is tuple and shared.issuperset(map(type, value))):
                 continue
             state[name] = kind() if kind in _MAY_BE_EMPTY and not value else copies(value)
         self._copies.fill_slots(module, twin)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from itertools import repeat
+from operator import is_
 from typing import Any, cast
 
 import torch
@@ -25,10 +27,11 @@ class ModuleState:
     Built when the trace first enters the module. Values of tensors are not copied. O(attributes).
     """
 
-    __slots__ = ("_attributes", "_buffers", "_generators", "_items", "_module")
+    __slots__ = ("_attributes", "_buffers", "_count", "_generators", "_items", "_module")
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
+        self._count = len(module.__dict__)
         self._attributes = {name: value for name, value in module.__dict__.items() if name not in _LEFT_ALONE}
         self._buffers = dict(module._buffers)
         # Random generators of the model's own, with what leads back to their state.
@@ -69,8 +72,6 @@ class ModuleState:
     def new_attributes(self) -> list[str]:
         """Return the names of the attributes with plain values, lists, dicts or sets that were not there before."""
         state = self._module.__dict__
-        if len(state) <= len(self._attributes):
-            return []
         return [
             name
             for name, value in state.items()
@@ -132,14 +133,15 @@ class ModuleState:
 
     def difference(self) -> str | None:
         """Return the name of an attribute or buffer that is not what it was; None where there is none."""
-        state = self._module.__dict__
-        for name, before in self._attributes.items():
-            now = state.get(name, _ABSENT)
-            if now is not before and (type(before) not in _PLAIN or type(now) is not type(before) or now != before):
-                return name
-        if len(state) != len(self._attributes):
+        state, attributes = self._module.__dict__, self._attributes
+        values = map(state.get, attributes, repeat(_ABSENT))
+        if len(state) != self._count or not all(map(is_, values, attributes.values())):
+            for name, before in attributes.items():
+                now = state.get(name, _ABSENT)
+                if now is not before and (type(before) not in _PLAIN or type(now) is not type(before) or now != before):
+                    return name
             for name in state:
-                if name not in self._attributes and name not in _LEFT_ALONE:
+                if name not in attributes and name not in _LEFT_ALONE:
                     return name
         for name, buffer in self._module._buffers.items():
             if buffer is not self._buffers.get(name):
@@ -210,7 +212,7 @@ def _has_items(container: Any, items: Any) -> bool:
     if len(container) != len(items):
         return False
     if isinstance(container, list):
-        return all(map(_is, container, items))
+        return all(map(is_, container, items))
     if isinstance(container, dict):
         return all(cast(dict[Any, Any], container).get(key) is value for key, value in items.items())
     return container == items
@@ -220,7 +222,3 @@ def _refill(container: Any, items: Any) -> None:
     if not _has_items(container, items):
         container.clear()
         (container.extend if isinstance(container, list) else container.update)(items)
-
-
-def _is(one: object, other: object) -> bool:
-    return one is other

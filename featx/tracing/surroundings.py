@@ -13,9 +13,11 @@ from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from featx.errors import TraceError
+from featx.tracing.caches import Caches
 from featx.tracing.constants import memory_of, tensors_of
 from featx.tracing.frames import require_known_bytecode
 from featx.tracing.missed_writes import MissedWrites
+from featx.tracing.pass_through import PassThroughs
 from featx.tracing.recursion import levels_of
 from featx.tracing.replica import Replica, replica_of
 from featx.tracing.scope import has_hooks, has_own_call, walk_modules
@@ -74,12 +76,18 @@ class Surroundings:
         # By class of modules, the attributes that its forward assigns to other objects; traces find them out.
         self.assigned_to_others: dict[type, frozenset[str]] = {}
         self.missed_writes = MissedWrites()
-        self.places = find_places(self.namespaces, modules, functions, is_recording=True)
+        self.passing = PassThroughs(find_places(self.namespaces, modules, functions, is_recording=True))
+        self.caches = Caches(self.namespaces, self.kinds)
 
     @functools.cached_property
     def memories(self) -> frozenset[int]:
         """The memory of the tensors of the model."""
         return frozenset(map(memory_of, self._tensors.all))
+
+    def look_at_caches(self) -> None:
+        """Let `caches` tell what they hold now, ahead of a trace. O(names), and fast where nothing has changed."""
+        if not self.caches.are_untouched():
+            self.caches = Caches(self.namespaces, self.kinds)
 
     def replica(self, training: bool | None, copies_tensors: str) -> tuple[Replica, ModelTensors]:
         """Return a new replica of the model in a mode, and its tensors. O(modules)."""

@@ -150,7 +150,7 @@ class Tracer(TracerBase):
         intercept(replica.paths, self._on_call, self._on_read, watched=watched)
         namespaces = globals_of(function, map(type, replica.paths))
         places = find_places(namespaces, self._autowrap_modules, self._autowrap_functions, is_recording=False)
-        self._record(function, concrete_args, PassThroughs(places, self._refuse_draw))
+        self._record(function, concrete_args, PassThroughs(places))
         if self.reads is not None:
             self.reads.any = self.reads.any or any(map(has_set_mode, replica.paths))
         self._tensors.finish(self.graph)
@@ -167,7 +167,7 @@ class Tracer(TracerBase):
 
         try:
             try:
-                passing.lay()
+                passing.lay(self._refuse_draw)
                 # Gradients are on, or a `no_grad` of the model would change nothing, and not be seen.
                 modes.enter(_Mode(self), None, gradients=True)
                 with room_for(levels_of(self.submodule_paths.values())):
