@@ -22,7 +22,7 @@ FeatxError
 ├── PatternError            ValueError      a pattern that cannot be looked for, or a replacement that does not fit it
 ├── LeftOutError            AttributeError  a name of torch.fx that `featx.fx` does not have, read as an attribute
 ├── LeftOutImportError      ImportError     the same, imported
-└── RequestError            ValueError      a feature request that is empty or contradicts itself
+└── RequestError            ValueError, AssertionError  a feature request that is empty or contradicts itself
     └── NodeNameError       KeyError        a name that the model does not have in this mode
 
 Each class also derives from the built-in that callers of torch.fx and torchvision catch today.
@@ -122,7 +122,7 @@ class LeftOutImportError(FeatxError, ImportError):
     """A name of torch.fx that `featx.fx` does not have is imported."""
 
 
-class RequestError(FeatxError, ValueError):
+class RequestError(FeatxError, ValueError, AssertionError):
     """A request for features is empty or contradicts itself."""
 
 

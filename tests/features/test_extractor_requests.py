@@ -259,21 +259,22 @@ class Modal(nn.Module):
         return (self.main(x), self.auxiliary(x)) if self.training else self.main(x)
 
 
+# What was asked, the error of featx and the built-in error that torchvision raises there, and what the message says.
 BAD: dict[str, tuple[dict[str, Any], type[Exception], type[Exception], str]] = {
     "unknown name": ({"return_nodes": ["mian"]}, featx.NodeNameError, ValueError, "Did you mean 'main'"),
     "unknown name as a key": ({"return_nodes": {"mian": "a"}}, featx.NodeNameError, KeyError, "Modal"),
     "in train but not in eval": ({"return_nodes": ["auxiliary"]}, featx.NodeNameError, ValueError, r"Modal \(eval\)"),
     "empty list": ({"return_nodes": []}, featx.RequestError, ValueError, "empty"),
     "empty dict": ({"return_nodes": {}}, featx.RequestError, ValueError, "empty"),
-    "nothing": ({}, featx.RequestError, ValueError, "nothing was requested"),
+    "nothing": ({}, featx.RequestError, AssertionError, "nothing was requested"),
     "both": (
         {"return_nodes": ["main"], "train_return_nodes": ["main"], "eval_return_nodes": ["main"]},
         featx.RequestError,
-        ValueError,
+        AssertionError,
         "both were given",
     ),
-    "train alone": ({"train_return_nodes": ["main"]}, featx.RequestError, ValueError, "together"),
-    "eval alone": ({"eval_return_nodes": ["main"]}, featx.RequestError, ValueError, "together"),
+    "train alone": ({"train_return_nodes": ["main"]}, featx.RequestError, AssertionError, "together"),
+    "eval alone": ({"eval_return_nodes": ["main"]}, featx.RequestError, AssertionError, "together"),
     "empty eval": (
         {"train_return_nodes": ["main"], "eval_return_nodes": []},
         featx.RequestError,
