@@ -50,13 +50,13 @@ from featx.passes.profile import profile
 from featx.passes.shapes import ShapeProp
 from featx.rewrite.match import SubgraphMatcher
 from featx.rewrite.replace import Match, ReplacedPatterns, replace_pattern, replace_pattern_with_filters
-from featx.tracing.example import ExampleTracer
-from featx.tracing.inputs import PH
-from featx.tracing.proxy import Attribute, ParameterProxy, Proxy
-from featx.tracing.proxyable import ProxyableClassMeta
-from featx.tracing.symbolic import Tracer
-from featx.tracing.tracer import GraphAppendingTracer, TracerBase
-from featx.tracing.wrapping import wrap
+from featx.tracing.base import GraphAppendingTracer, TracerBase
+from featx.tracing.environment.wrapping import wrap
+from featx.tracing.example.tracer import ExampleTracer
+from featx.tracing.symbolic.inputs import PH
+from featx.tracing.symbolic.proxy import Attribute, ParameterProxy, Proxy
+from featx.tracing.symbolic.proxyable import ProxyableClassMeta
+from featx.tracing.symbolic.tracer import Tracer
 
 if TYPE_CHECKING:
     from featx import fx as fx

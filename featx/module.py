@@ -22,11 +22,11 @@ from featx.ir.graph import Graph
 from featx.ir.names import Namespace
 from featx.ir.node import Node
 from featx.ir.verify import find_attribute, verify_targets
-from featx.tracing.example import ExampleTracer
-from featx.tracing.freedom import trace_checked
-from featx.tracing.guards import require_mode
-from featx.tracing.scriptable import require_scriptable
-from featx.tracing.symbolic import Tracer
+from featx.tracing.checks.free_sizes import trace_checked
+from featx.tracing.example.tracer import ExampleTracer
+from featx.tracing.guards.guards import require_mode
+from featx.tracing.guards.scriptable import require_scriptable
+from featx.tracing.symbolic.tracer import Tracer
 
 
 class GraphModule(nn.Module):

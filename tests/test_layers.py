@@ -80,7 +80,7 @@ def test_file_imports_only_from_what_stands_before_it(path: Path) -> None:
         ("ir/graph.py", "def f():\n    from featx.codegen.emit import emit", []),
         ("ir/graph.py", "if TYPE_CHECKING:\n    from featx.codegen.emit import emit", []),
         ("ir/graph.py", "def f():\n    import featx.module", ["featx.module"]),
-        ("codegen/emit.py", "import featx.tracing.proxy", ["featx.tracing.proxy"]),
+        ("codegen/emit.py", "import featx.tracing.symbolic.proxy", ["featx.tracing.symbolic.proxy"]),
         ("tracing/proxy.py", "from featx.codegen.emit import emit", ["featx.codegen.emit"]),
         ("tree.py", "from featx.errors import FeatxError", []),
         ("features/nodes.py", "from featx.module import GraphModule\nfrom featx.features.tracing import f", []),

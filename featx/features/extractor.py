@@ -18,7 +18,7 @@ from featx.features.select import as_request
 from featx.features.tracing import ModelTracing, TracerName
 from featx.features.untraced import untraced_graph
 from featx.ir.graph import Graph
-from featx.tracing.freedom import FreeDims
+from featx.tracing.checks.free_sizes import FreeDims
 
 Request = Mapping[str, str] | Sequence[str]
 

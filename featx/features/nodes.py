@@ -11,7 +11,7 @@ from torch import nn
 
 from featx.features.tracing import ModelTracing, TracerName
 from featx.ir.graph import Graph
-from featx.tracing.mode_reads import ModeReads
+from featx.tracing.replica.mode_reads import ModeReads
 
 
 def get_graph_node_names(

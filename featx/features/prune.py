@@ -13,7 +13,7 @@ from featx.ir.effects import Effects
 from featx.ir.graph import Graph
 from featx.ir.memory import MemoryGroups
 from featx.ir.node import Node
-from featx.tracing.missed_writes import ReturnedInputs
+from featx.tracing.source.missed_writes import ReturnedInputs
 from featx.tree import clone_tensors
 
 # What asks for the form of a value and computes nothing from it; a check of these alone costs nothing to keep.

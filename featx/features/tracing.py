@@ -19,15 +19,15 @@ from featx.features.opening import names_are_those_of_all_opened, opened_for
 from featx.features.select import select
 from featx.ir.graph import Graph
 from featx.ir.node import Node
-from featx.tracing.example import ExampleTrace, ExampleTracer, IsEnough
-from featx.tracing.freedom import FreeDims, OtherMode, trace_checked
-from featx.tracing.inputs import PHBase
-from featx.tracing.mode_reads import ModeReads
-from featx.tracing.module_output import mark_output
-from featx.tracing.replica import in_mode, only_sets_flags, replica_of
-from featx.tracing.scope import has_own_call, walk_modules
-from featx.tracing.surroundings import Surroundings
-from featx.tracing.symbolic import Tracer
+from featx.tracing.checks.free_sizes import FreeDims, OtherMode, trace_checked
+from featx.tracing.example.module_output import mark_output
+from featx.tracing.example.surroundings import Surroundings
+from featx.tracing.example.tracer import ExampleTrace, ExampleTracer, IsEnough
+from featx.tracing.replica.mode_reads import ModeReads
+from featx.tracing.replica.modules import has_own_call, walk_modules
+from featx.tracing.replica.replica import in_mode, only_sets_flags, replica_of
+from featx.tracing.symbolic.inputs import PHBase
+from featx.tracing.symbolic.tracer import Tracer
 from featx.tree import tree_leaves
 
 TracerName = Literal["auto", "example", "symbolic"]

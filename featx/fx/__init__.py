@@ -14,11 +14,11 @@ from featx.ir.side_effects import has_side_effect
 from featx.migration.left_out import explainer
 from featx.module import GraphModule, symbolic_trace
 from featx.rewrite.replace import replace_pattern
-from featx.tracing.inputs import PH
-from featx.tracing.proxy import Proxy
-from featx.tracing.proxyable import ProxyableClassMeta
-from featx.tracing.symbolic import Tracer
-from featx.tracing.wrapping import wrap
+from featx.tracing.environment.wrapping import wrap
+from featx.tracing.symbolic.inputs import PH
+from featx.tracing.symbolic.proxy import Proxy
+from featx.tracing.symbolic.proxyable import ProxyableClassMeta
+from featx.tracing.symbolic.tracer import Tracer
 
 __all__ = [
     "PH",

@@ -12,15 +12,15 @@ from featx.migration.compatibility import BASE_TYPES as base_types
 from featx.migration.compatibility import compatibility
 from featx.migration.left_out import explainer
 from featx.module import GraphModule, symbolic_trace
-from featx.tracing.inputs import PH, PHBase
-from featx.tracing.inputs import check_is_none as _assert_is_none
-from featx.tracing.proxy import ParameterProxy, Proxy
-from featx.tracing.proxyable import ProxyableClassMeta
-from featx.tracing.symbolic import Scope, Tracer
-from featx.tracing.symbolic import is_tracing as is_fx_symbolic_tracing
-from featx.tracing.symbolic import is_tracing as is_fx_tracing
-from featx.tracing.tracer import TracerBase
-from featx.tracing.wrapping import wrap
+from featx.tracing.base import TracerBase
+from featx.tracing.environment.wrapping import wrap
+from featx.tracing.symbolic.inputs import PH, PHBase
+from featx.tracing.symbolic.inputs import check_is_none as _assert_is_none
+from featx.tracing.symbolic.proxy import ParameterProxy, Proxy
+from featx.tracing.symbolic.proxyable import ProxyableClassMeta
+from featx.tracing.symbolic.tracer import Scope, Tracer
+from featx.tracing.symbolic.tracer import is_tracing as is_fx_symbolic_tracing
+from featx.tracing.symbolic.tracer import is_tracing as is_fx_tracing
 
 __all__ = [
     "PH",

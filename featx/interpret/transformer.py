@@ -12,11 +12,11 @@ from featx.ir.arguments import Argument
 from featx.ir.graph import Graph
 from featx.ir.node import Node, Target
 from featx.module import GraphModule
-from featx.tracing.constants import ModelTensors
-from featx.tracing.proxy import Proxy
-from featx.tracing.scope import walk_modules
-from featx.tracing.symbolic import Tracer
-from featx.tracing.tracer import TracerBase
+from featx.tracing.base import TracerBase
+from featx.tracing.replica.modules import walk_modules
+from featx.tracing.symbolic.constants import ModelTensors
+from featx.tracing.symbolic.proxy import Proxy
+from featx.tracing.symbolic.tracer import Tracer
 
 # What is true of every node that is made in the place of another: where in the model that one came from.
 _ORIGIN = ("nn_module_stack", "source", "stack_trace")

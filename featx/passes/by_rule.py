@@ -11,8 +11,8 @@ from torch.overrides import TorchFunctionMode
 
 from featx.errors import InputError
 from featx.passes.formal import replaced
-from featx.tracing.function_shapes import result_of
-from featx.tracing.shapes import output_of
+from featx.tracing.stand_ins.function_shapes import result_of
+from featx.tracing.stand_ins.module_shapes import output_of
 from featx.tree import tree_leaves
 
 

@@ -17,7 +17,7 @@ from featx.ir.verify import find_attribute
 from featx.module import GraphModule, check_graph_module
 from featx.passes.accesses import Accesses
 from featx.passes.modes import Modes
-from featx.tracing.guards import require_mode
+from featx.tracing.guards.guards import require_mode
 from featx.tree import tree_leaves
 
 

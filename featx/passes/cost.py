@@ -20,7 +20,7 @@ from featx.passes.hierarchy import Hierarchy
 from featx.passes.left_as_was import WrittenMemory, model_kept
 from featx.passes.lookup import quoted
 from featx.passes.traffic import bytes_of
-from featx.tracing.constants import memory_of
+from featx.tracing.symbolic.constants import memory_of
 from featx.tree import tree_leaves, tree_map
 
 

@@ -12,7 +12,7 @@ from featx.ir.rewiring import replace_inputs
 from featx.module import GraphModule, check_graph_module
 from featx.passes.accesses import Accesses
 from featx.passes.modes import Modes
-from featx.tracing.guards import require_mode
+from featx.tracing.guards.guards import require_mode
 
 
 def eliminate_common_subexpressions(gm: GraphModule) -> bool:

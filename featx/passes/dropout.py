@@ -13,7 +13,7 @@ from featx.ir.repeatable import has_hooks
 from featx.ir.rewiring import replace_inputs
 from featx.module import GraphModule, check_graph_module
 from featx.passes.accesses import Accesses
-from featx.tracing.guards import require_mode
+from featx.tracing.guards.guards import require_mode
 
 _MODULES = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 # Each with the position and the name of the argument that says whether it is training, and with its default.

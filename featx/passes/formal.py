@@ -14,7 +14,7 @@ import torch
 from featx.errors import InputError
 from featx.ir.overloads import Signature, tensors_in
 from featx.passes.operators import OperatorMode
-from featx.tracing.constants import memory_of
+from featx.tracing.symbolic.constants import memory_of
 
 _META = torch.device("meta")
 

@@ -13,11 +13,11 @@ from torch import nn
 from featx.ir.graph import Graph
 from featx.ir.overloads import Signature, tensors_in
 from featx.passes.operators import OperatorMode
-from featx.tracing.caches import Caches
-from featx.tracing.constants import memory_of
-from featx.tracing.generators import SharedGenerators
-from featx.tracing.states import ModuleStates
-from featx.tracing.wrapping import globals_of
+from featx.tracing.environment.caches import Caches
+from featx.tracing.environment.generators import SharedGenerators
+from featx.tracing.environment.wrapping import globals_of
+from featx.tracing.replica.module_states import ModuleStates
+from featx.tracing.symbolic.constants import memory_of
 from featx.tree import tree_map
 
 

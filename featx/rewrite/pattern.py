@@ -13,7 +13,7 @@ from featx.errors import ArgumentTypeError, PatternError
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.module import GraphModule
-from featx.tracing.symbolic import Tracer
+from featx.tracing.symbolic.tracer import Tracer
 
 # What may be given as a pattern or as a replacement.
 Source: TypeAlias = Callable[..., Any] | nn.Module | Graph

@@ -13,7 +13,7 @@ from torch import nn
 
 import featx
 from featx.features.tracing import check_model
-from featx.tracing.replica import Replica
+from featx.tracing.replica.replica import Replica
 
 Unchanged = Callable[[nn.Module], Callable[[], None]]
 

@@ -9,7 +9,7 @@ from torch.amp import autocast_mode
 
 import featx
 from featx import Graph, GraphModule, Interpreter
-from featx.tracing.guards import check_decision
+from featx.tracing.guards.guards import check_decision
 
 
 class WithoutGradients(nn.Module):

@@ -14,7 +14,8 @@ from featx import Graph, Node
 from featx.ir.effects import CallEffects, Effects
 from featx.ir.module_effects import module_effects
 from featx.ir.operator_effects import operator_draws, operator_writes
-from featx.tracing import guards, inputs
+from featx.tracing.guards import guards
+from featx.tracing.symbolic import inputs
 from featx.tree import clone_tensors
 
 # -- against what torch really does -----------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from torch.nn import functional
 from featx import Graph, GraphModule, Node
 from featx.errors import SpecializationError
 from featx.ir.effects import MeasuredEffects
-from featx.tracing.guards import check_decision
+from featx.tracing.guards.guards import check_decision
 
 # `choose(limit)` gives an int from 0 to limit - 1.
 Choose = Callable[[int], int]

@@ -11,7 +11,7 @@ from torch.nn import functional
 from featx import Graph, GraphModule, symbolic_trace
 from featx.ir.effects import Effects, MeasuredEffects
 from featx.passes import normalize_arguments
-from featx.tracing.guards import check_decision
+from featx.tracing.guards.guards import check_decision
 
 
 def normalized(op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], root: Any = None) -> Any:

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import featx
-from featx.tracing import frames
-from featx.tracing.frames import (
+from featx.tracing.source import frames
+from featx.tracing.source.frames import (
     describe,
     is_assertion,
     is_library_code,

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from featx import ExampleTracer, GraphModule, SpecializationError
-from featx.tracing.freedom import FreeDims, trace_checked
+from featx.tracing.checks.free_sizes import FreeDims, trace_checked
 
 
 def free_dims(model: Any, *args: Any, **kwargs: Any) -> FreeDims:

@@ -10,7 +10,7 @@ import torch
 from layouts import form, forms, on_meta
 from torch.nn import functional
 
-from featx.tracing.function_shapes import result_of
+from featx.tracing.stand_ins.function_shapes import result_of
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64)
 SHAPES: tuple[tuple[int, ...], ...] = (

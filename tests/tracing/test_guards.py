@@ -11,7 +11,7 @@ from torch import nn
 
 import featx
 from featx import SpecializationError
-from featx.tracing.guards import check_decision, check_form, check_size, form_of, require_mode
+from featx.tracing.guards.guards import check_decision, check_form, check_size, form_of, require_mode
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import featx
-from featx.tracing.mode_reads import ModeReads, has_set_mode, listen
-from featx.tracing.replica import Replica
+from featx.tracing.replica.mode_reads import ModeReads, has_set_mode, listen
+from featx.tracing.replica.replica import Replica
 
 X = torch.ones(2, 4)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from featx.tracing.recursion import room_for
+from featx.tracing.environment.recursion import room_for
 
 
 def test_a_trace_that_ends_leaves_the_room_of_another_thread() -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from featx import Graph, Node
-from featx.tracing.scalars import (
+from featx.tracing.guards.scalars import (
     Diverged,
     TracedFloat,
     TracedInt,

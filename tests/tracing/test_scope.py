@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 import featx
-from featx.tracing.replica import Replica
-from featx.tracing.scope import intercept
+from featx.tracing.replica.modules import intercept
+from featx.tracing.replica.replica import Replica
 
 X = torch.randn(2, 4, generator=torch.Generator().manual_seed(0))
 PATIENCE = 30.0

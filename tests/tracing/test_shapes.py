@@ -9,7 +9,7 @@ import torch
 from layouts import form, forms, on_meta
 from torch import nn
 
-from featx.tracing.shapes import output_of
+from featx.tracing.stand_ins.module_shapes import output_of
 
 FLOATING = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 SHAPES: tuple[tuple[int, ...], ...] = (

@@ -14,7 +14,7 @@ import torch
 from torch import nn, typename  # the globals of typename are those of torch
 
 import featx
-from featx.tracing.other_threads import OtherThreads
+from featx.tracing.environment.other_threads import OtherThreads
 
 THREADS = 8  # a trace takes a few milliseconds, and the eight share one interpreter lock
 IMAGES = torch.rand(2, 3, 12, 12, generator=torch.Generator().manual_seed(0))

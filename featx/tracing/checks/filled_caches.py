@@ -1,0 +1,90 @@
+"""Tell whether a second call differs from the first one only in what the first one has put into caches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import FunctionType
+from typing import Any
+
+import torch
+
+from featx.ir.graph import Graph
+from featx.ir.node import Node
+from featx.tracing.checks.left_behind import depends_on_inputs
+from featx.tracing.example.lineage import Origin
+
+# By the id of a tensor that has lived on: where the first call had it from.
+Origins = Mapping[int, Origin]
+
+
+def differ_by_caches_alone(first: Graph, second: Graph, origins: Origins) -> bool:
+    """Say whether `second` computes what `first` does, with tensors of the first call in place of their computation.
+
+    What depends on values of the inputs must be the same calls in the same order, with the same arguments, where a
+    tensor of `origins` counts as what the first call made it from. What depends on constants and sizes alone may be
+    missing. O(nodes + edges).
+    """
+    values = _Values({})
+    before = values.of(first)
+    known = _Values(values.numbers, {key: values.of_origin(origin) for key, origin in origins.items()})
+    return before == known.of(second)
+
+
+class _Values:
+    """Numbers the values of graphs, so that the same calls with the same arguments have the same number.
+
+    Args:
+        numbers: by what is called with what, shared by the graphs that are compared.
+        tensors: the numbers of tensors that stand in arguments, by their ids.
+    """
+
+    def __init__(self, numbers: dict[Any, int], tensors: Mapping[int, int] | None = None) -> None:
+        self.numbers = numbers
+        self._tensors = tensors or {}
+        self._nodes: dict[Node, int] = {}
+
+    def of(self, graph: Graph) -> list[int]:
+        """Return the numbers of what depends on values of the inputs, in order, and that of the output."""
+        found: list[int] = []
+        for node in graph.nodes:
+            called = _identity_of(node.target)
+            number = self._nodes[node] = self._number((node.op, called, self._key(node.args), self._key(node.kwargs)))
+            if node.op in ("placeholder", "output") or depends_on_inputs(node):
+                found.append(number)
+        return found
+
+    def of_origin(self, origin: Origin) -> int:
+        """Return the number of a value of the graph that was numbered last."""
+        if isinstance(origin, Node):
+            return self._nodes.get(origin, -1)
+        if origin.node is not None and origin.node in self._nodes:
+            return self._nodes[origin.node]
+        owner = self.of_origin(origin.owner)
+        return self._number(("call_function", _identity_of(origin.function), ((0, owner), self._key(origin.key)), ()))
+
+    def _number(self, key: Any) -> int:
+        return self.numbers.setdefault(key, len(self.numbers))
+
+    def _key(self, value: Any) -> Any:
+        if isinstance(value, Node):
+            return 0, self._nodes[value]
+        if isinstance(value, torch.Tensor):
+            known = self._tensors.get(id(value))
+            return (1, id(value)) if known is None else (0, known)
+        if isinstance(value, (tuple, list)):
+            return tuple([self._key(item) for item in value])
+        if isinstance(value, dict):
+            return tuple([(name, self._key(item)) for name, item in value.items()])
+        if isinstance(value, slice):
+            return 2, self._key(value.start), self._key(value.stop), self._key(value.step)
+        return type(value).__name__, _identity_of(value)
+
+
+def _identity_of(value: Any) -> Any:
+    if isinstance(value, FunctionType):
+        return id(value.__code__)
+    try:
+        hash(value)
+    except TypeError:
+        return id(value)
+    return repr(value) if isinstance(value, float) else value

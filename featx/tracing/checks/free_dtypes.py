@@ -1,0 +1,142 @@
+"""Follow the dtypes that a model reads, by tracing it in other dtypes too.
+
+A dtype is one object for all tensors, so nothing tells which of them a model got one from. But a model that reads none
+cannot know in which dtype it runs. So where it has read one, it is traced as it would be after `half()`, `bfloat16()`,
+`double()` or `float()`. Graphs that are the same but for constants become one. In it, each of those constants is looked
+up by the first dtype that was read, and all others that were read are checked to be what they were in that trace.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from featx.ir.arguments import Argument, map_aggregate
+from featx.ir.equality import is_same, other_constants
+from featx.ir.graph import Graph
+from featx.ir.node import Node
+from featx.ir.rewiring import keep_measured_effects
+from featx.tracing.checks.variation import join_measured
+from featx.tracing.example.recording import NeedsValues
+from featx.tracing.example.tracer import ExampleTrace, ExampleTracer, IsEnough
+from featx.tracing.guards.guards import check_dtype
+from featx.tracing.guards.scalars import Diverged
+from featx.tree import tree_map
+
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+_CONSTANTS = frozenset({torch.dtype, float, int})
+
+
+def follow_dtypes(
+    tracer: ExampleTracer, args: Any, kwargs: Mapping[str, Any], trace: ExampleTrace, is_enough: IsEnough | None
+) -> None:
+    """Let the graph of `trace` hold in other dtypes than that of the example, where the model does the same there.
+
+    Four traces more where the model has read a dtype, on tensors without values; none elsewhere. What it asks of values
+    is answered as on the example. Where no other dtype gives this graph, it goes on to be for that of the example.
+    """
+    checks = {check for check in trace.dtype_checks if not check.is_erased}
+    if not checks:
+        return
+    graphs, differing = [trace.graph], set[Node]()
+    for dtype in DTYPES:
+        other = _traced_in(dtype, tracer, args, kwargs, trace, is_enough)
+        found = None if other is None else other_constants(trace.graph, other, _CONSTANTS)
+        if other is not None and found:
+            graphs.append(other)
+            differing.update(found)
+    if differing:
+        _merge(graphs, differing, checks)
+
+
+def _traced_in(
+    dtype: torch.dtype,
+    tracer: ExampleTracer,
+    args: Any,
+    kwargs: Mapping[str, Any],
+    trace: ExampleTrace,
+    is_enough: IsEnough | None,
+) -> Graph | None:
+    made: dict[int, torch.Tensor] = {}
+
+    def cast_to(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+            return value
+        if id(value) not in made:
+            made[id(value)] = torch.empty_like(value, dtype=dtype, device="meta")
+        return made[id(value)]
+
+    args, kwargs = tree_map(cast_to, (args, dict(kwargs)))
+    modes: dict[str, Any] = {"is_real": False, "gradients": trace.gradients, "dtype": dtype}
+    try:
+        return tracer.run_once(trace.surroundings, args, kwargs, is_enough, earlier=trace, **modes).graph
+    except (Diverged, NeedsValues, Exception):
+        return None  # the model does something else there, or refuses it
+
+
+def _merge(graphs: list[Graph], differing: set[Node], checks: set[Node]) -> None:
+    """Let constants of the first graph that are others in the other graphs follow the first dtype that is.
+
+    `differing` are the nodes that have such constants, and `checks` those that check dtypes, in the first graph.
+    """
+    rows = [row for row in zip(*(graph.nodes for graph in graphs), strict=True) if row[0] in differing]
+    if rows[0][0] not in checks:
+        return  # something else than a dtype tells the model in which it runs
+    # Of graphs in which that check finds the same, the first.
+    columns: dict[torch.dtype, int] = {}
+    for column, check in enumerate(rows[0]):
+        columns.setdefault(check.args[1], column)
+    for column in columns.values():
+        join_measured(graphs[0], graphs[column])
+    lookups = _Lookups(rows[0][0], list(columns))
+    for row in rows[1:]:
+        lookups.replace_constants([row[column] for column in columns.values()])
+
+
+class _Lookups:
+    """Constants of a graph that depend on the dtype that is checked by `check`, which from now on allows all these."""
+
+    def __init__(self, check: Node, dtypes: list[torch.dtype]) -> None:
+        self._graph, self._dtypes = check.graph, dtypes
+        self._read = check.all_input_nodes[0]
+        with self._graph.inserting_before(check):
+            self._last = self._graph.call_function(check_dtype, (self._read, dtypes, check.args[2]))
+        self._last.meta = check.meta
+        self._graph.erase_node(check)
+        # Constants, as they are in each of the dtypes, and what stands for them.
+        self._known: dict[str, Node] = {repr(dtypes): self._read}
+
+    def replace_constants(self, row: list[Node]) -> None:
+        """Replace the constants of the first of these nodes that are others in the further ones, one for each dtype."""
+        node = row[0]
+        leaves = zip(*(_leaves(each) for each in row), strict=True)
+
+        def replaced(_: Argument) -> Argument:
+            values = next(leaves)
+            if isinstance(values[0], Node) or all(is_same(values[0], value) for value in values[1:]):
+                return values[0]
+            return self._lookup(values)
+
+        inputs = node.all_input_nodes
+        node.args, node.kwargs = map_aggregate(node.args, replaced), map_aggregate(node.kwargs, replaced)
+        keep_measured_effects(node, [*inputs])
+
+    def _lookup(self, values: tuple[Any, ...]) -> Node:
+        key = repr(list(values))
+        if key not in self._known:
+            with self._graph.inserting_after(self._last):
+                table = dict(zip(self._dtypes, values, strict=True))
+                lookup = self._graph.call_function(operator.getitem, (table, self._read), name="by_dtype")
+            self._known[key] = lookup
+            self._known[key].meta["nn_module_stack"] = self._last.meta["nn_module_stack"]
+            self._last = self._known[key]
+        return self._known[key]
+
+
+def _leaves(node: Node) -> list[Argument]:
+    found: list[Argument] = []
+    map_aggregate((node.args, node.kwargs), lambda leaf: found.append(leaf) or leaf)
+    return found

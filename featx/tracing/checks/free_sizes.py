@@ -1,0 +1,260 @@
+"""Find out which dimensions of the inputs a trace leaves open, by tracing at other sizes and comparing.
+
+Sizes that the model turns into lists, loops or indices leave no node behind. So where Python has seen a size, the model
+is traced again with other ones: a dimension for which the graph stays the same is free, one for which it changes, or
+which the model refuses to change, is fixed and checked at run time.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from featx.ir.equality import is_same_graph
+from featx.ir.graph import Graph
+from featx.ir.node import Node
+from featx.tracing.checks.free_dtypes import follow_dtypes
+from featx.tracing.checks.repetition import check_repeats
+from featx.tracing.checks.value_numbers import pin_what_python_reads
+from featx.tracing.checks.variation import (
+    FREE,
+    NOT_EMPTY,
+    REFUSED,
+    TOGETHER,
+    UNTRIED,
+    UNVARIED,
+    Dim,
+    Variation,
+    can_be_resized,
+    measures_of,
+)
+from featx.tracing.example.recording import NeedsValues
+from featx.tracing.example.tracer import ExampleTrace, ExampleTracer, IsEnough
+from featx.tracing.guards.guards import check_rank, check_size
+from featx.tracing.guards.scalars import Diverged
+from featx.tracing.guards.structure import Path, Step, leaves_of
+from featx.tracing.replica.mode_reads import ModeReads, set_mode
+from featx.tracing.signals import Disturbed
+
+# An input: its name, where it is (a placeholder and the way to it from there), and the tensor.
+_Input = tuple[str, tuple[Node, Path], torch.Tensor]
+
+
+@dataclass
+class FreeDims:
+    """Which dimensions of the inputs of a trace may differ from the example.
+
+    Attributes:
+        of: for each input tensor, by name (`"x"`, `"images[0]"`), what is known of each dimension: "free"; "free, but
+            not 0"; "free, with all others of this length", such as the nodes of a graph and both sides of its adjacency
+            matrix; "fixed:" and why; or "free, unless a layer refuses it" where no code that was traced reads it, and
+            other lengths were not tried.
+    """
+
+    of: dict[str, list[str]] = field(default_factory=lambda: dict[str, list[str]]())
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{name}: {', '.join(dims)}" for name, dims in self.of.items())
+
+
+@dataclass
+class OtherMode:
+    """What a trace in train or eval mode found out, for one of the same model on the same inputs in the other mode.
+
+    Attributes:
+        dims: what is known of each dimension of the inputs.
+        reads: what hears whether anything asks for a mode, while the first of the two is traced.
+        graph: what the model did in that mode, where nothing asked; it does the same in the other one.
+        before: the last trace in that mode, if its replica may be called again. `drop` ends that.
+    """
+
+    dims: dict[Dim, str] = field(default_factory=lambda: dict[Dim, str]())
+    reads: ModeReads | None = None
+    graph: Graph | None = None
+    before: ExampleTrace | None = None
+
+    def trace(self, tracer: ExampleTracer, args: Any, kwargs: Any, is_enough: IsEnough | None) -> ExampleTrace | None:
+        """Trace the next call of the replica, in this mode. None where that is not possible, or does something else."""
+        before, self.before = self.before, None
+        if before is None or self.graph is None or tracer.training is None:
+            return None
+        for module in before.module_paths:
+            set_mode(module, tracer.training)
+        modes: dict[str, Any] = {"is_real": before.is_real, "gradients": before.gradients}
+        try:
+            trace = tracer.run_once(before.surroundings, args, kwargs, is_enough, before=before, **modes)
+        except (Diverged, Disturbed, NeedsValues, Exception):
+            before.drop_replica()
+            return None
+        if self.does_the_same(trace.graph):
+            return trace
+        trace.drop_replica()
+        return None
+
+    def drop(self) -> None:
+        """Drop the replica, if there is one."""
+        before, self.before = self.before, None
+        if before is not None:
+            before.drop_replica()
+
+    def does_the_same(self, graph: Graph) -> bool:
+        """Say whether what was found out holds for `graph`, that of the other mode, too."""
+        return self.graph is not None and is_same_graph(graph, self.graph)
+
+    def forget(self) -> None:
+        """Forget what the model does, since something has asked for a mode."""
+        self.graph = None
+        self.drop()
+
+    def note(self, graph: Graph, dims: dict[Dim, str]) -> None:
+        """Keep what was found out, and the graph where nothing has asked for a mode so far."""
+        self.dims.update(dims)
+        self.graph = copy.deepcopy(graph) if self.reads is not None and not self.reads.any else None
+
+
+def trace_checked(
+    tracer: ExampleTracer,
+    root: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    is_enough: IsEnough | None = None,
+    other_mode: OtherMode | None = None,
+) -> tuple[ExampleTrace, FreeDims]:
+    """Trace `root` on an example and at other sizes; return the first trace, with checks of what is fixed.
+
+    One trace where the model's own code sees no size, or where the other mode has told; else three, or two more for
+    each group of dimensions where the model does not accept all changes at once. One more where it asks whether
+    gradients are enabled, and four where it reads a dtype.
+
+    Args:
+        tracer: the tracer.
+        root: the module or function.
+        args: its arguments on the example, and `kwargs` those by name.
+        kwargs: see there.
+        is_enough: as for `ExampleTracer.trace`.
+        other_mode: what was found out in train or eval mode; this mode's is put in its place.
+
+    Raises:
+        TraceError: the example cannot be traced.
+    """
+    other_mode = other_mode or OtherMode()
+    tracer.keeps_replicas = True
+    trace = other_mode.trace(tracer, args, kwargs, is_enough)
+    # What a second call does, and other sizes change, the other mode has told then.
+    is_known = trace is not None
+    if trace is None:
+        trace = tracer.trace(root, args, kwargs, is_enough)
+        is_known = other_mode.does_the_same(trace.graph)
+    try:
+        can_go_on = not is_known and check_repeats(tracer, args, kwargs, trace, is_enough)
+        free = _free_dims(tracer, (args, kwargs), trace, is_enough, other_mode, is_known=is_known, can_go_on=can_go_on)
+        return trace, free
+    finally:
+        tracer.keeps_replicas = False
+        if other_mode.before is None:
+            trace.drop_replica()
+
+
+def _free_dims(
+    tracer: ExampleTracer,
+    example: tuple[tuple[Any, ...], Mapping[str, Any]],
+    trace: ExampleTrace,
+    is_enough: IsEnough | None,
+    other_mode: OtherMode,
+    *,
+    is_known: bool,
+    can_go_on: bool,
+) -> FreeDims:
+    """Find out what holds beyond the example, and add checks of what does not to the graph of `trace`."""
+    args, kwargs = example
+    inputs = list(_tensors(trace, args, kwargs))
+    before = trace if can_go_on and not trace.is_real else None
+    known = {(id(tensor), dim): UNTRIED for _, _, tensor in inputs for dim in range(tensor.dim())}
+    measured = measures_of(trace.graph)
+    if is_known:
+        known = {dim: other_mode.dims[dim] for dim in known}
+    elif trace.saw_sizes or trace.is_real:
+        variation = Variation(tracer, args, kwargs, trace, is_enough, before=before)
+        varied = [tensor for _, _, tensor in inputs if can_be_resized(tensor)]
+        known = {**dict.fromkeys(known, UNVARIED), **variation.test(varied, other_mode.dims)}
+        before = variation.before
+    other_mode.note(trace.graph, known)
+    if measures_of(trace.graph) != measured:  # other sizes told more of some calls, which may differ by mode
+        other_mode.graph = None
+    pin_what_python_reads(tracer, args, kwargs, trace, is_enough)
+    needless = _needless_gradient_checks(tracer, args, kwargs, trace, is_enough)
+    follow_dtypes(tracer, args, kwargs, trace, is_enough)
+    for check in needless:
+        (question,) = check.all_input_nodes
+        trace.graph.erase_node(check)
+        trace.graph.erase_node(question)
+    free = FreeDims({name: [known[id(tensor), dim] for dim in range(tensor.dim())] for name, _, tensor in inputs})
+    _check_inputs(trace, inputs, known, _way_to_other_sizes(trace.surroundings.traced))
+    other_mode.before = before if other_mode.graph is not None else None
+    return free
+
+
+def _needless_gradient_checks(
+    tracer: ExampleTracer, args: tuple[Any, ...], kwargs: Mapping[str, Any], trace: ExampleTrace, is_enough: Any
+) -> list[Node]:
+    """Return the checks of the gradient mode, if the model does the same in the other one."""
+    checks = trace.gradient_checks
+    if not checks or not trace.gradients:
+        return []
+    modes: dict[str, Any] = {"is_real": trace.is_real, "gradients": False}
+    try:
+        again = tracer.run_once(trace.surroundings, args, kwargs, is_enough, earlier=trace, **modes)
+    except (Diverged, NeedsValues, Exception):
+        return []
+    return checks if is_same_graph(again.graph, trace.graph, besides=frozenset(checks)) else []
+
+
+def _tensors(trace: ExampleTrace, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[_Input]:
+    bound = trace.signature.bind(*args, **kwargs)
+    nodes = {node.target.lstrip("*"): node for node in trace.graph.nodes if node.op == "placeholder"}
+    for name, value in bound.arguments.items():
+        for leaf, path in leaves_of(value):
+            if isinstance(leaf, torch.Tensor):
+                yield name + "".join(map(_as_text, path)), (nodes[name], path), leaf
+
+
+def _as_text(step: Step) -> str:
+    function, key = step
+    return f".{key}" if function is getattr else f"[{key!r}]"
+
+
+def _way_to_other_sizes(root: Any) -> str:
+    """Return the option of a model's own that makes it take other sizes, where that is known."""
+    if getattr(root, "dynamic_img_size", None) is False:  # timm's vision transformers
+        return "; timm.create_model takes img_size=..., or dynamic_img_size=True for any size"
+    if hasattr(root, "pretrained_cfg"):
+        return "; timm.create_model may take img_size=..."
+    return ""
+
+
+def _check_inputs(trace: ExampleTrace, inputs: list[_Input], known: Mapping[Dim, str], way_out: str) -> None:
+    graph = trace.graph
+    # Behind the checks of what the inputs are.
+    first = next(node for node in graph.nodes if node.op != "placeholder" and not node.meta.get("is_check_of_input"))
+    with graph.inserting_before(first):
+        for name, (placeholder, path), tensor in inputs:
+            checks: list[tuple[Any, ...]] = []
+            if trace.saw_shapes:
+                checks.append((check_rank, tensor.dim(), f"input '{name}'"))
+            for dim, size in enumerate(tensor.shape):
+                reason = known[id(tensor), dim]
+                if reason in (FREE, TOGETHER, UNTRIED) or (reason == NOT_EMPTY and size == 0):
+                    continue
+                expected = None if reason == NOT_EMPTY else size
+                what = f"input '{name}' is {reason}{way_out if reason.startswith(REFUSED) else ''}"
+                checks.append((check_size, dim, expected, what))
+            node = placeholder
+            for function, key in path if checks else ():
+                node = graph.call_function(function, (node, key))
+            for function, *arguments in checks:
+                check = graph.call_function(function, (node, *arguments))
+                check.meta["is_guard"] = True

@@ -1,0 +1,200 @@
+"""Find what a forward left on its module that a graph cannot leave there, or would not find there the next time."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from itertools import chain
+from types import CodeType
+from typing import Any
+
+from torch import nn
+
+from featx.ir.node import Node
+from featx.tracing.example.following import Following
+from featx.tracing.example.lineage import Origin, Part
+from featx.tracing.replica.module_state import ModuleState, is_alias
+from featx.tracing.signals import AssignedAnew
+
+# What asks for the form of a tensor and not for its values.
+_FORM_METHODS = ("size", "dim", "numel")
+# What asks the tensor that comes first, or those behind it, for their form alone.
+_FORM_OF_FIRST = frozenset(
+    {
+        "new_empty",
+        "new_full",
+        "new_ones",
+        "new_tensor",
+        "new_zeros",
+        "empty_like",
+        "full_like",
+        "ones_like",
+        "zeros_like",
+    }
+)
+_FORM_OF_OTHERS = frozenset({"expand_as", "reshape_as", "to", "type_as", "view_as"})
+_STORE_ATTR = dis.opmap["STORE_ATTR"]
+_FORM = frozenset({"shape", "ndim", "dtype", "device", "layout"})
+
+
+def what_forward_left(
+    trace: Following, module: nn.Module, path: str, state: ModuleState, is_of_trace: Callable[[Any], bool]
+) -> str | None:
+    """Say what the forward of an opened module left there, where a graph of it would not do the same; else None.
+
+    Writing into a buffer is fine, and so is an attribute that nobody reads, or that is made from sizes and constants
+    alone: a graph makes it anew.
+    """
+    for name in state.changed_values():
+        return f"forward changes the attribute '{name}'"
+    for name in state.new_attributes():
+        if _is_asked_for(type(module), name):
+            return f"forward asks for the attribute '{name}', which it makes itself,"
+    for name, added in state.grown_containers():
+        origins = [trace.lineage.get(value) for value in added]
+        # A table by size is made anew by the graph.
+        are_constants = all(id(value) in trace.earlier_constants for value in added)
+        if not are_constants and not all(
+            origin is not None and not depends_on_inputs(trace.node_of(origin)) for origin in origins
+        ):
+            return f"forward adds to '{name}', or takes from it,"
+    for name, value in state.rebound_buffers(is_of_trace).items():
+        before = state.buffer(name)
+        # `self.table = self.table.to(x.device)` assigns what was there.
+        if not trace.stand_ins.is_stand_in_of(value, before) and not (before is not None and is_alias(value, before)):
+            return f"forward assigns a new tensor to the buffer '{name}'"
+    for name, value in state.replaced_items():
+        if _comes_from_inputs(trace, value):
+            # A second call tells whether it is read there before it is replaced again.
+            trace.keeps_of_input = f"forward keeps something of its input in '{name}'"
+    for name, value in state.assigned_tensors():
+        if _is_loaded(type(module), name) and _comes_from_inputs(trace, value):
+            # What was not there at all was assigned before it was read, unless the code asks whether it is there.
+            is_asked_for = _is_asked_for(type(module), name)
+            if is_asked_for or (state.had(name) and _is_read_first(trace, (path, name))):
+                return f"forward keeps something of its input in the attribute '{name}', which it reads the next time"
+    for name in state.assigned_numbers():
+        if _is_loaded(type(module), name) and _is_read_first(trace, (path, name)):
+            return f"forward keeps a number of this call in the attribute '{name}', which it reads the next time"
+    return "forward draws from a random generator of its own" if state.drawn_generators() else None
+
+
+def _is_read_first(trace: Following, attribute: tuple[str, str]) -> bool:
+    """Say whether forward reads an attribute, given by the path of its module and its name, before it assigns it.
+
+    Raises:
+        AssignedAnew: that is not known; a trace without the attribute will tell.
+    """
+    if attribute in trace.absent:
+        return False
+    if attribute not in trace.read_first:
+        raise AssignedAnew(*attribute)
+    return True
+
+
+def _comes_from_inputs(trace: Following, value: object) -> bool:
+    origin = trace.lineage.get(value)
+    return origin is not None and depends_on_inputs(trace.node_of(origin))
+
+
+def comes_from_inputs(origin: Origin) -> bool:
+    """Say whether a value of an ended trace is computed from values of the inputs, and not from their sizes alone."""
+    while isinstance(origin, Part):
+        if origin.key in _FORM:
+            return False
+        origin = origin.owner
+    return depends_on_inputs(origin)
+
+
+def assigned_to_others(kind: type) -> set[str]:
+    """Return the attributes that the forward of a class of modules, and methods that it calls, assign to other objects.
+
+    A loop over modules, `self.child.state = None`: whoever is assigned to, a graph does not do it.
+    """
+    pending: list[Any] = [getattr(kind, "forward", None)]
+    seen: set[CodeType] = set()
+    found: set[str] = set()
+    while pending:
+        code: CodeType | None = getattr(pending.pop(), "__code__", None)
+        if code is None or code in seen:
+            continue
+        seen.add(code)
+        own, others = _attributes_loaded(code)
+        # `layer.type` is not the method that nn.Module has under that name.
+        names = [*own, *(name for name in others if not hasattr(nn.Module, name))]
+        pending += [inspect.getattr_static(kind, name, None) for name in names]
+        if _STORE_ATTR in code.co_code[::2]:
+            found |= _stored_elsewhere(code)
+    return found
+
+
+def _stored_elsewhere(code: CodeType) -> set[str]:
+    return {item.argval for item, is_own in _with_owner(code) if item.opname == "STORE_ATTR" and not is_own}
+
+
+@functools.lru_cache(maxsize=4096)
+def _attributes_loaded(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the names that code loads from its first argument, and all that it uses elsewhere."""
+    loads = [(item, is_own) for item, is_own in _with_owner(code) if item.opname in ("LOAD_ATTR", "LOAD_METHOD")]
+    own = frozenset(item.argval for item, is_own in loads if is_own)
+    return own, frozenset(code.co_names) - own
+
+
+def _with_owner(code: CodeType) -> Iterator[tuple[dis.Instruction, bool]]:
+    """Yield each instruction, and whether the one ahead of it has loaded the first argument: `self.x`."""
+    first = code.co_varnames[:1]
+    is_own = False
+    for instruction in dis.get_instructions(code):
+        if instruction.opname not in ("CACHE", "EXTENDED_ARG"):
+            yield instruction, is_own
+            is_own = instruction.opname.startswith("LOAD_FAST") and instruction.argval in first
+
+
+def depends_on_inputs(node: Node) -> bool:
+    """Say whether a value is computed from values of the inputs, and not from their sizes alone."""
+    seen = {node}
+    pending = [node]
+    while pending:
+        node = pending.pop()
+        if node.op == "placeholder":
+            return True
+        if node.target in _FORM_METHODS or (node.target is getattr and node.args[1] in _FORM):
+            continue
+        # `mean.type_as(x)` asks x for its dtype alone.
+        sources = _sources_of_values(node)
+        fresh = [source for source in sources if source not in seen]
+        seen.update(fresh)
+        pending += fresh
+    return False
+
+
+def _sources_of_values(node: Node) -> list[Node]:
+    name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
+    if name in _FORM_OF_FIRST:
+        return [source for source in node.all_input_nodes if source is not node.args[0]]
+    if name in _FORM_OF_OTHERS:
+        return [source for source in node.all_input_nodes if source is node.args[0]]
+    return list(node.all_input_nodes)
+
+
+def _is_loaded(kind: type, attribute: str) -> bool:
+    """Say whether a method of a module's class reads an attribute."""
+    return any(
+        instruction.argval == attribute and instruction.opname in ("LOAD_ATTR", "LOAD_METHOD")
+        for code in _codes_of(kind)
+        for instruction in dis.get_instructions(code)
+    )
+
+
+def _is_asked_for(kind: type, attribute: str) -> bool:
+    """Say whether a method of a module's class has the name of an attribute as a string: `hasattr(self, "calls")`."""
+    return any(attribute in code.co_consts for code in _codes_of(kind))
+
+
+def _codes_of(kind: type) -> list[CodeType]:
+    own = [vars(base).values() for base in kind.__mro__ if not base.__module__.startswith("torch.nn.modules")]
+    # A function beside the class may be given the module.
+    beside: dict[str, Any] = getattr(getattr(kind, "forward", None), "__globals__", {})
+    return [value.__code__ for value in chain(*own, beside.values()) if inspect.isfunction(value)]

@@ -1,0 +1,108 @@
+"""Trace a second call of a model on the replica of its first one: what differs then lives on from call to call.
+
+What Python code can keep between calls has no end (iterators, closures, objects of libraries), and a graph would repeat
+what the first call found there. So the calls are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from featx.errors import TraceError
+from featx.ir.equality import is_same_graph
+from featx.tracing.checks.filled_caches import differ_by_caches_alone
+from featx.tracing.example.recording import NeedsValues
+from featx.tracing.example.tracer import ATTEMPTS, ExampleTrace, ExampleTracer, IsEnough
+from featx.tracing.guards.scalars import Diverged
+from featx.tracing.signals import Disturbed
+
+
+def check_repeats(
+    tracer: ExampleTracer,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    trace: ExampleTrace,
+    is_enough: IsEnough | None = None,
+) -> bool:
+    """Raise where a second call with the same inputs does something else than the one in `trace`.
+
+    A second call is compared with the record of the first one. Where it differs, two traces on one replica tell whether
+    the first call has only filled a cache.
+
+    Returns:
+        Whether the second call was like the first one in all, so that the replica of `trace` may be called again; else
+        it is used up.
+
+    Raises:
+        TraceError: the model keeps something from call to call that its next call finds.
+    """
+    if trace.repeats(args, kwargs):
+        return True
+    trace.drop_replica()
+    how: dict[str, Any] = {"is_real": trace.is_real, "gradients": trace.gradients}
+    for attempt in range(ATTEMPTS):
+        first = tracer.run_once(trace.surroundings, args, kwargs, is_enough, **how)
+        first.call_record = None  # it keeps all tensors
+        try:
+            _check_traces(tracer, args, kwargs, first, is_enough)
+            return False
+        except Disturbed as error:
+            if attempt + 1 == ATTEMPTS:
+                raise TraceError(f"cannot trace {_name(trace)} while other threads run: {error}") from error
+        finally:
+            first.drop_replica()
+    return False
+
+
+def _name(trace: ExampleTrace) -> str:
+    return type(trace.surroundings.traced).__name__
+
+
+def _check_traces(tracer: ExampleTracer, args: Any, kwargs: Any, trace: ExampleTrace, is_enough: Any) -> None:
+    name = _name(trace)
+    second = _next(tracer, args, kwargs, trace, is_enough)
+    if isinstance(second, BaseException):
+        raise TraceError(f"cannot trace {name}: its second call is not like the first one: {second}") from second
+    try:
+        if is_same_graph(second.graph, trace.graph):
+            return
+        if trace.keeps_of_input is not None:
+            raise TraceError(f"cannot trace {name}: {trace.keeps_of_input}, and does something else the next time")
+        is_cached = differ_by_caches_alone(trace.graph, second.graph, trace.origins())
+        if not is_cached and not _opens_more(tracer, args, kwargs, (trace, second), is_enough):
+            raise TraceError(
+                f"cannot trace {name}: forward does something else in each call, with the same inputs. It keeps a "
+                "count, an iterator or the like, which a graph would repeat as it is now. To go on, put the code that "
+                "does it into a submodule, which is kept whole, or keep the value in a buffer."
+            )
+    finally:
+        second.drop_replica()
+
+
+def _opens_more(
+    tracer: ExampleTracer, args: Any, kwargs: Any, traces: tuple[ExampleTrace, ExampleTrace], is_enough: Any
+) -> bool:
+    """Say whether the second trace may differ because a module that the first one kept whole could be followed there.
+
+    A module that registers a buffer in its first call is one. The graphs cannot be compared then; a third trace must be
+    like the second one.
+    """
+    first, second = traces
+    if not any("whole_because" in node.meta for node in first.graph.nodes):
+        return False
+    third = _next(tracer, args, kwargs, second, is_enough)
+    if isinstance(third, BaseException):
+        return False
+    third.drop_replica()
+    return is_same_graph(third.graph, second.graph)
+
+
+def _next(
+    tracer: ExampleTracer, args: tuple[Any, ...], kwargs: Mapping[str, Any], before: ExampleTrace, is_enough: Any
+) -> ExampleTrace | BaseException:
+    how: dict[str, Any] = {"is_real": before.is_real, "gradients": before.gradients}
+    try:
+        return tracer.run_once(before.surroundings, args, kwargs, is_enough, before=before, **how)
+    except (Diverged, NeedsValues, Exception) as error:
+        return error

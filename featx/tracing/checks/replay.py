@@ -1,0 +1,232 @@
+"""Run a second call of a model against the record of the first one, to see whether it does the same.
+
+Nothing is computed and no graph is made: each call of torch, and of a module that is one node, gets what the first one
+got, as other objects. Where forward then makes the same calls with the same arguments, it keeps nothing from call to
+call that it goes by. About a tenth of a trace.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import weakref
+from collections.abc import Callable, Container
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from featx.ir.equality import is_same
+from featx.tracing.guards.scalars import Diverged, TracedFloat, TracedInt, plain_number
+from featx.tracing.guards.structure import copy_structure
+from featx.tracing.replica.object_copies import attributes_of, is_plain_object
+from featx.tree import tree_leaves
+
+_NUMBERS = (TracedInt, TracedFloat)
+
+
+class Event(NamedTuple):
+    """A call that forward has made: of torch, of a function that is one node, or of a module, by its path."""
+
+    called: Any
+    args: Any
+    kwargs: Any
+    result: Any
+
+
+class Record:
+    """What the forward of one call has done, in order; it keeps all its tensors alive."""
+
+    def __init__(self) -> None:
+        self.inputs: list[torch.Tensor] = []
+        self.events: list[Event] = []
+        # Whether it ended in the middle, because all that was wanted was there.
+        self.broke_off = False
+        self.result: Any = None
+
+    def note(self, called: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Add a call that is over."""
+        self.events.append(Event(called, _snapshot(args), _snapshot(kwargs) if kwargs else kwargs, _snapshot(result)))
+
+
+class _Ended(BaseException):
+    """The second call has come to where the first one broke off."""
+
+
+class Replay:
+    """Answers what forward calls in a second call on a replica, whose first one has left `record`.
+
+    Args:
+        record: what the first call did.
+        owned: the ids of the tensors of the model, which are the same in both calls.
+    """
+
+    def __init__(self, record: Record, owned: Container[int]) -> None:
+        self._record = record
+        self._owned = owned
+        self._position = 0
+        # What stands in this call for the tensors of the first one, by the ids of those.
+        self._twins: dict[int, torch.Tensor] = {}
+        self._made: set[int] = set()
+        self.mode = _Mode(self)
+
+    def end(self) -> list[weakref.ref[torch.Tensor]]:
+        """Let go of the tensors of this call, which is over, and return them: some may live on elsewhere."""
+        twins, self._twins = list(map(weakref.ref, self._twins.values())), {}
+        self._record, self._made = Record(), set()
+        return twins
+
+    def inputs(self, signature: inspect.Signature, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return what to call forward with: the example, with other tensors."""
+        recorded = iter(self._record.inputs)
+        bound = signature.bind(*args, **kwargs)
+
+        def twin(leaf: Any, path: Any) -> Any:
+            if isinstance(leaf, torch.Tensor):
+                return self._twin_of(next(recorded))
+            return leaf.copy() if type(leaf).__name__ == "ndarray" else leaf
+
+        for name, value in bound.arguments.items():
+            bound.arguments[name] = copy_structure(value, twin)
+        return bound.args, bound.kwargs
+
+    def does_the_same(self, call: Callable[[], Any]) -> bool:
+        """Run `call`; say whether it makes the calls of the first one, all of them, and returns the same."""
+        record = self._record
+        try:
+            result = call()
+        except (Diverged, _Ended, Exception):
+            return record.broke_off and self._position == len(record.events)
+        with torch._C.DisableTorchFunction():
+            is_whole = not record.broke_off and self._position == len(record.events)
+            return is_whole and self._is_same(record.result, result)
+
+    # -- what forward does -------------------------------------------------------------------------------------------
+
+    def _expects(self, called: Any) -> bool:
+        events = self._record.events
+        if self._position == len(events):
+            raise _Ended if self._record.broke_off else Diverged
+        return events[self._position].called == called
+
+    def answer(self, called: Any, args: Any, kwargs: Any) -> Any:
+        """Return what the first call got here.
+
+        Raises:
+            Diverged: it called something else here, or with other arguments.
+        """
+        if not self._expects(called):
+            raise Diverged
+        event = self._record.events[self._position]
+        if not self._is_same(event.args, args) or (
+            (event.kwargs or kwargs) and not self._is_same(event.kwargs, kwargs)
+        ):
+            raise Diverged
+        self._position += 1
+        return called(*args) if called is torch._C._set_grad_enabled else self._twin_of(event.result)
+
+    def on_module(
+        self, path: str | None, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Answer a call of the module at `path`: what the first call got where it was one node there."""
+        if path is None:
+            raise Diverged
+        events = self._record.events
+        if self._position < len(events) and events[self._position].called == path:
+            with torch._C.DisableTorchFunction():
+                return self.answer(path, args, kwargs)
+        return forward(*args, **kwargs)
+
+    def on_wrapped(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Answer a call of a function that the trace hears of."""
+        if isinstance(function, functools._lru_cache_wrapper):
+            return function.__wrapped__(*args, **kwargs)
+        events = self._record.events
+        if self._position < len(events) and events[self._position].called is function:
+            with torch._C.DisableTorchFunction():
+                return self.answer(function, args, kwargs)
+        return function(*args, **kwargs)
+
+    # -- values ------------------------------------------------------------------------------------------------------
+
+    def has_made(self, value: Any) -> bool:
+        """Say whether a value is a tensor of this call."""
+        return id(value) in self._made
+
+    def _twin_of(self, value: Any) -> Any:
+        """Return what stands for a value of the first call: other tensors, in other containers."""
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value)
+        kind = type(value)
+        if kind is list:
+            return [self._twin_of(item) for item in cast(list[Any], value)]
+        if kind is dict:
+            return {key: self._twin_of(item) for key, item in cast(dict[Any, Any], value).items()}
+        if isinstance(value, tuple) and any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(value)):
+            items = [self._twin_of(item) for item in cast(tuple[Any, ...], value)]
+            return kind(*items) if hasattr(value, "_fields") else kind(items)
+        return value
+
+    def _tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        known = self._twins.get(id(tensor))
+        if known is None:
+            if id(tensor) in self._owned:
+                return tensor
+            if type(tensor) is not torch.Tensor:
+                raise Diverged
+            known = self._twins[id(tensor)] = tensor.detach()
+            self._made.add(id(known))
+        return known
+
+    def _is_same(self, recorded: Any, given: Any) -> bool:
+        if isinstance(recorded, torch.Tensor):
+            return given is self._twins.get(id(recorded), recorded)
+        kind = type(recorded)
+        if kind in _NUMBERS or type(given) in _NUMBERS:
+            one, other = plain_number(recorded), plain_number(given)
+            return type(one) is type(other) and is_same(one, other)
+        if kind is not type(given):
+            return False
+        if isinstance(recorded, (tuple, list)):
+            return len(recorded) == len(given) and all(map(self._is_same, recorded, given))
+        if isinstance(recorded, dict):
+            return list(recorded) == list(given) and all(map(self._is_same, recorded.values(), given.values()))
+        if kind is slice:
+            return all(self._is_same(getattr(recorded, part), getattr(given, part)) for part in _PARTS)
+        if recorded is given:
+            return True
+        if is_plain_object(recorded):
+            return self._is_same(attributes_of(recorded), attributes_of(given))
+        try:
+            return is_same(recorded, given)
+        except Exception:  # what compares tensors, say: nobody knows
+            return False
+
+
+_PARTS = ("start", "stop", "step")
+
+
+def _snapshot(value: Any) -> Any:
+    """Return `value` with copies of the lists and dicts in it, which forward may change later."""
+    kind = type(value)
+    if kind is list:
+        return [_snapshot(item) for item in value]
+    if kind is dict:
+        return {key: _snapshot(item) for key, item in value.items()}
+    if kind is tuple:
+        return tuple([_snapshot(item) for item in value])
+    return value
+
+
+class _Mode(TorchFunctionMode):
+    """Hands every torch call of this thread to the replay."""
+
+    def __init__(self, replay: Replay) -> None:
+        super().__init__()
+        self._replay = replay
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        with torch._C.DisableTorchFunction():
+            return self._replay.answer(func, args, kwargs or {})

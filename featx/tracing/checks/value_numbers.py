@@ -1,0 +1,89 @@
+"""Numbers that a model reads from values: `scores.argmax().item()`, or the length of what `nonzero` gives.
+
+C code reads them and says nothing: `self.layers[n]` records no node and no guard. Sizes that follow from those of the
+inputs are told by traces at other sizes (`variation.py`). These numbers are not, so the model runs once more on the
+same inputs, with all of them disguised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from featx.ir.equality import is_same_graph
+from featx.ir.graph import Graph
+from featx.ir.node import Node
+from featx.tracing.example.lineage import Origin, Part
+from featx.tracing.example.recording import NeedsValues
+from featx.tracing.example.tracer import ExampleTrace, ExampleTracer, IsEnough
+from featx.tracing.guards.guards import check_decision
+from featx.tracing.guards.scalars import Diverged
+
+_READERS = ("item", "tolist")
+
+
+def pin_what_python_reads(
+    tracer: ExampleTracer,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    trace: ExampleTrace,
+    is_enough: IsEnough | None,
+) -> None:
+    """Add checks that numbers from values are what they were, where the model does something else with other ones.
+
+    One more run on real tensors where there are such numbers; nothing else. The graph of `trace` is changed.
+    """
+    if not trace.is_real:
+        return
+    found = _positions(trace)
+    if not found or _does_the_same(tracer, args, kwargs, trace, is_enough, frozenset(found)):
+        return
+    for position in found:
+        _pin(trace.graph, trace.number_origins[position], trace.numbers[position])
+
+
+def _does_the_same(
+    tracer: ExampleTracer, args: Any, kwargs: Any, trace: ExampleTrace, is_enough: Any, disguised: frozenset[int]
+) -> bool:
+    how: dict[str, Any] = {"is_real": True, "gradients": trace.gradients, "disguised": disguised}
+    try:
+        again = tracer.run_once(trace.surroundings, args, kwargs, is_enough, earlier=trace, **how)
+    except (Diverged, NeedsValues, Exception):
+        return False
+    return is_same_graph(again.graph, trace.graph)
+
+
+def _positions(trace: ExampleTrace) -> list[int]:
+    """Return which numbers of a trace depend on values of its inputs or weights. O(nodes + numbers)."""
+    of_values: set[Node] = set()
+    for node in trace.graph.nodes:
+        is_reader = node.op == "call_method" and node.target in _READERS
+        if is_reader or node.meta.get("has_dynamic_shape") or not of_values.isdisjoint(node.all_input_nodes):
+            of_values.add(node)
+    if not of_values:
+        return []
+    return [position for position, origin in enumerate(trace.number_origins) if _node_behind(origin) in of_values]
+
+
+def _node_behind(origin: Origin) -> Node:
+    while isinstance(origin, Part):
+        origin = origin.owner
+    return origin
+
+
+def _pin(graph: Graph, origin: Origin, value: int | float) -> None:
+    node = _taken_out(graph, origin)
+    with graph.inserting_after(node):
+        what = "a number that the model reads from values, and goes by"
+        check = graph.call_function(check_decision, (node, value, what))
+    check.meta["is_guard"] = True
+
+
+def _taken_out(graph: Graph, origin: Origin) -> Node:
+    if isinstance(origin, Node):
+        return origin
+    if origin.node is not None and not origin.node.is_erased:
+        return origin.node
+    owner = _taken_out(graph, origin.owner)
+    with graph.inserting_after(owner):
+        return graph.call_function(origin.function, (owner, origin.key))

@@ -1,0 +1,249 @@
+"""Trace a model at other sizes than its example's, and see which dimensions of the inputs leave the graph as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from featx.errors import FeatxError
+from featx.ir.effects import MeasuredEffects
+from featx.ir.equality import is_same_graph
+from featx.ir.graph import Graph
+from featx.tracing.example.recording import NeedsValues
+from featx.tracing.example.tracer import ExampleTrace, ExampleTracer, IsEnough
+from featx.tracing.guards.scalars import Disguise, Diverged, larger, nothing, smallest
+from featx.tracing.guards.structure import Path, copy_structure
+from featx.tracing.signals import Disturbed
+
+FREE = "free"
+# No code that was traced reads it, so that no other length was tried.
+UNTRIED = "free, unless a layer refuses it"
+# The model takes another length if all dimensions that had the same length on the example change with it.
+TOGETHER = "free, with all others of this length"
+NOT_EMPTY = "free, but not 0"
+CHANGED = "fixed: the model does something else at another length"
+UNVARIED = "fixed: other sizes of a tensor with this layout are not tried"
+REFUSED = "fixed: the model takes no other length"
+# A dimension of an input: the id of the tensor, and the position.
+Dim = tuple[int, int]
+# From a position, the size there, and the number of the group, to the size to try.
+OtherSize = Callable[[int, int, int], int]
+
+
+@dataclass(frozen=True, order=True)
+class _Group:
+    """Dimensions that have one length, and change together. `position` is the first of theirs."""
+
+    position: int
+    size: int
+    dims: tuple[Dim, ...]
+
+
+class Variation:
+    """Traces of one model at other sizes than those of its example.
+
+    Args:
+        tracer: what traces.
+        args: the example, with `kwargs`.
+        kwargs: see there.
+        trace: the trace at the size of the example.
+        is_enough: as for `ExampleTracer.trace`.
+        before: `trace`, if its replica is still there and a second call does what the first one did. Then the traces
+            are further calls on it, up to one that breaks off and leaves it changed. Afterwards the last such call.
+    """
+
+    def __init__(
+        self, tracer: ExampleTracer, args: Any, kwargs: Any, trace: ExampleTrace, is_enough: IsEnough | None,
+        *, before: ExampleTrace | None,
+    ) -> None:  # fmt: skip
+        self.before = before
+        self._tracer = tracer
+        self._example = (args, dict(kwargs))
+        self._trace = trace
+        self._is_enough = is_enough
+        # For groups that the model takes at some other sizes only: the size to try.
+        self._sizes: dict[_Group, OtherSize] = {}
+
+    def test(self, inputs: list[torch.Tensor], other_mode: Mapping[Dim, str]) -> dict[Dim, str]:
+        """Return what is known of each dimension of the inputs.
+
+        Those that the model refused in `other_mode` are tried all at once, and where it refuses that again, not alone.
+        """
+        groups, likely = _groups_of(inputs)
+        known: dict[_Group, str] = {}
+        refused = [group for group in groups if _was_refused(group, other_mode)]
+        if refused and (outcome := self._outcome(refused)).startswith(REFUSED):
+            known.update(dict.fromkeys(refused, outcome))
+            likely = [group for group in likely if group not in known]
+        if len(likely) > 1 and self._outcome(likely) == FREE:
+            known.update(dict.fromkeys(likely, FREE))
+        for group in groups:
+            if group not in known:
+                known[group] = self._alone(group, group in likely)
+            if known[group] != FREE and len(group.dims) > 1:  # their lengths may be one by chance
+                apart = [replace(group, dims=(each,)) for each in group.dims]
+                known.update({each: self._alone(each, group in likely) for each in apart})
+                del known[group]
+        self._try_together(known)
+        free = [group for group, outcome in known.items() if outcome in (FREE, TOGETHER)]
+        if free and self._outcome(free, disguise=nothing) != FREE:
+            known.update({group: self._if_small(group, known[group]) for group in free})
+        return {dim: outcome for group, outcome in known.items() for dim in group.dims}
+
+    def _try_together(self, known: dict[_Group, str]) -> None:
+        """Try refused dimensions of one length at once, wherever they are: nodes and their adjacency matrix, say."""
+        refused = [group for group, outcome in known.items() if outcome.startswith(REFUSED) and "Assert" not in outcome]
+        for size in {group.size for group in refused}:
+            groups = [group for group in refused if group.size == size]
+            dims = tuple(sorted({dim for group in groups for dim in group.dims}))
+            if len({position for _, position in dims}) < 2:
+                continue
+            together = _Group(min(group.position for group in groups), size, dims)
+            if self._outcome([together]) == FREE:
+                for group in groups:
+                    del known[group]
+                known[together] = TOGETHER
+
+    def _leave_if_changed(self) -> None:
+        # A call that has broken off may have left its replica in a state that no whole call leaves.
+        if self.before is not None and not self.before.states.are_as_at_the_start():
+            self.before = None
+
+    def _alone(self, group: _Group, is_likely: bool) -> str:
+        outcome = self._outcome([group])
+        if group.position == 0 or not outcome.startswith(REFUSED):
+            return outcome
+        if is_likely and group.size > 1 and "Assert" not in outcome:  # assertions, as a rule, want one length
+            # It may be as long as the model takes: a table of positions may have no more.
+            outcome = self._free_if(group, outcome, lambda dim, size, number: max(size // 2, 1))
+        if outcome != FREE and self._trace.converting:
+            # `int(n ** 0.5)` as the side of a square: where that is what n must be, four times n is it too.
+            outcome = self._free_if(group, outcome, lambda dim, size, number: 4 * size)
+        return outcome
+
+    def _if_small(self, group: _Group, outcome: str) -> str:
+        # C code answers `2.0 * n > 30`, perhaps otherwise for a small n.
+        if self._outcome([group], disguise=nothing) == FREE:
+            return outcome
+        return NOT_EMPTY if self._outcome([group], disguise=smallest) == FREE else CHANGED
+
+    def _free_if(self, group: _Group, reason: str, other: OtherSize) -> str:
+        self._sizes[group] = other
+        if self._outcome([group]) == FREE:
+            return FREE
+        del self._sizes[group]
+        return reason
+
+    def _outcome(self, groups: list[_Group], disguise: Disguise = larger) -> str:
+        usual = _other_size_for_real if self._trace.is_real else _other_size
+        changes = {
+            dim: self._sizes.get(group, usual)(group.position, group.size, number)
+            for number, group in enumerate(groups)
+            for dim in group.dims
+        }
+        args, kwargs = _resized(self._example, changes, self._trace.is_real)
+        try:
+            again = self._run(args, kwargs, disguise)
+        except Diverged:
+            self._leave_if_changed()
+            return CHANGED
+        except (NeedsValues, Exception) as error:
+            self._leave_if_changed()
+            if isinstance(error, FeatxError):
+                return "fixed: at another length the model cannot be followed"
+            return f"{REFUSED} ({type(error).__name__})"
+        if self.before is not None:
+            self.before = again
+        if not is_same_graph(again.graph, self._trace.graph):
+            return CHANGED
+        join_measured(self._trace.graph, again.graph)
+        return FREE
+
+    def _run(self, args: Any, kwargs: Any, disguise: Disguise) -> ExampleTrace:
+        first = self._trace
+        modes: dict[str, Any] = {"is_real": first.is_real, "gradients": first.gradients, "disguise": disguise}
+        run = partial(self._tracer.run_once, first.surroundings, args, kwargs, self._is_enough, earlier=first, **modes)
+        try:
+            return run(before=self.before)
+        except Disturbed:
+            self.before = None  # a replica is not called again after that; on a new one the trace repeats itself
+            return run()
+
+
+def join_measured(graph: Graph, other: Graph) -> None:
+    """Let `graph` know what calls were seen to write, share and draw in the same graph of another trace. O(nodes)."""
+    for node, twin in zip(graph.nodes, other.nodes, strict=True):
+        if twin.meta.get("is_overwritten"):
+            node.meta["is_overwritten"] = True
+        measured: MeasuredEffects | None = node.meta.get("effects")
+        if measured is not None and measured != twin.meta["effects"]:
+            node.meta["effects"] = measured.joined(twin.meta["effects"])
+
+
+def measures_of(graph: Graph) -> list[Any]:
+    """Return what was measured of the calls of a graph, in a form that compares. O(nodes)."""
+    return [(node.meta.get("effects"), node.meta.get("is_overwritten")) for node in graph.nodes]
+
+
+def _was_refused(group: _Group, known: Mapping[Dim, str]) -> bool:
+    return all(known.get(dim, "").startswith(REFUSED) for dim in group.dims)
+
+
+def _groups_of(inputs: list[torch.Tensor]) -> tuple[list[_Group], list[_Group]]:
+    """Return the groups of dimensions of the inputs, and those that are likely to be free."""
+    members: dict[tuple[int, int], dict[int, None]] = {}
+    likely: set[tuple[int, int]] = set()
+    for tensor in inputs:
+        for dim, size in enumerate(tensor.shape):
+            members.setdefault((dim, size), {})[id(tensor)] = None
+            if dim != 1 or not tensor.is_floating_point() or tensor.dim() == 3:
+                likely.add((dim, size))
+    groups = {key: _Group(*key, tuple((each, key[0]) for each in ids)) for key, ids in sorted(members.items())}
+    return list(groups.values()), [group for key, group in groups.items() if key in likely]
+
+
+def _other_size(dim: int, size: int, number: int) -> int:
+    # Far enough away that an integer division of it changes too, and a multiple: many models need one.
+    return 2 * size + 1 if dim == 0 else size * (2 + number % 3)
+
+
+def _other_size_for_real(dim: int, size: int, number: int) -> int:
+    # What is computed for real takes about as long as at the size of the example.
+    if dim == 0:
+        return size + 1
+    return size // 2 if number % 2 and size > 1 else 2 * size
+
+
+def _resized(value: Any, changes: Mapping[Dim, int], has_values: bool) -> Any:
+    def resize(leaf: Any, path: Path) -> Any:
+        return _resized_tensor(leaf, changes, has_values) if isinstance(leaf, torch.Tensor) else leaf
+
+    return copy_structure(value, resize)
+
+
+def _resized_tensor(value: torch.Tensor, changes: Mapping[Dim, int], has_values: bool) -> torch.Tensor:
+    shape = [changes.get((id(value), dim), size) for dim, size in enumerate(value.shape)]
+    if not has_values:
+        return value.new_empty(shape)
+    if value.layout is torch.sparse_coo:
+        return _resized_sparse(value.coalesce(), shape)
+    for dim, (size, wanted) in enumerate(zip(value.shape, shape, strict=True)):
+        if wanted != size:
+            # The values repeat, so that what depends on them stays likely to go the same way.
+            value = value.repeat_interleave(-(-wanted // max(size, 1)), dim).narrow(dim, 0, wanted)
+    return value
+
+
+def _resized_sparse(value: torch.Tensor, shape: list[int]) -> torch.Tensor:
+    indices = value.indices()
+    are_inside = (indices < indices.new_tensor(shape)[:, None]).all(0)
+    return torch.sparse_coo_tensor(indices[:, are_inside], value.values()[are_inside], shape, check_invariants=True)
+
+
+def can_be_resized(tensor: torch.Tensor) -> bool:
+    """Say whether other sizes of an input can be tried."""
+    return tensor.layout is torch.strided or (tensor.layout is torch.sparse_coo and tensor.dense_dim() == 0)

@@ -1,0 +1,190 @@
+"""Keep a trace out of the caches and counters that a model's code has outside its modules.
+
+Functions cached by size, dicts and lists of a Python module or a class live on after the trace; a tensor without values
+that stayed in one would break the model for good, and a call that was counted would change what it does next.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import operator
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from types import FunctionType, MethodType, ModuleType
+from typing import Any, cast
+
+import torch
+
+from featx.tracing.guards.scalars import TracedFloat, TracedInt
+from featx.tracing.replica.containers import containers_in, copy_of
+
+_CACHED = functools._lru_cache_wrapper
+# How deep in the result of a cached function a tensor may lie.
+_NESTING = 3
+_METHODS = (MethodType, staticmethod, classmethod)
+_NUMBERS = frozenset({bool, int, float})
+
+
+class Caches:
+    """The caches that `namespaces` (globals of Python modules) and `kinds` (classes) name.
+
+    `restore` puts them back: a cached function that was called with something new is emptied, and dicts, lists and
+    plain objects hold again what they held where a number changed, or where a tensor of the trace came in. O(names).
+    """
+
+    def __init__(self, namespaces: Iterable[dict[str, Any]], kinds: Iterable[type]) -> None:
+        self._functions: dict[int, tuple[Any, int]] = {}
+        self._holders: list[_Holder] = []
+        bases = {base for kind in kinds for base in kind.__mro__}
+        classes = {id(members): (base, members) for base, members in ((base, dict(vars(base))) for base in bases)}
+        values: list[Any] = []
+        for namespace in _own_code([*namespaces, *(members for _, members in classes.values())]):
+            self._holders.append(_Holder(classes[id(namespace)][0] if id(namespace) in classes else namespace))
+            for name, value in list(namespace.items()):
+                if type(value) in _METHODS:
+                    value = value.__func__
+                elif type(value) is property:
+                    value = value.fget
+                if isinstance(value, _CACHED):
+                    self._functions[id(value)] = (value, value.cache_info().misses)
+                elif not name.startswith("__"):
+                    values.append(value)
+        containers = (container for container in containers_in(values) if not isinstance(container, set))
+        self._holders += map(_Holder, containers)
+
+    def watch(self, value: Any) -> None:
+        """Look after the containers in the result of a cached function too, which is the same at each call."""
+        self._holders += [_Holder(each) for each in containers_in((value,)) if not isinstance(each, set)]
+
+    def changed_number(self) -> str | None:
+        """Say which number the code has changed, by its key or name; None where there is none."""
+        return next((repr(key) for holder in self._holders for key in holder.changed_numbers()), None)
+
+    def are_untouched(self) -> bool:
+        """Say whether all of them are as they were, so that this may serve another trace. O(names), and fast."""
+        return all(function.cache_info().misses == misses for function, misses in self._functions.values()) and all(
+            holder.is_untouched() for holder in self._holders
+        )
+
+    def restore(self, is_of_trace: Callable[[torch.Tensor], bool]) -> None:
+        """Empty functions and put back what was there. May be called twice.
+
+        Args:
+            is_of_trace: says whether a tensor is one that the trace has made.
+        """
+
+        def holds_of_trace(value: Any) -> bool:
+            if isinstance(value, (tuple, list)):
+                return any(map(holds_of_trace, cast(list[Any], value)))
+            return isinstance(value, (TracedInt, TracedFloat)) or (
+                isinstance(value, torch.Tensor) and is_of_trace(value)
+            )
+
+        for key, (function, misses) in self._functions.items():
+            if function.cache_info().misses != misses:
+                function.cache_clear()
+                self._functions[key] = (function, 0)
+        for holder in self._holders:
+            holder.restore(holds_of_trace)
+
+
+def empty_functions_that_keep(tensors: list[torch.Tensor]) -> None:
+    """Empty the cached functions, of whatever file, that keep one of `tensors`, also inside tuples, lists and dicts.
+
+    Costs nothing where there are no tensors, and a walk over all objects of the process where there are.
+    """
+    kept: list[Any] = list(tensors)
+    for _ in range(_NESTING if kept else 0):
+        holders = gc.get_referrers(*kept)
+        for holder in holders:
+            if isinstance(holder, _CACHED):
+                holder.cache_clear()
+        kept = [holder for holder in holders if type(holder) in (tuple, list, dict) and holder is not kept]
+
+
+class _Holder:
+    """A dict, a list or a class, and what was in it."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+        self._before = self._now()
+
+    def _now(self) -> dict[Any, Any]:
+        value = self._value
+        if isinstance(value, list):
+            return dict(enumerate(cast(list[Any], value)))
+        return dict(vars(value)) if isinstance(value, type) else copy_of(value)
+
+    def is_untouched(self) -> bool:
+        """Say whether it holds what it held."""
+        now = vars(self._value) if isinstance(self._value, type) else self._value
+        if len(now) != len(self._before):
+            return False
+        # A list, as another thread may add to it meanwhile.
+        values = list(now if isinstance(now, list) else dict.values(now) if isinstance(now, dict) else now.values())
+        return len(values) == len(self._before) and all(map(operator.is_, values, self._before.values()))
+
+    def changed_numbers(self) -> list[Any]:
+        """Return the keys at which a number was changed, added or taken away."""
+        if self.is_untouched():
+            return []
+        before, now = self._before, self._now()
+        return [
+            key
+            for key in {**before, **now}
+            if now.get(key) is not before.get(key) and _is_other_number(now.get(key), before.get(key))
+        ]
+
+    def restore(self, holds_of_trace: Callable[[Any], bool]) -> None:
+        """Put back what was there where a number changed, or where something of a trace is now."""
+        if self.is_untouched():
+            return
+        keys = [key for key, item in self._now().items() if item is not self._before.get(key) and holds_of_trace(item)]
+        keys += self.changed_numbers()
+        if keys and isinstance(self._value, list):
+            self._value[:] = self._before.values()
+            return
+        for key in keys:
+            if key in self._before:
+                self._put(key, self._before[key])
+            else:
+                self._drop(key)
+
+    def _put(self, key: Any, item: Any) -> None:
+        if isinstance(self._value, type):
+            setattr(self._value, key, item)
+        else:
+            self._value[key] = item
+
+    def _drop(self, key: Any) -> None:
+        if isinstance(self._value, type):
+            delattr(self._value, key)
+        else:
+            del self._value[key]
+
+
+def _is_other_number(now: object, before: object) -> bool:
+    kinds = (type(now), type(before))
+    return not _NUMBERS.isdisjoint(kinds) and (kinds[0] is not kinds[1] or now != before)
+
+
+def _own_code(namespaces: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the namespaces, and those of Python modules and functions that they name, without torch's and Python's."""
+    seen: set[int] = set()
+    for namespace in namespaces:
+        named = [value for value in list(namespace.values()) if isinstance(value, (ModuleType, FunctionType))]
+        found = [value.__dict__ if isinstance(value, ModuleType) else value.__globals__ for value in named]
+        for candidate in (namespace, *(each for each in found if not _is_of_python(each))):
+            is_package = "__path__" in candidate
+            if id(candidate) not in seen and not is_package and not _name_of(candidate).startswith("torch."):
+                seen.add(id(candidate))
+                yield candidate
+
+
+def _is_of_python(namespace: dict[str, Any]) -> bool:
+    return _name_of(namespace).partition(".")[0] in sys.stdlib_module_names
+
+
+def _name_of(namespace: dict[str, Any]) -> str:
+    return str(namespace.get("__name__") or namespace.get("__module__"))

@@ -1,0 +1,162 @@
+"""The random generators that the process shares: torch's, Python's and numpy's. Their state is taken and put back.
+
+Other threads may draw from them during a trace. A state that changed tells of this thread only where no other one
+has run; otherwise a trace runs again, or goes by what else it knows.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from types import FrameType
+from typing import Any
+
+import torch
+
+from featx.tracing.environment.other_threads import OtherThreads
+from featx.tracing.signals import Disturbed
+from featx.tree import tree_leaves
+
+# The methods of a torch.Generator that put it into another state than the next one.
+_SETTERS = {"manual_seed", "seed", "set_state", "graphsafe_set_state", "set_offset"}
+
+
+class OwnGenerators:
+    """Generators from which one trace draws, one for each device, in the state of torch's default ones at the start."""
+
+    def __init__(self) -> None:
+        self._by_device: dict[torch.device, torch.Generator] = {}
+
+    def draw(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a kernel that draws from the default generator, and let it draw from one of these."""
+        if kwargs.get("generator") is not None:
+            return kernel(*args, **kwargs)
+        generator = self._for(_device_of(args, kwargs))
+        overload = _with_generator(kernel)
+        if overload is not None:
+            return overload(*args, **{**kwargs, "generator": generator})
+        default = _default_generator(generator.device)
+        state = default.get_state()
+        default.set_state(generator.get_state())
+        try:
+            return kernel(*args, **kwargs)
+        finally:
+            generator.set_state(default.get_state())
+            default.set_state(state)
+
+    def _for(self, device: torch.device) -> torch.Generator:
+        known = self._by_device.get(device)
+        if known is None:
+            known = self._by_device[device] = torch.Generator(device)
+            known.set_state(_default_generator(device).get_state())
+        return known
+
+
+def _device_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
+    # Lists: Python closes a generator that is left early, and an interrupt at that moment would get lost.
+    devices = [leaf.device for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)]
+    device = devices[0] if devices else kwargs.get("device") or torch.device("cpu")
+    if device.type == "cuda":
+        return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+    return torch.device("cpu")  # kernels of the meta device draw nothing
+
+
+def _default_generator(device: torch.device) -> torch.Generator:
+    return torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[device.index]
+
+
+def _with_generator(kernel: Any) -> Any:
+    """Return the overload of a kernel that takes a generator, or None where there is none."""
+    if "generator" in [argument.name for argument in kernel._schema.arguments]:
+        return kernel
+    name = kernel._overloadname
+    packet = kernel.overloadpacket
+    wanted = "generator" if name == "default" else f"{name}_generator"
+    return getattr(packet, wanted) if wanted in packet.overloads() else None
+
+
+class TorchGenerator:
+    """The state of torch's default generator when this is made, and what it should be at the next draw."""
+
+    def __init__(self) -> None:
+        self._threads = OtherThreads()
+        self._first = self._expected = torch.get_rng_state()
+        self._seed = torch.initial_seed()
+        # Whether `on_call` gets all calls of this thread, and then whether one has set the generator since `note`.
+        self.is_heard = False
+        self._is_set = False
+
+    def on_call(self, frame: FrameType, event: str, called: Any) -> None:
+        """Take note of a call with which this thread sets the generator; then other threads may seed it too."""
+        if event == "c_call" and called.__name__ in _SETTERS and frame.f_globals is not globals():
+            self._is_set = self._is_set or called.__self__ is torch.default_generator
+
+    def forget(self) -> None:
+        """Free the states, 5 KB each, of a trace that is over."""
+        self._first = self._expected = torch.empty(0)
+
+    def note(self) -> None:
+        """Take the present state as what the next draw should find."""
+        self._is_set = False
+        self._expected = torch.get_rng_state()
+
+    def was_set(self) -> bool:
+        """Say whether this thread has put the generator into another state than the one that `note` found.
+
+        Raises:
+            Disturbed: it was seeded, and another thread may have done that.
+        """
+        now = torch.get_rng_state()
+        if torch.equal(now, self._expected):
+            return False
+        if self.is_heard:
+            return self._is_set
+        if not self._threads.have_run():
+            return True
+        if torch.initial_seed() != self._seed:
+            raise Disturbed("torch's random generator was seeded")
+        self._expected = now  # another thread has drawn
+        return False
+
+    def restore(self) -> None:
+        """Put the generator back, unless another thread may have drawn from it. May be called twice."""
+        if not torch.equal(torch.get_rng_state(), self._first) and not self._threads.have_run():
+            torch.set_rng_state(self._first)
+
+
+class SharedGenerators:
+    """The state of Python's and, where it is loaded, numpy's global generator when this is made. About 10 us."""
+
+    def __init__(self) -> None:
+        self._threads = OtherThreads()
+        self._python = random.getstate()
+        self._numpy = _numpy_state()
+
+    def others_may_have_drawn(self) -> bool:
+        """Say whether other threads have run since."""
+        return self._threads.have_run()
+
+    def have_drawn(self) -> bool:
+        """Say whether somebody has drawn from one of them since."""
+        if random.getstate() != self._python:
+            return True
+        # Not where numpy was loaded since.
+        return self._numpy is not None and _comparable(_numpy_state()) != _comparable(self._numpy)
+
+    def restore(self) -> None:
+        """Put them back where this thread has drawn, and no other may have. May be called twice."""
+        if self._threads.have_run():
+            return
+        if random.getstate() != self._python:
+            random.setstate(self._python)
+        if self._numpy is not None and _comparable(_numpy_state()) != _comparable(self._numpy):
+            sys.modules["numpy.random"].set_state(self._numpy)
+
+
+def _numpy_state() -> Any:
+    numpy = sys.modules.get("numpy.random")
+    return None if numpy is None else numpy.get_state()
+
+
+def _comparable(state: Any) -> Any:
+    return (state[0], state[1].tobytes(), *state[2:])

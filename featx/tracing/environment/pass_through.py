@@ -1,0 +1,226 @@
+"""Pass-throughs, which are laid over functions in the globals of Python modules for the time of a trace."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Iterable
+from functools import partial
+from threading import get_ident
+from types import BuiltinMethodType, MethodType
+from typing import Any, cast
+
+import torch
+
+from featx.tracing.symbolic.proxy import find_proxy
+
+Recorder = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+# A name in a namespace.
+Place = tuple[dict[str, Any], str]
+
+
+class _PassThrough:
+    """Stands in for `function` under a global name; as a callable it looks like it.
+
+    Threads that trace share it. Each has an entry in `recorders` for as long as it traces: what answers its calls in
+    place of the function, or None. The calls of all other threads go to the function.
+    """
+
+    __slots__ = ("function", "is_random", "recorders", "was_global")
+
+    def __init__(self, function: Callable[..., Any], was_global: bool) -> None:
+        self.function = function
+        self.is_random = is_random(function)
+        self.was_global = was_global
+        self.recorders: dict[int, Recorder | None] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        recorder = self.recorders.get(get_ident()) if self.recorders else None
+        if recorder is not None:
+            return recorder(self.function, args, kwargs)
+        proxy = find_proxy((args, kwargs))
+        if proxy is None:
+            return self.function(*args, **kwargs)
+        result = proxy.tracer.create_proxy("call_function", self.function, args, kwargs)
+        result.node.meta["is_wrapped"] = True
+        return result
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.function, name)
+
+    def __instancecheck__(self, instance: object) -> bool:
+        return isinstance(instance, cast(Any, self.function))
+
+
+class _Torch(_PassThrough):
+    """Stands in for the module torch in a model's globals, so that `torch.zeros(height, 3)` takes traced sizes.
+
+    torch's argument parser wants to see an integer first where sizes are not in a tuple, so they are put into one.
+    """
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(torch, name)
+        recorder = self.recorders.get(get_ident()) if name in _HEARD else None
+        if recorder is not None:
+            return _Heard(value, recorder)
+        return partial(_with_sizes_in_a_tuple, value) if name in _FACTORIES else value
+
+
+class _Autograd(_PassThrough):
+    """Stands in for a subclass of `torch.autograd.Function`: its `apply` is one node, so that its `backward` stays."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self.function, name)
+        if name != "apply":
+            return value
+        apply = _PassThrough(value, True)
+        apply.recorders = self.recorders
+        return apply
+
+
+def _with_sizes_in_a_tuple(factory: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if len(args) > 1 and find_proxy(args) is not None:
+        return factory(args, **kwargs)
+    return factory(*args, **kwargs)
+
+
+class _Heard:
+    """A function of torch, or torch.random, whose calls go to a recorder."""
+
+    __slots__ = ("_function", "_recorder")
+
+    def __init__(self, function: Any, recorder: Recorder) -> None:
+        self._function = function
+        self._recorder = recorder
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._recorder(self._function, args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:  # of the Python module torch.random
+        value = getattr(self._function, name)
+        return _Heard(value, self._recorder) if is_seeding(value) else value
+
+
+_SEEDING = {id(each): each for each in (torch.manual_seed, torch.seed, torch.set_rng_state, torch.random.fork_rng)}
+# What no state tells of that a trace could compare.
+_SWITCHING = {id(torch.set_flush_denormal): torch.set_flush_denormal}
+_QUESTIONS = {
+    id(each): each
+    for each in (torch.is_autocast_enabled, torch.is_autocast_cpu_enabled, torch.is_inference_mode_enabled)
+}
+_HEARD = frozenset(
+    {
+        "is_grad_enabled", "random",
+        *(each.__name__ for known in (_SEEDING, _SWITCHING, _QUESTIONS) for each in known.values()),
+    }
+)  # fmt: skip
+_FACTORIES = frozenset({"zeros", "ones", "rand", "randn", "empty"})
+_KINDS = frozenset({_PassThrough, _Torch, _Autograd})
+_METHOD_TYPES = (BuiltinMethodType, MethodType)
+_STATE_NAMES = frozenset({"getstate", "setstate", "get_state", "set_state", "seed"})
+
+
+class PassThroughs:
+    """The pass-throughs at `places`, which traces that follow one another lay into the namespaces and lift.
+
+    There is no lock, which an interrupt could leave taken. Of two threads that lay and lift at one place at the same
+    time, one may find out at the end that its own were not there all the time; it traces again then.
+    """
+
+    def __init__(self, places: Iterable[Place]) -> None:
+        self._places = list(places)
+        self._made: dict[tuple[int, str], _PassThrough] = {}
+        self._thread = 0
+        self._laid: list[tuple[dict[str, Any], str, _PassThrough, bool, Recorder | None]] = []
+
+    def lay(self, refuse_draw: Recorder, record: Recorder | None = None, more: Iterable[Place] = ()) -> None:
+        """Put them into the namespaces, for the trace that runs in this thread. O(places).
+
+        Args:
+            refuse_draw: takes the calls of functions that draw from a random generator of Python or numpy.
+            record: takes all other calls; without it, one with a traced value among its arguments is recorded by the
+                tracer of that.
+            more: further places.
+        """
+        thread = self._thread = get_ident()
+        self._laid = []
+        for namespace, name in (*self._places, *more):
+            function = namespace.get(name, getattr(builtins, name, None))
+            if function is None:
+                continue
+            is_there = type(function) in _KINDS
+            entry = function if is_there else self._entry_for(namespace, name, function)
+            # A trace inside a trace of this thread comes before it.
+            has_outer = thread in entry.recorders
+            self._laid.append((namespace, name, entry, has_outer, entry.recorders.get(thread)))
+            entry.recorders[thread] = refuse_draw if entry.is_random else record
+            if not is_there:
+                namespace[name] = entry
+
+    def _entry_for(self, namespace: dict[str, Any], name: str, function: Any) -> _PassThrough:
+        key = (id(namespace), name)
+        made = self._made.get(key)
+        if made is None or made.function is not function:
+            made = self._made[key] = _kind_for(function)(function, name in namespace)
+        return made
+
+    def are_laid(self) -> bool:
+        """Say whether all of them are where they were laid. O(places)."""
+        return all(namespace.get(name) is entry for namespace, name, entry, _, _ in self._laid)
+
+    def lift(self) -> None:
+        """Take away those that no other thread needs. May be called twice. O(places)."""
+        for namespace, name, entry, has_outer, outer in self._laid:
+            if has_outer:
+                entry.recorders[self._thread] = outer
+                continue
+            entry.recorders.pop(self._thread, None)
+            if not entry.recorders and namespace.get(name) is entry:
+                if entry.was_global:
+                    namespace[name] = entry.function
+                else:
+                    namespace.pop(name, None)
+
+
+def original_of(value: Any) -> Any:
+    """Return what `value` stands in for, if another trace has laid it."""
+    return value.function if type(value) in _KINDS else value
+
+
+def is_heard(value: Any) -> bool:
+    """Say whether a value is a function of torch whose calls a trace on an example answers."""
+    return is_seeding(value) or is_switching(value) or is_question(value)
+
+
+def is_seeding(value: Any) -> bool:
+    """Say whether a value is a function of torch that puts its random generator into another state."""
+    return id(value) in _SEEDING
+
+
+def is_switching(value: Any) -> bool:
+    """Say whether a value is a function of torch that sets a switch which nothing can read."""
+    return id(value) in _SWITCHING
+
+
+def is_question(value: Any) -> bool:
+    """Say whether a value is a function of torch that tells in which mode the thread is."""
+    return id(value) in _QUESTIONS
+
+
+def is_random(value: Any) -> bool:
+    """Say whether a value, or what it stands in for, is a function of Python or numpy that draws random numbers."""
+    value = original_of(value)
+    # The functions of both modules are methods of one hidden generator each.
+    owner = getattr(value, "__self__", None) if type(value) in _METHOD_TYPES else None
+    return (
+        owner is not None and type(owner).__name__ in ("Random", "RandomState") and value.__name__ not in _STATE_NAMES
+    )
+
+
+def _kind_for(function: Any) -> type[_PassThrough]:
+    if function is torch:
+        return _Torch
+    return _Autograd if isinstance(function, type) and issubclass(function, torch.autograd.Function) else _PassThrough

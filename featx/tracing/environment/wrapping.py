@@ -1,0 +1,188 @@
+"""Record calls of chosen Python functions as one node each, instead of tracing through them.
+
+Which functions: those marked with `wrap`, and those that a tracer is told of. For the time of a trace a pass-through
+is laid over them in the globals of the modules of Python that call them; it records a call that has a traced value
+among its arguments and passes every other one on, so other threads do not notice.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import random
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from types import FunctionType, ModuleType
+from typing import Any, TypeVar, cast
+
+import torch
+
+from featx.errors import ArgumentTypeError, TraceError
+from featx.tracing.environment.pass_through import Place, is_heard, is_random, original_of
+
+_CACHED = functools._lru_cache_wrapper
+_F = TypeVar("_F", bound=Callable[..., Any] | str)
+# Where a Python module keeps the names of its own functions that `wrap` marked.
+_MARK = "__featx_wrapped__"
+_BUILTINS = ("range", "min", "max", "type")
+
+
+def wrap(fn_or_name: _F) -> _F:
+    """Mark a global function so that a symbolic trace records a call of it as one node.
+
+    Use it as a decorator, or call it at the top level of a Python module with the function or its name (builtins
+    such as "len" too). Calls through the global name of that module are seen if the traced code, or a module or
+    function that it names, is in that module. Returns its argument.
+
+    Raises:
+        ArgumentTypeError: the argument is neither a function nor a string.
+        TraceError: it is a name, and this is not the top level of a module.
+    """
+    if isinstance(fn_or_name, str):
+        frame = sys._getframe(1)
+        if frame.f_code.co_name != "<module>":
+            raise TraceError(f"wrap({fn_or_name!r}) must be called at the top level of a Python module")
+        frame.f_globals.setdefault(_MARK, set()).add(fn_or_name)
+    elif callable(fn_or_name) and hasattr(fn_or_name, "__globals__"):
+        function = cast(Any, fn_or_name)
+        function.__globals__.setdefault(_MARK, set()).add(function.__name__)
+    elif callable(fn_or_name):
+        frame = sys._getframe(1)
+        frame.f_globals.setdefault(_MARK, set()).add(cast(Any, fn_or_name).__name__)
+    else:
+        raise ArgumentTypeError(f"wrap takes a function or the name of one, got {fn_or_name!r}")
+    return cast(_F, fn_or_name)
+
+
+def find_places(
+    seen_globals: Iterable[dict[str, Any]],
+    modules: Iterable[ModuleType],
+    functions: Iterable[Callable[..., Any]],
+    *,
+    is_recording: bool,
+) -> list[Place]:
+    """Find where wrapped functions, `functions`, and the public functions of `modules` have names.
+
+    They are looked for where their Python module marked them, in `modules` themselves, and in `seen_globals`: the
+    globals of the code that will be traced. So are functions of einops, and those of Python and numpy that draw. For a
+    trace that is recording, functions that are cached, and `range`, `min` and `max` come with them. O(size of those).
+    """
+    seen = list(seen_globals)
+    wanted = {id(function) for function in functions}
+    for module in modules:
+        functions = (
+            original_of(value) for name, value in list(module.__dict__.items()) if _is_public_function(name, value)
+        )
+        wanted.update(id(function) for function in functions)
+    places: dict[tuple[int, str], dict[str, Any]] = {}
+    for namespace, names in _marked(_with_referenced(seen)):
+        for name in names:
+            places[id(namespace), name] = namespace
+            if name in namespace:
+                wanted.add(id(original_of(namespace[name])))
+    for namespace in (*seen, *(module.__dict__ for module in modules)):
+        for name, value in list(namespace.items()):
+            original = original_of(value)
+            is_wanted = id(original) in wanted or original is torch or _is_of_einops(original)
+            if is_wanted and not name.startswith("__"):
+                places[id(namespace), name] = namespace
+    for namespace in _code_of_models(seen):
+        for name in _BUILTINS if is_recording and not _is_of_torch(namespace) else ():
+            if name not in namespace:
+                places[id(namespace), name] = namespace
+        for name, value in list(namespace.items()):
+            original = original_of(value)
+            is_answered = is_heard(original) and not _is_of_torch(namespace)
+            if _is_opaque_to_proxies(original) or (is_recording and (isinstance(original, _CACHED) or is_answered)):
+                places[id(namespace), name] = namespace
+    for namespace, name in _functions_of_einops(seen):
+        places[id(namespace), name] = namespace
+    for namespace, name in _random_functions(seen):
+        places.setdefault((id(namespace), name), namespace)
+    return [(namespace, name) for (_, name), namespace in places.items()]
+
+
+def globals_of(function: Callable[..., Any], kinds: Iterable[type]) -> list[dict[str, Any]]:
+    """Return the globals of `function` and of the forward methods of classes of modules, each once."""
+    found: dict[int, dict[str, Any]] = {}
+    # torch's own modules are leaves, and hold no function that anybody wraps.
+    own: list[Any] = [kind for kind in kinds if kind.__module__[:6] != "torch."]
+    for candidate in (inspect.unwrap(function), *(kind.forward for kind in own)):
+        namespace = getattr(candidate, "__globals__", None)
+        if namespace is not None:
+            found[id(namespace)] = namespace
+    return list(found.values())
+
+
+def _is_of_einops(value: Any) -> bool:
+    return type(value) is FunctionType and str(value.__module__).startswith("einops")
+
+
+def _functions_of_einops(seen_globals: Iterable[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], str]]:
+    einops = sys.modules.get("einops")
+    if einops is not None and any(value is einops for namespace in seen_globals for value in namespace.values()):
+        owner = einops.__dict__
+        yield from ((owner, name) for name in owner if _is_of_einops(original_of(owner[name])))
+
+
+def _is_opaque_to_proxies(value: Any) -> bool:
+    # What runs in C++ on the way, where a proxy is an error or, for autograd, loses what `backward` does.
+    return type(value) is torch.jit.ScriptFunction or (
+        isinstance(value, type) and issubclass(value, torch.autograd.Function)
+    )
+
+
+def _is_public_function(name: str, value: object) -> bool:
+    return not name.startswith("_") and callable(value) and not isinstance(value, type)
+
+
+def _marked(namespaces: Iterable[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], set[str]]]:
+    for namespace in namespaces:
+        if _MARK in namespace:
+            yield namespace, namespace[_MARK]
+    # Libraries mark their functions for torch.fx (torchvision's swin does), and are taken at their word. torch.fx is
+    # looked up where it is loaded anyway; it is not imported.
+    tracing = sys.modules.get("torch.fx._symbolic_trace")
+    registry: dict[tuple[int, str], dict[str, Any]] = getattr(tracing, "_wrapped_fns_to_patch", {})
+    for (_, name), namespace in list(registry.items()):
+        yield namespace, {name}
+
+
+def _random_functions(seen_globals: Iterable[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], str]]:
+    numpy = sys.modules.get("numpy")
+    numpy_random = numpy.random if numpy else None
+    for namespace in seen_globals:
+        for name, value in list(namespace.items()):
+            if is_random(value):
+                yield namespace, name
+            elif value is random or (numpy is not None and (value is numpy or value is numpy_random)):
+                owner = (random if value is random else numpy_random).__dict__
+                yield from ((owner, function) for function in owner if is_random(owner[function]))
+
+
+def _code_of_models(seen_globals: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the given globals and those of the functions that they name, without those of torch and featx."""
+    found = {id(namespace): namespace for namespace in seen_globals}
+    for namespace in list(found.values()):
+        for value in list(namespace.values()):
+            if type(value) is FunctionType and not _is_of_torch(value.__globals__):
+                found[id(value.__globals__)] = value.__globals__
+    return list(found.values())
+
+
+def _is_of_torch(namespace: dict[str, Any]) -> bool:
+    """Say whether a namespace belongs to torch or featx, whose functions must be found there as they are."""
+    return str(namespace.get("__name__")).partition(".")[0] in ("torch", "featx")
+
+
+def _with_referenced(seen_globals: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the given globals and those of the functions and modules that they name."""
+    found = {id(namespace): namespace for namespace in seen_globals}
+    for namespace in list(found.values()):
+        for value in list(namespace.values()):
+            kind = type(value)
+            if kind is FunctionType:
+                found[id(value.__globals__)] = value.__globals__
+            elif kind is ModuleType:
+                found[id(value.__dict__)] = value.__dict__
+    return list(found.values())

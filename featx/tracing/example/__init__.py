@@ -1,0 +1,1 @@
+"""The example tracer: run `forward` on an example and record what it does."""

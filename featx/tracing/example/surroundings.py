@@ -1,0 +1,142 @@
+"""What a trace on an example knows of a model, and of the Python around it, before it starts."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
+
+from featx.errors import TraceError
+from featx.tracing.environment.caches import Caches
+from featx.tracing.environment.pass_through import PassThroughs
+from featx.tracing.environment.recursion import levels_of
+from featx.tracing.environment.wrapping import find_places, globals_of
+from featx.tracing.replica.modules import has_hooks, has_own_call, walk_modules
+from featx.tracing.replica.replica import Replica, replica_of
+from featx.tracing.source.frames import require_known_bytecode
+from featx.tracing.source.missed_writes import MissedWrites
+from featx.tracing.symbolic.constants import memory_of, tensors_of
+from featx.tree import tree_leaves
+
+
+class Surroundings:
+    """The modules and tensors of a model, and the places in its code where a trace listens. O(modules + globals).
+
+    Traces of one model that follow one another share it. The model is only read.
+
+    Args:
+        root: the module or function that is traced.
+        example: its arguments.
+        modules: Python modules whose functions are recorded as one node each.
+        functions: functions of which the same holds.
+
+    Raises:
+        TraceError: the module's class does something of its own in `__call__`, or parameters are not initialized.
+    """
+
+    def __init__(
+        self,
+        root: nn.Module | Callable[..., Any],
+        example: Any,
+        modules: Iterable[ModuleType],
+        functions: Iterable[Callable[..., Any]],
+    ) -> None:
+        require_known_bytecode()
+        self.traced = root
+        # What owns the modules and tensors.
+        self.root = root if isinstance(root, nn.Module) else nn.Module()
+        if has_own_call(type(self.root)):
+            raise TraceError(
+                f"{type(root).__name__} overrides __call__, which a graph of its forward would leave out; put that "
+                "code into forward, or make the model a submodule of one that calls it"
+            )
+        self.function: Callable[..., Any] = root.forward if isinstance(root, nn.Module) else root
+        self.signature = inspect.signature(self.function)
+        paths = {module: path for path, module in walk_modules(self.root)}
+        _refuse_uninitialized(paths)
+        _refuse_ambiguous(paths)
+        self.levels = levels_of(paths.values())
+        self.hooked = [path for module, path in paths.items() if has_hooks(module)]
+        self._tensors = ModelTensors(paths)
+        self.device = _device_of(self._tensors.all, example)
+        self.kinds = {type(module) for module in paths if type(module).__module__[:9] != "torch.nn."}
+        self.namespaces = globals_of(self.function, self.kinds)
+        # The tensors that the model's code names as globals, by their memory.
+        self.global_tensors: dict[int, list[torch.Tensor]] = {}
+        for namespace in self.namespaces:
+            for value in list(namespace.values()):
+                if type(value) is torch.Tensor:
+                    self.global_tensors.setdefault(memory_of(value), []).append(value)
+        # By class of modules, the attributes that its forward assigns to other objects; traces find them out.
+        self.assigned_to_others: dict[type, frozenset[str]] = {}
+        self.missed_writes = MissedWrites()
+        self.passing = PassThroughs(find_places(self.namespaces, modules, functions, is_recording=True))
+        self.caches = Caches(self.namespaces, self.kinds)
+
+    @functools.cached_property
+    def memories(self) -> frozenset[int]:
+        """The memory of the tensors of the model."""
+        return frozenset(map(memory_of, self._tensors.all))
+
+    def look_at_caches(self) -> None:
+        """Let `caches` tell what they hold now, ahead of a trace. O(names), and fast where nothing has changed."""
+        if not self.caches.are_untouched():
+            self.caches = Caches(self.namespaces, self.kinds)
+
+    def replica(self, training: bool | None, copies_tensors: str) -> tuple[Replica, ModelTensors]:
+        """Return a new replica of the model in a mode, and its tensors. O(modules)."""
+        if copies_tensors == "buffers" and self._tensors.share_memory_with_parameters:
+            copies_tensors = "all"
+        replica = replica_of(self.root, training, copies_tensors)
+        return replica, self._tensors if replica.has_tensors_of_model else ModelTensors(replica.paths)
+
+
+class ModelTensors:
+    """The parameters, buffers and plain attributes of the modules in `paths`: the tensors, and their paths by id."""
+
+    def __init__(self, paths: dict[nn.Module, str]) -> None:
+        self.paths: dict[int, str] = {}
+        self.all: list[torch.Tensor] = []
+        for owner, prefix in paths.items():
+            for name, tensor in tensors_of(owner):
+                self.paths.setdefault(id(tensor), f"{prefix}.{name}" if prefix else name)
+                self.all.append(tensor)
+
+    @functools.cached_property
+    def share_memory_with_parameters(self) -> bool:
+        """Whether some tensor that is no parameter is memory of one."""
+        parameters = {memory_of(tensor) for tensor in self.all if isinstance(tensor, nn.Parameter)}
+        return any(memory_of(tensor) in parameters for tensor in self.all if not isinstance(tensor, nn.Parameter))
+
+
+def _refuse_uninitialized(paths: dict[nn.Module, str]) -> None:
+    for module, path in paths.items():
+        if isinstance(module, LazyModuleMixin):
+            raise TraceError(
+                f"'{path}' is a {type(module).__name__}, whose parameters are not initialized; run the model once on "
+                "an input, which gives them their shapes, and trace it then"
+            )
+
+
+def _refuse_ambiguous(paths: dict[nn.Module, str]) -> None:
+    if len(set(paths.values())) < len(paths):
+        found: set[str] = set()
+        for path in paths.values():
+            if path in found:
+                raise TraceError(
+                    f"two modules have the path '{path}', because the name of one has a dot in it; register it with "
+                    "add_module under a name without dots"
+                )
+            found.add(path)
+
+
+def _device_of(tensors: list[torch.Tensor], example: Any) -> torch.device:
+    if not tensors:
+        tensors = [value for value in tree_leaves(example) if isinstance(value, torch.Tensor)]
+    return tensors[0].device if tensors else torch.device("cpu")

@@ -1,0 +1,172 @@
+"""Turn the example that a model is traced with into placeholders and followed values."""
+
+from __future__ import annotations
+
+import enum
+import inspect
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from featx.errors import ArgumentTypeError
+from featx.ir.node import Node
+from featx.tracing.example.lineage import Part
+from featx.tracing.guards.guards import check_array, check_decision, check_form, description_of, form_of
+from featx.tracing.guards.structure import Path, contents_of, copy_structure, is_structure
+from featx.tracing.signals import Unfollowable
+from featx.tracing.symbolic.inputs import check_is_none, check_is_same, type_of_option
+
+if TYPE_CHECKING:
+    from featx.tracing.example.recording import Recording
+
+_PLAIN = (bool, int, float, complex, str, type(None))
+
+
+def bind_example(
+    recording: Recording,
+    signature: inspect.Signature,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    stand_in: Callable[[torch.Tensor], torch.Tensor],
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Make a placeholder for each parameter in `signature`, and return what to call its function with.
+
+    Tensors come from `stand_in`, and are followed, also inside of containers and objects. Everything else is part of
+    what is traced, and is checked at run time. A parameter that the example leaves out has its default value.
+
+    Raises:
+        ArgumentTypeError: the example does not fit the signature.
+        Unfollowable: it holds something that cannot be compared with what a later call gives.
+    """
+    try:
+        bound = signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise ArgumentTypeError(f"the example inputs do not fit forward{signature}: {error}") from error
+    for name, parameter in signature.parameters.items():
+        stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+        is_given = name in bound.arguments
+        default = () if parameter.default is parameter.empty else (parameter.default,)
+        default = default if not default or isinstance(default[0], _PLAIN) else (None,)
+        if is_given and default and isinstance(bound.arguments[name], _PLAIN):
+            default = (bound.arguments[name],)  # so that who calls the graph need not repeat it
+        node = recording.add_node("placeholder", stars + name, cast(Any, default), {}, None, None)
+        if parameter.annotation is not parameter.empty:
+            node.type = parameter.annotation
+        elif not stars:
+            value = bound.arguments.get(name, parameter.default)
+            node.type = type_of_option(value) if isinstance(value, _PLAIN) else None
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            node.meta["keyword_only"] = True
+        if is_given:
+            is_optional = parameter.default is not parameter.empty
+            bound.arguments[name] = _Followed(recording, node, stand_in).value(bound.arguments[name], name, is_optional)
+        elif stars:
+            followed = _Followed(recording, node, stand_in)
+            followed.value(() if parameter.kind is parameter.VAR_POSITIONAL else {}, name, False)
+        elif default and parameter.default is not None:
+            check = recording.graph.create_node("call_function", check_is_same, (node, *default, name), {})
+            check.meta["is_check_of_input"] = True
+        elif default:
+            check = recording.graph.create_node("call_function", check_is_none, (node, name), {})
+            check.meta["is_check_of_input"] = True
+    return bound.args, bound.kwargs
+
+
+class _Followed:
+    """One input of the example."""
+
+    def __init__(self, recording: Recording, node: Node, stand_in: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._recording = recording
+        self._node = node
+        self._name = str(node.target).lstrip("*")
+        self._stand_in = stand_in
+        self._parts: dict[Path, Node | Part] = {(): node}
+
+    def value(self, example: Any, name: str, is_optional: bool) -> Any:
+        if isinstance(example, torch.Tensor):
+            self._check_layout(example, ())
+            if is_optional:
+                self._check(check_form, form_of(example), f"input '{name}'")
+            return self._recording.follow(self._stand_in(example), self._node, None)
+        if isinstance(example, _PLAIN):
+            self._check(check_decision, example, f"input '{name}'")
+            return example
+        if is_structure(example):
+            self._check(check_form, form_of(example), f"input '{name}'")
+        is_starred = str(self._node.target).startswith("*")
+        return copy_structure(example, self._leaf, None if is_starred else self._note_copy)
+
+    def _check(self, check: Callable[..., Any], expected: Any, what: str) -> None:
+        node = self._recording.graph.create_node("call_function", check, (self._node, expected, what), {})
+        node.meta["is_guard"] = True
+        node.meta["is_check_of_input"] = True
+
+    def _leaf(self, value: Any, path: Path) -> Any:
+        if isinstance(value, torch.Tensor):
+            self._check_layout(value, path)
+            return self._recording.follow(self._stand_in(value), self._part(path), None)
+        self._check_leaf(value, path)
+        return value.copy() if type(value).__name__ == "ndarray" else value
+
+    def _note_copy(self, duplicate: Any, path: Path) -> None:
+        self._recording.given.append((self._name, duplicate, contents_of(duplicate)))
+        if not isinstance(duplicate, (tuple, list, dict)):  # those are made anew where they are passed on
+            self._recording.lineage.put(duplicate, self._part(path))
+
+    def _part(self, path: Path) -> Node | Part:
+        known = self._parts.get(path)
+        if known is None:
+            function, key = path[-1]
+            known = self._parts[path] = Part(self._part(path[:-1]), function, key)
+        return known
+
+    def _check_layout(self, tensor: torch.Tensor, path: Path) -> None:
+        if tensor.is_nested:
+            raise Unfollowable(f"input '{self._name}' is a nested tensor, whose rows have lengths of their own,")
+        if tensor.layout is not torch.strided:
+            node = self._mark(getattr, (self._plain_node(self._part(path)), "layout"))
+            self._mark(check_decision, (node, tensor.layout, f"the layout of input '{self._name}'"))
+
+    def _check_leaf(self, value: Any, path: Path) -> None:
+        # Texts, truth values and None are part of the form.
+        if value is None or isinstance(value, (bool, str)):
+            return
+        where = f"input '{self._name}'"
+        node = self._plain_node(self._part(path))
+        if isinstance(value, (int, float, complex)):
+            self._mark(check_decision, (node, value, where))
+        elif _compares_by_value(value) or callable(value):
+            self._mark(check_is_same, (node, value, where))
+        elif type(value).__name__ == "ndarray" and hasattr(value, "tobytes"):
+            self._mark(check_array, (node, *description_of(value), where))
+        else:
+            raise Unfollowable(
+                f"{where} holds a {type(value).__name__}, which cannot be compared with that of a later call; give the "
+                "tensors in it as inputs, or in a list, a dict or an object with attributes,"
+            )
+
+    def _plain_node(self, origin: Node | Part) -> Node:
+        if isinstance(origin, Node):
+            return origin
+        return self._mark(origin.function, (self._plain_node(origin.owner), origin.key))
+
+    def _mark(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Node:
+        node = self._recording.graph.create_node("call_function", function, arguments, {})
+        node.meta["is_guard"] = function in (check_decision, check_is_same, check_array)
+        node.meta["is_check_of_input"] = True
+        return node
+
+
+def _compares_by_value(value: Any) -> bool:
+    """Say whether a value never changes and equals another one if both are the same."""
+    if isinstance(value, (slice, set)):
+        return True
+    kind = type(value)
+    if kind.__eq__ is object.__eq__ and not isinstance(value, (enum.Enum, torch.dtype, torch.device)):
+        return False
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True

@@ -1,0 +1,200 @@
+"""What a traced graph checks when it runs: that Python would decide again as it did on the example."""
+
+# TorchScript picks among overloads of one name, which torch.jit does not export by name for type checkers.
+# pyright: reportRedeclaration=false, reportPrivateImportUsage=false
+
+import hashlib
+from collections import deque
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from featx.errors import SpecializationError
+from featx.ir.runtime_checks import runtime_check
+from featx.tracing.guards.scripted_checks import is_same_in_script, text_of_form, text_of_known_form
+from featx.tracing.replica.object_copies import attributes_of, is_plain_object
+from featx.tree import tree_leaves
+
+if TYPE_CHECKING:
+    from featx.ir.graph import Graph
+
+
+def _hint() -> str:  # a function, because TorchScript reads no global strings
+    return (
+        "The graph holds only where this stays as it was on the example; for other inputs give "
+        "create_feature_extractor adaptive=True, or trace again with an example like this input"
+    )
+
+
+@runtime_check
+def check_decision(value: Any, expected: Any, what: str) -> None:
+    """Raise unless `value` is what the model saw on the example.
+
+    Raises:
+        SpecializationError: it is not; `what` says what was decided, and where.
+    """
+    if torch.jit.is_scripting():
+        if not is_same_in_script(value, expected):
+            raise SpecializationError(f"{what} is not what it was on the example. {_hint()}.")
+    elif not _is_same(value, expected):
+        raise SpecializationError(f"{what}: {_short(value)} now, {_short(expected)} on the example. {_hint()}.")
+
+
+@runtime_check
+def check_dtype(value: torch.dtype, allowed: list[torch.dtype], what: str) -> None:
+    """Raise unless `value` is one of the dtypes in which the model was traced.
+
+    Raises:
+        SpecializationError: it is none of them; `what` says where the model read it.
+    """
+    if value not in allowed:
+        names = ", ".join([str(dtype) for dtype in allowed])
+        raise SpecializationError(f"{what}: {value} now; the model was traced in {names}. {_hint()}.")
+
+
+@runtime_check
+def check_rank(value: torch.Tensor, expected: int, what: str) -> None:
+    """Raise unless an input has as many dimensions as on the example.
+
+    Raises:
+        SpecializationError: it has not; `what` names the input.
+    """
+    if value.dim() != expected:
+        raise SpecializationError(f"{what} has {value.dim()} dimensions now, {expected} on the example. {_hint()}.")
+
+
+@runtime_check
+def check_size(value: torch.Tensor, dim: int, expected: int | None, what: str) -> None:
+    """Raise unless dimension `dim` of an input has the length that it had on the example; with None, any but 0.
+
+    Raises:
+        SpecializationError: it has not; `what` names the input and says why it is fixed.
+    """
+    length = value.shape[dim] if value.dim() > dim else -1
+    if expected is None:
+        is_right, known = length > 0, "others"
+    else:
+        is_right, known = length == expected, str(expected)
+    if not is_right:
+        shape = str(value.shape) if torch.jit.is_scripting() else str(tuple(value.shape))
+        # A model that refused other lengths during the trace does so in every trace.
+        hint = f" {_hint()}." if what.find("takes no other length") < 0 else ""
+        raise SpecializationError(
+            f"dimension {dim} of {what}: the input has shape {shape}, the example had {known} there.{hint}"
+        )
+
+
+# For TorchScript: see `text_of_form`.
+@torch.jit._overload
+def check_form(value: tuple[torch.Tensor, torch.Tensor | None], form: Any, what: str) -> None: ...  # noqa: D103
+
+
+@torch.jit._overload
+def check_form(value: Any, form: Any, what: str) -> None: ...  # noqa: D103, F811
+
+
+@runtime_check
+def check_form(value: Any, form: Any, what: str) -> None:  # noqa: F811
+    """Raise unless `value` is nested as on the example; `form` is what `form_of` gave then.
+
+    Raises:
+        SpecializationError: it is not; `what` names it.
+    """
+    if torch.jit.is_scripting():
+        if text_of_form(value) != text_of_known_form(form):
+            raise SpecializationError(f"the form of {what} is not what it was on the example. {_hint()}.")
+    elif form_of(value) != form:
+        raise SpecializationError(f"the form of {what}: {form_of(value)} now, {form} on the example. {_hint()}.")
+
+
+@runtime_check
+def check_array(value: Any, dtype: str, shape: tuple[int, ...], digest: str, what: str) -> None:
+    """Raise unless `value` is an array of numpy that holds what the one of the example held.
+
+    Raises:
+        SpecializationError: it is not; `what` names it.
+    """
+    if description_of(value) != (dtype, shape, digest):
+        raise SpecializationError(f"{what}: an array of numpy with other values than on the example. {_hint()}.")
+
+
+def description_of(array: Any) -> tuple[str, tuple[int, ...], str]:
+    """Return dtype, shape and a digest of the values of an array of numpy. O(size)."""
+    return str(array.dtype), tuple(array.shape), hashlib.sha256(array.tobytes()).hexdigest()
+
+
+@runtime_check
+def check_distinct(values: tuple[Any, ...]) -> None:
+    """Raise where one tensor is given as two inputs.
+
+    Raises:
+        SpecializationError: the model may ask with `is` whether it is, and was traced on two.
+    """
+    tensors = [id(value) for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
+    if len(set(tensors)) < len(tensors):
+        raise SpecializationError(
+            "one tensor is given as two inputs, and the model may compare them with `is`; give a copy as one of them"
+        )
+
+
+def require_distinct_inputs(graph: "Graph") -> None:
+    """Let `graph` check first that no tensor is given as two inputs, unless its only input is a tensor. O(nodes)."""
+    inputs = tuple(graph.find_nodes(op="placeholder"))
+    if not inputs or (len(inputs) == 1 and "shape" in inputs[0].meta):
+        return
+    with graph.inserting_after(inputs[-1]):
+        check = graph.call_function(check_distinct, (inputs,))
+    check.meta["is_guard"] = check.meta["is_check_of_input"] = True
+
+
+def form_of(value: Any) -> Any:
+    """Describe how `value` is nested, with its tensors by number of dimensions, as a value that compares."""
+    return _form_of(value, ())
+
+
+def _form_of(value: Any, around: tuple[int, ...]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return f"tensor of {value.dim()} dimensions"
+    if isinstance(value, (tuple, list, deque)):
+        return (type(value).__name__, *[_form_of(item, around) for item in value])
+    if isinstance(value, (dict, MappingProxyType)):
+        kind = "dict" if isinstance(value, dict) else type(value).__name__
+        return (kind, *[(key, _form_of(item, around)) for key, item in value.items()])
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if is_plain_object(value):
+        if id(value) in around:
+            return "the object around it"
+        around = (*around, id(value))
+        items = [(name, _form_of(item, around)) for name, item in attributes_of(value).items()]
+        return (type(value).__qualname__, *items)
+    return type(value).__mro__[-2].__name__ if isinstance(value, (int, float)) else type(value).__name__
+
+
+def require_mode(graph: "Graph", training: bool, reason: str) -> None:
+    """Let `graph` check first that its module is in train mode, or in eval mode, unless it does so already. O(nodes).
+
+    `reason` says why, and what to do in the other mode.
+    """
+    for read in graph.find_nodes(op="get_attr", target="training"):
+        if any(user.target is check_decision and user.args[1] is training for user in read.users):
+            return
+    first = next(node for node in graph.nodes if node.op != "placeholder")
+    with graph.inserting_before(first):
+        mode = graph.get_attr("training")
+        check = graph.call_function(check_decision, (mode, training, f"the train mode ({reason})"))
+    check.meta["is_guard"] = True
+
+
+def _is_same(value: Any, expected: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return bool(value == expected)
+    if isinstance(expected, float) and expected != expected:
+        return bool(value != value)
+    return bool(value == expected)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

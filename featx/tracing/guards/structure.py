@@ -1,0 +1,121 @@
+"""Copy the structure that a model is given as an input: containers and objects, down to their leaves.
+
+A structure is a tuple, list or deque, a dict or another mapping, or an object that is nothing but its attributes (a
+dataclass, a namespace, a UserDict, a transformers BatchEncoding). Everything else is a leaf.
+"""
+
+from __future__ import annotations
+
+import collections
+import copy
+import operator
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import torch
+
+from featx.tracing.replica.object_copies import attributes_of, is_plain_object
+
+# How a part is read: `operator.getitem` or `getattr`, and the key or name.
+Step = tuple[Callable[[Any, Any], Any], Any]
+Path = tuple[Step, ...]
+Leaf = Callable[[Any, Path], Any]
+OnCopy = Callable[[Any, Path], None]
+
+
+def copy_structure(value: Any, leaf: Leaf, on_copy: OnCopy | None = None) -> Any:
+    """Return a copy of `value` with `leaf(value, path)` in the place of each leaf. O(size).
+
+    What stands in several places is copied once, and an object may hold itself.
+
+    Args:
+        value: the structure, or a leaf.
+        leaf: is called with each leaf and the way to it.
+        on_copy: is called with the copy of each container or object, when it is filled, and the way to it.
+    """
+    return _Copying(leaf, on_copy).copy(value, ())
+
+
+def leaves_of(value: Any) -> Iterator[tuple[Any, Path]]:
+    """Yield each leaf of a structure, and the way to it."""
+    found: list[tuple[Any, Path]] = []
+
+    def note(leaf: Any, path: Path) -> Any:
+        found.append((leaf, path))
+        return leaf
+
+    copy_structure(value, note)
+    return iter(found)
+
+
+def contents_of(container: Any) -> dict[Any, Any]:
+    """Return what a container or an object of a structure holds now, by key, index or name."""
+    if isinstance(container, (dict, types.MappingProxyType)):
+        return dict(cast(Any, container))
+    if isinstance(container, (tuple, list, collections.deque)):
+        return dict(enumerate(cast(Any, container)))
+    return attributes_of(container)
+
+
+def is_structure(value: object) -> bool:
+    """Say whether a value has parts that are followed."""
+    if isinstance(value, (tuple, list, dict, collections.deque, types.MappingProxyType)):
+        return not isinstance(value, torch.Size)
+    return not isinstance(value, torch.Tensor) and is_plain_object(value)
+
+
+class _Copying:
+    def __init__(self, leaf: Leaf, on_copy: OnCopy | None) -> None:
+        self._leaf = leaf
+        self._on_copy = on_copy
+        # By the id of the original, which must stay alive.
+        self._known: dict[int, tuple[Any, Any]] = {}
+
+    def copy(self, value: Any, path: Path) -> Any:
+        if not is_structure(value) and type(value) is not weakref.ref:
+            return self._leaf(value, path)
+        known = self._known.get(id(value))
+        if known is not None:
+            return known[1]
+        duplicate = self._copied(value, path)
+        self._known[id(value)] = (value, duplicate)
+        if self._on_copy is not None and type(value) is not weakref.ref:
+            self._on_copy(duplicate, path)
+        return duplicate
+
+    def _copied(self, value: Any, path: Path) -> Any:
+        if isinstance(value, (dict, types.MappingProxyType)):
+            return self._mapping(value, path)
+        if isinstance(value, (tuple, list, collections.deque)):
+            return self._sequence(cast(Any, value), path)
+        if type(value) is weakref.ref:
+            target = self._known.get(id(value()))
+            return value if target is None else weakref.ref(target[1])
+        kind = type(value)
+        duplicate = kind.__new__(kind) if kind is types.SimpleNamespace else object.__new__(kind)
+        # Not by the code of the class, which a frozen dataclass has, for example.
+        set_attribute = setattr if kind is types.SimpleNamespace else object.__setattr__
+        self._known[id(value)] = (value, duplicate)
+        for name, item in attributes_of(value).items():
+            set_attribute(duplicate, name, self.copy(item, (*path, (getattr, name))))
+        return duplicate
+
+    def _mapping(self, value: Any, path: Path) -> Any:
+        items = {key: self.copy(item, (*path, (operator.getitem, key))) for key, item in value.items()}
+        if isinstance(value, types.MappingProxyType):
+            return types.MappingProxyType(items)
+        if type(value) in (dict, collections.OrderedDict):
+            return type(value)(items)
+        # A dict with a constructor of its own (defaultdict, ModelOutput) is copied and filled anew.
+        duplicate = copy.copy(value)
+        for key, item in items.items():
+            duplicate[key] = item
+        return duplicate
+
+    def _sequence(self, value: Any, path: Path) -> Any:
+        items = [self.copy(item, (*path, (operator.getitem, index))) for index, item in enumerate(value)]
+        if isinstance(value, collections.deque):
+            return type(value)(items, value.maxlen)
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)

@@ -1,0 +1,57 @@
+"""Find what hooks of a model may have stored in an earlier call.
+
+Hooks of modules that are kept whole do not run in a trace. A tensor that such a hook stores, and that forward then
+reads, would be that of the last call, and a constant of the graph.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from featx.tracing.replica.containers import containers_in
+
+
+def tensors_kept_by_hooks(modules: Iterable[nn.Module]) -> set[int]:
+    """Return the ids of the tensors in whatever the forward hooks of `modules` have hold of, but for registered ones.
+
+    That is the attributes of the module, of the hook's own object, and what its code names outside itself, with the
+    lists, dicts and plain objects in those. O(size of them).
+    """
+    values: list[Any] = []
+    for module in modules:
+        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+        values += [module, *(value for hook in hooks for value in _held_by(hook))]
+    values += [value.__dict__ for value in values if isinstance(value, nn.Module)]
+    # The first level of attributes as they are, whatever their number.
+    level = [*values, *(item for value in values if isinstance(value, dict) for item in value.values())]
+    found = {id(value) for value in level if isinstance(value, torch.Tensor)}
+    for container in containers_in(level):
+        items = container.values() if isinstance(container, dict) else container
+        found.update(id(item) for item in items if isinstance(item, torch.Tensor))
+    registered = (module._parameters | module._buffers for module in values if isinstance(module, nn.Module))
+    return found - {id(tensor) for tensors in registered for tensor in tensors.values()}
+
+
+def _held_by(hook: Any) -> Iterator[Any]:
+    if isinstance(hook, functools.partial):
+        yield from (*hook.args, *hook.keywords.values())
+        yield from _held_by(hook.func)
+        return
+    yield getattr(hook, "__self__", hook)
+    function = inspect.unwrap(getattr(hook, "__func__", hook))
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return
+    yield from (function.__defaults__ or ())
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # it is empty
+            continue
+    yield from (function.__globals__[name] for name in code.co_names if name in function.__globals__)

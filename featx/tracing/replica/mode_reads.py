@@ -1,0 +1,108 @@
+"""Hear whether the code of a model asks in which mode it is: what does not ask does the same in both."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any, cast
+
+from torch import nn
+
+from featx.tracing.replica.replica import only_sets_flags
+
+_OF_TORCH = ("torch.nn.modules.", "torchvision.ops.")
+
+
+class ModeReads:
+    """Whether the mode of a module was asked for, or set, in the traces that listen."""
+
+    def __init__(self) -> None:
+        self.any = False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ModeReads:
+        return self  # a copy of a module that is asked answers for the model
+
+    def on_read(self, module: nn.Module | None) -> None:
+        """Take note of a read, unless a layer of torch asks for its own mode, on which no node depends but its own."""
+        reader = sys._getframe(3).f_globals.get("__name__", "")
+        is_own = type(module).__module__.startswith(_OF_TORCH)
+        self.any = self.any or not (reader.startswith("featx.") or (is_own and reader.startswith(_OF_TORCH)))
+
+
+class _Submodules(dict[str, Any]):
+    """A module's dict of submodules, in which `nn.Module` finds the mode where the attribute itself is missing."""
+
+    __slots__ = ("owner", "reads", "training")
+
+    owner: nn.Module | None
+    reads: ModeReads
+    training: bool
+
+    def __contains__(self, name: object) -> bool:
+        # `nn.Module.__setattr__` asks too, and must not take a mode for a submodule.
+        if name == "training" and sys._getframe(1).f_code is nn.Module.__getattr__.__code__:
+            self.reads.on_read(self.owner)
+            return True
+        return super().__contains__(name)
+
+    def __missing__(self, name: str) -> Any:
+        if name != "training":
+            raise KeyError(name)
+        return self.training
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copy of a module that forward makes knows its mode too.
+        return _answering, (dict(self.items()), self.training, self.reads)
+
+
+def _answering(submodules: dict[str, Any], training: bool, reads: ModeReads) -> _Submodules:
+    answering = _Submodules(submodules)
+    answering.training, answering.reads, answering.owner = training, reads, None
+    return answering
+
+
+def mode_of(module: nn.Module) -> bool:
+    """Return the mode of a module without being heard. O(1)."""
+    submodules = module._modules
+    if type(submodules) is _Submodules and "training" not in module.__dict__:
+        return submodules.training
+    return module.training
+
+
+def listen(modules: Iterable[nn.Module], reads: ModeReads) -> None:
+    """Let `reads` hear of every read of `training` in the modules of a replica. O(modules).
+
+    The attribute is taken away, and answered from where submodules are looked up. Code that looks for it in
+    `vars(module)` fails. Where some module cannot be listened to, `reads` is told that one was read.
+    """
+    modules = list(modules)
+    if not all(map(_can_be_heard, modules)):
+        reads.any = True
+        return
+    for module in modules:
+        state = module.__dict__
+        if type(state["_modules"]) is _Submodules:  # in the next call of one replica
+            state["_modules"].reads = reads
+            continue
+        state["_modules"] = _answering(state["_modules"], state.pop("training"), reads)
+        state["_modules"].owner = module
+
+
+def set_mode(module: nn.Module, training: bool) -> None:
+    """Set the mode of a module that is listened to, without being heard. O(1)."""
+    cast(_Submodules, module._modules).training = training
+
+
+def has_set_mode(module: nn.Module) -> bool:
+    """Say whether the mode of a module that was listened to has been set."""
+    return type(module._modules) is _Submodules and "training" in module.__dict__
+
+
+def _can_be_heard(module: nn.Module) -> bool:
+    """Say whether the mode of a module is nothing but an attribute."""
+    return (
+        ("training" in module.__dict__ or type(module._modules) is _Submodules)
+        and type(module._modules) in (dict, _Submodules)
+        and type(module).__getattribute__ is object.__getattribute__
+        and only_sets_flags(module)
+    )

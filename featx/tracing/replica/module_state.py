@@ -1,0 +1,224 @@
+"""Keep what a model's forward changes on its modules during a trace, and put it back."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from itertools import repeat
+from operator import is_
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from featx.ir.memory import memory_of
+from featx.tracing.replica.containers import DEPTH_IN_MODULES, containers_in, copy_of
+
+_ABSENT = object()
+_PLAIN = frozenset({bool, int, float, complex, str, type(None)})
+_KEPT = _PLAIN | {list, dict, set}
+# Not put back: what nn.Module itself keeps, which other threads may change meanwhile, and what the trace lays over it.
+_LEFT_ALONE = frozenset({*nn.Module().__dict__, "_call_impl", "_compiled_call_impl"})
+
+
+class ModuleState:
+    """The plain attributes of one module, what the lists, dicts, sets and objects among them hold, and its buffers.
+
+    Built when the trace first enters the module. Values of tensors are not copied. O(attributes).
+    """
+
+    __slots__ = ("_attributes", "_buffers", "_count", "_generators", "_items", "_module")
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._count = len(module.__dict__)
+        self._attributes = {name: value for name, value in module.__dict__.items() if name not in _LEFT_ALONE}
+        self._buffers = dict(module._buffers)
+        # Random generators of the model's own, with what leads back to their state.
+        self._generators = [(value, _state_of(value)) for value in self._attributes.values() if _is_generator(value)]
+        # With the name of the attribute that leads there.
+        self._items = [
+            (name, container, copy_of(container))
+            for name, value in self._attributes.items()
+            if type(value) not in _PLAIN
+            for container in containers_in((value,), DEPTH_IN_MODULES)
+        ]
+
+    def rebound_buffers(self, is_of_trace: Callable[[Any], bool]) -> dict[str, Any]:
+        """Return the buffers that are another object now, one for which `is_of_trace` holds."""
+        return {
+            name: value
+            for name, value in self._module._buffers.items()
+            if value is not self._buffers.get(name) and is_of_trace(value)
+        }
+
+    def buffer(self, name: str) -> Any:
+        """Return the buffer of that name as it was."""
+        return self._buffers.get(name)
+
+    def attribute(self, name: str) -> Any:
+        """Return the plain attribute of that name as it was, or None."""
+        return self._attributes.get(name)
+
+    def changed_values(self) -> list[str]:
+        """Return the names of plain attributes that had a number, a string or None before and have another one now."""
+        state = self._module.__dict__
+        changed = [name for name, before in self._attributes.items() if _is_changed(before, state.get(name))]
+        for name, container, items in self._items:
+            if any(_is_changed(before, now) for before, now in _paired(items, container)):
+                changed.append(name)
+        return changed
+
+    def new_attributes(self) -> list[str]:
+        """Return the names of the attributes with plain values, lists, dicts or sets that were not there before."""
+        state = self._module.__dict__
+        return [
+            name
+            for name, value in state.items()
+            if name not in self._attributes and name not in _LEFT_ALONE and type(value) in _KEPT
+        ]
+
+    def grown_containers(self) -> list[tuple[str, list[Any]]]:
+        """Return name and added values of the lists, dicts and sets that have another number of items than before."""
+        found: list[tuple[str, list[Any]]] = []
+        for name, container, items in self._items:
+            if len(container) != len(items):
+                is_dict = isinstance(container, dict)
+                found.append(
+                    (name, [container[key] for key in container if key not in items] if is_dict else [container])
+                )
+        return found
+
+    def put_back_aliases(self) -> None:
+        """Put back the buffers and tensors among the attributes in whose place there is another name of the same."""
+        module: Any = self._module
+        for held, known in ((module._buffers, self._buffers), (module.__dict__, self._attributes)):
+            for name, before in known.items() if isinstance(held, dict) else ():  # a scripted module has another kind
+                now = held.get(name)
+                if now is not before and isinstance(before, torch.Tensor) and is_alias(now, before):
+                    held[name] = before
+
+    def assigned_tensors(self) -> list[tuple[str, torch.Tensor]]:
+        """Return name and tensor of the plain attributes that hold another value than before, or a list of such."""
+        state = self._module.__dict__
+        return [
+            (name, tensor)
+            for name, value in state.items()
+            if name not in _LEFT_ALONE and value is not self._attributes.get(name)
+            for tensor in _tensors_in(value)
+        ]
+
+    def assigned_numbers(self) -> list[str]:
+        """Return the names of plain attributes with a number before, and now one of another kind, such as a size."""
+        state = self._module.__dict__
+        return [
+            name
+            for name, before in self._attributes.items()
+            if type(before) in (int, float)
+            and isinstance(now := state.get(name), (int, float))
+            and type(now) not in _PLAIN
+        ]
+
+    def had(self, name: str) -> bool:
+        """Say whether there was a plain attribute of that name."""
+        return name in self._attributes
+
+    def replaced_items(self) -> list[tuple[str, torch.Tensor]]:
+        """Return the tensors that replaced an item of a container, with the attribute that leads there."""
+        found: list[tuple[str, torch.Tensor]] = []
+        for name, container, items in self._items:
+            pairs = _paired(items, container)
+            found += [(name, now) for before, now in pairs if now is not before and isinstance(now, torch.Tensor)]
+        return found
+
+    def difference(self) -> str | None:
+        """Return the name of an attribute or buffer that is not what it was; None where there is none."""
+        state, attributes = self._module.__dict__, self._attributes
+        values = map(state.get, attributes, repeat(_ABSENT))
+        if len(state) != self._count or not all(map(is_, values, attributes.values())):
+            for name, before in attributes.items():
+                now = state.get(name, _ABSENT)
+                if now is not before and (type(before) not in _PLAIN or type(now) is not type(before) or now != before):
+                    return name
+            for name in state:
+                if name not in attributes and name not in _LEFT_ALONE:
+                    return name
+        for name, buffer in self._module._buffers.items():
+            if buffer is not self._buffers.get(name):
+                return name
+        return next((name for name, container, items in self._items if not _has_items(container, items)), None)
+
+    def drawn_generators(self) -> list[object]:
+        """Return the generators of Python or numpy that forward has drawn from."""
+        return [value for value, state in self._generators if repr(_state_of(value)) != repr(state)]
+
+    def restore(self, is_of_trace: Callable[[Any], bool]) -> None:
+        """Put plain attributes and their items back, and buffers that now hold something of the trace."""
+        state = self._module.__dict__
+        for name in [name for name in state if name not in self._attributes and name not in _LEFT_ALONE]:
+            del state[name]
+        for name, value in self._attributes.items():
+            if name not in state or state[name] is not value:
+                state[name] = value
+        for _, container, items in self._items:
+            _refill(container, items)
+        for generator, known in self._generators:
+            if isinstance(generator, random.Random):
+                generator.setstate(known)
+            else:
+                generator.bit_generator.state = known
+        for name in self.rebound_buffers(is_of_trace):
+            if name in self._buffers:
+                self._module._buffers[name] = self._buffers[name]
+            else:
+                del self._module._buffers[name]
+
+
+def is_alias(value: Any, tensor: torch.Tensor) -> bool:
+    """Say whether a value is a tensor with the memory and form of another one."""
+    if not isinstance(value, torch.Tensor) or memory_of(value) != memory_of(tensor):
+        return False
+    form = (value.shape, value.dtype, value.layout)
+    if form != (tensor.shape, tensor.dtype, tensor.layout) or value.layout != torch.strided:
+        return False
+    return (value.stride(), int(value.storage_offset())) == (tensor.stride(), int(tensor.storage_offset()))
+
+
+def _tensors_in(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, (list, tuple)):
+        return [item for item in cast(list[Any], value) if isinstance(item, torch.Tensor)]
+    return [value] if isinstance(value, torch.Tensor) else []
+
+
+def _is_changed(before: object, now: object) -> bool:
+    return type(before) in _PLAIN and type(now) in _PLAIN and now != before
+
+
+def _paired(before: Any, now: Any) -> list[tuple[Any, Any]]:
+    if isinstance(before, dict):
+        return [(value, now.get(key, value)) for key, value in cast(dict[Any, Any], before).items()]
+    return list(zip(before, now, strict=False)) if isinstance(before, list) else []
+
+
+def _is_generator(value: object) -> bool:
+    return isinstance(value, random.Random) or hasattr(type(value), "bit_generator")
+
+
+def _state_of(generator: Any) -> Any:
+    return generator.getstate() if isinstance(generator, random.Random) else generator.bit_generator.state
+
+
+def _has_items(container: Any, items: Any) -> bool:
+    if len(container) != len(items):
+        return False
+    if isinstance(container, list):
+        return all(map(is_, container, items))
+    if isinstance(container, dict):
+        return all(cast(dict[Any, Any], container).get(key) is value for key, value in items.items())
+    return container == items
+
+
+def _refill(container: Any, items: Any) -> None:
+    if not _has_items(container, items):
+        container.clear()
+        (container.extend if isinstance(container, list) else container.update)(items)

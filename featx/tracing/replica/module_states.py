@@ -1,0 +1,92 @@
+"""Know who has changed the attributes of which module during a trace: its own call, or the code of another one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import nn
+
+from featx.tracing.replica.module_state import ModuleState
+from featx.tracing.replica.modules import modules_of
+
+
+class ModuleStates:
+    """The attributes of modules that are no torch modules, as they were at the start and after their last call.
+
+    What a module that is kept whole does to itself and to those inside it, it will do again when the graph runs. What
+    other code does to them is in no graph. O(attributes) at the start and for each call of such a module.
+
+    Args:
+        modules: the modules.
+        earlier: what was found in an earlier call of the same modules.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module], earlier: ModuleStates | None = None) -> None:
+        own = [module for module in modules if type(module).__module__[:17] != "torch.nn.modules."]
+        self._latest = {module: ModuleState(module) for module in own}
+        # What a second call leaves is judged like what the first one left, by what was there before both.
+        self._initial = dict(self._latest) if earlier is None else earlier._initial
+        # What each entry of `_latest` was ahead of a call that changed it.
+        self._earlier: list[tuple[nn.Module, ModuleState]] = []
+        self._inside: dict[nn.Module, list[nn.Module]] = {}
+
+    def initial(self, module: nn.Module) -> ModuleState | None:
+        """Return what a module was like at the start; None for one of torch."""
+        return self._initial.get(module)
+
+    def mark(self) -> int:
+        """Return what `reset` needs to undo what happens from now on. O(1)."""
+        return len(self._earlier)
+
+    def reset(self, module: nn.Module, mark: int) -> None:
+        """Undo what was done since `mark` to a module, to those inside it and to those whose calls were noted."""
+        undone = self._earlier[mark:]
+        del self._earlier[mark:]
+        self._latest.update(reversed(undone))
+        _restore(self._latest[inner] for inner in {*self._at_or_inside(module), *(inner for inner, _ in undone)})
+
+    def note_call(self, module: nn.Module) -> None:
+        """Take what a module and those inside it are like as the work of its call, which is over."""
+        for inner in self._at_or_inside(module):
+            if self._latest[inner].difference() is not None:
+                self._earlier.append((inner, self._latest[inner]))
+                self._latest[inner] = ModuleState(inner)
+
+    @property
+    def are_changed_by_calls(self) -> bool:
+        """Whether a call of a module has changed attributes of it, or of one inside it."""
+        return bool(self._earlier)
+
+    def are_as_at_the_start(self) -> bool:
+        """Say whether all modules have the attributes and buffers that they had at the start."""
+        return all(state.difference() is None for state in self._initial.values())
+
+    def put_back_aliases(self) -> None:
+        """Let modules hold the tensors that they held at the start where they now hold another name of the same."""
+        for state in self._initial.values():
+            state.put_back_aliases()
+
+    def changed_by_others(self, module: nn.Module) -> str | None:
+        """Return an attribute of a module, or of one inside it, that is another than after its last call."""
+        found = (self._latest[inner].difference() for inner in self._at_or_inside(module))
+        return next((name for name in found if name is not None), None)
+
+    def is_changed_by_its_calls(self, module: nn.Module, name: str) -> bool:
+        """Say whether the calls of a module, or of one around it, have left another value in an attribute of it."""
+        initial = self._initial.get(module)
+        return initial is not None and initial.attribute(name) is not self._latest[module].attribute(name)
+
+    def restore(self) -> None:
+        """Put all modules back as they were at the start."""
+        _restore(self._initial.values())
+
+    def _at_or_inside(self, module: nn.Module) -> list[nn.Module]:
+        known = self._inside.get(module)
+        if known is None:
+            known = self._inside[module] = [inner for inner in modules_of(module) if inner in self._initial]
+        return known
+
+
+def _restore(states: Iterable[ModuleState]) -> None:
+    for state in states:
+        state.restore(lambda value: True)

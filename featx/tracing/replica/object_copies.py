@@ -1,0 +1,357 @@
+"""Copy the Python objects that a model keeps, so that a trace may change the copies.
+
+Tensors, classes, Python modules and objects of libraries in C are shared. Lists, dicts, sets, plain objects, functions
+with state of their own and the iterators of Python are copied, at any depth and each once.
+"""
+
+from __future__ import annotations
+
+import array
+import collections
+import copy
+import enum
+import functools
+import io
+import itertools
+import random
+import sys
+import threading
+import types
+import warnings
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any, cast
+
+import torch
+
+from featx.tracing.replica.containers import DEPTH_IN_MODULES, LARGE
+from featx.tracing.signals import Unfollowable
+
+_ATOMS = frozenset(
+    {
+        bool, int, float, complex, str, bytes, range, type(None), type(Ellipsis), type(NotImplemented), type, object,
+        torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, torch.finfo, torch.iinfo,
+        types.ModuleType, types.CodeType, types.WrapperDescriptorType, types.MethodDescriptorType,
+    }
+)  # fmt: skip
+# What Python copies with its state.
+_COPIED_BY_PYTHON = (
+    array.array, bytearray, io.BytesIO, io.StringIO, random.Random,
+    *(kind for kind in vars(itertools).values() if isinstance(kind, type)),
+)  # fmt: skip
+# The Python modules of the standard library whose plain objects models keep as their own. Others (loggers, paths,
+# locks) belong to the process.
+_CONTAINER_LIBRARIES = frozenset({"collections", "queue", "argparse", "types", "configparser"})
+# Larger ones are data sets or vocabularies. Copying them for each run would take longer than the run.
+_LARGEST = 100_000
+_LIBRARIES = sys.stdlib_module_names | {"torch", "featx", "numpy"}
+
+
+class ObjectCopies:
+    """Copies objects; `known` holds copies by the id of the original, with the original, which must stay alive."""
+
+    def __init__(self, copy_tensor: Callable[[torch.Tensor], torch.Tensor], copy_module: Callable[[Any], Any]) -> None:
+        self.known: dict[int, tuple[Any, Any]] = {}
+        # Whether there are objects in which code can keep a state that no attribute, list, dict or set shows.
+        self.have_hidden_state = False
+        # How deep `of` is in containers and objects.
+        self._depth = 0
+        self._copy_tensor = copy_tensor
+        self._copy_module = copy_module
+
+    def of(self, value: Any) -> Any:
+        """Return the copy of `value`, or `value` itself where it is shared. O(size of what it holds)."""
+        kind = type(value)
+        if kind in _ATOMS:
+            return value
+        known = self.known.get(id(value))
+        if known is not None:
+            return known[1]
+        if isinstance(value, torch.Tensor):
+            return self._copy_tensor(value)
+        if isinstance(value, torch.nn.Module):
+            return self._copy_module(value)
+        self._depth += 1
+        if self._depth > DEPTH_IN_MODULES:
+            self.have_hidden_state = True
+        maker = _MAKERS.get(kind)
+        duplicate = self._of_other(value, kind) if maker is None else maker(self, value)
+        self._depth -= 1
+        return duplicate
+
+    def look_at_large(self, value: Collection[Any], items: Iterable[Any]) -> None:
+        """Note what the containers hold that are inside a large one, into which `ModuleState` does not look."""
+        if len(value) > LARGE and any(type(item) in (list, dict, set) or is_plain_object(item) for item in items):
+            self.have_hidden_state = True
+
+    def note(self, original: Any, duplicate: Any) -> Any:
+        """Remember the copy of an object, and return it."""
+        self.known[id(original)] = (original, duplicate)
+        return duplicate
+
+    def fill_attributes(self, original: Any, duplicate: Any) -> Any:
+        """Copy the attributes of an object, in its `__dict__` and in slots, to its copy. Return the copy."""
+        state: dict[str, Any] | None = getattr(original, "__dict__", None)
+        if type(state) is dict:
+            object.__getattribute__(duplicate, "__dict__").update(
+                {name: self.of(value) for name, value in list(state.items())}
+            )
+        self.fill_slots(original, duplicate)
+        return duplicate
+
+    def fill_slots(self, original: Any, duplicate: Any) -> None:
+        """Copy the values of the slots of an object to its copy."""
+        for slot in _slots_of(type(original)):
+            value = getattr(original, slot.__name__, _NO_VALUE)
+            if value is not _NO_VALUE:
+                slot.__set__(duplicate, self.of(value))
+
+    def _of_other(self, value: Any, kind: type) -> Any:
+        if isinstance(value, (type, int, float, str, bytes, BaseException, enum.Enum)):
+            return value
+        for base, maker in _BASES:
+            if isinstance(value, base):
+                return maker(self, value)
+        if kind.__module__.partition(".")[0] == "numpy":
+            self.have_hidden_state = True
+            return self.note(value, _copy_of_numpy(value))
+        if isinstance(value, _COPIED_BY_PYTHON) or (isinstance(value, Iterator) and not hasattr(value, "read")):
+            return self.note(value, self._copied_by_python(value))
+        if is_plain_object(value):
+            return self.fill_attributes(value, self.note(value, object.__new__(kind)))
+        return value
+
+    def _copied_by_python(self, value: Any) -> Any:
+        self.have_hidden_state = True
+        if is_plain_object(value):
+            return self.fill_attributes(value, object.__new__(type(value)))
+        memo = {key: duplicate for key, (_, duplicate) in self.known.items()}
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.14 copies no iterator of itertools
+                return copy.deepcopy(value, memo)
+        except (TypeError, RuntimeError):
+            return UncopiedIterator(value) if isinstance(value, Iterator) else value
+
+
+class UncopiedIterator:
+    """Takes the place of a generator, or another iterator that cannot be copied, in the copy of a model."""
+
+    def __init__(self, original: Any) -> None:
+        self._kind = type(original).__name__
+
+    def __iter__(self) -> UncopiedIterator:
+        return self
+
+    def __next__(self) -> Any:
+        raise Unfollowable(f"forward takes an item from a {self._kind} that outlives the call")
+
+    send = throw = close = lambda self, *args: next(self)
+
+
+_NO_VALUE = object()
+
+
+def _list(copies: ObjectCopies, value: list[Any]) -> list[Any]:
+    copies.look_at_large(value, value)
+    duplicate: list[Any] = copies.note(value, [])
+    duplicate.extend(value if _holds_atoms(value) else map(copies.of, list(value)))
+    return duplicate
+
+
+def _tuple(copies: ObjectCopies, value: tuple[Any, ...]) -> tuple[Any, ...]:
+    if _holds_atoms(value):
+        return value
+    items = [copies.of(item) for item in value]
+    if all(one is other for one, other in zip(items, value, strict=True)):
+        return value
+    kind: Any = type(value)
+    return copies.note(value, kind(items) if hasattr(kind, "n_sequence_fields") else tuple.__new__(kind, items))
+
+
+def _dict(copies: ObjectCopies, value: dict[Any, Any]) -> dict[Any, Any]:
+    copies.look_at_large(value, value.values())
+    duplicate: dict[Any, Any] = copies.note(value, {})
+    _fill(copies, value, duplicate)
+    return duplicate
+
+
+def _fill(copies: ObjectCopies, value: dict[Any, Any], duplicate: dict[Any, Any]) -> None:
+    plain = dict(value) if type(value) is dict else dict(dict.items(value))
+    if not (_holds_atoms(plain) and _holds_atoms(plain.values())):
+        plain = {copies.of(key): copies.of(item) for key, item in plain.items()}
+    if type(duplicate) is collections.OrderedDict:
+        duplicate.update(plain)
+    else:
+        dict.update(duplicate, plain)
+
+
+def _set(copies: ObjectCopies, value: Any) -> Any:
+    kind: Any = type(value)
+    if _holds_atoms(value):
+        return copies.note(value, kind.copy(value))
+    return copies.note(value, kind(copies.of(item) for item in set(value)))
+
+
+def _deque(copies: ObjectCopies, value: collections.deque[Any]) -> collections.deque[Any]:
+    copies.have_hidden_state = True
+    duplicate: collections.deque[Any] = copies.note(value, type(value)(maxlen=value.maxlen))
+    duplicate.extend(map(copies.of, list(value)))
+    return duplicate
+
+
+def _function(copies: ObjectCopies, value: types.FunctionType) -> types.FunctionType:
+    is_of_library = str(value.__module__).partition(".")[0] in _LIBRARIES
+    if is_of_library or not (value.__closure__ or value.__dict__ or value.__defaults__ or value.__kwdefaults__):
+        return value
+    if not value.__closure__ and not value.__dict__ and _holds_atoms(value.__defaults__ or ()):
+        return value
+    copies.have_hidden_state = True
+    fresh = {id(cell): cell for cell in value.__closure__ or () if id(cell) not in copies.known}
+    for cell in fresh.values():
+        copies.note(cell, types.CellType())
+    cells = tuple([copies.known[id(cell)][1] for cell in value.__closure__ or ()])
+    duplicate = types.FunctionType(value.__code__, value.__globals__, value.__name__, None, cells or None)
+    copies.note(value, duplicate)
+    for cell in fresh.values():
+        _fill_cell(copies, copies.known[id(cell)][1], cell)
+    duplicate.__defaults__ = copies.of(value.__defaults__)
+    duplicate.__kwdefaults__ = copies.of(value.__kwdefaults__)
+    duplicate.__dict__.update({name: copies.of(item) for name, item in value.__dict__.items()})
+    for name in ("__module__", "__qualname__", "__doc__"):
+        setattr(duplicate, name, getattr(value, name))
+    return duplicate
+
+
+def _fill_cell(copies: ObjectCopies, cell: types.CellType, original: types.CellType) -> None:
+    try:
+        contents = original.cell_contents
+    except ValueError:  # it is empty
+        return
+    cell.cell_contents = copies.of(contents)
+
+
+def _method(copies: ObjectCopies, value: types.MethodType) -> types.MethodType:
+    function, owner = copies.of(value.__func__), copies.of(value.__self__)
+    return value if function is value.__func__ and owner is value.__self__ else types.MethodType(function, owner)
+
+
+def _builtin_method(copies: ObjectCopies, value: Any) -> Any:
+    owner = value.__self__
+    if owner is None or isinstance(owner, (types.ModuleType, type)):
+        return value
+    duplicate = copies.of(owner)
+    return value if duplicate is owner else getattr(duplicate, value.__name__)
+
+
+def _cached(copies: ObjectCopies, value: Any) -> Any:
+    copies.have_hidden_state = True
+    function = copies.of(value.__wrapped__)
+    if function is value.__wrapped__:
+        return value
+    return copies.note(value, functools.lru_cache(**value.cache_parameters())(function))
+
+
+def _partial(copies: ObjectCopies, value: functools.partial[Any]) -> functools.partial[Any]:
+    duplicate = type(value)(copies.of(value.func), *copies.of(value.args), **copies.of(value.keywords))
+    duplicate.__dict__.update({name: copies.of(item) for name, item in value.__dict__.items()})
+    return copies.note(value, duplicate)
+
+
+def _reference(copies: ObjectCopies, value: weakref.ref[Any]) -> weakref.ref[Any]:
+    target = value()
+    known = None if target is None else copies.known.get(id(target))
+    return value if known is None else weakref.ref(known[1])
+
+
+def _generator(copies: ObjectCopies, value: torch.Generator) -> torch.Generator:
+    return copies.note(value, value.clone_state())
+
+
+_MAKERS: dict[type, Callable[[ObjectCopies, Any], Any]] = {
+    list: _list, tuple: _tuple, dict: _dict, set: _set, frozenset: _set, collections.deque: _deque,
+    types.FunctionType: _function, types.MethodType: _method, functools.partial: _partial, weakref.ref: _reference,
+    torch.Generator: _generator, types.BuiltinMethodType: _builtin_method, functools._lru_cache_wrapper: _cached,
+}  # fmt: skip
+
+
+def _list_of_class(copies: ObjectCopies, value: list[Any]) -> list[Any]:
+    duplicate: list[Any] = copies.note(value, type(value).__new__(type(value)))
+    list.extend(duplicate, map(copies.of, list.__iter__(value)))
+    return copies.fill_attributes(value, duplicate)
+
+
+def _dict_of_class(copies: ObjectCopies, value: dict[Any, Any]) -> dict[Any, Any]:
+    kind = type(value)
+    duplicate: Any = copies.note(value, kind.__new__(kind))
+    if isinstance(value, collections.defaultdict):
+        duplicate.default_factory = copies.of(cast(Any, value).default_factory)
+    copies.fill_attributes(value, duplicate)
+    if isinstance(value, collections.OrderedDict) and kind is not collections.OrderedDict:
+        items = {copies.of(key): copies.of(item) for key, item in list(dict.items(value))}
+        for key, item in items.items():
+            collections.OrderedDict.__setitem__(duplicate, key, item)
+        return duplicate
+    _fill(copies, value, duplicate)
+    return duplicate
+
+
+def _namespace(copies: ObjectCopies, value: Any) -> Any:
+    copies.have_hidden_state = True
+    kind: Any = type(value)
+    duplicate = copies.note(value, kind.__new__(kind))
+    for name, item in list(vars(value).items()):
+        setattr(duplicate, name, copies.of(item))
+    return duplicate
+
+
+# Subclasses, in the order in which they are asked for.
+_BASES: tuple[tuple[type, Callable[[ObjectCopies, Any], Any]], ...] = (
+    (dict, _dict_of_class), (list, _list_of_class), (tuple, _tuple), (set, _set), (frozenset, _set),
+    (collections.deque, _deque), (functools.partial, _partial), (threading.local, _namespace),
+    (types.SimpleNamespace, _namespace),
+)  # fmt: skip
+
+
+def _holds_atoms(values: Any) -> bool:
+    return len(values) > _LARGEST or _ATOMS.issuperset(map(type, values))
+
+
+def _copy_of_numpy(value: Any) -> Any:
+    if hasattr(value, "bit_generator") or type(value).__name__ == "RandomState":
+        return copy.deepcopy(value)
+    return value.copy() if hasattr(value, "nbytes") else value
+
+
+def attributes_of(value: Any) -> dict[str, Any]:
+    """Return the attributes of an object, in its `__dict__` and in slots, by name."""
+    found: dict[str, Any] = dict(getattr(value, "__dict__", {}))
+    for slot in _slots_of(type(value)):
+        item = getattr(value, slot.__name__, _NO_VALUE)
+        if item is not _NO_VALUE:
+            found[slot.__name__] = item
+    return found
+
+
+def is_plain_object(value: object) -> bool:
+    """Say whether an object is nothing but its attributes, and not one of a library in C or without any state."""
+    kind = type(value)
+    if kind is types.SimpleNamespace:
+        return True
+    if isinstance(value, (type, enum.Enum, BaseException, torch.nn.Module)):
+        return False
+    library = kind.__module__.partition(".")[0]
+    if not kind.__flags__ & _HEAP_TYPE or (library in _LIBRARIES and library not in _CONTAINER_LIBRARIES):
+        return False
+    if not getattr(value, "__dict__", None) and not _slots_of(kind):
+        return False  # a marker, which code compares by identity
+    return all(base.__flags__ & _HEAP_TYPE or base is object or base.__module__ == "typing" for base in kind.__mro__)
+
+
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: the class was made by a `class` statement
+
+
+@functools.cache
+def _slots_of(kind: type) -> tuple[Any, ...]:  # a mapping of classes, which do not change
+    members = (member for base in kind.__mro__ for name, member in vars(base).items() if name != "__dict__")
+    return tuple([member for member in members if isinstance(member, types.MemberDescriptorType)])

@@ -1,0 +1,241 @@
+"""Replica: a copy of the modules of a model that shares its tensors, which a trace may run and change.
+
+A trace runs code of the model: it switches modes, intercepts calls, and forward may write attributes, containers and
+buffers. All of that happens to the replica, which is dropped afterwards. The model is only read, so that other
+threads may run, train or trace it meanwhile, and an interrupt leaves it as it was.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from typing import Any
+
+import torch
+from torch import nn
+
+from featx.errors import TraceError
+from featx.ir.memory import memory_of
+from featx.tracing.replica.modules import walk_modules
+from featx.tracing.replica.object_copies import ObjectCopies
+from featx.tracing.stand_ins.kernels import Kernels
+
+_SHARED = frozenset({bool, int, float, str, type(None), torch.Tensor, nn.Parameter, torch.Size})
+_SHARED_WITHOUT_TENSORS = _SHARED - {torch.Tensor}
+_MAY_BE_EMPTY = frozenset({dict, OrderedDict, set, list})
+_FORWARD_HOOKS = (
+    "_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+)  # fmt: skip
+# Those that do not run during a trace.
+_OTHER_HOOKS = (
+    "_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks", "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
+)  # fmt: skip
+_LOOKED_AFTER = frozenset({"training", "_parameters", "_buffers", *_FORWARD_HOOKS, *_OTHER_HOOKS})
+
+
+class WritesModel(BaseException):
+    """A tensor that the replica shares with the model is about to be written.
+
+    No Exception, so that no model catches it.
+    """
+
+
+class Replica:
+    """A copy of the modules of `model`; classes are the same, and tensors are shared unless they are to be copied.
+
+    Attributes that lead back to modules (bound methods, closures, hooks, lists) lead to those of the replica. See
+    `ObjectCopies` for what is copied. O(modules + attributes), about 5 us a module.
+
+    Args:
+        model: what is copied.
+        training: the mode that the replica is put into, by its own `train`; None keeps the modes of the model.
+        copies_tensors: "none" shares all tensors; "buffers" copies what is no parameter; "all" copies parameters too.
+
+    Attributes:
+        root: the copy of `model`.
+        paths: the paths of its modules, in the order of `named_modules`.
+        originals: the module of the model for each module of the replica that has one.
+
+    Raises:
+        TraceError: a scripted module cannot be copied.
+    """
+
+    def __init__(self, model: nn.Module, training: bool | None = None, copies_tensors: str = "none") -> None:
+        self._copies = ObjectCopies(self._tensor, self._new)
+        self._copies_buffers, self._copies_parameters = copies_tensors != "none", copies_tensors == "all"
+        self._original_tensors: dict[int, torch.Tensor] = {}
+        self._copied_scripted = False
+        self._storages: dict[int, torch.UntypedStorage] = {}
+        # What takes the place of empty dicts of hooks that do not run, the same for all modules.
+        self._no_hooks: dict[str, OrderedDict[int, Any]] = {name: OrderedDict() for name in _OTHER_HOOKS}
+        self._twins: list[tuple[nn.Module, nn.Module]] = []
+        self.paths: dict[nn.Module, str] = {}
+        self.originals: dict[nn.Module, nn.Module] = {}
+        with torch._C.DisableTorchFunction():
+            modules = list(walk_modules(model))
+            for _, module in modules:
+                self._new(module)
+            for module, twin in self._twins:  # grows by the modules that are not registered
+                self._fill(module, twin)
+        self.root: nn.Module = self._copies.known[id(model)][1]
+        self._note_paths(modules)
+        self._sets_flags_only = training is None or all(map(only_sets_flags, self.paths))
+        if training is not None:
+            self._set_mode(training)
+
+    @property
+    def has_tensors_of_model(self) -> bool:
+        """Whether its modules hold the tensors of the model, under the same paths."""
+        return not self._copies_buffers and not self._copied_scripted and self._sets_flags_only
+
+    @property
+    def has_hidden_state(self) -> bool:
+        """Whether it holds objects in which code can keep a state that no attribute shows: iterators, closures..."""
+        return self._copies.have_hidden_state
+
+    def original_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the tensor of the model that `tensor` is a copy of, or `tensor` itself."""
+        return self._original_tensors.get(id(tensor), tensor)
+
+    def drop(self) -> None:
+        """Empty the modules, which lead to one another, so that all they hold is freed at once."""
+        for _, twin in self._twins:
+            twin.__dict__.clear()
+        self._twins = []
+        self._copies.known.clear()
+
+    # -- modules -----------------------------------------------------------------------------------------------------
+
+    def _new(self, module: nn.Module) -> nn.Module:
+        if isinstance(module, torch.jit.ScriptModule):
+            return self._copy_scripted(module)
+        twin: nn.Module = object.__new__(type(module))
+        self._copies.known[id(module)] = (module, twin)
+        self._twins.append((module, twin))
+        return twin
+
+    def _copy_scripted(self, module: nn.Module) -> nn.Module:
+        known = self._copies.known.get(id(module))
+        if known is not None:  # a part of another one
+            return known[1]
+        try:
+            twin = copy.deepcopy(module)
+        except RuntimeError as error:
+            raise TraceError(
+                f"a scripted {module.original_name} cannot be copied, and a trace runs a copy of the model; "
+                "make the extractor of the model before it is scripted"
+            ) from error
+        self._copied_scripted = True
+        for (_, part), (_, twin_of_part) in zip(walk_modules(module), walk_modules(twin), strict=True):
+            self._copies.note(part, twin_of_part)
+        return twin
+
+    def _fill(self, module: nn.Module, twin: nn.Module) -> None:
+        state, copies, shares_tensors = twin.__dict__, self._copies.of, not self._copies_buffers
+        state.update(module.__dict__)
+        state.pop("_compiled_call_impl", None)  # a compiled module would run its compiled code
+        for name in _FORWARD_HOOKS:
+            state[name] = copies(state[name]) if state.get(name) else OrderedDict()
+        if any(map(state.get, _OTHER_HOOKS)):
+            state.update((name, hooks) for name, hooks in self._no_hooks.items() if not state.get(name))
+        else:
+            state.update(self._no_hooks)
+        for name in ("_parameters", "_buffers"):
+            state[name] = dict(state[name]) if shares_tensors and type(state[name]) is dict else copies(state[name])
+        shared = _SHARED if shares_tensors else _SHARED_WITHOUT_TENSORS
+        for name, value in state.items():
+            kind = type(value)
+            if name in _LOOKED_AFTER or kind in shared or (kind is tuple and shared.issuperset(map(type, value))):
+                continue
+            state[name] = kind() if kind in _MAY_BE_EMPTY and not value else copies(value)
+        self._copies.fill_slots(module, twin)
+
+    def _note_paths(self, modules: list[tuple[str, nn.Module]]) -> None:
+        known = self._copies.known
+        for path, module in modules:
+            twin = known[id(module)][1]
+            self.paths[twin] = path
+            self.originals[twin] = module
+
+    # -- modes -------------------------------------------------------------------------------------------------------
+
+    def _set_mode(self, training: bool) -> None:
+        modules = list(self.paths)
+        if self._sets_flags_only:
+            for module in modules:
+                if isinstance(module, torch.jit.ScriptModule):
+                    module.training = training
+                else:  # setting an attribute takes nn.Module ten times as long
+                    module.__dict__["training"] = training
+            return
+        owned = {memory_of(tensor) for module in modules for tensor in tensors_held_by(module)}
+
+        def refuse_write(kernel: object, written: list[torch.Tensor]) -> None:
+            if not self._copies_parameters and not owned.isdisjoint(map(memory_of, written)):
+                raise WritesModel
+
+        with Kernels(lambda kernel, tensors: None, refuse_write):
+            self.root.train(training)
+        # What `train` does may go beyond flags: layers that are merged into one have gone.
+        self.paths = {module: path for path, module in walk_modules(self.root)}
+
+    # -- tensors -----------------------------------------------------------------------------------------------------
+
+    def _tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        is_parameter = isinstance(tensor, nn.Parameter)
+        if tensor.is_meta or not (self._copies_parameters if is_parameter else self._copies_buffers):
+            return tensor
+        twin = self._copies.note(tensor, self._copy_of_tensor(tensor))
+        self._original_tensors[id(twin)] = tensor
+        return twin
+
+    def _copy_of_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        is_plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided
+        if not is_plain or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
+            return copy.deepcopy(tensor.detach()).requires_grad_(tensor.requires_grad)
+        # One copy of each storage, so that tensors that share memory still do.
+        storage = self._storages.get(memory_of(tensor))
+        if storage is None:
+            storage = self._storages[memory_of(tensor)] = tensor.untyped_storage().clone()
+        twin = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        twin.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+        if isinstance(tensor, nn.Parameter):
+            return nn.Parameter(twin, requires_grad=tensor.requires_grad)
+        return twin.requires_grad_(tensor.requires_grad)
+
+
+def replica_of(model: nn.Module, training: bool | None = None, copies_tensors: str = "none") -> Replica:
+    """Return a replica in a mode; where its own `train` writes tensors, a replica that has copies of all of them."""
+    try:
+        return Replica(model, training, copies_tensors)
+    except WritesModel:
+        return Replica(model, training, "all")
+
+
+def in_mode(model: nn.Module, training: bool) -> nn.Module:
+    """Return a tree of modules that differs from the model in its modes alone, to be asked and not to be run.
+
+    It shares everything else, so it holds for modules whose `train` does no more than to set flags. O(modules).
+    """
+    twins: dict[nn.Module, nn.Module] = {}
+    for _, module in walk_modules(model):
+        twin = twins[module] = object.__new__(type(module))
+        twin.__dict__.update(module.__dict__, training=training)
+    for module, twin in twins.items():
+        if module._modules:
+            children = module._modules.items()
+            twin.__dict__["_modules"] = {name: None if child is None else twins[child] for name, child in children}
+    return twins[model]
+
+
+def only_sets_flags(module: nn.Module) -> bool:
+    """Say whether `train` of a module does no more than to set flags."""
+    return type(module).train is nn.Module.train and "train" not in module.__dict__
+
+
+def tensors_held_by(module: nn.Module) -> list[torch.Tensor]:
+    """Return the parameters and buffers of a module, without those of its submodules."""
+    held = (*module._parameters.values(), *module._buffers.values())
+    return [tensor for tensor in held if tensor is not None]

@@ -1,0 +1,48 @@
+"""What ends a trace on an example, or starts it anew. No Exceptions, so that no model catches them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from featx.tracing.source.frames import describe, line_of, user_frame
+
+
+class Unfollowable(BaseException):
+    """Something in an opened module that no graph can hold. No Exception, so that no model catches it."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        frame = user_frame()
+        self.what, self.line, self.place = what, line_of(frame), describe(frame)
+
+
+class Unholdable(Unfollowable):
+    """A value that no graph can hold is passed to a call that is one node."""
+
+
+class AssignedAnew(BaseException):
+    """Forward assigned a value of its input to an attribute that it also reads: of this call, or of the last one?"""
+
+    def __init__(self, path: str, name: str) -> None:
+        super().__init__(name)
+        self.attribute = (path, name)
+
+
+class Converts(BaseException):
+    """The code of a Python module converts a traced number, and the trace does not listen there."""
+
+    def __init__(self, namespace: dict[str, Any]) -> None:
+        super().__init__()
+        self.namespace = namespace
+
+
+class Disturbed(BaseException):
+    """Another thread may have changed what this trace relies on, so that it has to run again."""
+
+
+class LeftBehind(Unfollowable):
+    """What forward left somewhere, which the next call would find; it matters although all that is wanted is there."""
+
+
+class ChangedByOthers(LeftBehind):
+    """Code around a module that is kept whole has changed the module's attributes."""

@@ -1,0 +1,82 @@
+"""Say whether a call that was measured may write or return an input for other inputs: not all its code came to pass."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+from torch import nn
+
+from featx.tracing.replica.modules import modules_of
+from featx.tracing.source.conditional_writes import Line, WritingLines, may_return_argument, writing_lines
+
+
+class MissedWrites:
+    """What code of modules and functions may write that a call of them did not. Code is read once for each class."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, WritingLines] = {}
+
+    def by_module(self, module: nn.Module, ran: Collection[nn.Module], written_at: Collection[Line | None]) -> bool:
+        """Say whether a module, or one inside it, may write what it did not write in the call in which `ran` ran.
+
+        O(modules inside), and code that is new.
+
+        Args:
+            module: what was called.
+            ran: the modules whose `forward` ran.
+            written_at: the lines that wrote something in place.
+        """
+        return any(self._by_one(inner, inner in ran, written_at) for inner in modules_of(module))
+
+    def by_function(self, function: Callable[..., Any], written_at: Collection[Line | None]) -> bool:
+        """Say the same of a function."""
+        if isinstance(function, torch.jit.ScriptFunction):
+            return _has_conditional_writes(function)
+        return any(line not in written_at for line in self._lines_of(function, function, None).sometimes)
+
+    def _by_one(self, module: nn.Module, has_run: bool, written_at: Collection[Line | None]) -> bool:
+        kind = type(module)
+        if kind.__module__[:17] == "torch.nn.modules.":
+            return not has_run and bool(module.__dict__.get("inplace"))
+        if isinstance(module, torch.jit.ScriptModule):
+            return _has_conditional_writes(module)
+        forward = module.__dict__.get("forward", kind.forward)
+        lines = self._lines_of(forward if "forward" in module.__dict__ else kind, forward, kind)
+        missed = lines.sometimes if has_run else lines.sometimes | lines.always
+        return any(line not in written_at for line in missed)
+
+    def _lines_of(self, key: Any, function: Callable[..., Any], kind: type | None) -> WritingLines:
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = writing_lines(function, kind)
+        return known
+
+
+class ReturnedInputs:
+    """What may return an input, or a part of one, as far as its code tells. That is read once for each class."""
+
+    def __init__(self) -> None:
+        self._known: dict[type, bool] = {}
+
+    def may_be_from(self, called: Any) -> bool:
+        """Say whether a function, or a module or one inside it, may return an input of its own. O(modules inside)."""
+        if isinstance(called, nn.Module):
+            return any(self._by_class(type(inner)) for inner in modules_of(called))
+        return isinstance(called, torch.jit.ScriptFunction) or may_return_argument(called)
+
+    def _by_class(self, kind: type[nn.Module]) -> bool:
+        known = self._known.get(kind)
+        if known is None:
+            is_of_torch = kind.__module__[:17] == "torch.nn.modules."
+            is_scripted = issubclass(kind, torch.jit.ScriptModule)
+            known = is_scripted or (not is_of_torch and may_return_argument(kind.forward, kind))
+            self._known[kind] = known
+        return known
+
+
+def _has_conditional_writes(scripted: Any) -> bool:
+    text = str(getattr(scripted, "inlined_graph", ""))
+    return ("prim::If" in text or "prim::Loop" in text) and re.search(r"aten::\w*[a-z0-9]_\(", text) is not None

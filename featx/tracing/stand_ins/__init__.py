@@ -1,0 +1,1 @@
+"""Tensors without values, and what calls on them give."""

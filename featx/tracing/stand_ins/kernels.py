@@ -1,0 +1,106 @@
+"""Watch the kernels that run during a trace: those of calls that the trace cannot see, and those that write the model.
+
+A scripted function, or a C++ extension, calls torch's kernels without a word to `TorchFunctionMode`. What it computes
+from followed values would be a constant of the graph, and what it writes into them would be lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from featx.ir.overloads import Signatures
+from featx.tracing.environment.generators import OwnGenerators
+from featx.tree import tree_leaves
+
+OnKernel = Callable[[Any, list[torch.Tensor]], Any]
+
+
+class Kernels(TorchDispatchMode):
+    """Hands the kernels of one thread to a trace, while it is entered.
+
+    Args:
+        on_unseen: is called with each kernel outside `seen`, and the tensors that it gets; what it returns is the
+            result of the kernel, if not None.
+        on_write: is called, wherever it runs, with each kernel that may write, and the tensors that it may write; where
+            it is given, kernels draw from generators of this trace alone. None costs nothing.
+        on_dynamic_shape: is called, where `on_write` is given too, before each kernel whose result has, or may have,
+            a shape that depends on values.
+    """
+
+    supports_higher_order_operators = True  # torch.cond and the like
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # What torch does to keep its compiler away from a mode loads that compiler, which takes seconds.
+        return False
+
+    def __init__(
+        self, on_unseen: OnKernel, on_write: OnKernel | None, on_dynamic_shape: Callable[[], None] | None = None
+    ) -> None:
+        super().__init__()
+        self._on_unseen = on_unseen
+        self._on_dynamic_shape = on_dynamic_shape
+        self.on_write = on_write
+        self._signatures = Signatures()
+        self._generators = OwnGenerators()
+        # How many calls that the trace knows of the running code is inside.
+        self.depth = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        with torch._C.DisableTorchFunction():
+            if not self.depth and (result := self._on_unseen(func, _tensors(args, kwargs))) is not None:
+                return result
+            if self.on_write is not None:
+                signature = self._signatures.of(func)
+                # The branches of an operator of higher order come by themselves.
+                written = [] if signature is None else list(signature.targets(args, kwargs or {}))
+                if written:
+                    self.on_write(func, written)
+                tags = getattr(func, "tags", ())
+                if self._on_dynamic_shape is not None and _may_have_dynamic_shape(func, tags):
+                    self._on_dynamic_shape()
+                if torch.Tag.nondeterministic_seeded in tags:
+                    return self._generators.draw(func, args, kwargs or {})
+            return func(*args, **kwargs) if kwargs else func(*args)
+
+    def seen(self) -> _Seen:
+        """Return a context for a call that the trace knows of."""
+        return _Seen(self)
+
+
+class _Seen:
+    """Counts the calls; where nobody asks about writes the kernels inside are not watched at all, which costs less."""
+
+    __slots__ = ("_is_off", "_kernels")
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._kernels = kernels
+        self._is_off = False
+
+    def __enter__(self) -> None:
+        kernels = self._kernels
+        kernels.depth += 1
+        if kernels.depth == 1 and kernels.on_write is None:
+            top = torch._C._pop_torch_dispatch_stack(None)
+            self._is_off = top is kernels
+            if not self._is_off:  # a mode that the model has entered
+                torch._C._push_on_torch_dispatch_stack(top)
+
+    def __exit__(self, *error: object) -> None:
+        self._kernels.depth -= 1
+        if self._is_off:
+            torch._C._push_on_torch_dispatch_stack(self._kernels)
+
+
+def _may_have_dynamic_shape(kernel: Any, tags: Any) -> bool:
+    return torch.Tag.dynamic_output_shape in tags or getattr(kernel, "namespace", "aten") != "aten"
+
+
+def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]

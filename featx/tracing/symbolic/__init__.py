@@ -1,0 +1,1 @@
+"""The symbolic tracer: run `forward` on proxies, without an example."""
