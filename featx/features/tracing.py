@@ -20,9 +20,10 @@ from featx.features.select import select
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.tracing.checks.free_sizes import FreeDims, OtherMode, trace_checked
-from featx.tracing.example.module_output import mark_output
 from featx.tracing.example.surroundings import Surroundings
-from featx.tracing.example.tracer import ExampleTrace, ExampleTracer, IsEnough
+from featx.tracing.example.trace import ExampleTrace, IsEnough
+from featx.tracing.example.tracer import ExampleTracer
+from featx.tracing.recording.module_output import mark_output
 from featx.tracing.replica.mode_reads import ModeReads
 from featx.tracing.replica.modules import has_own_call, walk_modules
 from featx.tracing.replica.replica import in_mode, only_sets_flags, replica_of

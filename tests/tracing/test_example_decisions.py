@@ -144,3 +144,30 @@ def test_module_that_reads_the_history_of_a_tensor_is_kept_whole() -> None:
     for enabled in (True, False):
         with torch.set_grad_enabled(enabled):
             assert same(extractor(image(3))["0"], model[0](image(3)))
+
+
+class ReadsMemory(nn.Module):
+    """Asks for an attribute of its input, and does what no graph can: it is kept whole."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x * 2 if x.requires_grad else x * 3
+        x.untyped_storage()
+        return y
+
+
+class AsksAgain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = ReadsMemory()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.inner(x)
+        return y + 1 if x.requires_grad else y + 2
+
+
+def test_check_that_was_taken_back_with_a_module_is_made_again() -> None:
+    model, x = AsksAgain(), torch.rand(3)
+    traced = featx.trace(model, x)
+    assert torch.equal(traced(x), model(x))
+    with pytest.raises(featx.SpecializationError, match="requires_grad"):
+        traced(x.clone().requires_grad_())

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 import featx
-from featx.tracing.example.tracer import ExampleTrace
+from featx.tracing.example.trace import ExampleTrace
 
 X = torch.rand(3, 4, generator=torch.Generator().manual_seed(0))
 

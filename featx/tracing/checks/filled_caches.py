@@ -11,7 +11,7 @@ import torch
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.tracing.checks.left_behind import depends_on_inputs
-from featx.tracing.example.lineage import Origin
+from featx.tracing.recording.lineage import Origin
 
 # By the id of a tensor that has lived on: where the first call had it from.
 Origins = Mapping[int, Origin]

@@ -20,8 +20,9 @@ from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.ir.rewiring import keep_measured_effects
 from featx.tracing.checks.variation import join_measured
-from featx.tracing.example.recording import NeedsValues
-from featx.tracing.example.tracer import ExampleTrace, ExampleTracer, IsEnough
+from featx.tracing.example.answers import NeedsValues
+from featx.tracing.example.trace import ExampleTrace, IsEnough
+from featx.tracing.example.tracer import ExampleTracer
 from featx.tracing.guards.guards import check_dtype
 from featx.tracing.guards.scalars import Diverged
 from featx.tree import tree_map
@@ -38,7 +39,7 @@ def follow_dtypes(
     Four traces more where the model has read a dtype, on tensors without values; none elsewhere. What it asks of values
     is answered as on the example. Where no other dtype gives this graph, it goes on to be for that of the example.
     """
-    checks = {check for check in trace.dtype_checks if not check.is_erased}
+    checks = {check for check in trace.recorder.dtype_checks if not check.is_erased}
     if not checks:
         return
     graphs, differing = [trace.graph], set[Node]()

@@ -32,8 +32,9 @@ from featx.tracing.checks.variation import (
     can_be_resized,
     measures_of,
 )
-from featx.tracing.example.recording import NeedsValues
-from featx.tracing.example.tracer import ExampleTrace, ExampleTracer, IsEnough
+from featx.tracing.example.answers import NeedsValues
+from featx.tracing.example.trace import ExampleTrace, IsEnough
+from featx.tracing.example.tracer import ExampleTracer
 from featx.tracing.guards.guards import check_rank, check_size
 from featx.tracing.guards.scalars import Diverged
 from featx.tracing.guards.structure import Path, Step, leaves_of
@@ -82,7 +83,7 @@ class OtherMode:
         before, self.before = self.before, None
         if before is None or self.graph is None or tracer.training is None:
             return None
-        for module in before.module_paths:
+        for module in before.replica.paths:
             set_mode(module, tracer.training)
         modes: dict[str, Any] = {"is_real": before.is_real, "gradients": before.gradients}
         try:
@@ -177,7 +178,7 @@ def _free_dims(
     measured = measures_of(trace.graph)
     if is_known:
         known = {dim: other_mode.dims[dim] for dim in known}
-    elif trace.saw_sizes or trace.is_real:
+    elif trace.numbers.were_seen or trace.is_real:
         variation = Variation(tracer, args, kwargs, trace, is_enough, before=before)
         varied = [tensor for _, _, tensor in inputs if can_be_resized(tensor)]
         known = {**dict.fromkeys(known, UNVARIED), **variation.test(varied, other_mode.dims)}
@@ -243,7 +244,7 @@ def _check_inputs(trace: ExampleTrace, inputs: list[_Input], known: Mapping[Dim,
     with graph.inserting_before(first):
         for name, (placeholder, path), tensor in inputs:
             checks: list[tuple[Any, ...]] = []
-            if trace.saw_shapes:
+            if trace.numbers.shapes_were_seen:
                 checks.append((check_rank, tensor.dim(), f"input '{name}'"))
             for dim, size in enumerate(tensor.shape):
                 reason = known[id(tensor), dim]

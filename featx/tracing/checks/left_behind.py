@@ -5,18 +5,20 @@ from __future__ import annotations
 import dis
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import chain
 from types import CodeType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from featx.ir.node import Node
-from featx.tracing.example.following import Following
-from featx.tracing.example.lineage import Origin, Part
+from featx.tracing.recording.lineage import Origin, Part
+from featx.tracing.recording.recorder import Recorder
 from featx.tracing.replica.module_state import ModuleState, is_alias
-from featx.tracing.signals import AssignedAnew
+
+if TYPE_CHECKING:
+    from featx.tracing.checks.state_checks import StateChecks
 
 # What asks for the form of a tensor and not for its values.
 _FORM_METHODS = ("size", "dim", "numel")
@@ -40,7 +42,7 @@ _FORM = frozenset({"shape", "ndim", "dtype", "device", "layout"})
 
 
 def what_forward_left(
-    trace: Following, module: nn.Module, path: str, state: ModuleState, is_of_trace: Callable[[Any], bool]
+    checks: StateChecks, recorder: Recorder, module: nn.Module, path: str, state: ModuleState
 ) -> str | None:
     """Say what the forward of an opened module left there, where a graph of it would not do the same; else None.
 
@@ -53,50 +55,39 @@ def what_forward_left(
         if _is_asked_for(type(module), name):
             return f"forward asks for the attribute '{name}', which it makes itself,"
     for name, added in state.grown_containers():
-        origins = [trace.lineage.get(value) for value in added]
+        origins = [recorder.lineage.get(value) for value in added]
         # A table by size is made anew by the graph.
-        are_constants = all(id(value) in trace.earlier_constants for value in added)
+        are_constants = all(id(value) in recorder.earlier.constants for value in added)
         if not are_constants and not all(
-            origin is not None and not depends_on_inputs(trace.node_of(origin)) for origin in origins
+            origin is not None and not depends_on_inputs(recorder.node_of(origin)) for origin in origins
         ):
             return f"forward adds to '{name}', or takes from it,"
-    for name, value in state.rebound_buffers(is_of_trace).items():
+    for name, value in state.rebound_buffers(recorder.is_made_here).items():
         before = state.buffer(name)
         # `self.table = self.table.to(x.device)` assigns what was there.
-        if not trace.stand_ins.is_stand_in_of(value, before) and not (before is not None and is_alias(value, before)):
+        if not recorder.stand_ins.is_stand_in_of(value, before) and not (
+            before is not None and is_alias(value, before)
+        ):
             return f"forward assigns a new tensor to the buffer '{name}'"
     for name, value in state.replaced_items():
-        if _comes_from_inputs(trace, value):
+        if _comes_from_inputs(recorder, value):
             # A second call tells whether it is read there before it is replaced again.
-            trace.keeps_of_input = f"forward keeps something of its input in '{name}'"
+            checks.keeps_of_input = f"forward keeps something of its input in '{name}'"
     for name, value in state.assigned_tensors():
-        if _is_loaded(type(module), name) and _comes_from_inputs(trace, value):
+        if _is_loaded(type(module), name) and _comes_from_inputs(recorder, value):
             # What was not there at all was assigned before it was read, unless the code asks whether it is there.
             is_asked_for = _is_asked_for(type(module), name)
-            if is_asked_for or (state.had(name) and _is_read_first(trace, (path, name))):
+            if is_asked_for or (state.had(name) and checks.is_read_first((path, name))):
                 return f"forward keeps something of its input in the attribute '{name}', which it reads the next time"
     for name in state.assigned_numbers():
-        if _is_loaded(type(module), name) and _is_read_first(trace, (path, name)):
+        if _is_loaded(type(module), name) and checks.is_read_first((path, name)):
             return f"forward keeps a number of this call in the attribute '{name}', which it reads the next time"
     return "forward draws from a random generator of its own" if state.drawn_generators() else None
 
 
-def _is_read_first(trace: Following, attribute: tuple[str, str]) -> bool:
-    """Say whether forward reads an attribute, given by the path of its module and its name, before it assigns it.
-
-    Raises:
-        AssignedAnew: that is not known; a trace without the attribute will tell.
-    """
-    if attribute in trace.absent:
-        return False
-    if attribute not in trace.read_first:
-        raise AssignedAnew(*attribute)
-    return True
-
-
-def _comes_from_inputs(trace: Following, value: object) -> bool:
-    origin = trace.lineage.get(value)
-    return origin is not None and depends_on_inputs(trace.node_of(origin))
+def _comes_from_inputs(recorder: Recorder, value: object) -> bool:
+    origin = recorder.lineage.get(value)
+    return origin is not None and depends_on_inputs(recorder.node_of(origin))
 
 
 def comes_from_inputs(origin: Origin) -> bool:

@@ -12,8 +12,9 @@ from typing import Any
 from featx.errors import TraceError
 from featx.ir.equality import is_same_graph
 from featx.tracing.checks.filled_caches import differ_by_caches_alone
-from featx.tracing.example.recording import NeedsValues
-from featx.tracing.example.tracer import ATTEMPTS, ExampleTrace, ExampleTracer, IsEnough
+from featx.tracing.example.answers import NeedsValues
+from featx.tracing.example.trace import ExampleTrace, IsEnough
+from featx.tracing.example.tracer import ATTEMPTS, ExampleTracer
 from featx.tracing.guards.scalars import Diverged
 from featx.tracing.signals import Disturbed
 
@@ -43,7 +44,7 @@ def check_repeats(
     how: dict[str, Any] = {"is_real": trace.is_real, "gradients": trace.gradients}
     for attempt in range(ATTEMPTS):
         first = tracer.run_once(trace.surroundings, args, kwargs, is_enough, **how)
-        first.call_record = None  # it keeps all tensors
+        first.forget_record()
         try:
             _check_traces(tracer, args, kwargs, first, is_enough)
             return False
@@ -67,8 +68,10 @@ def _check_traces(tracer: ExampleTracer, args: Any, kwargs: Any, trace: ExampleT
     try:
         if is_same_graph(second.graph, trace.graph):
             return
-        if trace.keeps_of_input is not None:
-            raise TraceError(f"cannot trace {name}: {trace.keeps_of_input}, and does something else the next time")
+        if trace.checks.keeps_of_input is not None:
+            raise TraceError(
+                f"cannot trace {name}: {trace.checks.keeps_of_input}, and does something else the next time"
+            )
         is_cached = differ_by_caches_alone(trace.graph, second.graph, trace.origins())
         if not is_cached and not _opens_more(tracer, args, kwargs, (trace, second), is_enough):
             raise TraceError(

@@ -13,11 +13,12 @@ from typing import Any
 from featx.ir.equality import is_same_graph
 from featx.ir.graph import Graph
 from featx.ir.node import Node
-from featx.tracing.example.lineage import Origin, Part
-from featx.tracing.example.recording import NeedsValues
-from featx.tracing.example.tracer import ExampleTrace, ExampleTracer, IsEnough
+from featx.tracing.example.answers import NeedsValues
+from featx.tracing.example.trace import ExampleTrace, IsEnough
+from featx.tracing.example.tracer import ExampleTracer
 from featx.tracing.guards.guards import check_decision
 from featx.tracing.guards.scalars import Diverged
+from featx.tracing.recording.lineage import Origin, Part
 
 _READERS = ("item", "tolist")
 
@@ -39,7 +40,7 @@ def pin_what_python_reads(
     if not found or _does_the_same(tracer, args, kwargs, trace, is_enough, frozenset(found)):
         return
     for position in found:
-        _pin(trace.graph, trace.number_origins[position], trace.numbers[position])
+        _pin(trace.graph, trace.numbers.origins[position], trace.numbers.values[position])
 
 
 def _does_the_same(
@@ -62,7 +63,7 @@ def _positions(trace: ExampleTrace) -> list[int]:
             of_values.add(node)
     if not of_values:
         return []
-    return [position for position, origin in enumerate(trace.number_origins) if _node_behind(origin) in of_values]
+    return [position for position, origin in enumerate(trace.numbers.origins) if _node_behind(origin) in of_values]
 
 
 def _node_behind(origin: Origin) -> Node:

@@ -13,8 +13,9 @@ from featx.errors import FeatxError
 from featx.ir.effects import MeasuredEffects
 from featx.ir.equality import is_same_graph
 from featx.ir.graph import Graph
-from featx.tracing.example.recording import NeedsValues
-from featx.tracing.example.tracer import ExampleTrace, ExampleTracer, IsEnough
+from featx.tracing.example.answers import NeedsValues
+from featx.tracing.example.trace import ExampleTrace, IsEnough
+from featx.tracing.example.tracer import ExampleTracer
 from featx.tracing.guards.scalars import Disguise, Diverged, larger, nothing, smallest
 from featx.tracing.guards.structure import Path, copy_structure
 from featx.tracing.signals import Disturbed
@@ -110,7 +111,7 @@ class Variation:
 
     def _leave_if_changed(self) -> None:
         # A call that has broken off may have left its replica in a state that no whole call leaves.
-        if self.before is not None and not self.before.states.are_as_at_the_start():
+        if self.before is not None and not self.before.checks.states.are_as_at_the_start():
             self.before = None
 
     def _alone(self, group: _Group, is_likely: bool) -> str:
@@ -120,7 +121,7 @@ class Variation:
         if is_likely and group.size > 1 and "Assert" not in outcome:  # assertions, as a rule, want one length
             # It may be as long as the model takes: a table of positions may have no more.
             outcome = self._free_if(group, outcome, lambda dim, size, number: max(size // 2, 1))
-        if outcome != FREE and self._trace.converting:
+        if outcome != FREE and self._trace.numbers.converting:
             # `int(n ** 0.5)` as the side of a square: where that is what n must be, four times n is it too.
             outcome = self._free_if(group, outcome, lambda dim, size, number: 4 * size)
         return outcome

@@ -11,25 +11,29 @@ import torch
 
 from featx.errors import ArgumentTypeError
 from featx.ir.node import Node
-from featx.tracing.example.lineage import Part
 from featx.tracing.guards.guards import check_array, check_decision, check_form, description_of, form_of
 from featx.tracing.guards.structure import Path, contents_of, copy_structure, is_structure
+from featx.tracing.recording.lineage import Part
 from featx.tracing.signals import Unfollowable
 from featx.tracing.symbolic.inputs import check_is_none, check_is_same, type_of_option
 
 if TYPE_CHECKING:
-    from featx.tracing.example.recording import Recording
+    from featx.tracing.recording.recorder import Recorder
+    from featx.tracing.recording.results import Results
 
+# The name of an input, the copy of a container or an object in it, and what that held at the start.
+Given = tuple[str, Any, dict[Any, Any]]
 _PLAIN = (bool, int, float, complex, str, type(None))
 
 
 def bind_example(
-    recording: Recording,
+    recorder: Recorder,
+    results: Results,
     signature: inspect.Signature,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     stand_in: Callable[[torch.Tensor], torch.Tensor],
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+) -> tuple[tuple[Any, ...], dict[str, Any], list[Given]]:
     """Make a placeholder for each parameter in `signature`, and return what to call its function with.
 
     Tensors come from `stand_in`, and are followed, also inside of containers and objects. Everything else is part of
@@ -43,6 +47,7 @@ def bind_example(
         bound = signature.bind(*args, **kwargs)
     except TypeError as error:
         raise ArgumentTypeError(f"the example inputs do not fit forward{signature}: {error}") from error
+    given: list[Given] = []
     for name, parameter in signature.parameters.items():
         stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
         is_given = name in bound.arguments
@@ -50,7 +55,7 @@ def bind_example(
         default = default if not default or isinstance(default[0], _PLAIN) else (None,)
         if is_given and default and isinstance(bound.arguments[name], _PLAIN):
             default = (bound.arguments[name],)  # so that who calls the graph need not repeat it
-        node = recording.add_node("placeholder", stars + name, cast(Any, default), {}, None, None)
+        node = recorder.add_node("placeholder", stars + name, cast(Any, default), {}, None, None)
         if parameter.annotation is not parameter.empty:
             node.type = parameter.annotation
         elif not stars:
@@ -60,24 +65,30 @@ def bind_example(
             node.meta["keyword_only"] = True
         if is_given:
             is_optional = parameter.default is not parameter.empty
-            bound.arguments[name] = _Followed(recording, node, stand_in).value(bound.arguments[name], name, is_optional)
+            followed = _Followed(recorder, results, node, stand_in)
+            bound.arguments[name] = followed.value(bound.arguments[name], name, is_optional)
+            given += followed.given
         elif stars:
-            followed = _Followed(recording, node, stand_in)
+            followed = _Followed(recorder, results, node, stand_in)
             followed.value(() if parameter.kind is parameter.VAR_POSITIONAL else {}, name, False)
         elif default and parameter.default is not None:
-            check = recording.graph.create_node("call_function", check_is_same, (node, *default, name), {})
+            check = recorder.graph.create_node("call_function", check_is_same, (node, *default, name), {})
             check.meta["is_check_of_input"] = True
         elif default:
-            check = recording.graph.create_node("call_function", check_is_none, (node, name), {})
+            check = recorder.graph.create_node("call_function", check_is_none, (node, name), {})
             check.meta["is_check_of_input"] = True
-    return bound.args, bound.kwargs
+    return bound.args, bound.kwargs, given
 
 
 class _Followed:
     """One input of the example."""
 
-    def __init__(self, recording: Recording, node: Node, stand_in: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        self._recording = recording
+    def __init__(
+        self, recorder: Recorder, results: Results, node: Node, stand_in: Callable[[torch.Tensor], torch.Tensor]
+    ) -> None:
+        self._recorder, self._results = recorder, results
+        # The containers and objects in it.
+        self.given: list[Given] = []
         self._node = node
         self._name = str(node.target).lstrip("*")
         self._stand_in = stand_in
@@ -88,7 +99,7 @@ class _Followed:
             self._check_layout(example, ())
             if is_optional:
                 self._check(check_form, form_of(example), f"input '{name}'")
-            return self._recording.follow(self._stand_in(example), self._node, None)
+            return self._results.follow(self._stand_in(example), self._node, None)
         if isinstance(example, _PLAIN):
             self._check(check_decision, example, f"input '{name}'")
             return example
@@ -98,21 +109,21 @@ class _Followed:
         return copy_structure(example, self._leaf, None if is_starred else self._note_copy)
 
     def _check(self, check: Callable[..., Any], expected: Any, what: str) -> None:
-        node = self._recording.graph.create_node("call_function", check, (self._node, expected, what), {})
+        node = self._recorder.graph.create_node("call_function", check, (self._node, expected, what), {})
         node.meta["is_guard"] = True
         node.meta["is_check_of_input"] = True
 
     def _leaf(self, value: Any, path: Path) -> Any:
         if isinstance(value, torch.Tensor):
             self._check_layout(value, path)
-            return self._recording.follow(self._stand_in(value), self._part(path), None)
+            return self._results.follow(self._stand_in(value), self._part(path), None)
         self._check_leaf(value, path)
         return value.copy() if type(value).__name__ == "ndarray" else value
 
     def _note_copy(self, duplicate: Any, path: Path) -> None:
-        self._recording.given.append((self._name, duplicate, contents_of(duplicate)))
+        self.given.append((self._name, duplicate, contents_of(duplicate)))
         if not isinstance(duplicate, (tuple, list, dict)):  # those are made anew where they are passed on
-            self._recording.lineage.put(duplicate, self._part(path))
+            self._recorder.lineage.put(duplicate, self._part(path))
 
     def _part(self, path: Path) -> Node | Part:
         known = self._parts.get(path)
@@ -152,7 +163,7 @@ class _Followed:
         return self._mark(origin.function, (self._plain_node(origin.owner), origin.key))
 
     def _mark(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Node:
-        node = self._recording.graph.create_node("call_function", function, arguments, {})
+        node = self._recorder.graph.create_node("call_function", function, arguments, {})
         node.meta["is_guard"] = function in (check_decision, check_is_same, check_array)
         node.meta["is_check_of_input"] = True
         return node

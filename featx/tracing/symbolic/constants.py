@@ -22,8 +22,8 @@ from featx.ir.graph import Graph
 from featx.ir.memory import MemoryGroups, memory_of
 from featx.ir.node import Node
 from featx.ir.operator_effects import operator_draws, operator_writes
-from featx.tracing.grad_modes import GradModes
 from featx.tracing.operators import READS_VALUES
+from featx.tracing.recording.grad_modes import GradModes
 from featx.tracing.replica.modules import walk_modules
 from featx.tracing.symbolic.proxy import refusal
 from featx.tree import tree_leaves

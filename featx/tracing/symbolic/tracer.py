@@ -24,7 +24,7 @@ from featx.tracing.environment.pass_through import PassThroughs
 from featx.tracing.environment.recursion import levels_of, room_for
 from featx.tracing.environment.thread_modes import ThreadModes
 from featx.tracing.environment.wrapping import find_places, globals_of
-from featx.tracing.naming import QualifiedNames
+from featx.tracing.recording.naming import QualifiedNames
 from featx.tracing.replica.mode_reads import ModeReads, has_set_mode, listen, mode_of
 from featx.tracing.replica.module_state import ModuleState
 from featx.tracing.replica.modules import intercept

@@ -1,0 +1,110 @@
+"""Calls of Python functions that a trace hears of: those that are one node, cached ones, and some of Python's own."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from featx.ir.node import Node
+from featx.tracing.environment.pass_through import is_question, is_seeding, is_switching
+from featx.tracing.example.measured_calls import MeasuredCalls
+from featx.tracing.example.surroundings import Surroundings
+from featx.tracing.example.torch_calls import TorchCalls
+from featx.tracing.guards.scalars import TracedFloat, TracedInt, plain_numbers
+from featx.tracing.recording.numbers import is_of_numbers
+from featx.tracing.recording.recorder import Recorder
+from featx.tracing.signals import LeftBehind, Unfollowable
+from featx.tree import tree_leaves
+
+_GRADIENTS = (
+    "whether gradients are enabled (make the extractor in the mode in which it will run: under torch.no_grad())"
+)
+_PLAIN_KINDS: dict[type, type] = {TracedInt: int, TracedFloat: float}
+
+
+class FunctionCalls:
+    """What one trace does with the calls of functions under whose names it listens (`pass_through.py`).
+
+    Args:
+        recorder: makes the nodes.
+        torch_calls: knows which kernels are seen.
+        measured: runs functions that are one node.
+        surroundings: what is traced; knows the caches of its code.
+
+    Attributes:
+        gradient_checks: the checks that gradients are enabled, or not, as they were when forward asked.
+    """
+
+    def __init__(
+        self, recorder: Recorder, torch_calls: TorchCalls, measured: MeasuredCalls, surroundings: Surroundings
+    ) -> None:
+        self._recorder = recorder
+        self._torch_calls = torch_calls
+        self._measured = measured
+        self._surroundings = surroundings
+        self.gradient_checks: list[Node] = []
+
+    def on_call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Answer a call of a function that is one node, of a cached one, of `math`, `int`, `float` or `len`."""
+        if isinstance(function, functools._lru_cache_wrapper):
+            # Past the cache, which must not keep a tensor of this trace.
+            result = function.__wrapped__(*args, **kwargs)
+            self._surroundings.caches.watch(result)
+            return result
+        if function is torch.is_grad_enabled:
+            return self.on_grad_question()
+        if function is type:
+            kind = type(*args, **kwargs)
+            return _PLAIN_KINDS.get(kind, kind)
+        is_inside = self._recorder.whole.depth > 0
+        if is_seeding(function) and not is_inside:
+            raise LeftBehind("forward seeds torch's random generator, or puts it back,")
+        if is_switching(function) and not is_inside:
+            raise LeftBehind(f"forward sets a switch of torch for the whole process ({function.__name__})")
+        if is_question(function):
+            return self._on_question(function, args, kwargs)
+        if is_inside or not self._recorder.is_followed((*tree_leaves(args), *tree_leaves(kwargs))):
+            return function(*args, **kwargs)
+        if is_of_numbers(function):
+            return self._recorder.numbers.call(function, args, kwargs)
+        if function is len:
+            (value,) = args
+            return value.shape[0] if isinstance(value, torch.Tensor) and value.dim() else len(value)
+        return self._as_one_node(function, args, kwargs)
+
+    def _as_one_node(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        recorder = self._recorder
+        with torch._C.DisableTorchFunction():
+            arguments, keywords = recorder.create_args(args), recorder.create_kwargs(kwargs)
+        plain_args, plain_kwargs = plain_numbers((args, kwargs))
+        call = functools.partial(function, *plain_args, **plain_kwargs)
+        with self._torch_calls.kernels.seen():
+            node = ("call_function", function, arguments, keywords)
+            result = self._measured.run(node, (args, kwargs), call, is_measured=True)
+        recorder.note_call(function, args, kwargs, result)
+        return result
+
+    def on_grad_question(self) -> bool:
+        """Answer whether gradients are enabled, and record that the answer must be the same again."""
+        answer = torch.is_grad_enabled()
+        if not self._recorder.whole.depth:
+            node = self._recorder.add_unnamed_node("call_function", torch.is_grad_enabled, (), {})
+            self.gradient_checks.append(self._recorder.guard(node, answer, _GRADIENTS))
+        return answer
+
+    def _on_question(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        answer = function(*args, **kwargs)
+        if not self._recorder.whole.depth:
+            node = self._recorder.add_unnamed_node("call_function", function, args, kwargs)
+            self._recorder.guard(node, answer, f"what torch.{function.__name__}() answers")
+        return answer
+
+    def on_draw(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Answer a call of a random generator that is not torch's: inside a module that is kept whole only."""
+        if self._recorder.whole.depth:
+            self._recorder.whole.note_draw()
+            return function(*args, **kwargs)
+        raise Unfollowable(f"forward draws from a random generator of Python or numpy ({function.__name__})")

@@ -1,0 +1,87 @@
+"""Tensors that a trace has made and that live on when it is over, in attributes, caches or elsewhere."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from featx.tracing.checks.left_behind import comes_from_inputs
+from featx.tracing.environment.caches import empty_functions_that_keep
+from featx.tracing.recording.earlier_calls import EarlierCalls
+from featx.tracing.recording.lineage import Origin
+from featx.tracing.recording.recorder import Recorder
+from featx.tracing.replica.replica import tensors_held_by
+
+
+class KeptTensors:
+    """What the trace that `recorder` records has made. It is filled by `take`, when the trace is over."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        # Stand-ins of the model's tensors, by id, with those tensors.
+        self._stood_for: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._followed: list[tuple[weakref.ref[torch.Tensor], Origin]] = []
+        # The tensors of a second call that was compared with this one.
+        self._twins: list[weakref.ref[torch.Tensor]] = []
+
+    def take(self) -> None:
+        """Note the tensors of the trace, without keeping them alive."""
+        recorder = self._recorder
+        are_shared = recorder.device.type == "meta"
+        for tensor, _ in recorder.memories:
+            origin = recorder.lineage.get(tensor)
+            is_shared = id(tensor) in recorder.owned or (tensor.is_meta and are_shared)
+            if origin is not None and not is_shared:
+                self._followed.append((weakref.ref(tensor), origin))
+        self._stood_for = recorder.stand_ins.stood_for()
+
+    def add_twins(self, twins: list[weakref.ref[torch.Tensor]]) -> None:
+        """Note the tensors of a second call too."""
+        self._twins = twins
+
+    def put_back(self, modules: Iterable[nn.Module]) -> None:
+        """Let modules hold the tensors of before where forward has assigned what stands for them.
+
+        `self.steps += 1` assigns a stand-in.
+        """
+        stood_for = self._stood_for
+        for module in modules if stood_for else ():
+            dicts: tuple[Any, ...] = (module._parameters, module._buffers, module.__dict__)
+            for held in dicts:
+                if not stood_for.keys().isdisjoint(map(id, held.values())):
+                    held.update(
+                        {name: stood_for[id(value)][1] for name, value in held.items() if id(value) in stood_for}
+                    )
+
+    def alive(self, modules: Iterable[nn.Module]) -> EarlierCalls:
+        """Return the tensors that live on, for the next call on the same modules."""
+        earlier, owned = self._recorder.earlier, self._recorder.owned
+        from_inputs, others = earlier.from_inputs.copy(), earlier.constants.copy()
+        made = (tensor for module in modules for tensor in tensors_held_by(module))
+        others.update((id(tensor), tensor) for tensor in made if id(tensor) not in owned)
+        for reference, origin in self._followed:
+            tensor = reference()
+            if tensor is not None:
+                (from_inputs if comes_from_inputs(origin) else others)[id(tensor)] = tensor
+        return EarlierCalls(from_inputs, {key: tensor for key, tensor in others.items() if key not in from_inputs})
+
+    def origins(self) -> dict[int, Origin]:
+        """Return where the tensors that live on come from, by id."""
+        alive = ((reference(), origin) for reference, origin in self._followed)
+        return {id(tensor): origin for tensor, origin in alive if tensor is not None}
+
+    def drop(self) -> list[weakref.ref[torch.Tensor]]:
+        """Forget all tensors, and return them."""
+        references = [*(each for each, _ in self._followed), *self._twins]
+        self._stood_for, self._followed, self._twins = {}, [], []
+        return references
+
+
+def drop_tensors(kept: Iterable[KeptTensors]) -> None:
+    """Forget the tensors of several traces, and empty the cached functions of any file that keep one of them."""
+    alive = [reference() for each in kept for reference in each.drop()]
+    empty_functions_that_keep([tensor for tensor in alive if tensor is not None and tensor.is_meta])

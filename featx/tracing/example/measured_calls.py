@@ -1,0 +1,145 @@
+"""Calls that are one node: run them, and measure what they write, share and draw."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from featx.ir.arguments import Argument
+from featx.ir.effects import MeasuredEffects
+from featx.ir.memory import memory_of
+from featx.ir.node import Node
+from featx.tracing.example.surroundings import Surroundings
+from featx.tracing.example.torch_calls import TorchCalls
+from featx.tracing.recording.recorder import Recorder
+from featx.tracing.recording.results import Results
+from featx.tracing.replica.replica import Replica
+from featx.tracing.symbolic.tracer import Scope
+from featx.tree import tree_leaves, tree_map
+
+
+class MeasuredCalls:
+    """Runs calls of modules and functions, each of which becomes one node of the graph.
+
+    Args:
+        recorder: makes the nodes.
+        results: follows what the calls give.
+        torch_calls: what runs inside of them.
+        surroundings: what is traced.
+        replica: the copy of it that runs.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        results: Results,
+        torch_calls: TorchCalls,
+        surroundings: Surroundings,
+        replica: Replica,
+    ) -> None:
+        self._recorder = recorder
+        self._results = results
+        self._torch_calls = torch_calls
+        self._replica = replica
+        self._hooked = surroundings.hooked
+        self._missed_writes = surroundings.missed_writes
+
+    def has_hooks(self, path: str) -> bool:
+        """Say whether the module at `path`, or one inside it, has forward hooks."""
+        return any(hooked == path or hooked.startswith(f"{path}.") for hooked in self._hooked)
+
+    def run(
+        self,
+        node: tuple[str, Any, tuple[Argument, ...], dict[str, Argument]],
+        values: Any,
+        call: Callable[[], Any],
+        *,
+        is_measured: bool,
+        is_whole: bool = False,
+        taken_in: Scope | None = None,
+    ) -> Any:
+        """Run a call, record it as one node, and return what it gives, followed.
+
+        Args:
+            node: opcode, target, arguments and keyword arguments.
+            values: what the call gets.
+            call: runs it.
+            is_measured: whether to see what it writes, shares and draws; of torch's own layers that is known.
+            is_whole: whether it is a module that is kept whole although the policy would look into it.
+            taken_in: the scope that takes things out of the result; by default the present one.
+        """
+        recorder, whole = self._recorder, self._recorder.whole
+        with torch._C.DisableTorchFunction():
+            leaves = values if len(values) == 1 and type(values[0]) is torch.Tensor else tuple(tree_leaves(values))
+            inputs: list[torch.Tensor] = []
+            if is_measured:
+                inputs = [value for value in leaves if isinstance(value, torch.Tensor) and not value.is_inference()]
+            before = [value._version for value in inputs]
+        try:
+            with whole:
+                result = call()
+        finally:
+            # Whatever the call did to the generator, it will do again.
+            if whole.draws:
+                self._torch_calls.note_draw()
+            elif is_measured:
+                self._torch_calls.generator.note()
+            whole.restore_generators()
+        with torch._C.DisableTorchFunction():
+            added = recorder.add_node(*node, None, None)
+            if is_whole:
+                added.meta["is_whole"] = True
+            if is_measured:
+                pairs = zip(inputs, before, strict=True)
+                written = [value for value, version in pairs if value._version != version or whole.writes_unseen]
+                added.meta["effects"] = self._effects(added, inputs, written, result)
+            if added.op == "call_module":
+                self._guard_form(added, result, is_measured)
+            recorder.scope = taken_in or recorder.scope
+            result = self._apart_from(leaves, result)
+            # Where a single tensor goes decides nothing.
+            frame = None if isinstance(result, torch.Tensor) else recorder.model_frame()
+            return self._results.follow(result, added, frame)
+
+    def _guard_form(self, node: Node, result: Any, is_measured: bool) -> None:
+        # What is in it may depend on values; and hooks, which have not run, may give something else.
+        is_nested = is_measured and not isinstance(result, torch.Tensor)
+        if is_nested or (self._hooked and self.has_hooks(str(node.target))):
+            self._recorder.guard_form(node, result, f"what '{node.target}' returns")
+
+    def _apart_from(self, inputs: Any, result: Any) -> Any:
+        # For another input, or in another state, the call may return something else than what it got.
+        given = {id(value) for value in inputs if isinstance(value, torch.Tensor)}
+        if given.isdisjoint(map(id, tree_leaves(result))):
+            return result
+        frame, another_name = self._recorder.model_frame(), self._torch_calls.another_name
+        return tree_map(lambda leaf: another_name(leaf, frame) if id(leaf) in given else leaf, result)
+
+    def _effects(
+        self, node: Node, inputs: list[torch.Tensor], written: list[torch.Tensor], result: Any
+    ) -> MeasuredEffects:
+        whole = self._recorder.whole
+        positions = {source: position for position, source in enumerate(node.all_input_nodes)}
+        memory = {memory_of(value) for value in tree_leaves(result) if isinstance(value, torch.Tensor)}
+
+        def positions_of(values: list[torch.Tensor]) -> tuple[int, ...]:
+            nodes = self._recorder.create_args(values)
+            return tuple([positions[source] for source in nodes if isinstance(source, Node) and source in positions])
+
+        shared = [value for value in inputs if memory_of(value) in memory]
+        return MeasuredEffects(
+            writes=positions_of(written),
+            shares=positions_of(shared),
+            is_random=whole.draws,
+            writes_state=whole.writes_model or whole.writes_unseen,
+            may_write_more=self._may_write_more(node.target),
+        )
+
+    def _may_write_more(self, called: Any) -> bool:
+        whole = self._recorder.whole
+        if isinstance(called, str):
+            module = self._replica.root.get_submodule(called)
+            return self._missed_writes.by_module(module, whole.ran, whole.written_at)
+        return self._missed_writes.by_function(called, whole.written_at)

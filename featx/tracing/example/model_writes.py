@@ -1,0 +1,42 @@
+"""Writes of a trace for real: into tensors of the model, which it must not touch, and into its copies of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+
+from featx.ir.memory import memory_of
+from featx.tracing.recording.recorder import Recorder
+from featx.tracing.replica.replica import WritesModel
+
+
+class ModelWrites:
+    """Takes the kernels of a trace for real that are about to write tensors.
+
+    Args:
+        recorder: is told what is written.
+        shared: the memory of the model.
+        held: that of the tensors of the replica, which has copies of some.
+    """
+
+    def __init__(self, recorder: Recorder, shared: frozenset[int], held: Collection[int]) -> None:
+        self._recorder = recorder
+        self._shared = shared
+        self._copied = set(held) - shared
+
+    def on_write(self, kernel: Any, tensors: list[torch.Tensor]) -> None:
+        """Take note that a kernel is about to write tensors.
+
+        Raises:
+            WritesModel: one of them is a tensor of the model that the replica shares.
+        """
+        recorder = self._recorder
+        memories = set(map(memory_of, tensors))
+        if "_foreach_" in kernel._schema.name:  # under a dispatch mode, its writes make no new versions
+            recorder.uncounted |= memories
+            recorder.whole.note_unseen_write()
+        if not memories.isdisjoint(self._shared):
+            raise WritesModel
+        recorder.whole.writes_model = recorder.whole.writes_model or not memories.isdisjoint(self._copied)

@@ -1,0 +1,313 @@
+"""Calls of modules: which a trace on an example looks into, and which are one node each."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import chain
+from threading import get_ident
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from featx.ir.module_effects import module_draws, module_writes_state
+from featx.tracing.checks.state_checks import StateChecks
+from featx.tracing.example.answers import NeedsValues
+from featx.tracing.example.measured_calls import MeasuredCalls
+from featx.tracing.example.torch_calls import TorchCalls
+from featx.tracing.guards.scalars import TracedFloat, TracedInt, plain_numbers
+from featx.tracing.recording.lineage import Part
+from featx.tracing.recording.module_output import mark_output
+from featx.tracing.recording.recorder import STORED_BY_HOOK, Recorder
+from featx.tracing.replica.mode_reads import mode_of
+from featx.tracing.replica.modules import has_hooks, has_own_call, modules_of, only_passes_on
+from featx.tracing.replica.replica import Replica
+from featx.tracing.signals import ChangedByOthers, Unfollowable, Unholdable
+from featx.tracing.stand_ins.module_shapes import output_of
+from featx.tracing.symbolic.tracer import Scope
+from featx.tree import tree_leaves
+
+LeafPolicy = Callable[[nn.Module, str], bool]
+
+
+@dataclass(frozen=True)
+class Opening:
+    """Which modules are looked into.
+
+    Attributes:
+        is_leaf: says, for a module of the model and its path, whether a call of it is one node.
+        opened: the paths of the modules that are traced through, where that is known; `is_leaf` numbers nodes then.
+        asked_for: the paths of modules whose outputs are marked.
+    """
+
+    is_leaf: LeafPolicy
+    opened: frozenset[str] | None
+    asked_for: frozenset[str]
+
+
+class ModuleCalls:
+    """What one trace does with the calls of modules.
+
+    Args:
+        recorder: makes the nodes.
+        torch_calls: what runs inside of modules that are looked into.
+        measured: runs those that are not.
+        checks: compares modules with what they were.
+        replica: the modules.
+        opening: which of them are looked into.
+
+    Attributes:
+        ran_inside_whole: paths of modules that were to be opened, or whose output was asked for, and that ran inside
+            one that is kept whole.
+        broken_off: the path of the innermost module in which the trace broke off, or "".
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        torch_calls: TorchCalls,
+        measured: MeasuredCalls,
+        checks: StateChecks,
+        replica: Replica,
+        opening: Opening,
+    ) -> None:
+        self._recorder = recorder
+        self._torch_calls = torch_calls
+        self._measured = measured
+        self._checks = checks
+        self._replica = replica
+        self._opening = opening
+        self._owned = recorder.owned
+        # Whether calls inside of modules that are kept whole count in the names of later calls of the same modules.
+        self._counts_inside = opening.opened is not None
+        self._caller = recorder.scope
+        self._thread = get_ident()
+        self.ran_inside_whole: set[str] = set()
+        self.broken_off = ""
+
+    def on_call(
+        self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Answer a call of a module: one node, or whatever its forward does."""
+        recorder = self._recorder
+        if get_ident() != self._thread:
+            if recorder.whole.depth:
+                recorder.whole.note_unseen_write()  # perhaps: kernels of other threads are not heard
+            else:
+                self._torch_calls.refuse_other_threads()
+            return forward(*args, **kwargs)
+        if recorder.whole.depth:
+            self._note_call_inside(module)
+            return self._result_of(module, args, kwargs)
+        self._torch_calls.check_unseen()
+        frame = recorder.model_frame()
+        if frame is not None:
+            recorder.codes.add(frame.f_code)
+        path = recorder.path_of_module(module)
+        outer = recorder.scope
+        recorder.scope = Scope(path, type(module), outer.stack)
+        self._caller = outer
+        try:
+            if self._is_one_node(module, path):
+                try:
+                    return self._call_whole(module, path, args, kwargs)
+                except (Unholdable, ChangedByOthers):  # a cache that forward has made, `block.height = height`
+                    if self._opening.opened is None or self._is_leaf(module, path):
+                        raise
+            return self._open(module, path, forward, args, kwargs)
+        except BaseException:
+            self.broken_off = self.broken_off or path
+            raise
+        finally:
+            recorder.scope = outer
+
+    def check_missing(self, error: BaseException) -> None:
+        """Raise where an error of forward may come from a forward hook that did not run."""
+        is_missing = isinstance(error, (LookupError, AttributeError))
+        if is_missing and any(map(self._measured.has_hooks, self._checks.called_whole)):
+            raise Unfollowable(f"{STORED_BY_HOOK} or something else is missing ({error!r}),") from error
+
+    def _is_one_node(self, module: nn.Module, path: str) -> bool:
+        if isinstance(module, torch.jit.ScriptModule):
+            return True
+        if has_own_call(type(module)):
+            return False  # what it does ahead of forward is recorded by now, and must not run twice
+        opened = self._opening.opened
+        return self._is_leaf(module, path) if opened is None else path not in opened
+
+    def _is_leaf(self, module: nn.Module, path: str) -> bool:
+        # A policy may know the modules of the model by identity.
+        return self._opening.is_leaf(self._replica.originals.get(module, module), path)
+
+    def _may_stay_whole(self, module: nn.Module) -> bool:
+        """Say whether a module may be kept whole where it cannot be followed."""
+        kind = type(module)
+        return self._opening.opened is None and (not has_own_call(kind) or only_passes_on(kind))
+
+    def _note_call_inside(self, module: nn.Module) -> None:
+        path = self._replica.paths.get(module)
+        if path is None:
+            return
+        opened = self._opening.opened
+        if path in self._opening.asked_for or (opened is not None and path in opened):
+            self.ran_inside_whole.add(path)
+        if self._counts_inside and self._is_leaf(module, path):
+            self._recorder.names.skip_call(path)
+
+    # -- modules that are looked into --------------------------------------------------------------------------------
+
+    def _open(
+        self, module: nn.Module, path: str, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        recorder = self._recorder
+        caller, attempt = self._caller, _Attempt(recorder, self._checks)
+        try:
+            self._take_parts((args, kwargs), caller)
+            if _packs_padded_batches(module, args, kwargs):
+                raise Unfollowable(
+                    f"'{path}' packs a padded batch into a nested tensor where gradients are off (use_nested_tensor), "
+                    "which no trace sees,"
+                )
+            result = forward(*args, **kwargs)
+            if not isinstance(result, (tuple, list, dict)):
+                self._take_parts(result, attempt.scope)
+            self._checks.check(module)
+            self._checks.looked_into.add(module)
+            if path in self._opening.asked_for:
+                mark_output(recorder.graph, recorder.create_arg_aside(result), path)
+            return result
+        except Unfollowable as error:
+            if not self._may_stay_whole(module):
+                raise
+            # What was recorded inside is taken back, and the module is kept whole.
+            attempt.take_back(module)
+            self._caller, self._torch_calls.unseen, self.broken_off = caller, None, ""
+            counts_inside, self._counts_inside = self._counts_inside, True
+            try:
+                result = self._call_whole(module, path, args, kwargs)
+            finally:
+                self._counts_inside = counts_inside
+            call = next(node for node in reversed(recorder.graph.nodes) if node.target == path)
+            call.meta["whole_because"] = error.what
+            return result
+
+    def _take_parts(self, values: Any, scope: Scope) -> None:
+        """Make nodes, in `scope`, of the parts among `values`, which pass into a module or out of it.
+
+        They are named by the module that has taken them, whether the other one is traced through or not.
+        """
+        recorder = self._recorder
+        for value in tree_leaves(values):
+            is_number = isinstance(value, (TracedInt, TracedFloat))
+            is_own = is_number and value.trace is recorder.numbers
+            origin = value.origin if is_own else recorder.lineage.get(value)
+            if not isinstance(origin, Part) or (origin.node is not None and not origin.node.is_erased):
+                continue
+            inside, recorder.scope = recorder.scope, scope
+            try:
+                recorder.node_of(origin)
+            finally:
+                recorder.scope = inside
+
+    # -- modules that are one node -----------------------------------------------------------------------------------
+
+    def _call_whole(self, module: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        recorder = self._recorder
+        inside, recorder.scope = recorder.scope, self._caller  # which takes out of a value what it passes on
+        try:
+            with torch._C.DisableTorchFunction():
+                arguments, keywords = recorder.create_args(args), recorder.create_kwargs(kwargs)
+        finally:
+            recorder.scope = inside
+        self._check_as_built(module, path)
+        # What torch's own leaves do is known.
+        is_own = type(module).__module__[:17] != "torch.nn.modules." or bool(module._modules)
+        if is_own:
+            self._checks.check_untouched(module, path)
+        shown = (args, kwargs) if recorder.numbers.expected is None else plain_numbers((args, kwargs))
+        with self._torch_calls.kernels.seen():
+            result = self._measured.run(
+                ("call_module", path, arguments, keywords),
+                args if not kwargs else (args, kwargs),
+                functools.partial(self._result_of, module, *shown),
+                is_measured=is_own,
+                is_whole=not self._is_leaf(module, path),
+                taken_in=self._caller,
+            )
+        self._checks.note_whole(module, path, is_own=is_own)
+        recorder.note_call(path, args, kwargs, result)
+        return result
+
+    def _check_as_built(self, module: nn.Module, path: str) -> None:
+        """Raise where forward has changed what the module is: the graph would call it as it is in the model."""
+        if mode_of(module) is not self._checks.training[module]:
+            raise Unfollowable(f"forward switches '{path}' between train and eval mode")
+        constants = self._recorder.earlier.constants
+        for inner in modules_of(module):
+            if has_hooks(inner) and not self._measured.has_hooks(path):
+                raise Unfollowable(
+                    f"forward registers a hook on '{path}' or inside it, which would not run in a trace,"
+                )
+            for value in inner._parameters.values():
+                if value is not None and id(value) not in self._owned and id(value) not in constants:
+                    raise Unfollowable(f"'{path}' runs with other parameters than its own")
+
+    def _result_of(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        # Without its hooks: they are to run when the extractor does, and not before.
+        recorder, whole = self._recorder, self._recorder.whole
+        whole.ran.add(module)
+        if not recorder.is_real:
+            with torch._C.DisableTorchFunction():
+                result = output_of(module, args, kwargs)
+            if recorder.device.type != "meta" and _runs_on_tensors_of_its_own(module):
+                raise NeedsValues
+            if result is not None:
+                if mode_of(module):
+                    whole.draws = whole.draws or module_draws(module)
+                    whole.writes_model = whole.writes_model or module_writes_state(module)
+                return result
+        return module.forward(*args, **kwargs)
+
+
+class _Attempt:
+    """What has to be undone if a module cannot be looked into after all."""
+
+    def __init__(self, recorder: Recorder, checks: StateChecks) -> None:
+        self._recorder, self._checks = recorder, checks
+        self.scope = recorder.scope
+        self._last = recorder.graph.root.prev
+        self._names, self._lineage = recorder.names.mark(), recorder.lineage.mark()
+        self._versions, self._memories = len(recorder.versions), len(recorder.memories)
+        self._states, self._autocast = checks.states.mark(), recorder.autocast_modes.mark()
+        self._events = [] if recorder.call_record is None else recorder.call_record.events
+        self._number_of_events = len(self._events)
+
+    def take_back(self, module: nn.Module) -> None:
+        """Take back what was recorded since this was made, and what the module has changed of itself."""
+        recorder = self._recorder
+        recorder.scope, recorder.whole.depth = self.scope, 0
+        recorder.names.forget(self._names)
+        recorder.lineage.forget(self._lineage)
+        del recorder.versions[self._versions :], recorder.memories[self._memories :]
+        del self._events[self._number_of_events :]
+        self._checks.states.reset(module, self._states)
+        recorder.autocast_modes.forget(self._autocast)
+        for node in reversed(recorder.graph.nodes):
+            if node is self._last:
+                break
+            recorder.graph.erase_node(node)
+
+
+def _runs_on_tensors_of_its_own(module: nn.Module) -> bool:
+    # Scripted code runs on tensors that no stand-in takes the place of, and may write them.
+    is_scripted = isinstance(module, torch.jit.ScriptModule)
+    return is_scripted and next(chain(module.parameters(), module.buffers()), None) is not None
+
+
+def _packs_padded_batches(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    if type(module).forward is not nn.TransformerEncoder.forward or cast(Any, module.layers)[0].training:
+        return False
+    mask = kwargs.get("src_key_padding_mask", args[2] if len(args) > 2 else None)
+    return mask is not None and bool(getattr(module, "use_nested_tensor", False))

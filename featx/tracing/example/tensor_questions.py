@@ -1,0 +1,189 @@
+"""What a model asks of a tensor: attributes, its shape and device, and values as numbers of Python."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from types import MethodDescriptorType
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from featx.ir.memory import memory_of
+from featx.ir.node import Node
+from featx.tracing.example.answers import Answers
+from featx.tracing.recording.lineage import Part
+from featx.tracing.recording.recorder import Recorder
+from featx.tracing.recording.results import Results
+from featx.tracing.signals import Unfollowable
+from featx.tracing.source.frames import what_follows
+
+Execute = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+
+# What makes a text of a tensor.
+_TEXT = ("__repr__", "__str__", "__format__")
+_ABOUT_GRADIENTS = frozenset({"requires_grad", "is_leaf", "grad_fn"})
+_OF_DTYPE = frozenset({"dtype", "itemsize", "nbytes"})
+_TENSOR_ATTRIBUTES = frozenset({"T", "H", "mT", "mH", "data", "real", "imag"})
+_SAME_IN_EACH_CALL = frozenset({"ndim", "grad", "_version", "_base", "is_meta"})
+_CONVERSIONS: dict[str, Callable[..., Any]] = {
+    "__bool__": bool, "__int__": int, "__float__": float, "__complex__": complex,
+    "__index__": operator.index, "__contains__": operator.contains,
+}  # fmt: skip
+
+
+class TensorQuestions:
+    """Answers what the model asks of tensors, and records what it goes by.
+
+    Args:
+        recorder: makes the nodes.
+        results: follows tensors and numbers that are answers.
+        answers: what a trace for real was answered.
+        execute: runs a torch call on stand-ins, or for real.
+    """
+
+    def __init__(self, recorder: Recorder, results: Results, answers: Answers, execute: Execute) -> None:
+        self._recorder = recorder
+        self._results = results
+        self._answers = answers
+        self._execute = execute
+        # What is read of attributes, by the name of the tensor's node and of the attribute.
+        self._checked: dict[str, Node] = {}
+
+    # -- attributes --------------------------------------------------------------------------------------------------
+
+    def attribute(self, name: str, function: Callable[..., Any], tensor: torch.Tensor) -> Any:
+        """Answer the read of an attribute of a tensor. `function` reads it."""
+        recorder, is_inside = self._recorder, self._recorder.whole.depth > 0
+        if name == "data":  # whatever is written through it does not count as a version
+            recorder.uncounted.add(memory_of(tensor))
+            recorder.whole.note_unseen_write()
+        if name == "device":
+            return self._device(tensor, function)
+        value = self._value(name, function, tensor)
+        if name in _ABOUT_GRADIENTS and not is_inside:
+            if recorder.is_real:
+                self._answers.note(name, value)
+            elif tensor.is_meta or self._answers.are_expected:  # stand-ins do not know
+                value = self._answers.next(name)
+        if is_inside or name in _SAME_IN_EACH_CALL:
+            return value
+        if isinstance(value, torch.Tensor):
+            arguments = (recorder.create_arg(tensor), name)
+            return self._results.follow(
+                value, recorder.add_node("call_function", getattr, arguments, {}, None, None), None
+            )
+        is_input = recorder.is_followed((tensor,)) and id(tensor) not in recorder.owned
+        if name == "shape":
+            return self._shape(value, tensor) if is_input else self._known_shape(value, tensor)
+        if name in _OF_DTYPE and recorder.is_of_graph((tensor,)):
+            self.decide_dtype(tensor)
+        if is_input or (name in _OF_DTYPE and recorder.is_of_graph((tensor,))):
+            self._decide_attribute(tensor, name, value)
+        return value
+
+    def _value(self, name: str, function: Callable[..., Any], tensor: torch.Tensor) -> Any:
+        recorder = self._recorder
+        if not recorder.is_real:
+            if name in ("is_cuda", "is_cpu"):
+                return recorder.device.type == name[3:]
+            if name == "is_meta":
+                return recorder.device.type == "meta"
+        if name in _OF_DTYPE and recorder.stand_ins.is_cast:
+            return function(recorder.stand_ins.of(tensor))
+        return self._execute(function, (tensor,), {}) if name in _TENSOR_ATTRIBUTES else function(tensor)
+
+    def decide_dtype(self, tensor: torch.Tensor) -> None:
+        """Record that the model goes by the dtype of a tensor."""
+        self._decide_attribute(tensor, "dtype", self._recorder.stand_ins.dtype_of(tensor))
+
+    def _shape(self, shape: torch.Size, tensor: torch.Tensor) -> torch.Size:
+        recorder = self._recorder
+        frame = recorder.model_frame()
+        arguments = (recorder.create_arg(tensor), "shape")
+        return self._results.follow(
+            shape, recorder.add_node("call_function", getattr, arguments, {}, None, frame), frame
+        )
+
+    def _known_shape(self, shape: torch.Size, tensor: torch.Tensor) -> torch.Size:
+        # The shape of a parameter is a plain value here and a node in a symbolic trace, which counts in names.
+        if isinstance(tensor, nn.Parameter):
+            names, path = self._recorder.names, self._recorder.scope.module_path
+            names.skip(path, "getattr")
+            frame = self._recorder.model_frame()
+            for step in what_follows(frame) if frame else ():
+                times = int(step[7:]) if isinstance(step, str) and step.startswith("unpack") else 1
+                for _ in range(times if step != "compare" else 0):
+                    names.skip(path, "getitem")
+        return shape
+
+    def _decide_attribute(self, tensor: torch.Tensor, name: str, value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            return
+        if name == "grad_fn" and value is not None:
+            raise Unfollowable("the history of a tensor (grad_fn) is read")
+        owner = cast(Node, self._recorder.create_arg(tensor))
+        if self._is_new(owner, name):
+            node = self._recorder.add_unnamed_node("call_function", getattr, (owner, name), {}, None)
+            self._check(owner, name, node, value, f"'{name}' of a tensor")
+
+    def _device(self, tensor: torch.Tensor, function: Callable[..., Any]) -> torch.device:
+        recorder = self._recorder
+        is_stand_in = tensor.is_meta and not recorder.is_real
+        known = recorder.device if is_stand_in else function(tensor)
+        if recorder.whole.depth:
+            return known
+        # A new object at each read, so that it can be told which tensor's device is passed on.
+        device = torch.device(known.type, known.index) if known.index is not None else torch.device(known.type)
+        if recorder.is_followed((tensor,)) or id(tensor) in recorder.owned:
+            owner = cast(Node, recorder.create_arg(tensor))
+            recorder.lineage.put(device, Part(owner, getattr, "device"))
+            frame = recorder.model_frame()
+            if frame is not None and set(what_follows(frame)) & {"attribute type", "attribute index", "compare"}:
+                self._decide_device(owner, known)
+        return device
+
+    def _decide_device(self, owner: Node, known: torch.device) -> None:
+        if self._is_new(owner, "device.type"):
+            device = self._recorder.add_unnamed_node("call_function", getattr, (owner, "device"), {}, None)
+            kind = self._recorder.add_unnamed_node("call_function", getattr, (device, "type"), {}, None)
+            self._check(owner, "device.type", kind, known.type, "the type of a tensor's device")
+
+    def _is_new(self, owner: Node, what: str) -> bool:
+        check = self._checked.get(f"{owner.name}.{what}")
+        return check is None or check.is_erased
+
+    def _check(self, owner: Node, name: str, node: Node, value: Any, what: str) -> None:
+        self._checked[f"{owner.name}.{name}"] = self._recorder.guard(node, value, what)
+
+    # -- values ------------------------------------------------------------------------------------------------------
+
+    def read_value(self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
+        """Answer a call that turns values into numbers, texts or truth values of Python."""
+        recorder = self._recorder
+        if not recorder.is_of_graph(args):
+            return function(*args, **kwargs)
+        if name in ("numpy", "__array__"):
+            raise Unfollowable("a tensor is turned into a numpy array")
+        if name in _TEXT and recorder.numbers.is_message():
+            return function(*args, **kwargs) if recorder.is_real else repr(args[0])  # with "..." for the values
+        result = self._execute(function, args, kwargs)
+        if name in ("item", "tolist"):
+            frame = recorder.model_frame()
+            node = recorder.add_node("call_method", name, recorder.create_args(args), {}, None, frame)
+            if name == "tolist":
+                recorder.guard_form(node, result, "what tolist() gives")
+            return self._results.follow(result, node, frame)
+        return self.pinned(_CONVERSIONS.get(name, function), args, result)
+
+    def pinned(self, function: Callable[..., Any], args: tuple[Any, ...], result: Any) -> Any:
+        """Record what Python got as a plain value, and that it must be the same again."""
+        recorder = self._recorder
+        if recorder.is_of_graph(args):
+            # TorchScript knows `x.dim()` and not `torch.Tensor.dim(x)`.
+            is_method = isinstance(function, MethodDescriptorType)
+            op, target = ("call_method", function.__name__) if is_method else ("call_function", function)
+            node = recorder.add_unnamed_node(op, target, recorder.create_args(args), {}, None)
+            recorder.guard(node, result, f"{function.__name__}()")
+        return result

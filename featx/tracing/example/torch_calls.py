@@ -1,0 +1,328 @@
+"""Torch calls: run those that a model makes, and turn them into nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, cast
+
+import torch
+
+from featx.ir.arguments import Argument
+from featx.ir.memory import memory_of
+from featx.ir.node import Target
+from featx.ir.operator_effects import draws_now, operator_draws, operator_writes
+from featx.tracing.environment.generators import TorchGenerator
+from featx.tracing.environment.other_threads import is_only_thread
+from featx.tracing.environment.saved_tensors import SavedGlobals
+from featx.tracing.environment.switches import name_of_difference, switches
+from featx.tracing.example.answers import Answers, NeedsValues
+from featx.tracing.example.tensor_questions import TensorQuestions
+from featx.tracing.guards.scalars import plain_numbers
+from featx.tracing.operators import COMPARISONS, MAGIC, OPERATORS, READS_VALUES, REFLECTED, UNARY
+from featx.tracing.recording.recorder import Recorder
+from featx.tracing.recording.results import Results
+from featx.tracing.signals import LeftBehind, Unfollowable
+from featx.tracing.source.frames import (
+    compares_objects,
+    is_comparison,
+    is_in_try,
+    line_of,
+    user_frame,
+    written_operator,
+    written_sign,
+)
+from featx.tracing.stand_ins.kernels import Kernels, OnKernel
+from featx.tracing.symbolic.constants import versions_of
+from featx.tree import tree_leaves
+
+# What changes the shape of a tensor and of all that are the same object.
+_RESHAPES = frozenset({"squeeze_", "unsqueeze_", "t_", "transpose_", "swapdims_", "swapaxes_", "as_strided_"})
+_MEMORY = frozenset({"untyped_storage", "storage", "_typed_storage", "__dlpack__", "data_ptr"})
+
+
+class TorchCalls:
+    """What one trace does with the torch calls of a model.
+
+    Args:
+        recorder: makes the nodes.
+        results: follows what the calls give.
+        on_write: takes each kernel that may write, in a trace for real.
+        saved_globals: saves tensors of Python modules that are written inside a module that is kept whole.
+
+    Attributes:
+        answers: what was read of values.
+        generator: the state of torch's random generator.
+        kernels: hears of kernels that run outside every call that the trace knows of.
+        questions: answers what is asked of tensors.
+        unseen: what ran on a value of the trace where no call told of it.
+    """
+
+    def __init__(
+        self, recorder: Recorder, results: Results, on_write: OnKernel | None, saved_globals: SavedGlobals
+    ) -> None:
+        self._recorder = recorder
+        self._results = results
+        self._saved_globals = saved_globals
+        self.answers = Answers()
+        self.generator = TorchGenerator()
+        self.kernels = Kernels(self._on_unseen_kernel, on_write, recorder.note_dynamic_shape)
+        self.questions = TensorQuestions(recorder, results, self.answers, self.execute)
+        self.unseen: Unfollowable | None = None
+        # Whether an opened module has given a tensor other memory.
+        self._gave_memory = False
+        # Memory of tensors that the model may know as one object, and the trace as several.
+        self._renamed: set[int] = set()
+        # How the switches of the process are set.
+        self._switches = switches()
+        # Whether calls draw, by name.
+        self._draws: dict[str, bool] = {}
+
+    def on_call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Answer a torch call: run it and, outside modules that are kept whole, record it."""
+        recorder, name = self._recorder, function.__name__
+        is_inside = recorder.whole.depth > 0
+        if name == "__get__":
+            if not is_inside:
+                recorder.earlier.refuse(args[0])
+            return self.questions.attribute(cast(Any, function).__self__.__name__, function, args[0])
+        if is_inside:
+            return self.execute(function, args, kwargs)
+        recorder.earlier.refuse(args, kwargs)
+        # Tensor.set_, and what it assigns itself: torch loses an error that is raised here.
+        if name == "set_" or (name == "__set__" and _is_of_backward_hooks(function) and args[1] is None):
+            self._gave_memory = self._gave_memory or name == "set_"
+            return function(*args, **kwargs)
+        self.check_unseen()
+        if function is torch._C._set_grad_enabled:
+            recorder.grad_modes.record(args[0])
+            recorder.grad_modes.is_enabled = args[0]
+            return function(*args)
+        self._refuse(name, function, args)
+        if name in ("dim", "ndimension"):
+            return function(*args, **kwargs)
+        if name in READS_VALUES:
+            return self.questions.read_value(name, function, args, kwargs)
+        if name == "__len__":
+            recorder.numbers.on_conversion()
+            return self.questions.pinned(len, args, function(*args))
+        if name == "element_size" and recorder.is_of_graph(args):
+            self.questions.decide_dtype(args[0])
+        if operator_writes(name) or "out" in kwargs:
+            self._refuse_foreign((*args[:1], kwargs.get("out")))
+        if not recorder.is_followed(args) and not (kwargs and recorder.is_followed(tuple(kwargs.values()))):
+            return self._on_constants(function, args, kwargs)
+        return self._record(function, args, kwargs)
+
+    # -- what is refused ---------------------------------------------------------------------------------------------
+
+    def _refuse(self, name: str, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        if name == "__set__":
+            raise Unfollowable(f"'{cast(Any, function).__self__.__name__}' of a tensor is assigned")
+        if name in _MEMORY and self._recorder.is_of_graph(args):
+            raise Unfollowable(f"the memory of a tensor is read past torch ({name})")
+        if name in ("resize_", "resize_as_"):
+            raise Unfollowable(f"a tensor gets other memory ({name})")
+        if name in _RESHAPES and memory_of(args[0]) in self._renamed:
+            raise Unfollowable(f"a tensor that other values may be too changes its shape in place ({name})")
+
+    def _refuse_foreign(self, targets: tuple[Any, ...]) -> None:
+        recorder = self._recorder
+        for target in targets:
+            if not isinstance(target, torch.Tensor) or recorder.is_of_graph((target,)) or recorder.is_unseen(target):
+                continue
+            raise Unfollowable(f"a tensor of shape {tuple(target.shape)} that the model does not own is written")
+
+    def check_unseen(self) -> None:
+        """Raise where something ran that a graph would miss."""
+        if self.unseen is not None:
+            raise self.unseen
+
+    def check_memory_given(self) -> None:
+        """Raise where forward has given a tensor other memory since this was asked last."""
+        if self._gave_memory:
+            self._gave_memory = False
+            raise LeftBehind("forward gives a tensor other memory (Tensor.set_)")
+
+    def check_memory(self) -> None:
+        """Raise where a followed tensor has other memory than it had."""
+        # torch does not tell of Tensor.set_.
+        for tensor, memory in self._recorder.memories:
+            if memory_of(tensor) != memory:
+                raise LeftBehind("forward gives a tensor other memory (Tensor.set_)")
+
+    def refuse_other_threads(self) -> None:
+        """Note that forward has another thread compute something. It is raised later, in this thread."""
+        what = "forward hands work to another thread or process, which a trace does not see,"
+        self.unseen = self.unseen or Unfollowable(what)
+
+    # -- running -----------------------------------------------------------------------------------------------------
+
+    def execute(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a torch call on stand-ins, or for real where this trace is one."""
+        recorder, name = self._recorder, function.__name__
+        if not recorder.is_real and torch._C._is_any_autocast_enabled():
+            raise NeedsValues  # the meta device does not know of autocast
+        if recorder.whole.depth:  # of a node of its own the graph knows
+            self._note_inside(name, args, kwargs)
+        if recorder.stand_ins.writes_model(function, args, kwargs):
+            recorder.whole.writes_model = True
+        if recorder.is_real:
+            if recorder.numbers.expected is not None:
+                args, kwargs = plain_numbers((args, kwargs))
+            result = function(*args, **kwargs)
+            if name in READS_VALUES:
+                self.answers.note(name, result)
+            return result
+        if name in READS_VALUES or name in _MEMORY:
+            is_unknown = any(isinstance(value, torch.Tensor) and value.is_meta for value in args)
+            if is_unknown and name in _MEMORY:
+                raise NeedsValues  # of a stand-in it would be 0
+            answer = self.answers.next(name) if is_unknown or self.answers.are_expected else None
+            if is_unknown:
+                return answer
+        result = recorder.stand_ins.run(function, args, kwargs)
+        if name == "type" and isinstance(result, str):
+            kind = recorder.device.type
+            return result.replace("torch.meta.", "torch." if kind == "cpu" else f"torch.{kind}.")
+        return result
+
+    def _note_inside(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        whole = self._recorder.whole
+        whole.draws = whole.draws or draws_now(name, args, kwargs)
+        is_write = operator_writes(name) or "out" in kwargs
+        if is_write:
+            self._saved_globals.save((*args[:1], kwargs.get("out")))
+        if is_write or kwargs.get("inplace"):
+            whole.written_at.add(line_of(user_frame()))
+
+    def _execute_in_order(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        # The numbers that a graph draws follow from the state of the generator, which it must find as the model does.
+        name = function.__name__
+        is_draw = self._draws.get(name)
+        if is_draw is None:
+            is_draw = self._draws[name] = operator_draws(name)
+        if is_draw:
+            self.check_generator()
+        result = self.execute(function, args, kwargs)
+        if is_draw:
+            self.note_draw()
+        return result
+
+    def note_draw(self) -> None:
+        """Remember the state in which the next draw should find torch's generator."""
+        if is_only_thread():  # a trace draws nothing from this generator but here, so that the state tells
+            with torch._C.DisableTorchFunction():
+                torch.empty(1, device="cpu").uniform_()
+        self.generator.note()
+
+    def check_generator(self) -> None:
+        """Raise where forward has put torch's generator into another state than that of the last draw."""
+        if self.generator.was_set():
+            raise LeftBehind("forward seeds torch's random generator, or puts it back,")
+
+    # -- recording ---------------------------------------------------------------------------------------------------
+
+    def _record(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        recorder = self._recorder
+        frame = recorder.model_frame()
+        if frame is not None:
+            recorder.codes.add(frame.f_code)
+        if switches() != self._switches:
+            name = name_of_difference(self._switches)
+            raise Unfollowable(f"forward sets a switch of torch for the whole process: {name},")
+        if frame is not None and is_in_try(frame):
+            raise Unfollowable("a torch call stands in a `try` that catches errors, which may come for other inputs")
+        arguments, keywords = recorder.create_args(args), recorder.create_kwargs(kwargs)
+        name = function.__name__
+        result = self._execute_in_order(function, args, kwargs)
+        if args and result is args[0] and isinstance(result, torch.Tensor) and not operator_writes(name):
+            result = self.another_name(result, frame)
+        op, target, arguments, stem = _as_written(function, arguments, keywords, frame)
+        node = recorder.add_node(op, target, arguments, keywords, stem, frame)
+        result = self._results.follow(result, node, frame)
+        if name in ("squeeze", "squeeze_"):
+            # How many dimensions go depends on sizes.
+            self.questions.pinned(torch.Tensor.dim, (result,), result.dim())
+        return result
+
+    def another_name(self, tensor: torch.Tensor, frame: FrameType | None) -> torch.Tensor:
+        """Return the same memory as another object, for a call that returns what it got, or for another input does not.
+
+        Raises:
+            Unfollowable: the code of `frame` would notice.
+        """
+        if frame is not None and compares_objects(frame.f_code):
+            raise Unfollowable("forward may ask with `is` whether a call returns what it got")
+        if tensor.layout != torch.strided:
+            raise Unfollowable("a call returns the sparse tensor that it got")
+        self._renamed.add(memory_of(tensor))
+        with torch._C.DisableTorchFunction():
+            return torch.ops.aten.alias.default(tensor)
+
+    def _on_constants(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        # No input of the model is involved. A call that makes or writes tensors is recorded, without a name, as they
+        # may be written later and must be made anew in each call; what any other gives is a plain value.
+        recorder = self._recorder
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        versions = versions_of(given)
+        result = self._execute_in_order(function, args, kwargs)
+        is_written = operator_writes(function.__name__) or "out" in kwargs or versions_of(given) != versions
+        if not is_written and not any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(result)):
+            return result
+        arguments, keywords = recorder.create_args(args), recorder.create_kwargs(kwargs)
+        frame = recorder.model_frame()
+        op, target, arguments, stem = _as_written(function, arguments, keywords, frame)
+        return self._results.follow(result, recorder.add_unnamed_node(op, target, arguments, keywords, stem), frame)
+
+    def _on_unseen_kernel(self, function: Any, tensors: list[torch.Tensor]) -> torch.Tensor | None:
+        """Note a kernel that runs outside every call that the trace knows of, where that matters.
+
+        It is raised later: code in C++ on the way would make another error of it. `torch.Tensor(x)`, which torch does
+        not tell of either, calls one kernel and returns what that gives; this is recorded.
+        """
+        recorder = self._recorder
+        if recorder.whole.depth or self.unseen is not None:
+            return None
+        if function is torch.ops.aten.alias.default and recorder.is_of_graph((tensors[0],)):
+            with self.kernels.seen():
+                result = function(tensors[0])
+                arguments = (recorder.create_arg(tensors[0]),)
+                node = recorder.add_node("call_function", function, arguments, {}, "Tensor", None)
+                return self._results.follow(result, node, None)
+        is_random = torch.Tag.nondeterministic_seeded in getattr(function, "tags", ())
+        if is_random or any(recorder.is_of_graph((tensor,)) or recorder.is_unseen(tensor) for tensor in tensors):
+            self.unseen = Unfollowable(f"{function} runs in compiled or scripted code, which torch does not tell of,")
+        return None
+
+
+def _is_of_backward_hooks(function: Any) -> bool:
+    return function.__self__.__name__ == "_backward_hooks"
+
+
+def _as_written(
+    function: Callable[..., Any], args: tuple[Argument, ...], kwargs: dict[str, Argument], frame: FrameType | None
+) -> tuple[str, Target, tuple[Argument, ...], str | None]:
+    """Return opcode, target, arguments and name for a torch call, as the model writes it: an operator, a method..."""
+    name = function.__name__
+    if not kwargs and len(args) == 1 and name in UNARY and frame is not None:
+        sign, target = UNARY[name]
+        if written_sign(frame) == sign:
+            return "call_function", target, args, None
+    if not kwargs and len(args) > 1:
+        if name in COMPARISONS and frame is not None and is_comparison(frame):
+            return "call_function", COMPARISONS[name], args, None
+        known = OPERATORS.get(name)
+        if known is not None and frame is not None and written_operator(frame) == known[0]:
+            symbol, target = known
+            # `x += y` is named as in a symbolic trace.
+            return "call_function", target, args, target.__name__[1:] if symbol.endswith("=") else None
+        reflected = REFLECTED.get(name)
+        if reflected is not None:
+            return "call_function", reflected, args[::-1], None
+    magic = MAGIC.get(name)
+    if magic is not None:
+        return "call_function", magic, args, None
+    if getattr(torch.Tensor, name, None) is function:
+        return "call_method", name, args, None
+    return "call_function", function, args, None

@@ -1,0 +1,459 @@
+"""ExampleTrace: one run of a model on an example, what is set up for it, and what is put back afterwards."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from featx.ir.graph import Graph
+from featx.ir.memory import memory_of
+from featx.ir.node import Node
+from featx.tracing.checks.replay import Record, Replay
+from featx.tracing.checks.state_checks import StateChecks
+from featx.tracing.environment.generators import SharedGenerators
+from featx.tracing.environment.heard_calls import CallListener, HeardCalls, hands_over
+from featx.tracing.environment.recursion import room_for
+from featx.tracing.environment.saved_tensors import SavedGlobals
+from featx.tracing.environment.thread_modes import ThreadModes
+from featx.tracing.example.answers import NeedsValues
+from featx.tracing.example.function_calls import FunctionCalls
+from featx.tracing.example.kept_tensors import KeptTensors, drop_tensors
+from featx.tracing.example.measured_calls import MeasuredCalls
+from featx.tracing.example.model_writes import ModelWrites
+from featx.tracing.example.module_calls import ModuleCalls, Opening
+from featx.tracing.example.surroundings import ModelTensors, Surroundings
+from featx.tracing.example.torch_calls import TorchCalls
+from featx.tracing.guards.conversions import CONVERSIONS
+from featx.tracing.guards.example_inputs import Given, bind_example
+from featx.tracing.guards.guards import require_distinct_inputs
+from featx.tracing.guards.scalars import Disguise, Diverged
+from featx.tracing.guards.structure import contents_of
+from featx.tracing.recording.lineage import Lineage, Origin
+from featx.tracing.recording.numbers import Numbers
+from featx.tracing.recording.recorder import Recorder
+from featx.tracing.recording.results import Results
+from featx.tracing.replica.mode_reads import ModeReads, has_set_mode, listen
+from featx.tracing.replica.module_states import ModuleStates
+from featx.tracing.replica.modules import has_hooks, intercept
+from featx.tracing.replica.replica import Replica
+from featx.tracing.signals import Disturbed, LeftBehind, Unfollowable
+from featx.tracing.source.frames import compares_objects, user_frame
+from featx.tracing.stand_ins.stand_ins import StandIns
+
+_ABSENT = object()
+# Says, of the graph so far and the path of the innermost module that failed, whether all that is wanted is there.
+IsEnough = Callable[[Graph, str], bool]
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """Under which conditions a model runs; see `ExampleTracer.run_once`."""
+
+    is_real: bool
+    gradients: bool
+    earlier: ExampleTrace | None
+    dtype: torch.dtype | None
+    disguise: Disguise
+    before: ExampleTrace | None
+    disguised: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a tracer asks of each run; see `ExampleTracer`."""
+
+    opening: Opening
+    keep_source: bool
+    keep_output: bool
+    hears_seeds: bool
+    is_repeated: bool
+    reads: ModeReads | None
+
+
+class ExampleTrace:
+    """One run of a model on an example.
+
+    Attributes:
+        graph: what the model did.
+        surroundings: what is traced.
+        replica: the copy of it that runs.
+        checks: compares the modules with what they were.
+        numbers: the numbers that the model got.
+        answers: what was read of values.
+        is_real: whether tensors have values.
+        gradients: whether it runs with gradients switched on.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        surroundings: Surroundings,
+        replica: tuple[Replica, ModelTensors],
+        conditions: Conditions,
+    ) -> None:
+        self.surroundings = surroundings
+        self.replica, self.tensors = replica
+        self.is_real, self.gradients = conditions.is_real, conditions.gradients
+        self._settings = settings
+        self._saved_globals = SavedGlobals(surroundings.global_tensors)
+        recorder = self.recorder = Recorder(
+            surroundings, self.replica, self.tensors.paths, is_real=self.is_real, keep_source=settings.keep_source
+        )
+        results = self._results = Results(recorder)
+        on_write = self._model_writes(surroundings).on_write if self.is_real else None
+        self._torch_calls = TorchCalls(recorder, results, on_write, self._saved_globals)
+        self.checks = StateChecks(recorder, self._torch_calls, self.replica.paths, surroundings.assigned_to_others)
+        self.checks.looked_into.add(self.replica.root)
+        measured = MeasuredCalls(recorder, results, self._torch_calls, surroundings, self.replica)
+        self._module_calls = ModuleCalls(
+            recorder, self._torch_calls, measured, self.checks, self.replica, settings.opening
+        )
+        self._function_calls = FunctionCalls(recorder, self._torch_calls, measured, surroundings)
+        self._replay: Replay | None = None
+        self._given: list[Given] = []
+        self._kept = KeptTensors(recorder)
+        # What puts back what this run changes outside of the replica, until all of it is. Each may be called twice.
+        self._restorers: list[Callable[[], None]] = []
+        # The traces of all calls of the replica.
+        self._calls: list[ExampleTrace] = [] if conditions.before is None else conditions.before._calls
+        self._apply(conditions)
+        self._calls.append(self)  # all that `drop_replica` asks for is there
+
+    def _model_writes(self, surroundings: Surroundings) -> ModelWrites:
+        return ModelWrites(self.recorder, surroundings.memories, set(map(memory_of, self.tensors.all)))
+
+    def _apply(self, conditions: Conditions) -> None:
+        recorder, earlier, before = self.recorder, conditions.earlier, conditions.before
+        if conditions.dtype is not None:
+            recorder.stand_ins.cast(self.replica.root, conditions.dtype)
+        self.numbers.disguise, self.numbers.disguised = conditions.disguise, conditions.disguised
+        if self._settings.is_repeated and earlier is None and before is None:
+            recorder.call_record = Record()
+        if before is not None:
+            self.checks.absent, self.checks.read_first = before.checks.absent, before.checks.read_first
+            before.put_back_tensors()
+            recorder.earlier = before._kept.alive(self.replica.paths)
+            self.checks.states = ModuleStates(self.replica.paths, before.checks.states)
+        if earlier is not None:
+            self.numbers.expected = earlier.numbers.values
+            # Where that was a trace for real, this one may be told what it read.
+            self._torch_calls.answers.expect(earlier._torch_calls.answers.given)
+            # It ends where it does more. What is recorded and taken back counts for a while.
+            recorder.most_nodes = 2 * len(earlier.graph.nodes) + 1000
+
+    @property
+    def graph(self) -> Graph:
+        """What the model did."""
+        return self.recorder.graph
+
+    @property
+    def numbers(self) -> Numbers:
+        """The numbers that the model got."""
+        return self.recorder.numbers
+
+    @property
+    def signature(self) -> inspect.Signature:
+        """That of the function that was traced."""
+        return self.surroundings.signature
+
+    @property
+    def gradient_checks(self) -> list[Node]:
+        """The checks that gradients are enabled, or not, as they were when forward asked."""
+        return self._function_calls.gradient_checks
+
+    @property
+    def ran_inside_whole(self) -> set[str]:
+        """Paths of modules that were to be opened and that ran inside one that is kept whole."""
+        return self._module_calls.ran_inside_whole
+
+    # -- the run -----------------------------------------------------------------------------------------------------
+
+    def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], is_enough: IsEnough | None) -> None:
+        """Run the root on the example and record it."""
+        self.recorder.caller = user_frame()
+        try:
+            try:
+                self._run(args, kwargs, is_enough)
+            finally:
+                self._restore()
+        finally:
+            self._restore()  # again: an interrupt may have ended the first one
+            self.recorder.caller = None
+        self.numbers.are_recorded = False
+        reads = self._settings.reads
+        if reads is not None:
+            reads.any = reads.any or any(map(has_set_mode, self.replica.paths))
+        self.recorder.names.assign()
+        self.recorder.mark_overwritten()
+        self.let_go()
+
+    def _restore(self) -> None:
+        for restore in reversed(self._restorers):
+            restore()
+        self._restorers = []
+
+    def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], is_enough: IsEnough | None) -> None:
+        generators = self._set_up()
+        kernels = self._torch_calls.kernels
+        with torch._C.DisableTorchFunction(), kernels.seen():
+            inputs = bind_example(self.recorder, self._results, self.signature, args, kwargs, self._stand_in)
+            call_args, call_kwargs, self._given = inputs
+            if not self.gradients and self.numbers.expected is None:
+                self._function_calls.on_grad_question()
+        output, result = self._output_of_call(call_args, call_kwargs, is_enough)
+        if self.recorder.call_record is not None:
+            self.recorder.call_record.result = result
+        if not self.surroundings.passing.are_laid():
+            raise Disturbed("functions of its Python modules were laid over and lifted meanwhile")
+        with torch._C.DisableTorchFunction(), kernels.seen():
+            self._check_left_behind(generators)
+            self.recorder.autocast_modes.leave()
+            self.graph.output(output)
+            if any(map(compares_objects, self._codes_that_ran())):
+                require_distinct_inputs(self.graph)
+
+    def _set_up(self) -> SharedGenerators:
+        around, generator = self.surroundings, self._torch_calls.generator
+        modes = ThreadModes()
+        heard = HeardCalls(self._listeners())
+        generators = SharedGenerators()
+        around.look_at_caches()
+        self._restorers += [
+            heard.stop, generators.restore, generator.restore, self._saved_globals.restore, self._restore_caches,
+            around.passing.lift, modes.leave,
+        ]  # fmt: skip
+        self.recorder.grad_modes.is_enabled = self.gradients
+        if self._settings.reads is not None:
+            listen(self.replica.paths, self._settings.reads)
+        intercept(self.replica.paths, self._on_module)
+        self._remove_absent()
+        generator.is_heard = heard.start() and self._settings.hears_seeds
+        self._lay_pass_throughs()
+        modes.leave_inference_mode()
+        modes.enter(_Mode(self), self._torch_calls.kernels, gradients=self.gradients)
+        return generators
+
+    def _output_of_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], is_enough: IsEnough | None) -> Any:
+        """Call forward; return its output as an argument of the output node, and as it is."""
+        try:
+            result = self._call(*args, **kwargs)
+            self._torch_calls.check_unseen()
+            with torch._C.DisableTorchFunction(), self._torch_calls.kernels.seen():
+                return self.recorder.create_arg(result) if self._settings.keep_output else None, result
+        except LeftBehind:
+            raise
+        except (Unfollowable, NeedsValues, Exception) as error:
+            self.recorder.whole.depth = 0
+            self.recorder.names.assign()
+            if is_enough is None or not is_enough(self.graph, self._module_calls.broken_off):
+                self._module_calls.check_missing(error)
+                raise
+            if self.recorder.call_record is not None:
+                self.recorder.call_record.broke_off = True
+            return None, None
+
+    def _call(self, *args: Any, **kwargs: Any) -> Any:
+        # The hooks of the root are code like any other, and what they do to its inputs, all else is computed from.
+        call: Callable[..., Any]
+        root = self.replica.root
+        if has_hooks(root):
+            call = functools.partial(type(root)._call_impl, root)
+        else:
+            traced = self.surroundings.traced
+            call = root.forward if isinstance(traced, nn.Module) else traced
+        with room_for(self.surroundings.levels):
+            return call(*args, **kwargs)
+
+    def _stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.layout is not torch.strided:
+            if not self.is_real:
+                raise NeedsValues  # what a sparse tensor computes depends on which of its values are there
+            found = tensor.detach().clone()
+        elif self.is_real or tensor.is_meta:
+            found = tensor.detach().clone(memory_format=torch.preserve_format)
+        else:
+            found = self.recorder.stand_ins.new(tensor)  # one tensor may be given as two inputs
+        if self.recorder.call_record is not None:
+            self.recorder.call_record.inputs.append(found)
+        return found
+
+    def _lay_pass_throughs(self) -> None:
+        conversions = [(namespace, name) for namespace in self.numbers.converting for name in CONVERSIONS]
+        self.surroundings.passing.lay(self._on_draw, self._on_function, conversions)
+
+    def _restore_caches(self) -> None:
+        self.surroundings.caches.restore(self._is_of_trace)
+
+    def _is_of_trace(self, tensor: torch.Tensor) -> bool:
+        is_of_second_call = self._replay is not None and self._replay.has_made(tensor)
+        return is_of_second_call or self.recorder.is_made_here(tensor)
+
+    def _remove_absent(self) -> None:
+        for path, name in self.checks.absent:
+            self.replica.root.get_submodule(path).__dict__.pop(name, None)
+
+    # -- what the running code calls ---------------------------------------------------------------------------------
+
+    def on_torch_call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Answer a call of torch."""
+        recorder, torch_calls = self.recorder, self._torch_calls
+        with torch_calls.kernels.seen():
+            result = torch_calls.on_call(function, args, kwargs)
+            if recorder.call_record is not None and not recorder.whole.depth:
+                recorder.note_call(function, args, kwargs, result)
+            return result
+
+    def _on_module(
+        self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        if self._replay is not None:
+            return self._replay.on_module(self.replica.paths.get(module), forward, args, kwargs)
+        return self._module_calls.on_call(module, forward, args, kwargs)
+
+    def _on_function(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._replay is not None:
+            return self._replay.on_wrapped(function, args, kwargs)
+        return self._function_calls.on_call(function, args, kwargs)
+
+    def _on_draw(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._replay is not None:
+            raise Diverged
+        return self._function_calls.on_draw(function, args, kwargs)
+
+    def _listeners(self) -> list[CallListener]:
+        listeners: list[CallListener] = [self._torch_calls.generator.on_call] if self._settings.hears_seeds else []
+        # On stand-ins, what another thread computes has no values, and is seen where forward uses it.
+        return [*listeners, self._on_handover] if self.is_real else listeners
+
+    def _on_handover(self, frame: FrameType, event: str, called: Any) -> None:
+        # What calls that the trace knows of do inside, such as torch.cond, is theirs.
+        is_inside = self.recorder.whole.depth or self._torch_calls.kernels.depth
+        if not is_inside and hands_over(frame, event, called):
+            self._torch_calls.refuse_other_threads()
+
+    # -- what it left behind -----------------------------------------------------------------------------------------
+
+    def _check_left_behind(self, generators: SharedGenerators) -> None:
+        self.checks.check_all()
+        self._check_inputs()
+        self._torch_calls.check_memory()
+        self._torch_calls.check_generator()
+        if generators.have_drawn():
+            if generators.others_may_have_drawn():
+                raise Disturbed("a random generator of Python or numpy was drawn from")
+            raise LeftBehind("forward draws from a random generator of Python or numpy by a name of its own")
+        number = self.surroundings.caches.changed_number()
+        if number is not None:
+            raise LeftBehind(f"forward changes the number {number} of its Python module or of a class")
+
+    def _check_inputs(self) -> None:
+        for name, container, before in self._given:
+            now = contents_of(container)
+            if any(item is not before.get(key, _ABSENT) for key, item in now.items()):
+                raise LeftBehind(f"forward keeps something in the input '{name}', a {type(container).__name__},")
+
+    def _codes_that_ran(self) -> set[CodeType]:
+        forwards = [type(each).forward for each in self.checks.looked_into]
+        codes = (getattr(each, "__code__", None) for each in (inspect.unwrap(self.surroundings.function), *forwards))
+        return self.recorder.codes | {code for code in codes if code is not None}
+
+    # -- a second call -----------------------------------------------------------------------------------------------
+
+    def repeats(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Say whether a second call on the replica does the same; False too where that is not tried.
+
+        The record of the first call is dropped. Where the answer is False the replica is used up.
+        """
+        record, self.recorder.call_record = self.recorder.call_record, None
+        # What opened code reads of a module that is kept whole, the calls of that module may have changed.
+        if record is None or self.checks.states.are_changed_by_calls or self.replica.has_hidden_state:
+            return False
+        self._replay = Replay(record, self.recorder.owned)
+        self.put_back_tensors()
+        self._remove_absent()
+        try:
+            try:
+                return self._call_again(self._replay, args, kwargs)
+            except KeyboardInterrupt as error:
+                end_contexts(error)
+                raise
+            finally:
+                self._restore()
+        finally:
+            self._restore()  # again: an interrupt may have ended the first one
+            self._kept.add_twins(self._replay.end())
+            self._replay = None
+
+    def _call_again(self, replay: Replay, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        modes, passing = ThreadModes(), self.surroundings.passing
+        self._restorers = [self._restore_caches, passing.lift, modes.leave]
+        self._lay_pass_throughs()
+        modes.leave_inference_mode()
+        modes.enter(replay.mode, None, gradients=self.gradients)
+
+        def call() -> Any:
+            with torch._C.DisableTorchFunction():
+                call_args, call_kwargs = replay.inputs(self.signature, args, kwargs)
+            return self._call(*call_args, **call_kwargs)
+
+        return replay.does_the_same(call) and passing.are_laid()
+
+    # -- when it is over ---------------------------------------------------------------------------------------------
+
+    def forget_record(self) -> None:
+        """Drop the record for a second call, which keeps all tensors."""
+        self.recorder.call_record = None
+
+    def let_go(self) -> None:
+        """Drop all values of the trace, which is over."""
+        self._kept.take()
+        recorder = self.recorder
+        recorder.lineage, recorder.stand_ins = Lineage(), StandIns({})
+        recorder.versions, recorder.memories, self._given = [], [], []
+        self._torch_calls.generator.forget()
+
+    def put_back_tensors(self) -> None:
+        """Let modules hold the tensors of before where forward has assigned what stands for them, or another name."""
+        self._kept.put_back(self.replica.paths)
+        self.checks.states.put_back_aliases()  # `self.table = self.table.to(x.device)`
+
+    def origins(self) -> dict[int, Origin]:
+        """Return where the tensors of the trace that live on come from, by id."""
+        return self._kept.origins()
+
+    def drop_replica(self) -> None:
+        """Drop the replica, and empty the cached functions of any file that keep a tensor of one of its calls."""
+        self.replica.drop()
+        calls = self._calls.copy()
+        for call in calls:
+            call.checks.states = ModuleStates(())
+        self._calls.clear()
+        drop_tensors([call._kept for call in calls])
+
+
+class _Mode(TorchFunctionMode):
+    """Hands every torch call of this thread to the trace."""
+
+    def __init__(self, trace: ExampleTrace) -> None:
+        super().__init__()
+        self._trace = trace
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return self._trace.on_torch_call(func, args, kwargs or {})
+
+
+def end_contexts(error: KeyboardInterrupt) -> None:
+    """Free the frames that an interrupt has left, of contexts that lay modes."""
+    # A context manager of torch that was left in its `__exit__` pushes the mode of the trace again when its frame goes.
+    traceback.clear_frames(error.__traceback__)

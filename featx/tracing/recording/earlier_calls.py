@@ -1,0 +1,30 @@
+"""Tensors that earlier calls on the same replica have made, and that live on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from featx.tracing.signals import LeftBehind
+from featx.tree import tree_leaves
+
+
+class EarlierCalls:
+    """What earlier calls on the replica of a trace have kept.
+
+    Args:
+        from_inputs: tensors that were computed from the inputs of such a call, by id.
+        constants: those that were made from sizes and constants, such as caches, by id.
+    """
+
+    def __init__(
+        self, from_inputs: dict[int, torch.Tensor] | None = None, constants: dict[int, torch.Tensor] | None = None
+    ) -> None:
+        self.from_inputs = from_inputs or {}
+        self.constants = constants or {}
+
+    def refuse(self, *values: Any) -> None:
+        """Raise where one of these is a tensor that an earlier call has computed from its inputs."""
+        if self.from_inputs and any(id(leaf) in self.from_inputs for leaf in tree_leaves(values)):
+            raise LeftBehind("forward reads what it has computed from the inputs of an earlier call")

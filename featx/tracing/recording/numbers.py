@@ -1,0 +1,193 @@
+"""The numbers that a model gets in a trace on an example, and what it does with them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from math import trunc
+from typing import TYPE_CHECKING, Any
+
+from featx.ir.node import Node
+from featx.tracing.guards.conversions import converts_by_calls_alone
+from featx.tracing.guards.scalars import (
+    Disguise,
+    TracedFloat,
+    TracedInt,
+    larger,
+    pinned,
+    plain_number,
+    plain_numbers,
+    traced_number,
+)
+from featx.tracing.recording.lineage import Origin
+from featx.tracing.signals import Converts
+from featx.tracing.source.frames import is_comparison, writes_a_message
+
+if TYPE_CHECKING:
+    from featx.tracing.recording.recorder import Recorder
+
+
+class Numbers:
+    """The sizes and other numbers of one trace. Traced numbers record what is done with them here.
+
+    Attributes:
+        values: the numbers that the model got, in order.
+        origins: the nodes that they come from.
+        expected: those of an earlier trace at other sizes, if this one is compared with it. C code sees the numbers
+            that differ disguised.
+        disguise: as what it sees them.
+        disguised: the positions of further numbers that are disguised.
+        were_seen: whether Python has seen a size, so that it may have made something of it that no node shows.
+        shapes_were_seen: whether it has seen a whole shape, of which Python may count the dimensions unheard.
+        converting: the globals in which calls of `int`, `float` and `len` are followed.
+        are_recorded: whether the trace runs still.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self.values: list[int | float] = []
+        self.origins: list[Origin] = []
+        self.expected: list[int | float] | None = None
+        self.disguise: Disguise = larger
+        self.disguised: frozenset[int] = frozenset()
+        self.were_seen = False
+        self.shapes_were_seen = False
+        self.converting: list[dict[str, Any]] = []
+        self.are_recorded = True
+
+    def new(self, value: int | float, origin: Origin) -> Any:
+        """Return a number that the model gets, as one whose arithmetic is recorded."""
+        position = len(self.values)
+        self.values.append(value)
+        self.origins.append(origin)
+        if position in self.disguised:
+            return traced_number(value, origin, self, self.disguise(value))
+        expected = self.expected
+        earlier = expected[position] if expected is not None and position < len(expected) else None
+        # In another dtype, what is made of a number is a constant that may differ, and has to be the true one.
+        if expected is None or earlier == value or self._recorder.stand_ins.is_cast:
+            return traced_number(value, origin, self)
+        # Made of what it was, the remainders of what is shown are others than they were.
+        return traced_number(value, origin, self, self.disguise(value if earlier is None else earlier))
+
+    def new_sizes(self, sizes: list[int], origins: list[Any]) -> list[Any]:
+        """Return the sizes of a tensor so, of which the model sees all."""
+        self.were_seen = self.shapes_were_seen = True
+        return [self.new(plain_number(size), origin) for size, origin in zip(sizes, origins, strict=True)]
+
+    # -- what traced numbers ask -------------------------------------------------------------------------------------
+
+    def is_recording(self) -> bool:
+        """Say whether what the running code does with numbers is recorded."""
+        return self.are_recorded and not self._recorder.whole.depth
+
+    def node_of(self, origin: Origin) -> Node:
+        """Return the node that an origin stands for."""
+        return self._recorder.node_of(origin)
+
+    def on_conversion(self) -> None:
+        """Ask for another trace, which follows what the running code converts, where that can be.
+
+        Raises:
+            Converts: it can.
+        """
+        frame = self._recorder.model_frame()
+        if frame is None or any(frame.f_globals is known for known in self.converting):
+            return
+        if converts_by_calls_alone(frame):
+            raise Converts(frame.f_globals)
+
+    def is_message(self) -> bool:
+        """Say whether the text that the running code makes only tells a person something."""
+        frame = self._recorder.model_frame()
+        return frame is None or writes_a_message(frame)
+
+    def compute(self, function: Callable[..., Any], args: tuple[Any, ...], result: Any) -> Any:
+        """Record arithmetic on traced numbers."""
+        if not isinstance(result, (int, float)):
+            return result
+        arguments = self._recorder.create_args(args)
+        node = self._recorder.add_node("call_function", function, arguments, {}, None, None)
+        is_disguised = any(isinstance(value, (TracedInt, TracedFloat)) and value.is_disguised for value in args)
+        return traced_number(result, node, self, self.disguise(result) if is_disguised else None)
+
+    def decide(self, function: Callable[..., Any], args: tuple[Any, ...], result: bool) -> None:
+        """Record that Python saw a relation between numbers to hold, or not to."""
+        recorder = self._recorder
+        arguments = recorder.create_args(args)
+        frame = recorder.model_frame()
+        if frame is not None and is_comparison(frame):
+            node = recorder.add_node("call_function", function, arguments, {}, None, frame)
+        else:  # a dict, or the cache of a function, looks for a key: how often depends on what is in it
+            node = recorder.add_unnamed_node("call_function", function, arguments, {})
+        recorder.guard(node, result, f"{arguments[0]} {function.__name__} {arguments[1]}")
+
+    # -- functions of Python that are called with them ---------------------------------------------------------------
+
+    def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call `range`, `min`, `max`, `int`, `float` or a function of `math`, which would convert numbers in C."""
+        if function is range:
+            return self._range(args)
+        if function is min or function is max:
+            return _extreme(function, args, kwargs)
+        if function is int or function is float:
+            return self._convert(function, args, kwargs)
+        return self._math(function, args)
+
+    def _math(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        recorder = self._recorder
+        arguments = recorder.create_args(args)
+        recorder.whole.depth += 1
+        try:
+            result = function(*plain_numbers(args))
+        finally:
+            recorder.whole.depth -= 1
+        if isinstance(result, bool) or not isinstance(result, (int, float)):
+            return result
+        node = recorder.add_node("call_function", function, arguments, {}, None, None)
+        self.were_seen = True
+        return self.new(result, node)
+
+    def _convert(self, kind: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        number = args[0]
+        if kwargs or len(args) > 1 or not isinstance(number, (TracedInt, TracedFloat)):
+            return kind(*args, **kwargs)
+        if isinstance(number, kind):
+            return number
+        return self.compute(trunc if kind is int else float, args, kind(plain_number(number)))
+
+    def _range(self, args: tuple[Any, ...]) -> range:
+        # How often a loop runs is part of the graph; for which sizes that holds is not fixed further.
+        found = range(*plain_numbers(args))
+        seen: set[int] = set()
+        if len(args) > 1 and len(found) > 0:
+            seen.add(0)  # where it starts
+        if len(args) > 2 and len(found) > 1:
+            seen.add(2)  # how far apart the numbers are
+        bounds = [
+            pinned(value) if index in seen and type(value) is TracedInt else value for index, value in enumerate(args)
+        ]
+        recorder = self._recorder
+        node = recorder.add_unnamed_node("call_function", range, recorder.create_args(bounds), {})
+        length = recorder.add_unnamed_node("call_function", len, (node,), {})
+        recorder.guard(length, len(found), "how often a loop runs")
+        return found
+
+
+def is_of_numbers(function: Callable[..., Any]) -> bool:
+    """Say whether a function is one that `Numbers.call` calls."""
+    is_builtin = any(function is each for each in (range, min, max, int, float))
+    return is_builtin or getattr(math, getattr(function, "__name__", ""), None) is function
+
+
+def _extreme(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    # A float compares itself with an int in C: the comparison is turned round.
+    items: Any = args if len(args) > 1 else next(iter(args))
+    if kwargs or not isinstance(items, (tuple, list)) or not any(type(item) is float for item in items):
+        return function(*args, **kwargs)
+    best, *others = items
+    for item in others:
+        first, second = (item, best) if function is min else (best, item)
+        if second > first if type(first) is float else first < second:
+            best = item
+    return best

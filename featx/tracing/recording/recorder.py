@@ -1,0 +1,352 @@
+"""Recorder: make the nodes of a trace on an example, and turn values of the model into arguments of nodes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import nn
+from torch._C._functorch import is_functorch_wrapped_tensor
+
+from featx.errors import ArgumentTypeError
+from featx.ir.arguments import Argument
+from featx.ir.graph import Graph
+from featx.ir.memory import memory_of
+from featx.ir.node import Node, Target
+from featx.tracing.base import TracerBase
+from featx.tracing.guards.guards import check_decision, check_form, form_of
+from featx.tracing.guards.scalars import Diverged, TracedFloat, TracedInt, plain_number
+from featx.tracing.recording.autocast import AutocastModes
+from featx.tracing.recording.earlier_calls import EarlierCalls
+from featx.tracing.recording.grad_modes import GradModes
+from featx.tracing.recording.lineage import Lineage, Origin, Part
+from featx.tracing.recording.naming import QualifiedNames
+from featx.tracing.recording.numbers import Numbers
+from featx.tracing.recording.whole_call import WholeCall
+from featx.tracing.replica.hooks import tensors_kept_by_hooks
+from featx.tracing.replica.replica import Replica
+from featx.tracing.signals import Unfollowable, Unholdable
+from featx.tracing.source.frames import describe, user_frame
+from featx.tracing.stand_ins.stand_ins import StandIns
+from featx.tracing.symbolic.tracer import Scope
+
+if TYPE_CHECKING:
+    from featx.tracing.checks.replay import Record
+    from featx.tracing.example.surroundings import Surroundings
+
+STORED_BY_HOOK = (
+    "forward reads what a forward hook stores, and hooks of modules that are kept whole do not run during a trace,"
+)
+
+
+class Recorder(TracerBase):
+    """The graph of one trace on an example.
+
+    Args:
+        surroundings: what is traced.
+        replica: the copy of it that runs.
+        owned: the paths of the tensors of the replica, by their ids.
+        is_real: whether tensors have values.
+        keep_source: note the line of the model in each node.
+
+    Attributes:
+        graph: the graph so far.
+        names: collects the nodes that get qualified names.
+        lineage: which node each followed value comes from.
+        numbers: the numbers that the model got.
+        scope: the module that runs.
+        whole: the call that is one node and that the running code is inside of.
+        stand_ins: the tensors without values that stand for those of the model.
+        earlier: what earlier calls on the same replica have kept.
+        caller: the frame that asked for the trace, while it runs.
+        codes: the code that called torch.
+        dtype_checks: the checks of dtypes that Python has seen.
+        versions: the tensors that nodes gave, with the version that they had then.
+        memories: the tensors that are followed, with their memory.
+        uncounted: memory that may be written without a new version.
+        has_dynamic_shape: whether a kernel has run, since the last named node, whose result depends on values in its
+            shape.
+        most_nodes: how many nodes there may be; None is any number.
+        call_record: what forward does, where a second call is to be compared with it.
+    """
+
+    def __init__(
+        self, surroundings: Surroundings, replica: Replica, owned: dict[int, str], *, is_real: bool, keep_source: bool
+    ) -> None:
+        self.graph = Graph(tracer_cls=type(self))
+        self.names = QualifiedNames()
+        self.lineage = Lineage()
+        self.scope = Scope("", None, {})
+        self.whole = WholeCall()
+        self.stand_ins = StandIns(owned)
+        self.numbers = Numbers(self)
+        self.earlier = EarlierCalls()
+        self.grad_modes = GradModes(self.add_unnamed_node)
+        self.autocast_modes = AutocastModes(self.add_unnamed_node)
+        self.is_real = is_real
+        self.owned = owned
+        self.device: torch.device = surroundings.device
+        self.caller: FrameType | None = None
+        self.codes: set[CodeType] = set()
+        self.dtype_checks: list[Node] = []
+        self.versions: list[tuple[Node, torch.Tensor, int]] = []
+        self.memories: list[tuple[torch.Tensor, int]] = []
+        self.uncounted: set[int] = set()
+        self.has_dynamic_shape = False
+        self.most_nodes: int | None = None
+        self.call_record: Record | None = None
+        self._hooked = surroundings.hooked
+        self._replica = replica
+        self._keep_source = keep_source
+        # The nodes that read tensors of the model, by path.
+        self._reads: dict[str, Node] = {}
+        # Whether nodes are made that the model does not ask for, and that count in no name.
+        self._is_aside = False
+        self._named: set[Node] = set()
+
+    def model_frame(self) -> FrameType | None:
+        """Return the frame of the model's code that runs; None inside a module of torch that is the root itself."""
+        frame = user_frame()
+        return None if frame is self.caller else frame
+
+    def note_dynamic_shape(self) -> None:
+        """Take note that a kernel runs whose result has a shape that depends on values."""
+        self.has_dynamic_shape = True
+
+    def note_call(self, called: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Take note of a call of torch, or of one that is one node, for a second call that is compared with this."""
+        if self.call_record is not None:
+            self.call_record.note(called, args, kwargs, result)
+
+    # -- values ------------------------------------------------------------------------------------------------------
+
+    def is_followed(self, values: tuple[Any, ...]) -> bool:
+        """Say whether there is an input, a parameter, or what was made of them or of traced sizes among values."""
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                origin = self.lineage.get(value)
+                if origin is None:
+                    is_parameter = isinstance(value, nn.Parameter) and id(value) not in self.earlier.constants
+                    if is_parameter or self.is_unseen(value):
+                        return True
+                elif self._is_named(origin):
+                    return True
+            elif isinstance(value, (TracedInt, TracedFloat)):
+                return True
+            elif isinstance(value, (tuple, list)):
+                if self.is_followed(tuple(value)):
+                    return True
+            elif isinstance(value, slice) and self.is_followed((value.start, value.stop, value.step)):
+                return True
+            elif isinstance(value, torch.device):
+                # That of an input or parameter, as in a symbolic trace, where a call with it is a node.
+                origin = self.lineage.get(value)
+                if origin is not None and self._is_named(origin):
+                    return True
+        return False
+
+    def is_unseen(self, tensor: torch.Tensor) -> bool:
+        """Say whether a tensor is a stand-in that no call gave: it comes from code that torch does not tell of."""
+        is_known = id(tensor) in self.owned or id(tensor) in self.earlier.constants
+        return tensor.is_meta and self.device.type != "meta" and not is_known
+
+    def is_of_graph(self, values: tuple[Any, ...]) -> bool:
+        """Say whether there is a tensor of the model, or one that is followed, among values."""
+        return any(
+            isinstance(value, torch.Tensor) and (self.lineage.get(value) is not None or id(value) in self.owned)
+            for value in values
+        )
+
+    def is_made_here(self, value: Any) -> bool:
+        """Say whether a value is a tensor that this trace has made."""
+        if not isinstance(value, torch.Tensor) or id(value) in self.owned:
+            return False
+        return self.lineage.get(value) is not None or value.is_meta
+
+    def _is_named(self, origin: Origin) -> bool:
+        while isinstance(origin, Part):
+            origin = origin.owner
+        return origin in self._named
+
+    def path_of_module(self, module: nn.Module) -> str:
+        """Return the path of a module in the root, the first one where it has several."""
+        path = self._replica.paths.get(module)
+        if path is None:
+            raise Unfollowable(f"a {type(module).__name__} that is not registered as a submodule is used")
+        return path
+
+    # -- nodes -------------------------------------------------------------------------------------------------------
+
+    def node_of(self, origin: Origin) -> Node:
+        """Return the node of an origin, made now where it is a part that nobody has used yet."""
+        if isinstance(origin, Node):
+            return origin
+        node = origin.node
+        if self._is_aside:
+            return self.add_unnamed_node("call_function", origin.function, (self.node_of(origin.owner), origin.key), {})
+        if node is None or node.is_erased:
+            owner = self.node_of(origin.owner)
+            if self._is_named(owner):
+                node = self.add_node("call_function", origin.function, (owner, origin.key), {}, None, None)
+                if owner.meta.get("is_whole") or owner.meta.get("is_part_of_whole"):
+                    node.meta["is_part_of_whole"] = True
+            else:
+                node = self.add_unnamed_node("call_function", origin.function, (owner, origin.key), {}, None)
+            origin.node = node
+        return node
+
+    def add_node(
+        self, op: str, target: Target, args: tuple[Argument, ...], kwargs: dict[str, Argument], stem: str | None,
+        frame: FrameType | None,
+    ) -> Node:  # fmt: skip
+        """Add a node that gets a qualified name when the trace is done."""
+        node = self.add_unnamed_node(op, target, args, kwargs, stem)
+        if self.has_dynamic_shape:
+            node.meta["has_dynamic_shape"], self.has_dynamic_shape = True, False
+        self._named.add(node)
+        self.names.add(node, self.scope.module_path if op != "call_module" else cast(str, target), stem)
+        if self._keep_source:
+            frame = frame or self.model_frame()
+            if frame is not None:
+                node.meta["source"] = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        return node
+
+    def add_unnamed_node(
+        self, op: str, target: Target, args: tuple[Argument, ...], kwargs: dict[str, Argument], name: str | None = None
+    ) -> Node:
+        """Add a node for what the model does without a call of its own: checks, attributes, parts, modes.
+
+        Raises:
+            Unfollowable: forward has switched a mode that no graph can switch.
+            Diverged: there are too many nodes.
+        """
+        self.autocast_modes.follow()
+        if torch.is_inference_mode_enabled():
+            raise Unfollowable("forward enters torch.inference_mode")
+        if torch.is_grad_enabled() is not self.grad_modes.is_enabled:
+            raise Unfollowable(
+                "gradients are switched where the trace does not see it, as torch.autograd.Function and reentrant "
+                "checkpoints do,"
+            )
+        if self.most_nodes is not None and len(self.graph.nodes) >= self.most_nodes:
+            raise Diverged
+        node = self.graph.create_node(op, target, args, kwargs, name)
+        node.meta["nn_module_stack"] = self.scope.stack
+        return node
+
+    def describe(self, node: Node, tensor: torch.Tensor) -> None:
+        """Note the form of the tensor that a node gave, and its version."""
+        meta = node.meta
+        meta["dtype"] = tensor.dtype
+        if tensor.layout != torch.strided or not tensor.is_nested:
+            meta["shape"] = tensor.shape
+        if not tensor.is_inference():
+            self.versions.append((node, tensor, tensor._version))
+
+    def mark_overwritten(self) -> None:
+        """Mark the nodes whose tensors were written after the nodes gave them, at the end of the trace."""
+        for node, tensor, version in self.versions:
+            node.meta["is_overwritten"] = tensor._version != version or memory_of(tensor) in self.uncounted
+
+    def guard(self, node: Node, value: Any, what: str) -> Node:
+        """Add a check that the value of a node is again what Python saw. `what` is part of the message."""
+        frame = self.model_frame()
+        where = f" {describe(frame)}" if frame is not None else ""
+        check = self.add_unnamed_node("call_function", check_decision, (node, value, f"{what}{where}"), {}, None)
+        check.meta["is_guard"] = True
+        if isinstance(value, torch.dtype):
+            self.dtype_checks.append(check)
+        return check
+
+    def guard_form(self, node: Node, value: Any, what: str) -> None:
+        """Add a check that the value of a node has the same containers, keys and lengths again."""
+        check = self.add_unnamed_node("call_function", check_form, (node, form_of(value), what), {})
+        check.meta["is_guard"] = check.meta["is_form_check"] = True
+
+    # -- arguments ---------------------------------------------------------------------------------------------------
+
+    def create_args(self, values: Iterable[Any]) -> tuple[Argument, ...]:
+        """Turn values of the model into arguments of a node."""
+        return tuple([self.create_arg(value) for value in values])
+
+    def create_kwargs(self, values: dict[str, Any]) -> dict[str, Argument]:
+        """Turn values of the model into keyword arguments of a node."""
+        return {key: self.create_arg(value) for key, value in values.items()} if values else {}
+
+    def create_arg(self, a: Any) -> Argument:
+        """Turn a value of the model into an argument of a node: what is followed becomes its node, at any depth."""
+        kind = type(a)
+        if kind is torch.Tensor or kind is nn.Parameter:
+            return self._tensor(a)
+        if kind is TracedInt or kind is TracedFloat:
+            return self.node_of(a.origin) if a.trace is self.numbers else plain_number(a)
+        if kind is torch.device or kind is torch.Size:
+            origin = self.lineage.get(a)
+            if origin is not None:
+                return self.node_of(origin)
+            return a if kind is torch.device else self.create_args(a)
+        return super().create_arg(a)
+
+    def create_arg_aside(self, a: Any) -> Argument:
+        """Do as `create_arg`, with nodes that count in no name and that nothing else uses."""
+        self._is_aside = True
+        try:
+            return self.create_arg(a)
+        finally:
+            self._is_aside = False
+
+    def create_other_arg(self, a: Any) -> Argument:
+        """Turn tensors of other classes, modules and generators into arguments, and all else as every tracer does."""
+        if isinstance(a, torch.Tensor):
+            return self._tensor(a)
+        if isinstance(a, nn.Module):
+            return self.add_unnamed_node("get_attr", self.path_of_module(a), (), {})
+        if isinstance(a, torch.Generator):
+            raise Unfollowable("a random generator is passed to a call")
+        origin = self.lineage.get(a)
+        if origin is not None:
+            return self.node_of(origin)
+        try:
+            return super().create_other_arg(a)
+        except ArgumentTypeError:
+            raise Unholdable(f"a {type(a).__name__}, which no graph can hold, is passed on or returned") from None
+
+    def _tensor(self, tensor: torch.Tensor) -> Argument:
+        origin = self.lineage.get(tensor)
+        if origin is not None:
+            return self.node_of(origin)
+        if self._hooked and id(tensor) in self._kept_by_hooks:
+            raise Unfollowable(STORED_BY_HOOK)
+        self.earlier.refuse(tensor)
+        path = self.owned.get(id(tensor))
+        if path is None:
+            return self._constant(tensor)
+        node = self._reads.get(path)
+        if self._is_aside:
+            return self.add_unnamed_node("get_attr", path, (), {})
+        if node is None or node.is_erased:
+            if isinstance(tensor, nn.Parameter):
+                node = self.add_node("get_attr", path, (), {}, None, None)
+            else:
+                node = self.add_unnamed_node("get_attr", path, (), {})
+            self._reads[path] = node
+            self.describe(node, tensor if self.is_real else self.stand_ins.of(tensor))
+        return node
+
+    def _constant(self, tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) in self.earlier.constants:
+            return tensor
+        if isinstance(tensor, nn.Parameter):
+            raise Unfollowable(f"a parameter of shape {tuple(tensor.shape)} that the model does not own is used")
+        if is_functorch_wrapped_tensor(tensor):
+            raise Unfollowable("a function of torch.func (vmap, grad) calls torch")
+        if self.is_unseen(tensor):
+            raise Unfollowable("a tensor is used that was made where the trace does not see it")
+        return self._replica.original_of(tensor)  # where a trace for real has a copy of it
+
+    @functools.cached_property
+    def _kept_by_hooks(self) -> set[int]:
+        return tensors_kept_by_hooks(map(self._replica.root.get_submodule, self._hooked))

@@ -1,0 +1,116 @@
+"""Results: follow what the calls of a model give, with its parts."""
+
+from __future__ import annotations
+
+import operator
+from types import FrameType
+from typing import Any, cast
+
+import torch
+
+from featx.ir.memory import memory_of
+from featx.ir.node import Node
+from featx.tracing.guards.scalars import plain_number
+from featx.tracing.recording.lineage import Origin, Part
+from featx.tracing.recording.recorder import Recorder
+from featx.tracing.source.frames import what_follows
+
+
+class Results:
+    """Notes where values come from, so that `recorder` knows them when they become arguments."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def follow(self, value: Any, origin: Origin, frame: FrameType | None) -> Any:
+        """Return the value of `origin` so that whatever is done with it, or with a part of it, is followed.
+
+        Args:
+            value: what a call gave. Lists and dicts are changed.
+            origin: the node of the call.
+            frame: the code that gets it, where the order in which that takes parts counts in names.
+        """
+        recorder = self._recorder
+        if isinstance(value, torch.Tensor):
+            recorder.lineage.put(value, origin)
+            recorder.memories.append((value, memory_of(value)))
+            if isinstance(origin, Node):
+                recorder.describe(origin, value)
+            return value
+        if value is None:
+            return value
+        if isinstance(value, (bool, str, torch.dtype, torch.layout)):
+            recorder.guard(recorder.node_of(origin), value, "an answer")
+            return value
+        if isinstance(value, (int, float)):
+            recorder.numbers.were_seen = True
+            return recorder.numbers.new(plain_number(value), origin)
+        if isinstance(value, torch.device):
+            recorder.lineage.put(value, origin)
+            return value
+        if isinstance(value, torch.Size):
+            return self._size(value, origin, frame)
+        if isinstance(value, (tuple, list)):
+            return self._items(cast(tuple[Any, ...], value), origin, frame)
+        if isinstance(value, dict):
+            for key, item in list(cast(dict[Any, Any], value).items()):
+                followed = self.follow(item, Part(origin, operator.getitem, key), None)
+                if followed is not item:
+                    value[key] = followed
+            return value
+        return self._object(value, origin)
+
+    def _size(self, size: torch.Size, origin: Origin, frame: FrameType | None) -> torch.Size:
+        recorder = self._recorder
+        parts = [Part(origin, operator.getitem, index) for index in range(len(size))]
+        numbers = recorder.numbers.new_sizes(list(size), parts)
+        followed = torch.Size(numbers)
+        recorder.lineage.put(followed, origin)
+        if frame is not None:
+            steps = what_follows(frame)
+            if "attribute numel" in steps:  # which multiplies in C: none is 0 where none was
+                for number in numbers[steps[0]] if isinstance(steps[0], slice) else numbers:
+                    bool(number)
+            if steps and isinstance(steps[0], slice):
+                # A symbolic trace has a node for the slice, which counts in names.
+                recorder.names.skip(recorder.scope.module_path, "getitem")
+                taken = parts[steps[0]]
+                self._make_taken(steps[1:], taken)
+            else:
+                self._make_taken(steps, parts)
+        return followed
+
+    def _items(self, items: Any, origin: Origin, frame: FrameType | None) -> Any:
+        parts = [Part(origin, operator.getitem, index) for index in range(len(items))]
+        steps = what_follows(frame) if frame is not None else []
+        followed = [self.follow(item, part, None) for item, part in zip(items, parts, strict=True)]
+        is_unpacked = self._make_taken(steps, parts)
+        if type(items) is tuple and not hasattr(items, "_fields"):
+            same = all(map(operator.is_, items, followed))
+            items = items if same else tuple(followed)
+        elif type(items) is list:
+            items[:] = followed
+        if isinstance(origin, Node) and not is_unpacked and origin.op != "call_module" and type(items) in (tuple, list):
+            # A loop may run over it; how often depends on a size, mostly.
+            length = self._recorder.add_unnamed_node("call_function", len, (origin,), {}, None)
+            self._recorder.guard(length, len(items), "how many tensors a call gives")
+        return items
+
+    def _make_taken(self, steps: list[int | slice | str], parts: list[Part]) -> bool:
+        """Make nodes of the parts that the code takes at once, in the order in which a symbolic trace makes them."""
+        first = steps[0] if steps else None
+        if isinstance(first, str) and first == f"unpack {len(parts)}":
+            for part in parts:
+                self._recorder.node_of(part)
+            return True
+        if isinstance(first, int) and -len(parts) <= first < len(parts):
+            self._recorder.node_of(parts[first])
+            return True
+        return False
+
+    def _object(self, value: Any, origin: Origin) -> Any:
+        fields: dict[str, Any] = getattr(value, "__dict__", {})
+        for name, item in list(fields.items()):
+            if isinstance(item, torch.Tensor):
+                self._recorder.lineage.put(item, Part(origin, getattr, name))
+        return value

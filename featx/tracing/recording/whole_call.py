@@ -1,0 +1,53 @@
+"""The call that is one node in the graph and that runs at present: what is seen of it."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from featx.tracing.environment.generators import SharedGenerators
+from featx.tracing.source.conditional_writes import Line
+
+
+class WholeCall:
+    """What happens inside the call of a module, or a function, that is one node. There is one for each trace.
+
+    Attributes:
+        depth: how many such calls the running code is inside; 0 outside of them.
+        draws: whether it draws random numbers.
+        writes_model: whether it writes a tensor of the model.
+        writes_unseen: whether it may write memory without a new version of the tensor.
+        ran: the modules whose forward ran.
+        written_at: the lines that wrote something in place.
+    """
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self._generators: SharedGenerators | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self.draws = self.writes_model = self.writes_unseen = False
+        self.ran: set[nn.Module] = set()
+        self.written_at: set[Line | None] = set()
+
+    def __enter__(self) -> None:
+        self._forget()
+        self.depth += 1
+
+    def __exit__(self, *error: object) -> None:
+        self.depth -= 1
+
+    def note_unseen_write(self) -> None:
+        """Note that memory is, or may be, written without a new version; outside of such a call that is no matter."""
+        self.writes_unseen = self.writes_unseen or self.depth > 0
+
+    def note_draw(self) -> None:
+        """Note that it draws from a generator of Python or numpy, which is put back afterwards."""
+        self.draws = True
+        self._generators = self._generators or SharedGenerators()
+
+    def restore_generators(self) -> None:
+        """Put the generators of Python and numpy back from which it has drawn."""
+        generators, self._generators = self._generators, None
+        if generators is not None:
+            generators.restore()
