@@ -21,7 +21,7 @@ from featx.ir.node import Node
 from featx.ir.rewiring import keep_measured_effects
 from featx.tracing.checks.variation import join_measured
 from featx.tracing.example.answers import NeedsValues
-from featx.tracing.example.trace import ExampleTrace, IsEnough
+from featx.tracing.example.trace import Conditions, ExampleTrace, IsEnough
 from featx.tracing.example.tracer import ExampleTracer
 from featx.tracing.guards.guards import check_dtype
 from featx.tracing.guards.scalars import Diverged
@@ -71,9 +71,10 @@ def _traced_in(
         return made[id(value)]
 
     args, kwargs = tree_map(cast_to, (args, dict(kwargs)))
-    modes: dict[str, Any] = {"is_real": False, "gradients": trace.gradients, "dtype": dtype}
+    reason = f"in {dtype}"
+    conditions = Conditions(reason, is_real=False, gradients=trace.gradients, earlier=trace, dtype=dtype)
     try:
-        return tracer.run_once(trace.surroundings, args, kwargs, is_enough, earlier=trace, **modes).graph
+        return tracer.run_once(trace.surroundings, args, kwargs, is_enough, conditions).graph
     except (Diverged, NeedsValues, Exception):
         return None  # the model does something else there, or refuses it
 

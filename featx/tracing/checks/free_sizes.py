@@ -33,7 +33,7 @@ from featx.tracing.checks.variation import (
     measures_of,
 )
 from featx.tracing.example.answers import NeedsValues
-from featx.tracing.example.trace import ExampleTrace, IsEnough
+from featx.tracing.example.trace import Conditions, ExampleTrace, IsEnough
 from featx.tracing.example.tracer import ExampleTracer
 from featx.tracing.guards.guards import check_rank, check_size
 from featx.tracing.guards.scalars import Diverged
@@ -85,9 +85,9 @@ class OtherMode:
             return None
         for module in before.replica.paths:
             set_mode(module, tracer.training)
-        modes: dict[str, Any] = {"is_real": before.is_real, "gradients": before.gradients}
+        conditions = Conditions("the other mode", before.is_real, before.gradients, before=before)
         try:
-            trace = tracer.run_once(before.surroundings, args, kwargs, is_enough, before=before, **modes)
+            trace = tracer.run_once(before.surroundings, args, kwargs, is_enough, conditions)
         except (Diverged, Disturbed, NeedsValues, Exception):
             before.drop_replica()
             return None
@@ -206,9 +206,9 @@ def _needless_gradient_checks(
     checks = trace.gradient_checks
     if not checks or not trace.gradients:
         return []
-    modes: dict[str, Any] = {"is_real": trace.is_real, "gradients": False}
+    conditions = Conditions("gradients off", trace.is_real, gradients=False, earlier=trace)
     try:
-        again = tracer.run_once(trace.surroundings, args, kwargs, is_enough, earlier=trace, **modes)
+        again = tracer.run_once(trace.surroundings, args, kwargs, is_enough, conditions)
     except (Diverged, NeedsValues, Exception):
         return []
     return checks if is_same_graph(again.graph, trace.graph, besides=frozenset(checks)) else []

@@ -13,7 +13,7 @@ from featx.errors import TraceError
 from featx.ir.equality import is_same_graph
 from featx.tracing.checks.filled_caches import differ_by_caches_alone
 from featx.tracing.example.answers import NeedsValues
-from featx.tracing.example.trace import ExampleTrace, IsEnough
+from featx.tracing.example.trace import Conditions, ExampleTrace, IsEnough
 from featx.tracing.example.tracer import ATTEMPTS, ExampleTracer
 from featx.tracing.guards.scalars import Diverged
 from featx.tracing.signals import Disturbed
@@ -38,12 +38,13 @@ def check_repeats(
     Raises:
         TraceError: the model keeps something from call to call that its next call finds.
     """
-    if trace.repeats(args, kwargs):
-        return True
+    with tracer.log.run(_name(trace), "a second call, against the record of the first", is_real=False):
+        if trace.repeats(args, kwargs):
+            return True
     trace.drop_replica()
-    how: dict[str, Any] = {"is_real": trace.is_real, "gradients": trace.gradients}
+    conditions = Conditions("a first call, to be compared", trace.is_real, trace.gradients)
     for attempt in range(ATTEMPTS):
-        first = tracer.run_once(trace.surroundings, args, kwargs, is_enough, **how)
+        first = tracer.run_once(trace.surroundings, args, kwargs, is_enough, conditions)
         first.forget_record()
         try:
             _check_traces(tracer, args, kwargs, first, is_enough)
@@ -104,8 +105,8 @@ def _opens_more(
 def _next(
     tracer: ExampleTracer, args: tuple[Any, ...], kwargs: Mapping[str, Any], before: ExampleTrace, is_enough: Any
 ) -> ExampleTrace | BaseException:
-    how: dict[str, Any] = {"is_real": before.is_real, "gradients": before.gradients}
+    conditions = Conditions("a second call, to be compared", before.is_real, before.gradients, before=before)
     try:
-        return tracer.run_once(before.surroundings, args, kwargs, is_enough, before=before, **how)
+        return tracer.run_once(before.surroundings, args, kwargs, is_enough, conditions)
     except (Diverged, NeedsValues, Exception) as error:
         return error

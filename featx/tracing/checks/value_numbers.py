@@ -14,7 +14,7 @@ from featx.ir.equality import is_same_graph
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.tracing.example.answers import NeedsValues
-from featx.tracing.example.trace import ExampleTrace, IsEnough
+from featx.tracing.example.trace import Conditions, ExampleTrace, IsEnough
 from featx.tracing.example.tracer import ExampleTracer
 from featx.tracing.guards.guards import check_decision
 from featx.tracing.guards.scalars import Diverged
@@ -46,9 +46,11 @@ def pin_what_python_reads(
 def _does_the_same(
     tracer: ExampleTracer, args: Any, kwargs: Any, trace: ExampleTrace, is_enough: Any, disguised: frozenset[int]
 ) -> bool:
-    how: dict[str, Any] = {"is_real": True, "gradients": trace.gradients, "disguised": disguised}
+    conditions = Conditions(
+        "other numbers from values", is_real=True, gradients=trace.gradients, earlier=trace, disguised=disguised
+    )
     try:
-        again = tracer.run_once(trace.surroundings, args, kwargs, is_enough, earlier=trace, **how)
+        again = tracer.run_once(trace.surroundings, args, kwargs, is_enough, conditions)
     except (Diverged, NeedsValues, Exception):
         return False
     return is_same_graph(again.graph, trace.graph)

@@ -14,7 +14,7 @@ from featx.ir.effects import MeasuredEffects
 from featx.ir.equality import is_same_graph
 from featx.ir.graph import Graph
 from featx.tracing.example.answers import NeedsValues
-from featx.tracing.example.trace import ExampleTrace, IsEnough
+from featx.tracing.example.trace import Conditions, ExampleTrace, IsEnough
 from featx.tracing.example.tracer import ExampleTracer
 from featx.tracing.guards.scalars import Disguise, Diverged, larger, nothing, smallest
 from featx.tracing.guards.structure import Path, copy_structure
@@ -148,7 +148,7 @@ class Variation:
         }
         args, kwargs = _resized(self._example, changes, self._trace.is_real)
         try:
-            again = self._run(args, kwargs, disguise)
+            again = self._run(args, kwargs, disguise, _reason(groups, changes, disguise))
         except Diverged:
             self._leave_if_changed()
             return CHANGED
@@ -164,15 +164,23 @@ class Variation:
         join_measured(self._trace.graph, again.graph)
         return FREE
 
-    def _run(self, args: Any, kwargs: Any, disguise: Disguise) -> ExampleTrace:
+    def _run(self, args: Any, kwargs: Any, disguise: Disguise, reason: str) -> ExampleTrace:
         first = self._trace
-        modes: dict[str, Any] = {"is_real": first.is_real, "gradients": first.gradients, "disguise": disguise}
-        run = partial(self._tracer.run_once, first.surroundings, args, kwargs, self._is_enough, earlier=first, **modes)
+        run = partial(self._tracer.run_once, first.surroundings, args, kwargs, self._is_enough)
+        conditions = Conditions(
+            reason, first.is_real, first.gradients, earlier=first, disguise=disguise, before=self.before
+        )
         try:
-            return run(before=self.before)
+            return run(conditions)
         except Disturbed:
             self.before = None  # a replica is not called again after that; on a new one the trace repeats itself
-            return run()
+            return run(replace(conditions, before=None))
+
+
+def _reason(groups: list[_Group], changes: Mapping[Dim, int], disguise: Disguise) -> str:
+    sizes = [f"{group.size} as {changes[group.dims[0]]} at {group.position}" for group in groups]
+    shown = "" if disguise is larger else f", shown as {disguise.__name__}"
+    return f"other sizes ({', '.join(sizes)}{shown})"
 
 
 def join_measured(graph: Graph, other: Graph) -> None:

@@ -35,7 +35,7 @@ from featx.tracing.example.torch_calls import TorchCalls
 from featx.tracing.guards.conversions import CONVERSIONS
 from featx.tracing.guards.example_inputs import Given, bind_example
 from featx.tracing.guards.guards import require_distinct_inputs
-from featx.tracing.guards.scalars import Disguise, Diverged
+from featx.tracing.guards.scalars import Disguise, Diverged, larger
 from featx.tracing.guards.structure import contents_of
 from featx.tracing.recording.lineage import Lineage, Origin
 from featx.tracing.recording.numbers import Numbers
@@ -56,15 +56,27 @@ IsEnough = Callable[[Graph, str], bool]
 
 @dataclass(frozen=True)
 class Conditions:
-    """Under which conditions a model runs; see `ExampleTracer.run_once`."""
+    """Why and under which conditions a model runs.
 
+    Attributes:
+        reason: why it runs, for the log.
+        is_real: on real tensors, or on those without values.
+        gradients: whether gradients are switched on.
+        earlier: a trace of the same at other sizes: this one ends with `Diverged` where it does not do the same.
+        disguise: what C code sees in place of the numbers that are others than in `earlier`.
+        disguised: positions of further numbers that are disguised.
+        dtype: the dtype that floating-point weights and buffers are taken to be of, in a trace without values.
+        before: this is the next call on the replica of that trace, which must not have been dropped.
+    """
+
+    reason: str
     is_real: bool
-    gradients: bool
-    earlier: ExampleTrace | None
-    dtype: torch.dtype | None
-    disguise: Disguise
-    before: ExampleTrace | None
-    disguised: frozenset[int]
+    gradients: bool = True
+    earlier: ExampleTrace | None = None
+    disguise: Disguise = larger
+    disguised: frozenset[int] = frozenset()
+    dtype: torch.dtype | None = None
+    before: ExampleTrace | None = None
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ from featx.tracing.example.answers import NeedsValues
 from featx.tracing.example.module_calls import LeafPolicy, Opening
 from featx.tracing.example.surroundings import Surroundings
 from featx.tracing.example.trace import Conditions, ExampleTrace, IsEnough, Settings, end_contexts
-from featx.tracing.guards.scalars import Disguise, Diverged, larger
+from featx.tracing.guards.scalars import Diverged
+from featx.tracing.log import RunLog
 from featx.tracing.replica.mode_reads import ModeReads
 from featx.tracing.replica.replica import WritesModel
 from featx.tracing.signals import AssignedAnew, Converts, Disturbed, Unfollowable
@@ -74,6 +75,7 @@ class ExampleTracer:
         self.keeps_replicas = False
         # Whether each call that sets torch's generator is heard, since other threads have disturbed a trace.
         self.hears_seeds = False
+        self.log = RunLog()
 
     def _settings(self) -> Settings:
         return Settings(
@@ -113,7 +115,8 @@ class ExampleTracer:
         for is_real in (False,) if is_without_values else (False, True):
             for enabled in gradients:
                 try:
-                    return self.run_once(around, args, kwargs, is_enough, is_real=is_real, gradients=enabled)
+                    conditions = Conditions("the example", is_real, enabled)
+                    return self.run_once(around, args, kwargs, is_enough, conditions)
                 except FeatxError:
                     raise
                 except NeedsValues as error:
@@ -130,33 +133,21 @@ class ExampleTracer:
         around: Surroundings,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        is_enough: IsEnough | None = None,
-        *,
-        is_real: bool,
-        gradients: bool = True,
-        earlier: ExampleTrace | None = None,
-        dtype: torch.dtype | None = None,
-        disguise: Disguise = larger,
-        before: ExampleTrace | None = None,
-        disguised: frozenset[int] = frozenset(),
+        is_enough: IsEnough | None,
+        conditions: Conditions,
     ) -> ExampleTrace:
-        """Trace on real tensors, or on those without values and no others, with gradients or without; see `trace`.
-
-        With `earlier`, a trace of the same at other sizes, it ends with `Diverged` where it does not do the same, and C
-        code sees the numbers that are others, and those at the positions `disguised`, as `disguise` makes them. With
-        `dtype`, floating-point weights and buffers are taken to be of that one, in a trace without values. With
-        `before`, it is the next call on the replica of that trace, which must not have been dropped.
+        """Trace under some conditions and no others; see `trace`.
 
         Raises:
             NeedsValues: the model asks for a value that its tensors do not have. It is no Exception.
+            Diverged: it does not do what it did in `conditions.earlier`. It is no Exception either.
             TraceError: something cannot be followed.
         """
         modes = ThreadModes()
         try:
             try:
-                conditions = Conditions(is_real, gradients, earlier, dtype, disguise, before, disguised)
                 trace = self._run_until_done(around, args, kwargs, is_enough, conditions)
-                if not self.keeps_replicas or (earlier is not None and before is None):
+                if not self.keeps_replicas or (conditions.earlier is not None and conditions.before is None):
                     trace.drop_replica()
             except KeyboardInterrupt as error:
                 end_contexts(error)
@@ -194,7 +185,8 @@ class ExampleTracer:
             if before is None:
                 trace.checks.absent, trace.checks.read_first = absent, read_first
             try:
-                trace.run(args, kwargs, is_enough)
+                with self.log.run(_name(around.traced), conditions.reason, is_real=conditions.is_real):
+                    trace.run(args, kwargs, is_enough)
                 break
             except Unfollowable as error:
                 # What is found when forward is over has no line of the model.
