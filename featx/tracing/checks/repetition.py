@@ -38,23 +38,33 @@ def check_repeats(
     Raises:
         TraceError: the model keeps something from call to call that its next call finds.
     """
-    with tracer.log.run(_name(trace), "a second call, against the record of the first", is_real=False):
-        if trace.repeats(args, kwargs):
-            return True
-    trace.drop_replica()
-    conditions = Conditions("a first call, to be compared", trace.is_real, trace.gradients)
+    repeats = _repeats(tracer, args, kwargs, trace)
+    if repeats:
+        return True
+    first = trace
     for attempt in range(ATTEMPTS):
-        first = tracer.run_once(trace.surroundings, args, kwargs, is_enough, conditions)
-        first.forget_record()
+        if repeats is not None or attempt:  # the replica is used up
+            first.drop_replica()
+            conditions = Conditions("a first call, to be compared", trace.is_real, trace.gradients)
+            first = tracer.run_once(trace.surroundings, args, kwargs, is_enough, conditions)
+            first.forget_record()
         try:
             _check_traces(tracer, args, kwargs, first, is_enough)
-            return False
+            break
         except Disturbed as error:
             if attempt + 1 == ATTEMPTS:
                 raise TraceError(f"cannot trace {_name(trace)} while other threads run: {error}") from error
         finally:
             first.drop_replica()
     return False
+
+
+def _repeats(tracer: ExampleTracer, args: Any, kwargs: Any, trace: ExampleTrace) -> bool | None:
+    if not trace.can_repeat():
+        trace.forget_record()
+        return None
+    with tracer.log.run(_name(trace), "a second call, against the record of the first", is_real=False):
+        return trace.repeats(args, kwargs)
 
 
 def _name(trace: ExampleTrace) -> str:

@@ -76,6 +76,8 @@ class Surroundings:
         # By class of modules, the attributes that its forward assigns to other objects; traces find them out.
         self.assigned_to_others: dict[type, frozenset[str]] = {}
         self.missed_writes = MissedWrites()
+        # The globals in which calls of `int`, `float` and `len` are followed; traces find them out.
+        self.converting: list[dict[str, Any]] = []
         self.passing = PassThroughs(find_places(self.namespaces, modules, functions, is_recording=True))
         self.caches = Caches(self.namespaces, self.kinds)
 

@@ -145,6 +145,7 @@ class ExampleTrace:
 
     def _apply(self, conditions: Conditions) -> None:
         recorder, earlier, before = self.recorder, conditions.earlier, conditions.before
+        self.numbers.converting = self.surroundings.converting
         if conditions.dtype is not None:
             recorder.stand_ins.cast(self.replica.root, conditions.dtype)
         self.numbers.disguise, self.numbers.disguised = conditions.disguise, conditions.disguised
@@ -380,14 +381,19 @@ class ExampleTrace:
 
     # -- a second call -----------------------------------------------------------------------------------------------
 
-    def repeats(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Say whether a second call on the replica does the same; False too where that is not tried.
+    def can_repeat(self) -> bool:
+        """Say whether a second call can be compared with the record of this one, without a trace of it."""
+        # What opened code reads of a module that is kept whole, the calls of that module may have changed.
+        is_changed = self.checks.states.are_changed_by_calls or self.replica.has_hidden_state
+        return self.recorder.call_record is not None and not is_changed
 
-        The record of the first call is dropped. Where the answer is False the replica is used up.
+    def repeats(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Say whether a second call on the replica does the same. The record of the first call is dropped.
+
+        Where the answer is False the replica is used up. Only where `can_repeat` says so.
         """
         record, self.recorder.call_record = self.recorder.call_record, None
-        # What opened code reads of a module that is kept whole, the calls of that module may have changed.
-        if record is None or self.checks.states.are_changed_by_calls or self.replica.has_hidden_state:
+        if record is None:
             return False
         self._replay = Replay(record, self.recorder.owned)
         self.put_back_tensors()

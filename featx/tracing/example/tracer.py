@@ -167,11 +167,9 @@ class ExampleTracer:
         conditions: Conditions,
     ) -> ExampleTrace:
         """Run again for as long as a run finds out that something has to be otherwise from its start."""
-        earlier, before = conditions.earlier, conditions.before
+        before = conditions.before
         absent: set[tuple[str, str]] = set()
         read_first: set[tuple[str, str]] = set()
-        known = earlier or before
-        converting = list(known.numbers.converting) if known is not None else []
         copies_tensors = "buffers" if conditions.is_real else "none"
         attempts = ATTEMPTS
         line = line_of(user_frame())
@@ -181,7 +179,6 @@ class ExampleTracer:
             else:
                 replica = before.replica, before.tensors
             trace = ExampleTrace(self._settings(), around, replica, conditions)
-            trace.numbers.converting = converting
             if before is None:
                 trace.checks.absent, trace.checks.read_first = absent, read_first
             try:
@@ -195,7 +192,7 @@ class ExampleTracer:
                 if before is not None:  # a call that has been broken off cannot come again on the same replica
                     raise Diverged from error
                 if isinstance(error, Converts):
-                    converting = [*converting, error.namespace]
+                    around.converting.append(error.namespace)
                 elif isinstance(error, WritesModel):
                     copies_tensors = "all"
                 else:  # where forward reads it ahead of that, it will be missing
