@@ -13,6 +13,7 @@ from featx.ir.effects import Effects
 from featx.ir.graph import Graph
 from featx.ir.memory import MemoryGroups
 from featx.ir.node import Node
+from featx.tracing.recording.module_output import module_output
 from featx.tracing.source.missed_writes import ReturnedInputs
 from featx.tree import clone_tensors
 
@@ -118,17 +119,20 @@ class _Liveness:
     @cached_property
     def _shared_with_others(self) -> set[Node]:
         # By group of memory: the place of the last read so far, or infinity where the memory exists outside of a call.
+        # A mark of what a module has returned joins the memory of all that is in a tuple; here it counts as a reader.
+        marks = {node for node in self._graph.nodes if node.target is module_output}
+        memory = MemoryGroups(self._graph, self._effects, marks) if marks else self._memory
         last_read: dict[int, float] = {}
         places = {node: place for place, node in enumerate(self._graph.nodes)}
         found: set[Node] = set()
         for node in self._graph.nodes:
             if node not in self.kept:
                 continue
-            group = self._memory.of(node)
+            group = memory.of(node)
             is_outside = node.op in _OUTSIDE
             if is_outside or last_read.get(group, -1.0) > places[node]:
                 found.add(node)
-            reads = [float(places[user]) for user in node.users if user in self.kept]
+            reads = [inf if user in marks else float(places[user]) for user in node.users if user in self.kept]
             last_read[group] = max([last_read.get(group, -1.0), *([inf] if is_outside else reads)])
         return found
 
@@ -181,20 +185,23 @@ class _Liveness:
             and any(self._memory.of(target) in state for target in self._effects.of(node).writes)
         }
         writers |= self._later_calls()
-        self._required |= writers
+        if writers:
+            # What they write follows from what Python has decided ahead of them.
+            end = max(writers)
+            guards = {node for node in self._graph.nodes if node.meta.get("is_guard") and node < end}
+            self._required |= writers | guards
         return bool(writers)
 
     def _later_calls(self) -> set[Node]:
-        """Return further calls of kept modules that may improve what they keep, as spectral norm does in training."""
+        """Return further calls of kept modules that write what they keep: statistics, vectors of spectral norm."""
         kept = {node.target for node in self.kept if node.op == "call_module"}
-        again: set[Node] = set()
-        for node in self._graph.nodes:
-            if node.op == "call_module" and node.target in kept and node not in self.kept:
-                effects = self._effects.of(node)
-                is_unknown = effects.is_opaque or "effects" in node.meta
-                if effects.writes_state and is_unknown and self._root.get_submodule(node.target).training:
-                    again.add(node)
-        return again
+        calls = self._graph.find_nodes(op="call_module")
+        again = {node for node in calls if node.target in kept and node not in self.kept}
+        return {
+            node
+            for node in again
+            if self._effects.of(node).writes_state and self._root.get_submodule(node.target).training
+        }
 
     def _keep_checks(self) -> None:
         end = max(self._required)

@@ -21,6 +21,7 @@ from featx.ir.names import qualified_name
 from featx.ir.node import Node
 from featx.ir.operator_effects import (
     ATTENTION,
+    HOOK_METHODS,
     copies_if_needed,
     draws_now,
     is_magic,
@@ -217,6 +218,8 @@ class Effects:
         return CallEffects(writes=_nodes(node), shares=_nodes(node), is_opaque=True, is_random=True)
 
     def _of_operator(self, node: Node, name: str) -> CallEffects:
+        if name in HOOK_METHODS:
+            return CallEffects(writes=_first_node(node))
         if name in ("setitem", "set_"):
             return CallEffects(writes=_first_node(node), shares=_nodes(node))
         if is_set(node.args, node.kwargs, "inplace", _inplace_position(node)):

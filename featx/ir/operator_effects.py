@@ -22,6 +22,8 @@ _RANDOM_IN_TRAINING = {
 }  # fmt: skip
 # These draw if they drop, which their arguments say.
 ATTENTION = frozenset({"scaled_dot_product_attention", "multi_head_attention_forward"})
+# Methods that change what happens to the gradient of a tensor.
+HOOK_METHODS = frozenset({"register_hook", "register_post_accumulate_grad_hook", "retain_grad"})
 _INPLACE_OPERATORS = frozenset(
     f"__i{name}__" for name in "add sub mul truediv floordiv mod pow lshift rshift and or xor matmul div".split()
 )

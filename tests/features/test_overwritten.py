@@ -219,6 +219,8 @@ def test_value_is_the_one_that_was_computed_and_only_what_is_written_later_is_cl
         result = run(extractor, image(batch, seed=seed))
         assert same(dict(sorted(result.items())), {name: twin.notes[name] for name in sorted(names.split())})
     clones = [node.args[0].name for node in extractor.graph.nodes if node.target is clone_tensors]
+    if compute is by_a_module_twice and training:
+        cloned = cloned or "norm"  # its second call writes statistics, so it runs, and the relu ahead of it
     assert sorted(clones) == sorted(cloned.split())
 
 

@@ -17,6 +17,7 @@ import torch
 from featx.ir.equality import is_same_graph
 from featx.ir.graph import Graph
 from featx.ir.node import Node
+from featx.tracing.checks.cut_off import with_state_that_is_written_later
 from featx.tracing.checks.free_dtypes import follow_dtypes
 from featx.tracing.checks.repetition import check_repeats
 from featx.tracing.checks.value_numbers import pin_what_python_reads
@@ -149,6 +150,8 @@ def trace_checked(
     is_known = trace is not None
     if trace is None:
         trace = tracer.trace(root, args, kwargs, is_enough)
+        if is_enough is not None and trace.broke_off is not None:
+            trace = with_state_that_is_written_later(tracer, args, kwargs, trace, is_enough)
         is_known = other_mode.does_the_same(trace.graph)
     try:
         can_go_on = not is_known and check_repeats(tracer, args, kwargs, trace, is_enough)

@@ -1,37 +1,58 @@
-"""The switches of torch that hold for the whole process and decide which kernels compute, and how."""
+"""The switches of torch that hold for the whole process, or thread, and decide which kernels compute, and how."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch.nn.utils import parametrize
 
-_SWITCHES: dict[str, Callable[[], Any]] = {
-    name: function
-    for name, function in {
-        "the kernels of scaled_dot_product_attention (flash)": getattr(torch._C, "_get_flash_sdp_enabled", None),
-        "the kernels of scaled_dot_product_attention (memory-efficient)": getattr(
-            torch._C, "_get_mem_efficient_sdp_enabled", None
-        ),
-        "the kernels of scaled_dot_product_attention (math)": getattr(torch._C, "_get_math_sdp_enabled", None),
-        "the kernels of scaled_dot_product_attention (cuDNN)": getattr(torch._C, "_get_cudnn_sdp_enabled", None),
-        "the precision of matrix products": getattr(torch._C, "_get_float32_matmul_precision", None),
-        "cuDNN": getattr(torch._C, "_get_cudnn_enabled", None),
-        "oneDNN": getattr(torch._C, "_get_mkldnn_enabled", None),
-        "deterministic algorithms": torch.are_deterministic_algorithms_enabled,
-        "the default dtype": torch.get_default_dtype,
-    }.items()
-    if function is not None
+
+def _hooks_of_saved_tensors() -> Any:
+    """Return the function that packs tensors which are saved for gradients, if it is not one of torch's own."""
+    hooks = cast(Any, torch._C)._autograd._top_saved_tensors_default_hooks(True)
+    return None if hooks is None or str(hooks[0].__module__).startswith("torch.") else hooks[0]
+
+
+# What each is called, and the functions that tell how it is set and set it, by their names in torch._C.
+_IN_C = {
+    "the kernels of scaled_dot_product_attention (flash)": ("_get_flash_sdp_enabled", "_set_sdp_use_flash"),
+    "the kernels of scaled_dot_product_attention (memory-efficient)": (
+        "_get_mem_efficient_sdp_enabled", "_set_sdp_use_mem_efficient",
+    ),
+    "the kernels of scaled_dot_product_attention (math)": ("_get_math_sdp_enabled", "_set_sdp_use_math"),
+    "the kernels of scaled_dot_product_attention (cuDNN)": ("_get_cudnn_sdp_enabled", "_set_sdp_use_cudnn"),
+    "the precision of matrix products": ("_get_float32_matmul_precision", "_set_float32_matmul_precision"),
+    "cuDNN": ("_get_cudnn_enabled", "_set_cudnn_enabled"),
+    "oneDNN": ("_get_mkldnn_enabled", "_set_mkldnn_enabled"),
+    "deterministic algorithms": ("_get_deterministic_algorithms", "_set_deterministic_algorithms"),
+}  # fmt: skip
+_SWITCHES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any] | None]] = {
+    **{
+        name: (getattr(torch._C, getter), getattr(torch._C, setter, None))
+        for name, (getter, setter) in _IN_C.items()
+        if hasattr(torch._C, getter)
+    },
+    "the default dtype": (torch.get_default_dtype, torch.set_default_dtype),
+    # What a context manager sets, it puts back itself.
+    "the cache of parametrizations (parametrize.cached)": (lambda: parametrize._cache_enabled, None),
+    "hooks of saved tensors (saved_tensors_hooks)": (_hooks_of_saved_tensors, None),
 }
-_GETTERS = tuple(_SWITCHES.values())
+_GETTERS = tuple([getter for getter, _ in _SWITCHES.values()])
 
 
 def switches() -> tuple[Any, ...]:
-    """Return how the switches are set. About a microsecond."""
+    """Return how the switches are set. About two microseconds."""
     return tuple([get() for get in _GETTERS])
 
 
-def name_of_difference(before: tuple[Any, ...]) -> str:
-    """Return the name of a switch that is set otherwise than in `before`."""
-    return next(name for name, one, other in zip(_SWITCHES, before, switches(), strict=True) if one != other)
+def put_back(before: tuple[Any, ...]) -> str:
+    """Set the switches as they were when `switches` returned `before`; return the name of one that was not."""
+    changed = ""
+    for (name, (get, put)), value in zip(_SWITCHES.items(), before, strict=True):
+        if get() != value:
+            changed = name
+            if put is not None:
+                put(value)
+    return changed

@@ -25,6 +25,7 @@ from featx.tracing.replica.mode_reads import mode_of
 from featx.tracing.replica.modules import has_hooks, has_own_call, modules_of, only_passes_on
 from featx.tracing.replica.replica import Replica
 from featx.tracing.signals import ChangedByOthers, Unfollowable, Unholdable
+from featx.tracing.source.frames import is_in_try
 from featx.tracing.stand_ins.module_shapes import output_of
 from featx.tracing.symbolic.tracer import Scope
 from featx.tree import tree_leaves
@@ -102,9 +103,12 @@ class ModuleCalls:
             self._note_call_inside(module)
             return self._result_of(module, args, kwargs)
         self._torch_calls.check_unseen()
+        self._torch_calls.check_switches()
         frame = recorder.model_frame()
         if frame is not None:
             recorder.codes.add(frame.f_code)
+            if is_in_try(frame):
+                raise Unfollowable("a module is called in a `try` that catches errors, which may come for other inputs")
         path = recorder.path_of_module(module)
         outer = recorder.scope
         recorder.scope = Scope(path, type(module), outer.stack)
@@ -246,13 +250,20 @@ class ModuleCalls:
             raise Unfollowable(f"forward switches '{path}' between train and eval mode")
         constants = self._recorder.earlier.constants
         for inner in modules_of(module):
-            if has_hooks(inner) and not self._measured.has_hooks(path):
+            if has_hooks(inner) and not self._has_hooks_of_model(inner):
                 raise Unfollowable(
                     f"forward registers a hook on '{path}' or inside it, which would not run in a trace,"
                 )
             for value in inner._parameters.values():
                 if value is not None and id(value) not in self._owned and id(value) not in constants:
                     raise Unfollowable(f"'{path}' runs with other parameters than its own")
+
+    def _has_hooks_of_model(self, module: nn.Module) -> bool:
+        original = self._replica.originals.get(module)
+        return original is not None and all(
+            vars(module)[name].keys() == vars(original)[name].keys()
+            for name in ("_forward_hooks", "_forward_pre_hooks")
+        )
 
     def _result_of(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # Without its hooks: they are to run when the extractor does, and not before.

@@ -12,10 +12,11 @@ from torch import nn
 
 from featx.ir.memory import memory_of
 from featx.ir.node import Node
-from featx.tracing.example.answers import Answers
+from featx.tracing.example.answers import Answers, NeedsValues
 from featx.tracing.recording.lineage import Part
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.recording.results import Results
+from featx.tracing.replica.replica import WritesModel
 from featx.tracing.signals import Unfollowable
 from featx.tracing.source.frames import what_follows
 
@@ -26,6 +27,8 @@ _TEXT = ("__repr__", "__str__", "__format__")
 _ABOUT_GRADIENTS = frozenset({"requires_grad", "is_leaf", "grad_fn"})
 _OF_DTYPE = frozenset({"dtype", "itemsize", "nbytes"})
 _TENSOR_ATTRIBUTES = frozenset({"T", "H", "mT", "mH", "data", "real", "imag"})
+# What models go by of their parameters too.
+_DECIDED_OF_ALL = _OF_DTYPE | {"requires_grad"}
 _SAME_IN_EACH_CALL = frozenset({"ndim", "grad", "_version", "_base", "is_meta"})
 _CONVERSIONS: dict[str, Callable[..., Any]] = {
     "__bool__": bool, "__int__": int, "__float__": float, "__complex__": complex,
@@ -61,13 +64,17 @@ class TensorQuestions:
             recorder.whole.note_unseen_write()
         if name == "device":
             return self._device(tensor, function)
-        value = self._value(name, function, tensor)
+        value: Any = self._value(name, function, tensor)
         if name in _ABOUT_GRADIENTS and not is_inside:
             if recorder.is_real:
                 self._answers.note(name, value)
             elif tensor.is_meta or self._answers.are_expected:  # stand-ins do not know
                 value = self._answers.next(name)
+        if name == "grad" and id(tensor) in recorder.owned and tensor.grad is not None:
+            self._refuse_gradient()
         if is_inside or name in _SAME_IN_EACH_CALL:
+            if name == "ndim" and not is_inside:
+                self.note_rank(tensor)
             return value
         if isinstance(value, torch.Tensor):
             arguments = (recorder.create_arg(tensor), name)
@@ -79,7 +86,7 @@ class TensorQuestions:
             return self._shape(value, tensor) if is_input else self._known_shape(value, tensor)
         if name in _OF_DTYPE and recorder.is_of_graph((tensor,)):
             self.decide_dtype(tensor)
-        if is_input or (name in _OF_DTYPE and recorder.is_of_graph((tensor,))):
+        if is_input or (name in _DECIDED_OF_ALL and recorder.is_of_graph((tensor,))):
             self._decide_attribute(tensor, name, value)
         return value
 
@@ -93,6 +100,21 @@ class TensorQuestions:
         if name in _OF_DTYPE and recorder.stand_ins.is_cast:
             return function(recorder.stand_ins.of(tensor))
         return self._execute(function, (tensor,), {}) if name in _TENSOR_ATTRIBUTES else function(tensor)
+
+    def note_rank(self, tensor: torch.Tensor) -> None:
+        """Note that the model sees how many dimensions a tensor has, which follows from those of the inputs."""
+        recorder = self._recorder
+        if id(tensor) not in recorder.owned and recorder.is_followed((tensor,)):
+            recorder.numbers.shapes_were_seen = True
+
+    def _refuse_gradient(self) -> None:
+        # It is a tensor of the model, which code that gets it may write.
+        if not self._recorder.whole.depth:
+            raise Unfollowable("the gradient of a parameter (grad) is read")
+        if not self._recorder.is_real:
+            raise NeedsValues
+        if self._recorder.shares_parameters:
+            raise WritesModel
 
     def decide_dtype(self, tensor: torch.Tensor) -> None:
         """Record that the model goes by the dtype of a tensor."""
@@ -175,6 +197,8 @@ class TensorQuestions:
             if name == "tolist":
                 recorder.guard_form(node, result, "what tolist() gives")
             return self._results.follow(result, node, frame)
+        if name in ("__int__", "__float__"):
+            recorder.numbers.on_conversion()
         return self.pinned(_CONVERSIONS.get(name, function), args, result)
 
     def pinned(self, function: Callable[..., Any], args: tuple[Any, ...], result: Any) -> Any:

@@ -11,17 +11,18 @@ import torch
 from featx.ir.arguments import Argument
 from featx.ir.memory import memory_of
 from featx.ir.node import Target
-from featx.ir.operator_effects import draws_now, operator_draws, operator_writes
+from featx.ir.operator_effects import HOOK_METHODS, draws_now, operator_draws, operator_writes
 from featx.tracing.environment.generators import TorchGenerator
 from featx.tracing.environment.other_threads import is_only_thread
 from featx.tracing.environment.saved_tensors import SavedGlobals
-from featx.tracing.environment.switches import name_of_difference, switches
+from featx.tracing.environment.switches import put_back, switches
 from featx.tracing.example.answers import Answers, NeedsValues
 from featx.tracing.example.tensor_questions import TensorQuestions
 from featx.tracing.guards.scalars import plain_numbers
 from featx.tracing.operators import COMPARISONS, MAGIC, OPERATORS, READS_VALUES, REFLECTED, UNARY
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.recording.results import Results
+from featx.tracing.replica.replica import WritesModel
 from featx.tracing.signals import LeftBehind, Unfollowable
 from featx.tracing.source.frames import (
     compares_objects,
@@ -38,6 +39,8 @@ from featx.tree import tree_leaves
 
 # What changes the shape of a tensor and of all that are the same object.
 _RESHAPES = frozenset({"squeeze_", "unsqueeze_", "t_", "transpose_", "swapdims_", "swapaxes_", "as_strided_"})
+# What changes whether gradients flow, and writes no values.
+_CHANGES_HISTORY = frozenset({"detach_", "requires_grad_"})
 _MEMORY = frozenset({"untyped_storage", "storage", "_typed_storage", "__dlpack__", "data_ptr"})
 
 
@@ -100,6 +103,7 @@ class TorchCalls:
             return function(*args)
         self._refuse(name, function, args)
         if name in ("dim", "ndimension"):
+            self.questions.note_rank(args[0])
             return function(*args, **kwargs)
         if name in READS_VALUES:
             return self.questions.read_value(name, function, args, kwargs)
@@ -123,8 +127,20 @@ class TorchCalls:
             raise Unfollowable(f"the memory of a tensor is read past torch ({name})")
         if name in ("resize_", "resize_as_"):
             raise Unfollowable(f"a tensor gets other memory ({name})")
+        if name in _CHANGES_HISTORY:  # which counts no version
+            self._recorder.uncounted.add(memory_of(args[0]))
+        if name == "backward":
+            raise Unfollowable("forward calls backward, which adds to the gradients of the model's parameters,")
+        if name in HOOK_METHODS and id(args[0]) in self._recorder.owned:
+            raise Unfollowable(f"forward calls {name} of a parameter or buffer of the model")
         if name in _RESHAPES and memory_of(args[0]) in self._renamed:
             raise Unfollowable(f"a tensor that other values may be too changes its shape in place ({name})")
+
+    def check_switches(self) -> None:
+        """Raise where forward has set a switch of torch, which no graph does."""
+        if switches() != self._switches:
+            # What would put it back may come later in forward, which ends here.
+            raise Unfollowable(f"forward sets a switch of torch: {put_back(self._switches)},")
 
     def _refuse_foreign(self, targets: tuple[Any, ...]) -> None:
         recorder = self._recorder
@@ -161,6 +177,8 @@ class TorchCalls:
     def execute(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a torch call on stand-ins, or for real where this trace is one."""
         recorder, name = self._recorder, function.__name__
+        if name == "backward":
+            self._refuse_backward()
         if not recorder.is_real and torch._C._is_any_autocast_enabled():
             raise NeedsValues  # the meta device does not know of autocast
         if recorder.whole.depth:  # of a node of its own the graph knows
@@ -186,6 +204,13 @@ class TorchCalls:
             kind = recorder.device.type
             return result.replace("torch.meta.", "torch." if kind == "cpu" else f"torch.{kind}.")
         return result
+
+    def _refuse_backward(self) -> None:
+        # The replica may share parameters, to whose gradients it would add; copies of them are nobody else's.
+        if not self._recorder.is_real:
+            raise NeedsValues
+        if self._recorder.shares_parameters:
+            raise WritesModel
 
     def _note_inside(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         whole = self._recorder.whole
@@ -228,9 +253,7 @@ class TorchCalls:
         frame = recorder.model_frame()
         if frame is not None:
             recorder.codes.add(frame.f_code)
-        if switches() != self._switches:
-            name = name_of_difference(self._switches)
-            raise Unfollowable(f"forward sets a switch of torch for the whole process: {name},")
+        self.check_switches()
         if frame is not None and is_in_try(frame):
             raise Unfollowable("a torch call stands in a `try` that catches errors, which may come for other inputs")
         arguments, keywords = recorder.create_args(args), recorder.create_kwargs(kwargs)
@@ -264,6 +287,7 @@ class TorchCalls:
         # No input of the model is involved. A call that makes or writes tensors is recorded, without a name, as they
         # may be written later and must be made anew in each call; what any other gives is a plain value.
         recorder = self._recorder
+        self.check_switches()
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         versions = versions_of(given)
         result = self._execute_in_order(function, args, kwargs)

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from featx.errors import FeatxError
 from featx.ir.graph import Graph
 from featx.ir.memory import memory_of
 from featx.ir.node import Node
@@ -103,6 +104,7 @@ class ExampleTrace:
         answers: what was read of values.
         is_real: whether tensors have values.
         gradients: whether it runs with gradients switched on.
+        broke_off: the error with which forward ended early, where all that was wanted was there by then.
     """
 
     def __init__(
@@ -130,6 +132,7 @@ class ExampleTrace:
             recorder, self._torch_calls, measured, self.checks, self.replica, settings.opening
         )
         self._function_calls = FunctionCalls(recorder, self._torch_calls, measured, surroundings)
+        self.broke_off: BaseException | None = None
         self._replay: Replay | None = None
         self._given: list[Given] = []
         self._kept = KeptTensors(recorder)
@@ -231,7 +234,7 @@ class ExampleTrace:
             self._check_left_behind(generators)
             self.recorder.autocast_modes.leave()
             self.graph.output(output)
-            if any(map(compares_objects, self._codes_that_ran())):
+            if self.recorder.writes_inputs() or any(map(compares_objects, self._codes_that_ran())):
                 require_distinct_inputs(self.graph)
 
     def _set_up(self) -> SharedGenerators:
@@ -269,10 +272,22 @@ class ExampleTrace:
             self.recorder.names.assign()
             if is_enough is None or not is_enough(self.graph, self._module_calls.broken_off):
                 self._module_calls.check_missing(error)
+                self._explain(error)
                 raise
+            self.broke_off = error
             if self.recorder.call_record is not None:
                 self.recorder.call_record.broke_off = True
             return None, None
+
+    def _explain(self, error: BaseException) -> None:
+        """Raise another error where this one may come from a module that was kept whole, and so did not run."""
+        if isinstance(error, (LookupError, AttributeError, TypeError)) and not isinstance(error, FeatxError):
+            whole = [node for node in self.graph.nodes if "whole_because" in node.meta]
+            if whole:
+                why = whole[-1].meta["whole_because"].rstrip(" ,")
+                raise Unfollowable(
+                    f"after the call of '{whole[-1].target}', which is kept whole ({why}), forward fails ({error!r}),"
+                ) from error
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:
         # The hooks of the root are code like any other, and what they do to its inputs, all else is computed from.

@@ -11,7 +11,14 @@ import torch
 
 from featx.errors import ArgumentTypeError
 from featx.ir.node import Node
-from featx.tracing.guards.guards import check_array, check_decision, check_form, description_of, form_of
+from featx.tracing.guards.guards import (
+    check_array,
+    check_decision,
+    check_form,
+    check_is_tensor,
+    description_of,
+    form_of,
+)
 from featx.tracing.guards.structure import Path, contents_of, copy_structure, is_structure
 from featx.tracing.recording.lineage import Part
 from featx.tracing.signals import Unfollowable
@@ -99,6 +106,8 @@ class _Followed:
             self._check_layout(example, ())
             if is_optional:
                 self._check(check_form, form_of(example), f"input '{name}'")
+            else:
+                self._mark(check_is_tensor, (self._node, f"input '{name}'"))
             return self._results.follow(self._stand_in(example), self._node, None)
         if isinstance(example, _PLAIN):
             self._check(check_decision, example, f"input '{name}'")
@@ -164,7 +173,7 @@ class _Followed:
 
     def _mark(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Node:
         node = self._recorder.graph.create_node("call_function", function, arguments, {})
-        node.meta["is_guard"] = function in (check_decision, check_is_same, check_array)
+        node.meta["is_guard"] = function in (check_decision, check_is_same, check_array, check_is_tensor)
         node.meta["is_check_of_input"] = True
         return node
 

@@ -54,6 +54,18 @@ def check_dtype(value: torch.dtype, allowed: list[torch.dtype], what: str) -> No
 
 
 @runtime_check
+def check_is_tensor(value: torch.Tensor, what: str) -> None:
+    """Raise unless an input is a tensor, as on the example.
+
+    Raises:
+        SpecializationError: it is not; `what` names the input.
+    """
+    if not torch.jit.is_scripting():  # noqa: SIM102 - TorchScript leaves out what stands inside
+        if not isinstance(value, torch.Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise SpecializationError(f"{what} is {_short(value)} now, a tensor on the example. {_hint()}.")
+
+
+@runtime_check
 def check_rank(value: torch.Tensor, expected: int, what: str) -> None:
     """Raise unless an input has as many dimensions as on the example.
 
@@ -115,7 +127,7 @@ def check_array(value: Any, dtype: str, shape: tuple[int, ...], digest: str, wha
     Raises:
         SpecializationError: it is not; `what` names it.
     """
-    if description_of(value) != (dtype, shape, digest):
+    if not hasattr(value, "tobytes") or description_of(value) != (dtype, shape, digest):
         raise SpecializationError(f"{what}: an array of numpy with other values than on the example. {_hint()}.")
 
 
@@ -134,7 +146,8 @@ def check_distinct(values: tuple[Any, ...]) -> None:
     tensors = [id(value) for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
     if len(set(tensors)) < len(tensors):
         raise SpecializationError(
-            "one tensor is given as two inputs, and the model may compare them with `is`; give a copy as one of them"
+            "one tensor is given as two inputs, and the model writes one of them, or may compare them with `is`; give "
+            "a copy as one of them"
         )
 
 

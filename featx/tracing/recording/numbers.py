@@ -7,6 +7,8 @@ from collections.abc import Callable
 from math import trunc
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from featx.ir.node import Node
 from featx.tracing.guards.conversions import converts_by_calls_alone
 from featx.tracing.guards.scalars import (
@@ -149,12 +151,14 @@ class Numbers:
         return self.new(result, node)
 
     def _convert(self, kind: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        number = args[0]
+        number = args[0] if args else None
+        if isinstance(number, torch.Tensor) and len(args) == 1 and not kwargs:
+            number = number.item()
         if kwargs or len(args) > 1 or not isinstance(number, (TracedInt, TracedFloat)):
             return kind(*args, **kwargs)
         if isinstance(number, kind):
             return number
-        return self.compute(trunc if kind is int else float, args, kind(plain_number(number)))
+        return self.compute(trunc if kind is int else float, (number,), kind(plain_number(number)))
 
     def _range(self, args: tuple[Any, ...]) -> range:
         # How often a loop runs is part of the graph; for which sizes that holds is not fixed further.

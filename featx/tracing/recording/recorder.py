@@ -112,6 +112,11 @@ class Recorder(TracerBase):
         frame = user_frame()
         return None if frame is self.caller else frame
 
+    @property
+    def shares_parameters(self) -> bool:
+        """Whether the replica has the parameters of the model, and not copies of them."""
+        return self._replica.shares_parameters
+
     def note_dynamic_shape(self) -> None:
         """Take note that a kernel runs whose result has a shape that depends on values."""
         self.has_dynamic_shape = True
@@ -250,6 +255,14 @@ class Recorder(TracerBase):
         """Mark the nodes whose tensors were written after the nodes gave them, at the end of the trace."""
         for node, tensor, version in self.versions:
             node.meta["is_overwritten"] = tensor._version != version or memory_of(tensor) in self.uncounted
+
+    def writes_inputs(self) -> bool:
+        """Say whether an input was written since forward got it."""
+        return any(
+            tensor._version != version or memory_of(tensor) in self.uncounted
+            for node, tensor, version in self.versions
+            if node.op == "placeholder"
+        )
 
     def guard(self, node: Node, value: Any, what: str) -> Node:
         """Add a check that the value of a node is again what Python saw. `what` is part of the message."""

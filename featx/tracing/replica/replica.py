@@ -91,6 +91,11 @@ class Replica:
         return not self._copies_buffers and not self._copied_scripted and self._sets_flags_only
 
     @property
+    def shares_parameters(self) -> bool:
+        """Whether its modules hold the parameters of the model, and not copies of them."""
+        return not self._copies_parameters
+
+    @property
     def has_hidden_state(self) -> bool:
         """Whether it holds objects in which code can keep a state that no attribute shows: iterators, closures..."""
         return self._copies.have_hidden_state

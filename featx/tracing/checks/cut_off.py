@@ -1,0 +1,101 @@
+"""State that forward writes behind the place where a trace ended early, because all that was wanted was there."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from featx.errors import TraceError
+from featx.ir.effects import Effects
+from featx.ir.graph import Graph
+from featx.ir.memory import MemoryGroups
+from featx.tracing.environment.generators import SharedGenerators
+from featx.tracing.environment.thread_modes import ThreadModes
+from featx.tracing.example.answers import NeedsValues
+from featx.tracing.example.surroundings import Surroundings
+from featx.tracing.example.trace import Conditions, ExampleTrace, IsEnough
+from featx.tracing.example.tracer import ExampleTracer
+from featx.tracing.guards.structure import copy_structure
+
+
+def with_state_that_is_written_later(
+    tracer: ExampleTracer, args: tuple[Any, ...], kwargs: Mapping[str, Any], trace: ExampleTrace, is_enough: IsEnough
+) -> ExampleTrace:
+    """Return `trace`, or one for real that goes on where `trace` ended early and missed a write that matters.
+
+    A buffer that the graph reads and that forward writes behind that place would be another one in the next call. To
+    find out, the model runs once on a copy, where the graph reads buffers at all. Code that asks for values can be
+    followed for real.
+
+    Raises:
+        TraceError: the code that writes such a buffer cannot be followed.
+    """
+    written = _written_unseen(tracer, args, kwargs, trace)
+    if written and not trace.is_real:
+        trace.drop_replica()
+        conditions = Conditions("what is written behind the last node", is_real=True, gradients=trace.gradients)
+        trace = tracer.run_once(trace.surroundings, args, kwargs, is_enough, conditions)
+        written = _written_unseen(tracer, args, kwargs, trace)
+    if written:
+        name = type(trace.surroundings.traced).__name__
+        raise TraceError(
+            f"cannot trace {name}: forward writes '{written[0]}', which the requested nodes read in the next call, in "
+            f"code that cannot be followed: {trace.broke_off}. To go on, put that code into a submodule, which is kept "
+            "whole, or into a function that featx.wrap marks."
+        )
+    return trace
+
+
+def _written_unseen(
+    tracer: ExampleTracer, args: tuple[Any, ...], kwargs: Mapping[str, Any], trace: ExampleTrace
+) -> list[str]:
+    buffers = _buffers_that_are_read_alone(trace.graph, trace.surroundings) if trace.broke_off is not None else []
+    return _written_by_a_run(tracer, args, kwargs, trace, buffers) if buffers else []
+
+
+def _buffers_that_are_read_alone(graph: Graph, around: Surroundings) -> list[str]:
+    """Return the paths of the buffers that a graph reads and does not write."""
+    effects = Effects(graph, around.root)
+    memory = MemoryGroups(graph, effects)
+    written = {group for node in graph.nodes for group in memory.written_by(node)}
+    buffers = {name for name, _ in around.root.named_buffers(remove_duplicate=False)}
+    reads = [node for node in graph.find_nodes(op="get_attr") if node.target in buffers]
+    return sorted({str(node.target) for node in reads if memory.of(node) not in written})
+
+
+def _written_by_a_run(
+    tracer: ExampleTracer, args: Any, kwargs: Mapping[str, Any], trace: ExampleTrace, paths: list[str]
+) -> list[str]:
+    """Run the model for real on a copy of it; return which of its buffers at `paths` that writes or replaces."""
+    around = trace.surroundings
+    replica, _ = around.replica(tracer.training, "all")
+    root, modes, generators = replica.root, ThreadModes(), SharedGenerators()
+    before = [(path, root.get_buffer(path)) for path in paths]
+    versions = [buffer._version for _, buffer in before]
+    bound = inspect.signature(around.function).bind(*args, **kwargs)
+    for name, value in bound.arguments.items():
+        bound.arguments[name] = copy_structure(value, _copied)
+    around.look_at_caches()
+    try:
+        with torch.random.fork_rng(devices=[]), tracer.log.run(type(root).__name__, "what it writes", is_real=True):
+            root(*bound.args, **bound.kwargs)
+    except (Exception, NeedsValues):
+        pass  # what it wrote until then it has written
+    finally:
+        modes.leave()
+        generators.restore()
+        around.caches.restore(lambda tensor: False)
+    found = [
+        path
+        for (path, buffer), version in zip(before, versions, strict=True)
+        if root.get_buffer(path) is not buffer or buffer._version != version
+    ]
+    replica.drop()
+    return found
+
+
+def _copied(value: Any, path: object) -> Any:
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
