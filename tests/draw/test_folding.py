@@ -72,5 +72,5 @@ def test_minor_nodes_show_on_request() -> None:
 
     root = featx.draw(featx.trace(function, torch.ones(2, 3, 4))).root
     assert [item.label for item in visible(root, sizes=False)] == ["x", "reshape", "output"]
-    with_sizes = ["x", "check_rank", "getattr", "getitem", "reshape", "output"]
+    with_sizes = ["x", "check_is_tensor", "check_rank", "getattr", "getitem", "reshape", "output"]
     assert [item.label for item in visible(root, sizes=True)] == with_sizes
