@@ -143,7 +143,18 @@ def trace_checked(
     Raises:
         TraceError: the example cannot be traced.
     """
-    other_mode = other_mode or OtherMode()
+    with tracer.log.request(type(root).__name__):
+        return _trace_checked(tracer, root, args, kwargs, is_enough, other_mode or OtherMode())
+
+
+def _trace_checked(
+    tracer: ExampleTracer,
+    root: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    is_enough: IsEnough | None,
+    other_mode: OtherMode,
+) -> tuple[ExampleTrace, FreeDims]:
     tracer.keeps_replicas = True
     trace = other_mode.trace(tracer, args, kwargs, is_enough)
     # What a second call does, and other sizes change, the other mode has told then.

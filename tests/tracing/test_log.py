@@ -1,0 +1,35 @@
+"""What the logger "featx" tells of the runs of a model."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import pytest
+import torch
+from torch import nn
+
+import featx
+
+
+class Slow(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.5)
+        return x.reshape(x.shape[0], -1) + 1
+
+
+def test_each_run_is_told_with_its_reason_and_what_takes_long(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, logger="featx"):
+        featx.trace(Slow(), torch.rand(2, 3))
+    runs = [record.getMessage() for record in caplog.records if record.levelno == logging.DEBUG]
+    assert "Slow, run 1, without values: the example, done, 5" in runs[0]
+    assert any("other sizes (2 as 5 at 0)" in run for run in runs)
+    (told,) = [record.getMessage() for record in caplog.records if record.levelno == logging.INFO]
+    assert told.startswith("tracing Slow took ")
+    assert told.endswith(f"{len(runs)} runs, 0 with values")
+
+
+def test_nothing_is_told_of_what_is_fast(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="featx"):
+        featx.trace(nn.Linear(3, 3), torch.rand(2, 3))
+    assert not caplog.records
