@@ -140,15 +140,10 @@ class Variation:
         return reason
 
     def _outcome(self, groups: list[_Group], disguise: Disguise = larger) -> str:
-        usual = _other_size_for_real if self._trace.is_real else _other_size
-        changes = {
-            dim: self._sizes.get(group, usual)(group.position, group.size, number)
-            for number, group in enumerate(groups)
-            for dim in group.dims
-        }
-        args, kwargs = _resized(self._example, changes, self._trace.is_real)
+        if self._trace.is_real and self._is_free_without_values(groups, disguise):
+            return FREE
         try:
-            again = self._run(args, kwargs, disguise, _reason(groups, changes, disguise))
+            again = self._run(groups, disguise, has_values=self._trace.is_real)
         except Diverged:
             self._leave_if_changed()
             return CHANGED
@@ -164,11 +159,33 @@ class Variation:
         join_measured(self._trace.graph, again.graph)
         return FREE
 
-    def _run(self, args: Any, kwargs: Any, disguise: Disguise, reason: str) -> ExampleTrace:
+    def _is_free_without_values(self, groups: list[_Group], disguise: Disguise) -> bool:
+        """Say whether a trace without values, which is told what the one for real read of them, does the same.
+
+        The graph checks when it runs that it reads the same. Where such a trace fails, nothing is known.
+        """
+        try:
+            again = self._run(groups, disguise, has_values=False)
+        except (Diverged, NeedsValues, Exception):
+            return False
+        if not is_same_graph(again.graph, self._trace.graph):
+            return False
+        join_measured(self._trace.graph, again.graph)
+        return True
+
+    def _run(self, groups: list[_Group], disguise: Disguise, *, has_values: bool) -> ExampleTrace:
+        usual = _other_size_for_real if has_values else _other_size
+        changes = {
+            dim: self._sizes.get(group, usual)(group.position, group.size, number)
+            for number, group in enumerate(groups)
+            for dim in group.dims
+        }
+        args, kwargs = _resized(self._example, changes, has_values)
         first = self._trace
         run = partial(self._tracer.run_once, first.surroundings, args, kwargs, self._is_enough)
+        reason = _reason(groups, changes, disguise)
         conditions = Conditions(
-            reason, first.is_real, first.gradients, earlier=first, disguise=disguise, before=self.before
+            reason, has_values, first.gradients, earlier=first, disguise=disguise, before=self.before
         )
         try:
             return run(conditions)
