@@ -22,10 +22,13 @@ from featx.ir.graph import Graph
 from featx.ir.names import Namespace
 from featx.ir.node import Node
 from featx.ir.verify import find_attribute, verify_targets
-from featx.tracing.checks.free_sizes import trace_checked
+from featx.tracing.checks.free_sizes import FreeDims, OtherMode, trace_checked
+from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.tracer import ExampleTracer
 from featx.tracing.guards.guards import require_mode
 from featx.tracing.guards.scriptable import require_scriptable
+from featx.tracing.replica.mode_reads import ModeReads
+from featx.tracing.replica.replica import only_sets_flags
 from featx.tracing.symbolic.tracer import Tracer
 
 
@@ -382,14 +385,34 @@ def trace(root: nn.Module | Callable[..., Any], *args: Any, **kwargs: Any) -> Gr
     Raises:
         TraceError: something cannot be followed; the message says where and what to do.
     """
-    found, free_dims = trace_checked(ExampleTracer(keep_source=True), root, args, kwargs)
+    found, free_dims, is_for_both_modes = _traced(root, args, kwargs)
     name = type(root).__name__ if isinstance(root, nn.Module) else getattr(root, "__name__", "GraphModule")
-    if isinstance(root, nn.Module) and not _is_same_in_other_mode(root, args, kwargs, found.graph):
+    if isinstance(root, nn.Module) and not is_for_both_modes:
         reason = "a model has a graph for each mode: trace again after train() or eval()"
         require_mode(found.graph, root.training, reason)
     module = GraphModule(found.surroundings.root, found.graph, name)
     module.meta["free_dims"] = free_dims
     return module
+
+
+def _traced(
+    root: nn.Module | Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[ExampleTrace, FreeDims, bool]:
+    """Return a trace, which dimensions of its inputs are free, and whether the other mode does the same."""
+    if isinstance(root, nn.Module) and all(map(only_sets_flags, root.modules())):
+        tracer, known = ExampleTracer(keep_source=True), OtherMode(reads=ModeReads())
+        tracer.reads = known.reads
+        try:
+            found, free_dims = trace_checked(tracer, root, args, kwargs, None, known)
+        except Exception:  # with all attributes in place it may work, or say better what is wrong
+            pass
+        else:
+            known.drop()
+            nothing_asks = known.reads is not None and not known.reads.any
+            return found, free_dims, nothing_asks or _is_same_in_other_mode(root, args, kwargs, found.graph)
+    found, free_dims = trace_checked(ExampleTracer(keep_source=True), root, args, kwargs)
+    is_module = isinstance(root, nn.Module)
+    return found, free_dims, is_module and _is_same_in_other_mode(root, args, kwargs, found.graph)
 
 
 def _is_same_in_other_mode(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], graph: Graph) -> bool:
