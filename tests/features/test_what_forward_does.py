@@ -1,4 +1,4 @@
-"""What forward does besides computing: to state, gradients and switches, and what it asks of inputs."""
+"""What forward does besides computing: to state, gradients and switches; and what it asks of inputs."""
 
 from __future__ import annotations
 
