@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from math import sqrt
 from operator import index
 from types import ModuleType
-from typing import Any
+from typing import Any, TypedDict
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ import torch.fx
 from torch import nn
 
 import featx
+from featx.tracing.environment.wrapping import find_places
 
 X = torch.ones(4, 3)
 
@@ -282,3 +283,16 @@ def test_scripted_function_is_one_node(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_call_that_cannot_take_a_proxy_is_refused_with_its_line(call: Callable[[Any], Any]) -> None:
     with pytest.raises(featx.ControlFlowError, match=r"needs a tensor .* at .*test_wrapping.py:\d+.*To go on"):
         featx.symbolic_trace(call)
+
+
+class NamesTyping(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        # What it imports makes classes by `type.__new__` in typing's own code.
+        return x + len(TypedDict("Fields", {"a": int}).__annotations__)
+
+
+def test_modules_of_python_itself_are_left_alone() -> None:
+    seen = find_places([NamesTyping.forward.__globals__], (), (), is_recording=True)
+    assert not any(namespace.get("__name__") == "typing" for namespace, _ in seen)
+    model, x = nn.Sequential(NamesTyping()), torch.rand(2)
+    assert torch.equal(featx.trace(model, x)(x), model(x))

@@ -29,6 +29,10 @@ NOT_EMPTY = "free, but not 0"
 CHANGED = "fixed: the model does something else at another length"
 UNVARIED = "fixed: other sizes of a tensor with this layout are not tried"
 REFUSED = "fixed: the model takes no other length"
+# A trace for real takes as long as the model: not every dimension is tried alone.
+NOT_ALONE = "fixed: other lengths were not tried, because the model asks for values and runs for real each time"
+_RUNS_ALONE = 3
+_CHANNELS_OF_IMAGES = (1, 3, 4)
 # A dimension of an input: the id of the tensor, and the position.
 Dim = tuple[int, int]
 # From a position, the size there, and the number of the group, to the size to try.
@@ -66,6 +70,8 @@ class Variation:
         self._example = (args, dict(kwargs))
         self._trace = trace
         self._is_enough = is_enough
+        # How many more whole runs for real may try one dimension that is not the first.
+        self._runs_left = _RUNS_ALONE
         # For groups that the model takes at some other sizes only: the size to try.
         self._sizes: dict[_Group, OtherSize] = {}
 
@@ -80,8 +86,10 @@ class Variation:
         if refused and (outcome := self._outcome(refused)).startswith(REFUSED):
             known.update(dict.fromkeys(refused, outcome))
             likely = [group for group in likely if group not in known]
-        if len(likely) > 1 and self._outcome(likely) == FREE:
-            known.update(dict.fromkeys(likely, FREE))
+        for together in self._tried_together(likely):
+            if self._outcome(together) == FREE:
+                known.update(dict.fromkeys(together, FREE))
+                break
         for group in groups:
             if group not in known:
                 known[group] = self._alone(group, group in likely)
@@ -95,9 +103,17 @@ class Variation:
             known.update({group: self._if_small(group, known[group]) for group in free})
         return {dim: outcome for group, outcome in known.items() for dim in group.dims}
 
+    def _tried_together(self, likely: list[_Group]) -> list[list[_Group]]:
+        """Return the groups that are tried at once, in order, until the model takes some."""
+        if not self._trace.is_real:
+            return [likely] if len(likely) > 1 else []
+        # Not each alone afterwards, but the first dimension, which may be one that has to be as on the example.
+        others = [group for group in likely if group.position > 0]
+        return [likely, others] if others and others != likely else [likely] if likely else []
+
     def _try_together(self, known: dict[_Group, str]) -> None:
         """Try refused dimensions of one length at once, wherever they are: nodes and their adjacency matrix, say."""
-        refused = [group for group, outcome in known.items() if outcome.startswith(REFUSED) and "Assert" not in outcome]
+        refused = [group for group, outcome in known.items() if _may_be_free_together(outcome)]
         for size in {group.size for group in refused}:
             groups = [group for group in refused if group.size == size]
             dims = tuple(sorted({dim for group in groups for dim in group.dims}))
@@ -115,7 +131,11 @@ class Variation:
             self.before = None
 
     def _alone(self, group: _Group, is_likely: bool) -> str:
+        if self._trace.is_real and group.position > 0 and self._runs_left == 0:
+            return FREE if self._is_free_without_values([group], larger) else NOT_ALONE
         outcome = self._outcome([group])
+        if group.position > 0 and outcome in (FREE, CHANGED):  # else it ended early
+            self._runs_left = max(self._runs_left - 1, 0)
         if group.position == 0 or not outcome.startswith(REFUSED):
             return outcome
         if is_likely and group.size > 1 and "Assert" not in outcome:  # assertions, as a rule, want one length
@@ -215,6 +235,10 @@ def measures_of(graph: Graph) -> list[Any]:
     return [(node.meta.get("effects"), node.meta.get("is_overwritten")) for node in graph.nodes]
 
 
+def _may_be_free_together(outcome: str) -> bool:
+    return outcome == NOT_ALONE or (outcome.startswith(REFUSED) and "Assert" not in outcome)
+
+
 def _was_refused(group: _Group, known: Mapping[Dim, str]) -> bool:
     return all(known.get(dim, "").startswith(REFUSED) for dim in group.dims)
 
@@ -226,7 +250,10 @@ def _groups_of(inputs: list[torch.Tensor]) -> tuple[list[_Group], list[_Group]]:
     for tensor in inputs:
         for dim, size in enumerate(tensor.shape):
             members.setdefault((dim, size), {})[id(tensor)] = None
-            if dim != 1 or not tensor.is_floating_point() or tensor.dim() == 3:
+            is_channel = tensor.is_floating_point() and (
+                (tensor.dim() != 3 and dim == 1) or (tensor.dim() == 3 and dim == 0 and size in _CHANNELS_OF_IMAGES)
+            )
+            if not is_channel:
                 likely.add((dim, size))
     groups = {key: _Group(*key, tuple((each, key[0]) for each in ids)) for key, ids in sorted(members.items())}
     return list(groups.values()), [group for key, group in groups.items() if key in likely]

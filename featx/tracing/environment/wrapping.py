@@ -161,13 +161,18 @@ def _random_functions(seen_globals: Iterable[dict[str, Any]]) -> Iterator[tuple[
 
 
 def _code_of_models(seen_globals: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the given globals and those of the functions that they name, without those of torch and featx."""
+    """Return the given globals and those of the functions that they name, without those of torch, featx and Python."""
     found = {id(namespace): namespace for namespace in seen_globals}
     for namespace in list(found.values()):
         for value in list(namespace.values()):
-            if type(value) is FunctionType and not _is_of_torch(value.__globals__):
+            if type(value) is FunctionType and not _is_of_library(value.__globals__):
                 found[id(value.__globals__)] = value.__globals__
     return list(found.values())
+
+
+def _is_of_library(namespace: dict[str, Any]) -> bool:
+    name = str(namespace.get("__name__")).partition(".")[0]
+    return name in sys.stdlib_module_names or _is_of_torch(namespace)
 
 
 def _is_of_torch(namespace: dict[str, Any]) -> bool:
