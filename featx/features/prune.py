@@ -77,7 +77,7 @@ class _Liveness:
         self._join_inputs_that_may_be_returned()
         end = max(wanted)
         # What Python decided on the way to the wanted values must still hold.
-        self._required = wanted | {node for node in graph.nodes if node.meta.get("is_guard") and node < end}
+        self._required = wanted | self._guards_ahead_of(end)
         self._sweep()
         while self._require_state_writers():
             self._sweep()
@@ -187,10 +187,11 @@ class _Liveness:
         writers |= self._later_calls()
         if writers:
             # What they write follows from what Python has decided ahead of them.
-            end = max(writers)
-            guards = {node for node in self._graph.nodes if node.meta.get("is_guard") and node < end}
-            self._required |= writers | guards
+            self._required |= writers | self._guards_ahead_of(max(writers))
         return bool(writers)
+
+    def _guards_ahead_of(self, end: Node) -> set[Node]:
+        return {node for node in self._graph.nodes if node.meta.get("is_guard") and node < end}
 
     def _later_calls(self) -> set[Node]:
         """Return further calls of kept modules that write what they keep: statistics, vectors of spectral norm."""

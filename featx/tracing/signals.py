@@ -16,6 +16,10 @@ class Unfollowable(BaseException):
         self.what, self.line, self.place = what, line_of(frame), describe(frame)
 
 
+class NeedsValues(BaseException):
+    """The model asks for a value, which stand-ins have not. No Exception, so that no model catches it."""
+
+
 class Unholdable(Unfollowable):
     """A value that no graph can hold is passed to a call that is one node."""
 

@@ -117,6 +117,31 @@ def test_state_is_written_behind_the_last_wanted_value_too(kind: type[nn.Module]
         assert torch.equal(extractor(X)[name], seen[0])
 
 
+SEEN = torch.zeros(4)
+TABLES: dict[str, torch.Tensor] = {}
+
+
+class Outside(Centered):
+    """Writes into globals of its file too, where no trace follows it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.centered(self.body(x) - self.center)
+        if y.isnan().any():
+            raise ValueError("nan")
+        SEEN.add_(y.detach().mean(0))
+        TABLES["last"] = y.detach()
+        raise ValueError("behind all that is wanted")
+
+
+def test_search_for_writes_leaves_globals_and_the_generator() -> None:
+    model = Outside()
+    state = torch.get_rng_state()
+    featx.create_feature_extractor(model, ["centered"], example_inputs=X)
+    assert torch.equal(SEEN, torch.zeros(4))
+    assert not TABLES
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 class Unfollowable(Centered):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.centered(self.body(x) - self.center)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 import torch
@@ -13,8 +14,8 @@ from featx.ir.effects import Effects
 from featx.ir.graph import Graph
 from featx.ir.memory import MemoryGroups
 from featx.tracing.environment.generators import SharedGenerators
+from featx.tracing.environment.saved_tensors import SavedGlobals
 from featx.tracing.environment.thread_modes import ThreadModes
-from featx.tracing.example.answers import NeedsValues
 from featx.tracing.example.surroundings import Surroundings
 from featx.tracing.example.trace import Conditions, ExampleTrace, IsEnough
 from featx.tracing.example.tracer import ExampleTracer
@@ -73,6 +74,9 @@ def _written_by_a_run(
     around = trace.surroundings
     replica, _ = around.replica(tracer.training, "all")
     root, modes, generators = replica.root, ThreadModes(), SharedGenerators()
+    saved = SavedGlobals(around.global_tensors)
+    saved.save(chain.from_iterable(around.global_tensors.values()))
+    devices = [around.device] if around.device.type == "cuda" else []
     before = [(path, root.get_buffer(path)) for path in paths]
     versions = [buffer._version for _, buffer in before]
     bound = inspect.signature(around.function).bind(*args, **kwargs)
@@ -80,14 +84,18 @@ def _written_by_a_run(
         bound.arguments[name] = copy_structure(value, _copied)
     around.look_at_caches()
     try:
-        with torch.random.fork_rng(devices=[]), tracer.log.run(type(root).__name__, "what it writes", is_real=True):
+        with (
+            torch.random.fork_rng(devices=devices),
+            tracer.log.run(type(root).__name__, "what it writes", is_real=True),
+        ):
             root(*bound.args, **bound.kwargs)
-    except (Exception, NeedsValues):
+    except Exception:
         pass  # what it wrote until then it has written
     finally:
         modes.leave()
         generators.restore()
-        around.caches.restore(lambda tensor: False)
+        saved.restore()
+        around.caches.restore(lambda tensor: True)  # whatever came in, it was computed from copies
     found = [
         path
         for (path, buffer), version in zip(before, versions, strict=True)

@@ -20,11 +20,11 @@ from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.ir.rewiring import keep_measured_effects
 from featx.tracing.checks.variation import join_measured
-from featx.tracing.example.answers import NeedsValues
 from featx.tracing.example.trace import Conditions, ExampleTrace, IsEnough
 from featx.tracing.example.tracer import ExampleTracer
 from featx.tracing.guards.guards import check_dtype
 from featx.tracing.guards.scalars import Diverged
+from featx.tracing.signals import NeedsValues
 from featx.tree import tree_map
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)

@@ -33,14 +33,13 @@ from featx.tracing.checks.variation import (
     can_be_resized,
     measures_of,
 )
-from featx.tracing.example.answers import NeedsValues
 from featx.tracing.example.trace import Conditions, ExampleTrace, IsEnough
 from featx.tracing.example.tracer import ExampleTracer
 from featx.tracing.guards.guards import check_rank, check_size
 from featx.tracing.guards.scalars import Diverged
 from featx.tracing.guards.structure import Path, Step, leaves_of
 from featx.tracing.replica.mode_reads import ModeReads, set_mode
-from featx.tracing.signals import Disturbed
+from featx.tracing.signals import Disturbed, NeedsValues
 
 # An input: its name, where it is (a placeholder and the way to it from there), and the tensor.
 _Input = tuple[str, tuple[Node, Path], torch.Tensor]

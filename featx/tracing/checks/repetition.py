@@ -12,11 +12,10 @@ from typing import Any
 from featx.errors import TraceError
 from featx.ir.equality import is_same_graph
 from featx.tracing.checks.filled_caches import differ_by_caches_alone
-from featx.tracing.example.answers import NeedsValues
 from featx.tracing.example.trace import Conditions, ExampleTrace, IsEnough
 from featx.tracing.example.tracer import ATTEMPTS, ExampleTracer
 from featx.tracing.guards.scalars import Diverged
-from featx.tracing.signals import Disturbed
+from featx.tracing.signals import Disturbed, NeedsValues
 
 
 def check_repeats(

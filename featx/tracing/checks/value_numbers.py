@@ -13,12 +13,12 @@ from typing import Any
 from featx.ir.equality import is_same_graph
 from featx.ir.graph import Graph
 from featx.ir.node import Node
-from featx.tracing.example.answers import NeedsValues
 from featx.tracing.example.trace import Conditions, ExampleTrace, IsEnough
 from featx.tracing.example.tracer import ExampleTracer
 from featx.tracing.guards.guards import check_decision
 from featx.tracing.guards.scalars import Diverged
 from featx.tracing.recording.lineage import Origin, Part
+from featx.tracing.signals import NeedsValues
 
 _READERS = ("item", "tolist")
 

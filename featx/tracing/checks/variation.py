@@ -13,12 +13,11 @@ from featx.errors import FeatxError
 from featx.ir.effects import MeasuredEffects
 from featx.ir.equality import is_same_graph
 from featx.ir.graph import Graph
-from featx.tracing.example.answers import NeedsValues
 from featx.tracing.example.trace import Conditions, ExampleTrace, IsEnough
 from featx.tracing.example.tracer import ExampleTracer
 from featx.tracing.guards.scalars import Disguise, Diverged, larger, nothing, smallest
 from featx.tracing.guards.structure import Path, copy_structure
-from featx.tracing.signals import Disturbed
+from featx.tracing.signals import Disturbed, NeedsValues
 
 FREE = "free"
 # No code that was traced reads it, so that no other length was tried.
@@ -105,11 +104,11 @@ class Variation:
 
     def _tried_together(self, likely: list[_Group]) -> list[list[_Group]]:
         """Return the groups that are tried at once, in order, until the model takes some."""
-        if not self._trace.is_real:
-            return [likely] if len(likely) > 1 else []
-        # Not each alone afterwards, but the first dimension, which may be one that has to be as on the example.
-        others = [group for group in likely if group.position > 0]
-        return [likely, others] if others and others != likely else [likely] if likely else []
+        tried = [likely]
+        if self._trace.is_real:  # not each alone afterwards; the first dimension may have to be as on the example
+            others = [group for group in likely if group.position > 0]
+            tried += [others] if len(others) < len(likely) else []
+        return [groups for groups in tried if len(groups) > 1]
 
     def _try_together(self, known: dict[_Group, str]) -> None:
         """Try refused dimensions of one length at once, wherever they are: nodes and their adjacency matrix, say."""

@@ -7,10 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from featx.tracing.guards.scalars import Diverged
-
-
-class NeedsValues(BaseException):
-    """The model asks for a value, which stand-ins have not. No Exception, so that no model catches it."""
+from featx.tracing.signals import NeedsValues
 
 
 class Answers:

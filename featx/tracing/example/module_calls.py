@@ -14,7 +14,6 @@ from torch import nn
 
 from featx.ir.module_effects import module_draws, module_writes_state
 from featx.tracing.checks.state_checks import StateChecks
-from featx.tracing.example.answers import NeedsValues
 from featx.tracing.example.measured_calls import MeasuredCalls
 from featx.tracing.example.torch_calls import TorchCalls
 from featx.tracing.guards.scalars import TracedFloat, TracedInt, plain_numbers
@@ -24,7 +23,7 @@ from featx.tracing.recording.recorder import STORED_BY_HOOK, Recorder
 from featx.tracing.replica.mode_reads import mode_of
 from featx.tracing.replica.modules import has_hooks, has_own_call, modules_of, only_passes_on
 from featx.tracing.replica.replica import Replica
-from featx.tracing.signals import ChangedByOthers, Unfollowable, Unholdable
+from featx.tracing.signals import ChangedByOthers, NeedsValues, Unfollowable, Unholdable
 from featx.tracing.source.frames import is_in_try
 from featx.tracing.stand_ins.module_shapes import output_of
 from featx.tracing.symbolic.tracer import Scope

@@ -12,11 +12,10 @@ from torch import nn
 
 from featx.ir.memory import memory_of
 from featx.ir.node import Node
-from featx.tracing.example.answers import Answers, NeedsValues
+from featx.tracing.example.answers import Answers
 from featx.tracing.recording.lineage import Part
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.recording.results import Results
-from featx.tracing.replica.replica import WritesModel
 from featx.tracing.signals import Unfollowable
 from featx.tracing.source.frames import what_follows
 
@@ -111,10 +110,7 @@ class TensorQuestions:
         # It is a tensor of the model, which code that gets it may write.
         if not self._recorder.whole.depth:
             raise Unfollowable("the gradient of a parameter (grad) is read")
-        if not self._recorder.is_real:
-            raise NeedsValues
-        if self._recorder.shares_parameters:
-            raise WritesModel
+        self._recorder.require_own_parameters()
 
     def decide_dtype(self, tensor: torch.Tensor) -> None:
         """Record that the model goes by the dtype of a tensor."""

@@ -16,14 +16,13 @@ from featx.tracing.environment.generators import TorchGenerator
 from featx.tracing.environment.other_threads import is_only_thread
 from featx.tracing.environment.saved_tensors import SavedGlobals
 from featx.tracing.environment.switches import put_back, switches
-from featx.tracing.example.answers import Answers, NeedsValues
+from featx.tracing.example.answers import Answers
 from featx.tracing.example.tensor_questions import TensorQuestions
 from featx.tracing.guards.scalars import plain_numbers
 from featx.tracing.operators import COMPARISONS, MAGIC, OPERATORS, READS_VALUES, REFLECTED, UNARY
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.recording.results import Results
-from featx.tracing.replica.replica import WritesModel
-from featx.tracing.signals import LeftBehind, Unfollowable
+from featx.tracing.signals import LeftBehind, NeedsValues, Unfollowable
 from featx.tracing.source.frames import (
     compares_objects,
     is_comparison,
@@ -178,7 +177,7 @@ class TorchCalls:
         """Run a torch call on stand-ins, or for real where this trace is one."""
         recorder, name = self._recorder, function.__name__
         if name == "backward":
-            self._refuse_backward()
+            recorder.require_own_parameters()  # to whose gradients it adds
         if not recorder.is_real and torch._C._is_any_autocast_enabled():
             raise NeedsValues  # the meta device does not know of autocast
         if recorder.whole.depth:  # of a node of its own the graph knows
@@ -204,13 +203,6 @@ class TorchCalls:
             kind = recorder.device.type
             return result.replace("torch.meta.", "torch." if kind == "cpu" else f"torch.{kind}.")
         return result
-
-    def _refuse_backward(self) -> None:
-        # The replica may share parameters, to whose gradients it would add; copies of them are nobody else's.
-        if not self._recorder.is_real:
-            raise NeedsValues
-        if self._recorder.shares_parameters:
-            raise WritesModel
 
     def _note_inside(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         whole = self._recorder.whole

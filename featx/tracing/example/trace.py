@@ -25,7 +25,6 @@ from featx.tracing.environment.heard_calls import CallListener, HeardCalls, hand
 from featx.tracing.environment.recursion import room_for
 from featx.tracing.environment.saved_tensors import SavedGlobals
 from featx.tracing.environment.thread_modes import ThreadModes
-from featx.tracing.example.answers import NeedsValues
 from featx.tracing.example.function_calls import FunctionCalls
 from featx.tracing.example.kept_tensors import KeptTensors, drop_tensors
 from featx.tracing.example.measured_calls import MeasuredCalls
@@ -46,7 +45,7 @@ from featx.tracing.replica.mode_reads import ModeReads, has_set_mode, listen
 from featx.tracing.replica.module_states import ModuleStates
 from featx.tracing.replica.modules import has_hooks, intercept
 from featx.tracing.replica.replica import Replica
-from featx.tracing.signals import Disturbed, LeftBehind, Unfollowable
+from featx.tracing.signals import Disturbed, LeftBehind, NeedsValues, Unfollowable
 from featx.tracing.source.frames import compares_objects, user_frame
 from featx.tracing.stand_ins.stand_ins import StandIns
 

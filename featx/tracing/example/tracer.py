@@ -17,7 +17,6 @@ from torch import nn
 
 from featx.errors import FeatxError, TraceError
 from featx.tracing.environment.thread_modes import ThreadModes
-from featx.tracing.example.answers import NeedsValues
 from featx.tracing.example.module_calls import LeafPolicy, Opening
 from featx.tracing.example.surroundings import Surroundings
 from featx.tracing.example.trace import Conditions, ExampleTrace, IsEnough, Settings, end_contexts
@@ -25,7 +24,7 @@ from featx.tracing.guards.scalars import Diverged
 from featx.tracing.log import RunLog
 from featx.tracing.replica.mode_reads import ModeReads
 from featx.tracing.replica.replica import WritesModel
-from featx.tracing.signals import AssignedAnew, Converts, Disturbed, Unfollowable
+from featx.tracing.signals import AssignedAnew, Converts, Disturbed, NeedsValues, Unfollowable
 from featx.tracing.source.frames import line_of, user_frame
 from featx.tracing.symbolic.tracer import is_leaf_class
 from featx.tree import tree_leaves

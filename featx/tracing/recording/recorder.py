@@ -27,8 +27,8 @@ from featx.tracing.recording.naming import QualifiedNames
 from featx.tracing.recording.numbers import Numbers
 from featx.tracing.recording.whole_call import WholeCall
 from featx.tracing.replica.hooks import tensors_kept_by_hooks
-from featx.tracing.replica.replica import Replica
-from featx.tracing.signals import Unfollowable, Unholdable
+from featx.tracing.replica.replica import Replica, WritesModel
+from featx.tracing.signals import NeedsValues, Unfollowable, Unholdable
 from featx.tracing.source.frames import describe, user_frame
 from featx.tracing.stand_ins.stand_ins import StandIns
 from featx.tracing.symbolic.tracer import Scope
@@ -112,10 +112,17 @@ class Recorder(TracerBase):
         frame = user_frame()
         return None if frame is self.caller else frame
 
-    @property
-    def shares_parameters(self) -> bool:
-        """Whether the replica has the parameters of the model, and not copies of them."""
-        return self._replica.shares_parameters
+    def require_own_parameters(self) -> None:
+        """Let the trace run for real on copies of the parameters, for code that reads or adds to their gradients.
+
+        Raises:
+            NeedsValues: it does not run for real.
+            WritesModel: it does, on the parameters of the model.
+        """
+        if not self.is_real:
+            raise NeedsValues
+        if self._replica.shares_parameters:
+            raise WritesModel
 
     def note_dynamic_shape(self) -> None:
         """Take note that a kernel runs whose result has a shape that depends on values."""
