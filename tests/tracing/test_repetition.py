@@ -245,7 +245,48 @@ class Starting(nn.Module):
         return self.linear(x) * next(self.first, 1.0)
 
 
-@pytest.mark.parametrize(("kind", "wanted"), [(ReadsWhatItsPartKeeps, ["part", "mul"]), (Starting, ["mul"])])
+class Tabled(nn.Module):
+    """Registers its tables in its first call, and is followed from the second call on."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if not hasattr(self, "table"):
+            self.register_buffer("table", torch.linspace(1, 2, x.shape[1]))
+        return x * self.table, x + self.table
+
+
+class UsesTables(nn.Module):
+    """Uses what its part gives, and the length of a deque that the second call fills if it is `filled` so late."""
+
+    def __init__(self, is_filled: bool) -> None:
+        super().__init__()
+        self.part = Tabled()
+        self.kept = collections.deque([0] * is_filled, maxlen=2 - is_filled)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scaled, shifted = self.part(x)
+        self.kept.append(0)
+        return scaled * shifted * len(self.kept)
+
+
+def test_module_that_is_followed_from_its_second_call_on_is_no_state() -> None:
+    model = UsesTables(is_filled=True)
+    extractor = featx.create_feature_extractor(model, ["part", "mul_1"], example_inputs=X)
+    for x in (X, X + 1):
+        scaled, shifted = Tabled()(x)
+        got = extractor(x)
+        assert torch.equal(got["mul_1"], scaled * shifted)
+        assert [torch.equal(*pair) for pair in zip(got["part"], (scaled, shifted), strict=True)] == [True, True]
+
+
+class FillsBesideTables(UsesTables):
+    def __init__(self) -> None:
+        super().__init__(is_filled=False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "wanted"),
+    [(ReadsWhatItsPartKeeps, ["part", "mul"]), (Starting, ["mul"]), (FillsBesideTables, ["part", "mul_1"])],
+)
 def test_model_that_does_something_else_in_its_first_call_alone_is_refused(
     kind: type[nn.Module], wanted: list[str]
 ) -> None:

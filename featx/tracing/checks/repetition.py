@@ -12,6 +12,7 @@ from typing import Any
 from featx.errors import TraceError
 from featx.ir.equality import is_same_graph
 from featx.tracing.checks.filled_caches import differ_by_caches_alone
+from featx.tracing.checks.opened_later import differ_inside_whole_modules
 from featx.tracing.example.trace import Conditions, ExampleTrace, IsEnough
 from featx.tracing.example.tracer import ATTEMPTS, ExampleTracer
 from featx.tracing.guards.scalars import Diverged
@@ -98,11 +99,11 @@ def _opens_more(
 ) -> bool:
     """Say whether the second trace may differ because a module that the first one kept whole could be followed there.
 
-    A module that registers a buffer in its first call is one. The graphs cannot be compared then; a third trace must be
-    like the second one.
+    A module that registers a buffer in its first call is one. What is inside it cannot be compared then; a third trace
+    must be like the second one.
     """
     first, second = traces
-    if not any("whole_because" in node.meta for node in first.graph.nodes):
+    if not differ_inside_whole_modules(first.graph, second.graph):
         return False
     third = _next(tracer, args, kwargs, second, is_enough)
     if isinstance(third, BaseException):
