@@ -339,6 +339,32 @@ def try_again(model: Doing, x: torch.Tensor) -> torch.Tensor:
         return model.one(x[..., :4])
 
 
+def default_device(model: Doing, x: torch.Tensor) -> torch.Tensor:
+    torch.set_default_device("meta")
+    length = torch.zeros(4).shape[0]
+    torch.set_default_device(None)
+    return model.one(x) + length
+
+
+class DoingInside(nn.Module):
+    """Calls code that does something from a submodule, which could be kept whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Doing(default_device)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) * 2
+
+
+@pytest.mark.parametrize("kind", [lambda: Doing(default_device), DoingInside])
+def test_default_device_that_forward_sets_is_refused(kind: Callable[[], nn.Module]) -> None:
+    with pytest.raises(featx.TraceError, match="set_default_device, which reorders"):
+        featx.trace(kind(), X)
+    assert torch._C._len_torch_function_stack() == 0
+    assert torch.zeros(2).device.type == "cpu"
+
+
 ACTIONS = [
     hook_for_a_while, default_dtype, deterministic, cached_parametrizations, saved_in_half, gradients_in_forward,
     hook_on_a_parameter, clip, try_again,

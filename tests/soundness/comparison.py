@@ -333,7 +333,11 @@ def _judge_alone(
 
 
 def _wished(model: nn.Module, names: Iterable[str], case: Case) -> list[str]:
-    """A part of the names, drawn by the case, the names that hooks can check first among them."""
+    """A part of the names, drawn by the case, the names that hooks can check first among them.
+
+    Memory that nothing is written to yet (`torch.empty`) has no value to compare.
+    """
+    names = [name for name in names if not name.rpartition(".")[2].startswith(("empty", "new_empty"))]
     leaves = [name for name in names if _leaf(model, name) is not None]
     chosen = [name for place, name in enumerate(leaves) if case.notes[place % 6] != 1]
     others = [name for place, name in enumerate(names) if place % 4 == case.notes[0] and name not in leaves]

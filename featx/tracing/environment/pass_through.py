@@ -107,6 +107,8 @@ class _Heard:
 _SEEDING = {id(each): each for each in (torch.manual_seed, torch.seed, torch.set_rng_state, torch.random.fork_rng)}
 # What no state tells of that a trace could compare.
 _SWITCHING = {id(torch.set_flush_denormal): torch.set_flush_denormal}
+# What reorders the modes of torch, the trace's own among them.
+_REORDERING = {id(torch.set_default_device): torch.set_default_device}
 _QUESTIONS = {
     id(each): each
     for each in (torch.is_autocast_enabled, torch.is_autocast_cpu_enabled, torch.is_inference_mode_enabled)
@@ -114,7 +116,7 @@ _QUESTIONS = {
 _HEARD = frozenset(
     {
         "is_grad_enabled", "random",
-        *(each.__name__ for known in (_SEEDING, _SWITCHING, _QUESTIONS) for each in known.values()),
+        *(each.__name__ for known in (_SEEDING, _SWITCHING, _REORDERING, _QUESTIONS) for each in known.values()),
     }
 )  # fmt: skip
 _FACTORIES = frozenset({"zeros", "ones", "rand", "randn", "empty"})
@@ -192,7 +194,7 @@ def original_of(value: Any) -> Any:
 
 def is_heard(value: Any) -> bool:
     """Say whether a value is a function of torch whose calls a trace on an example answers."""
-    return is_seeding(value) or is_switching(value) or is_question(value)
+    return any(id(value) in known for known in (_SEEDING, _SWITCHING, _REORDERING, _QUESTIONS))
 
 
 def is_seeding(value: Any) -> bool:
@@ -203,6 +205,11 @@ def is_seeding(value: Any) -> bool:
 def is_switching(value: Any) -> bool:
     """Say whether a value is a function of torch that sets a switch which nothing can read."""
     return id(value) in _SWITCHING
+
+
+def is_reordering(value: Any) -> bool:
+    """Say whether a value is a function of torch that reorders the modes of the thread."""
+    return id(value) in _REORDERING
 
 
 def is_question(value: Any) -> bool:

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
+from featx.errors import TraceError
 from featx.ir.node import Node
-from featx.tracing.environment.pass_through import is_question, is_seeding, is_switching
+from featx.tracing.environment.pass_through import is_question, is_reordering, is_seeding, is_switching
 from featx.tracing.example.measured_calls import MeasuredCalls
 from featx.tracing.example.surroundings import Surroundings
 from featx.tracing.example.torch_calls import TorchCalls
@@ -64,6 +65,11 @@ class FunctionCalls:
             raise LeftBehind("forward seeds torch's random generator, or puts it back,")
         if is_switching(function) and not is_inside:
             raise LeftBehind(f"forward sets a switch of torch for the whole process ({function.__name__})")
+        if is_reordering(function):
+            raise TraceError(
+                f"cannot trace forward: it calls torch.{function.__name__}, which reorders the modes of torch, among "
+                "them that of the trace. To go on, call it before, or use `with torch.device(...)` in forward."
+            )
         if is_question(function):
             return self._on_question(function, args, kwargs)
         is_conversion = function is int or function is float
