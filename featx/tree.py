@@ -9,6 +9,8 @@ from typing import Any, cast
 
 import torch
 
+from featx.errors import RequestError
+
 
 def tree_map(function: Callable[[Any], Any], value: Any) -> Any:  # Any: inputs and outputs of a model are of any type
     """Apply `function` to each leaf of `value`, keeping its structure.
@@ -44,7 +46,13 @@ def clone_tensors(value: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]: ..
 
 
 def clone_tensors(value: Any) -> Any:  # noqa: F811
-    """Return `value` with each tensor in it cloned; gradients flow through, memory format is kept."""
+    """Return `value` with each tensor in it cloned; gradients flow through, and strides are kept.
+
+    Code behind a clone may ask for strides without saying so: `x.reshape(-1)` is a view of x, or a copy.
+
+    Raises:
+        RequestError: `value` holds an object that has tensors and is no structure (see `tree_map`).
+    """
     if not torch.jit.is_scripting():
         return tree_map(_clone_leaf, value)
     if isinstance(value, torch.Tensor):
@@ -55,13 +63,34 @@ def clone_tensors(value: Any) -> Any:  # noqa: F811
 
 
 def _clone_leaf(leaf: Any) -> Any:
-    return _clone(leaf) if isinstance(leaf, torch.Tensor) else leaf
+    if isinstance(leaf, torch.Tensor):
+        return _clone(leaf)
+    attributes = getattr(leaf, "__dict__", None)
+    if attributes and not callable(leaf) and any(isinstance(each, torch.Tensor) for each in attributes.values()):
+        raise RequestError(
+            f"a requested value is a {type(leaf).__name__}, of whose tensors one is overwritten later, so that it "
+            "would have to be copied. featx does not know how to copy it: request the tensors in it instead, by the "
+            "names of the nodes that take them out"
+        )
+    return leaf
 
 
 def _clone(tensor: torch.Tensor) -> torch.Tensor:
     copy = tensor.clone()
+    if not torch.jit.is_scripting() and tensor.layout is torch.strided and not tensor.is_nested:
+        if copy.stride() != tensor.stride():
+            copy = _copy_with_strides(tensor)
     # Without gradients a copy asks for none, where the tensor may.
     return copy if copy.requires_grad == tensor.requires_grad else copy.requires_grad_()
+
+
+def _copy_with_strides(tensor: torch.Tensor) -> torch.Tensor:
+    one_of_each = tensor
+    for dim, stride in enumerate(tensor.stride()):
+        if stride == 0:  # an expanded dimension, which is one place in memory
+            one_of_each = one_of_each.narrow(dim, 0, min(1, tensor.shape[dim]))
+    copy = one_of_each.new_empty_strided(one_of_each.shape, tensor.stride()).copy_(one_of_each)
+    return copy.expand(tensor.shape)
 
 
 def tree_leaves(value: Any) -> Iterator[Any]:  # Any: as above

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import types
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
@@ -9,6 +11,7 @@ import torch
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils import _pytree as torch_pytree
 
+import featx
 from featx.tree import clone_tensors, tree_leaves, tree_map
 
 
@@ -142,6 +145,34 @@ def test_clones_share_no_memory_and_keep_the_memory_format() -> None:
     assert torch.equal(cloned, tensor)
     assert cloned.data_ptr() != tensor.data_ptr()
     assert cloned.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x[::2],
+        lambda x: x[:, 1:3, ::2],
+        lambda x: x[:, :1].expand(6, 5, 4),
+        lambda x: x.unfold(1, 3, 1),
+        lambda x: x.transpose(0, 2),
+        lambda x: x[:0].expand(0, 5, 4),
+    ],
+)
+def test_clones_have_the_strides_of_what_they_are_clones_of(view: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    base = torch.rand(6, 5, 4, requires_grad=True)
+    tensor = view(base)
+    cloned = clone_tensors(tensor)
+    assert torch.equal(cloned, tensor)
+    assert cloned.stride() == tensor.stride()
+    assert cloned.untyped_storage().data_ptr() != base.untyped_storage().data_ptr()
+    weight = torch.rand(tensor.shape)
+    expected, got = (torch.autograd.grad((each * weight).sum(), base)[0] for each in (tensor, cloned))
+    torch.testing.assert_close(got, expected)
+
+
+def test_object_that_holds_tensors_and_is_no_structure_is_refused() -> None:
+    with pytest.raises(featx.RequestError, match="a SimpleNamespace, of whose tensors"):
+        clone_tensors([types.SimpleNamespace(x=torch.ones(2))])
 
 
 def test_gradients_flow_through_clones() -> None:

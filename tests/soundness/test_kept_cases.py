@@ -260,6 +260,16 @@ CASES: dict[str, Case] = {
             "return x",
         ).replace("class Model", _RETURNING_ITS_INPUT + "class Model")
     ),
+    "stride as an index": Case("import operator\n" + _forward("return x, operator.index(x.stride(0))")),
+    "write to what reshape copies, or does not": Case(
+        _with(
+            "self.one, self.two = nn.Identity(), nn.Identity()",
+            "x = self.one(x.repeat_interleave(2, dim=0)[::2])",
+            "x.add_(1)",
+            "x.reshape(-1)[0] = 2",
+            "return self.two(x.view(x.shape[0], -1, 2))",
+        )
+    ),
     "float of numpy": Case("import numpy as np\n" + _forward("return x, np.sqrt(x.shape[0])")),
 }
 

@@ -1,8 +1,10 @@
-"""Numbers that a model reads from values: `scores.argmax().item()`, or the length of what `nonzero` gives.
+"""Numbers that do not follow from the sizes of the inputs.
+
+`scores.argmax().item()`, the length of what `nonzero` gives, and `x.stride(0)` are such numbers.
 
 C code reads them and says nothing: `self.layers[n]` records no node and no guard. Sizes that follow from those of the
 inputs are told by traces at other sizes (`variation.py`). These numbers are not, so the model runs once more on the
-same inputs, with all of them disguised.
+same inputs, with other numbers in their place.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from featx.tracing.guards.scalars import Diverged
 from featx.tracing.recording.lineage import Origin, Part
 from featx.tracing.signals import NeedsValues
 
-_READERS = ("item", "tolist")
+_OF_VALUES = ("item", "tolist")
+_OF_MEMORY = ("stride", "storage_offset")
 
 
 def pin_what_python_reads(
@@ -32,10 +35,8 @@ def pin_what_python_reads(
 ) -> None:
     """Add checks that numbers from values are what they were, where the model does something else with other ones.
 
-    One more run on real tensors where there are such numbers; nothing else. The graph of `trace` is changed.
+    One more run where there are such numbers; nothing else. The graph of `trace` is changed.
     """
-    if not trace.is_real:
-        return
     found = _positions(trace)
     if not found or _does_the_same(tracer, args, kwargs, trace, is_enough, frozenset(found)):
         return
@@ -47,7 +48,7 @@ def _does_the_same(
     tracer: ExampleTracer, args: Any, kwargs: Any, trace: ExampleTrace, is_enough: Any, disguised: frozenset[int]
 ) -> bool:
     conditions = Conditions(
-        "other numbers from values", is_real=True, gradients=trace.gradients, earlier=trace, disguised=disguised
+        "other numbers from values", is_real=trace.is_real, gradients=trace.gradients, earlier=trace, disguised=disguised
     )
     try:
         again = tracer.run_once(trace.surroundings, args, kwargs, is_enough, conditions)
@@ -57,10 +58,10 @@ def _does_the_same(
 
 
 def _positions(trace: ExampleTrace) -> list[int]:
-    """Return which numbers of a trace depend on values of its inputs or weights. O(nodes + numbers)."""
+    """Return which numbers of a trace depend on values of its inputs or weights, or on strides. O(nodes + numbers)."""
     of_values: set[Node] = set()
     for node in trace.graph.nodes:
-        is_reader = node.op == "call_method" and node.target in _READERS
+        is_reader = node.op == "call_method" and node.target in (*_OF_VALUES, *_OF_MEMORY)
         if is_reader or node.meta.get("has_dynamic_shape") or not of_values.isdisjoint(node.all_input_nodes):
             of_values.add(node)
     if not of_values:
