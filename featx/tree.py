@@ -77,11 +77,14 @@ def _clone_leaf(leaf: Any) -> Any:
 
 def _clone(tensor: torch.Tensor) -> torch.Tensor:
     copy = tensor.clone()
-    if not torch.jit.is_scripting() and tensor.layout is torch.strided and not tensor.is_nested:
-        if copy.stride() != tensor.stride():
-            copy = _copy_with_strides(tensor)
+    if not torch.jit.is_scripting() and _has_other_strides(copy, tensor):
+        copy = _copy_with_strides(tensor)
     # Without gradients a copy asks for none, where the tensor may.
     return copy if copy.requires_grad == tensor.requires_grad else copy.requires_grad_()
+
+
+def _has_other_strides(copy: torch.Tensor, tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_nested and copy.stride() != tensor.stride()
 
 
 def _copy_with_strides(tensor: torch.Tensor) -> torch.Tensor:

@@ -48,7 +48,11 @@ def _does_the_same(
     tracer: ExampleTracer, args: Any, kwargs: Any, trace: ExampleTrace, is_enough: Any, disguised: frozenset[int]
 ) -> bool:
     conditions = Conditions(
-        "other numbers from values", is_real=trace.is_real, gradients=trace.gradients, earlier=trace, disguised=disguised
+        "other numbers from values",
+        trace.is_real,
+        gradients=trace.gradients,
+        earlier=trace,
+        disguised=disguised,
     )
     try:
         again = tracer.run_once(trace.surroundings, args, kwargs, is_enough, conditions)
