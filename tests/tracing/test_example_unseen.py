@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from agreement import image, same
+from sources import run_source
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -247,12 +248,15 @@ def looked_up_by_its_text(x: torch.Tensor) -> torch.Tensor:
     return x * {"2": 3}.get(str(x.shape[0]), 1)
 
 
-def with_messages(x: torch.Tensor) -> torch.Tensor:
+WITH_MESSAGES = """
+def with_messages(x):
     torch._assert(x.dim() == 2, f"{x.shape[0]} rows, {x.shape}")
     assert x.dim() == 2, f"{x.shape[0]} rows"
     if x.dim() != 2:
         raise ValueError(f"{x.shape[0]} rows")
+    print("%d rows" % x.shape[0], str(x.shape[0]) + "!")
     return x * 2
+"""
 
 
 @pytest.mark.parametrize("function", [length_of_its_digits, length_of_its_text, looked_up_by_its_text])
@@ -263,7 +267,7 @@ def test_text_of_a_size_fixes_it(function: Callable[[torch.Tensor], torch.Tensor
 
 
 def test_text_of_a_size_in_a_message_leaves_it_free() -> None:
-    model = Calling(with_messages)
+    model = Calling(run_source(WITH_MESSAGES, torch=torch)["with_messages"])
     x = torch.randn(12, 4)
     assert torch.equal(featx.trace(model, image())(x), model(x))
 

@@ -11,17 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from sources import run_source
 
 import featx
-from featx.tracing.source import frames
-from featx.tracing.source.frames import (
-    describe,
-    is_assertion,
-    is_library_code,
-    is_type_question,
-    unpacked_count,
-    user_frame,
-)
+from featx.tracing.source.frames import describe, is_library_code, user_frame
+from featx.tracing.source.questions import is_assertion, is_type_question, unpacked_count
 
 
 class Probe:
@@ -47,10 +41,6 @@ class Probe:
         return int
 
 
-def run(source: str, **names: Any) -> None:
-    exec(source, names)
-
-
 @pytest.mark.parametrize(
     ("source", "count"),
     [
@@ -69,25 +59,25 @@ def run(source: str, **names: Any) -> None:
 )
 def test_only_an_unpacking_into_names_has_a_count(source: str, count: int | None) -> None:
     probe = Probe()
-    run(source, probe=probe)
+    run_source(source, probe=probe)
     assert probe.counts == [count]
 
 
 def test_count_is_right_when_python_has_specialised_the_code() -> None:
     probe = Probe()
-    run("for _ in range(200):\n    a, b = probe", probe=probe)
+    run_source("for _ in range(200):\n    a, b = probe", probe=probe)
     assert set(probe.counts) == {2}
 
 
 def test_count_above_255_is_read_from_the_extended_argument() -> None:
     probe = Probe()
-    run(f"{', '.join(f'a{number}' for number in range(300))} = probe", probe=probe)
+    run_source(f"{', '.join(f'a{number}' for number in range(300))} = probe", probe=probe)
     assert probe.counts == [300]
 
 
 def test_two_unpackings_on_one_line_have_their_own_counts() -> None:
     first, second = Probe(), Probe()
-    run("a, b = first; c, d, e = second", first=first, second=second)
+    run_source("a, b = first; c, d, e = second", first=first, second=second)
     assert (first.counts, second.counts) == ([2], [3])
 
 
@@ -126,7 +116,7 @@ def asked_in(source: str) -> list[bool]:
     """Run `source` on a probe; not written in this file, where pytest rewrites each assert."""
     probe = Probe()
     with contextlib.suppress(AssertionError):
-        run(source, probe=probe)
+        run_source(source, probe=probe)
     return probe.assertions
 
 
@@ -236,7 +226,7 @@ def test_other_reads_of_the_class_are_not_taken_for_isinstance(code: Callable[[A
 def test_code_of_torch_and_of_the_tracer_is_library_code_and_a_test_is_not() -> None:
     assert is_library_code(torch.nn.Linear.forward.__code__)
     assert is_library_code(featx.Tracer.trace.__code__)
-    assert not is_library_code(run.__code__)
+    assert not is_library_code(ask_if.__code__)
 
 
 def test_code_of_python_itself_is_library_code_and_installed_packages_are_not() -> None:
@@ -270,12 +260,3 @@ def test_description_without_source_has_the_place_alone() -> None:
     namespace: dict[str, Any] = {"sys": sys, "describe": describe}
     exec(compile("text = describe(sys._getframe())", "<nowhere>", "exec"), namespace)
     assert namespace["text"] == "at <nowhere>:1, in <module>"
-
-
-@pytest.mark.parametrize("trace", [featx.symbolic_trace, lambda model: featx.trace(model, torch.ones(2))])
-def test_python_that_is_newer_than_those_tested_is_refused(
-    trace: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(frames, "_LATEST", (3, 10))
-    with pytest.raises(featx.TraceError, match=r"up to Python 3\.10"):
-        trace(torch.nn.ReLU())

@@ -210,3 +210,37 @@ def test_interrupt_ahead_of_a_further_call_of_a_replica_reaches_the_caller(stack
             featx.create_feature_extractor(Flattening(), ["mul"], example_inputs=X)
     finally:
         sys.setprofile(None)
+
+
+class Switching(nn.Module):
+    """Has a module call inside a context whose end the trace hears."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            x = self.inner(x)
+        return x * 2
+
+
+class Interrupted(nn.Module):
+    """Is interrupted in the run that `LEFT` counts down to."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if next(LEFT) == 0:
+            raise KeyboardInterrupt
+        return x + 1
+
+
+LEFT: Iterator[int] = iter(())
+
+
+@pytest.mark.parametrize("run", [0, 1])
+def test_interrupt_reaches_the_caller_through_contexts_that_the_trace_hears(
+    run: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(globals(), "LEFT", iter(range(run, -100, -1)))
+    with pytest.raises(KeyboardInterrupt):
+        featx.trace(Switching(nn.Sequential(Interrupted())), X)

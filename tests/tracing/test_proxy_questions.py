@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from sources import run_source
 from torch import nn
 from torch.nn import functional
 
@@ -166,9 +167,7 @@ def test_refusal_is_an_error_that_users_of_torch_fx_catch() -> None:
 
 
 def test_assert_in_the_model_is_recorded_and_checked_when_it_runs() -> None:
-    # Compiled here: pytest rewrites the asserts of this file.
-    namespace: dict[str, Any] = {}
-    exec("def check(x):\n    assert x.shape[0] == 2, 'two rows'\n    return x + 1", namespace)
+    namespace = run_source("def check(x):\n    assert x.shape[0] == 2, 'two rows'\n    return x + 1")
     traced = featx.symbolic_trace(namespace["check"])
     assert torch.equal(traced(X), X + 1)
     with pytest.raises(AssertionError):
@@ -176,8 +175,7 @@ def test_assert_in_the_model_is_recorded_and_checked_when_it_runs() -> None:
 
 
 def test_assert_of_a_tensor_is_recorded() -> None:
-    namespace: dict[str, Any] = {}
-    exec("def check(x):\n    assert (x > 0).all()\n    return x + 1", namespace)
+    namespace = run_source("def check(x):\n    assert (x > 0).all()\n    return x + 1")
     traced = featx.symbolic_trace(namespace["check"])
     assert torch.equal(traced(X), X + 1)
     with pytest.raises(AssertionError):

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import dis
-import functools
-import inspect
-from collections.abc import Iterator
-from itertools import chain
-from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -16,6 +10,7 @@ from featx.ir.node import Node
 from featx.tracing.recording.lineage import Origin, Part
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.replica.module_state import ModuleState, is_alias
+from featx.tracing.source.attributes import is_asked_for, is_read
 
 if TYPE_CHECKING:
     from featx.tracing.checks.state_checks import StateChecks
@@ -37,7 +32,6 @@ _FORM_OF_FIRST = frozenset(
     }
 )
 _FORM_OF_OTHERS = frozenset({"expand_as", "reshape_as", "to", "type_as", "view_as"})
-_STORE_ATTR = dis.opmap["STORE_ATTR"]
 _FORM = frozenset({"shape", "ndim", "dtype", "device", "layout"})
 
 
@@ -52,7 +46,7 @@ def what_forward_left(
     for name in state.changed_values():
         return f"forward changes the attribute '{name}'"
     for name in state.new_attributes():
-        if _is_asked_for(type(module), name):
+        if is_asked_for(type(module), name):
             return f"forward asks for the attribute '{name}', which it makes itself,"
     for name, added in state.grown_containers():
         origins = [recorder.lineage.get(value) for value in added]
@@ -74,13 +68,13 @@ def what_forward_left(
             # A second call tells whether it is read there before it is replaced again.
             checks.keeps_of_input = f"forward keeps something of its input in '{name}'"
     for name, value in state.assigned_tensors():
-        if _is_loaded(type(module), name) and _comes_from_inputs(recorder, value):
-            # What was not there at all was assigned before it was read, unless the code asks whether it is there.
-            is_asked_for = _is_asked_for(type(module), name)
-            if is_asked_for or (state.had(name) and checks.is_read_first((path, name))):
-                return f"forward keeps something of its input in the attribute '{name}', which it reads the next time"
+        if not is_read(type(module), name) or not _comes_from_inputs(recorder, value):
+            continue
+        # What was not there at all was assigned before it was read, unless the code asks whether it is there.
+        if is_asked_for(type(module), name) or (state.had(name) and checks.is_read_first((path, name))):
+            return f"forward keeps something of its input in the attribute '{name}', which it reads the next time"
     for name in state.assigned_numbers():
-        if _is_loaded(type(module), name) and checks.is_read_first((path, name)):
+        if is_read(type(module), name) and checks.is_read_first((path, name)):
             return f"forward keeps a number of this call in the attribute '{name}', which it reads the next time"
     return "forward draws from a random generator of its own" if state.drawn_generators() else None
 
@@ -97,50 +91,6 @@ def comes_from_inputs(origin: Origin) -> bool:
             return False
         origin = origin.owner
     return depends_on_inputs(origin)
-
-
-def assigned_to_others(kind: type) -> set[str]:
-    """Return the attributes that the forward of a class of modules, and methods that it calls, assign to other objects.
-
-    A loop over modules, `self.child.state = None`: whoever is assigned to, a graph does not do it.
-    """
-    pending: list[Any] = [getattr(kind, "forward", None)]
-    seen: set[CodeType] = set()
-    found: set[str] = set()
-    while pending:
-        code: CodeType | None = getattr(pending.pop(), "__code__", None)
-        if code is None or code in seen:
-            continue
-        seen.add(code)
-        own, others = _attributes_loaded(code)
-        # `layer.type` is not the method that nn.Module has under that name.
-        names = [*own, *(name for name in others if not hasattr(nn.Module, name))]
-        pending += [inspect.getattr_static(kind, name, None) for name in names]
-        if _STORE_ATTR in code.co_code[::2]:
-            found |= _stored_elsewhere(code)
-    return found
-
-
-def _stored_elsewhere(code: CodeType) -> set[str]:
-    return {item.argval for item, is_own in _with_owner(code) if item.opname == "STORE_ATTR" and not is_own}
-
-
-@functools.lru_cache(maxsize=4096)
-def _attributes_loaded(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the names that code loads from its first argument, and all that it uses elsewhere."""
-    loads = [(item, is_own) for item, is_own in _with_owner(code) if item.opname in ("LOAD_ATTR", "LOAD_METHOD")]
-    own = frozenset(item.argval for item, is_own in loads if is_own)
-    return own, frozenset(code.co_names) - own
-
-
-def _with_owner(code: CodeType) -> Iterator[tuple[dis.Instruction, bool]]:
-    """Yield each instruction, and whether the one ahead of it has loaded the first argument: `self.x`."""
-    first = code.co_varnames[:1]
-    is_own = False
-    for instruction in dis.get_instructions(code):
-        if instruction.opname not in ("CACHE", "EXTENDED_ARG"):
-            yield instruction, is_own
-            is_own = instruction.opname.startswith("LOAD_FAST") and instruction.argval in first
 
 
 def depends_on_inputs(node: Node) -> bool:
@@ -168,24 +118,3 @@ def _sources_of_values(node: Node) -> list[Node]:
     if name in _FORM_OF_OTHERS:
         return [source for source in node.all_input_nodes if source is node.args[0]]
     return list(node.all_input_nodes)
-
-
-def _is_loaded(kind: type, attribute: str) -> bool:
-    """Say whether a method of a module's class reads an attribute."""
-    return any(
-        instruction.argval == attribute and instruction.opname in ("LOAD_ATTR", "LOAD_METHOD")
-        for code in _codes_of(kind)
-        for instruction in dis.get_instructions(code)
-    )
-
-
-def _is_asked_for(kind: type, attribute: str) -> bool:
-    """Say whether a method of a module's class has the name of an attribute as a string: `hasattr(self, "calls")`."""
-    return any(attribute in code.co_consts for code in _codes_of(kind))
-
-
-def _codes_of(kind: type) -> list[CodeType]:
-    own = [vars(base).values() for base in kind.__mro__ if not base.__module__.startswith("torch.nn.modules")]
-    # A function beside the class may be given the module.
-    beside: dict[str, Any] = getattr(getattr(kind, "forward", None), "__globals__", {})
-    return [value.__code__ for value in chain(*own, beside.values()) if inspect.isfunction(value)]

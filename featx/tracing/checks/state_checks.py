@@ -6,13 +6,14 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from featx.tracing.checks.left_behind import assigned_to_others, what_forward_left
+from featx.tracing.checks.left_behind import what_forward_left
 from featx.tracing.example.torch_calls import TorchCalls
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.replica.mode_reads import mode_of
 from featx.tracing.replica.module_states import ModuleStates
 from featx.tracing.replica.modules import modules_of
 from featx.tracing.signals import AssignedAnew, ChangedByOthers, LeftBehind
+from featx.tracing.source.attributes import assigned_to_others
 
 # The path of a module, and the name of an attribute of it.
 Attribute = tuple[str, str]

@@ -24,7 +24,7 @@ from featx.tracing.replica.mode_reads import mode_of
 from featx.tracing.replica.modules import has_hooks, has_own_call, modules_of, only_passes_on
 from featx.tracing.replica.replica import Replica
 from featx.tracing.signals import ChangedByOthers, NeedsValues, Unfollowable, Unholdable
-from featx.tracing.source.frames import is_in_try
+from featx.tracing.source.questions import is_in_try
 from featx.tracing.stand_ins.module_shapes import output_of
 from featx.tracing.symbolic.tracer import Scope
 from featx.tree import tree_leaves
@@ -182,6 +182,7 @@ class ModuleCalls:
                 mark_output(recorder.graph, recorder.create_arg_aside(result), path)
             return result
         except Unfollowable as error:
+            recorder.interrupts.raise_behind(error)
             if not self._may_stay_whole(module):
                 raise
             # What was recorded inside is taken back, and the module is kept whole.

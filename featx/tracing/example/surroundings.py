@@ -19,7 +19,6 @@ from featx.tracing.environment.recursion import levels_of
 from featx.tracing.environment.wrapping import find_places, globals_of
 from featx.tracing.replica.modules import has_hooks, has_own_call, walk_modules
 from featx.tracing.replica.replica import Replica, replica_of
-from featx.tracing.source.frames import require_known_bytecode
 from featx.tracing.source.missed_writes import MissedWrites
 from featx.tracing.symbolic.constants import memory_of, tensors_of
 from featx.tree import tree_leaves
@@ -47,7 +46,6 @@ class Surroundings:
         modules: Iterable[ModuleType],
         functions: Iterable[Callable[..., Any]],
     ) -> None:
-        require_known_bytecode()
         self.traced = root
         # What owns the modules and tensors.
         self.root = root if isinstance(root, nn.Module) else nn.Module()

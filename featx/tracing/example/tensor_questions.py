@@ -17,7 +17,7 @@ from featx.tracing.recording.lineage import Part
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.recording.results import Results
 from featx.tracing.signals import Unfollowable
-from featx.tracing.source.frames import what_follows
+from featx.tracing.source.questions import what_follows
 
 Execute = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 

@@ -23,12 +23,11 @@ from featx.tracing.operators import COMPARISONS, MAGIC, OPERATORS, READS_VALUES,
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.recording.results import Results
 from featx.tracing.signals import LeftBehind, NeedsValues, Unfollowable
-from featx.tracing.source.frames import (
+from featx.tracing.source.frames import line_of, user_frame
+from featx.tracing.source.questions import (
     compares_objects,
     is_comparison,
     is_in_try,
-    line_of,
-    user_frame,
     written_operator,
     written_sign,
 )

@@ -46,7 +46,8 @@ from featx.tracing.replica.module_states import ModuleStates
 from featx.tracing.replica.modules import has_hooks, intercept
 from featx.tracing.replica.replica import Replica
 from featx.tracing.signals import Disturbed, LeftBehind, NeedsValues, Unfollowable
-from featx.tracing.source.frames import compares_objects, user_frame
+from featx.tracing.source.frames import user_frame
+from featx.tracing.source.questions import compares_objects
 from featx.tracing.stand_ins.stand_ins import StandIns
 
 _ABSENT = object()
@@ -297,8 +298,12 @@ class ExampleTrace:
         else:
             traced = self.surroundings.traced
             call = root.forward if isinstance(traced, nn.Module) else traced
-        with room_for(self.surroundings.levels):
-            return call(*args, **kwargs)
+        try:
+            with room_for(self.surroundings.levels):
+                return call(*args, **kwargs)
+        except BaseException as error:
+            self.recorder.interrupts.raise_behind(error)
+            raise
 
     def _stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.layout is not torch.strided:

@@ -23,7 +23,7 @@ from featx.tracing.guards.scalars import (
 )
 from featx.tracing.recording.lineage import Origin
 from featx.tracing.signals import Converts
-from featx.tracing.source.frames import is_comparison, writes_a_message
+from featx.tracing.source.questions import is_comparison, writes_a_message
 
 if TYPE_CHECKING:
     from featx.tracing.recording.recorder import Recorder

@@ -17,6 +17,7 @@ from featx.ir.graph import Graph
 from featx.ir.memory import memory_of
 from featx.ir.node import Node, Target
 from featx.tracing.base import TracerBase
+from featx.tracing.environment.interrupts import Interrupts
 from featx.tracing.guards.guards import check_decision, check_form, form_of
 from featx.tracing.guards.scalars import Diverged, TracedFloat, TracedInt, plain_number
 from featx.tracing.recording.autocast import AutocastModes
@@ -61,6 +62,7 @@ class Recorder(TracerBase):
         whole: the call that is one node and that the running code is inside of.
         stand_ins: the tensors without values that stand for those of the model.
         earlier: what earlier calls on the same replica have kept.
+        interrupts: finds those that errors of the trace have replaced.
         caller: the frame that asked for the trace, while it runs.
         codes: the code that called torch.
         dtype_checks: the checks of dtypes that Python has seen.
@@ -89,6 +91,7 @@ class Recorder(TracerBase):
         self.is_real = is_real
         self.owned = owned
         self.device: torch.device = surroundings.device
+        self.interrupts = Interrupts()
         self.caller: FrameType | None = None
         self.codes: set[CodeType] = set()
         self.dtype_checks: list[Node] = []

@@ -13,7 +13,7 @@ from featx.ir.node import Node
 from featx.tracing.guards.scalars import plain_number
 from featx.tracing.recording.lineage import Origin, Part
 from featx.tracing.recording.recorder import Recorder
-from featx.tracing.source.frames import what_follows
+from featx.tracing.source.questions import what_follows
 
 
 class Results:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from featx.tracing.environment.generators import SharedGenerators
-from featx.tracing.source.conditional_writes import Line
+from featx.tracing.source.frames import Line
 
 
 class WholeCall:

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from featx.tracing.replica.modules import modules_of
-from featx.tracing.source.conditional_writes import Line, WritingLines, may_return_argument, writing_lines
+from featx.tracing.source.argument_use import WritingLines, may_return_argument, writing_lines
+from featx.tracing.source.frames import Line
 
 
 class MissedWrites:

@@ -12,14 +12,8 @@ import torch
 
 from featx.errors import ControlFlowError, TraceError
 from featx.ir.names import name_of_target
-from featx.tracing.source.frames import (
-    describe,
-    is_assertion,
-    is_library_code,
-    is_type_question,
-    unpacked_count,
-    user_frame,
-)
+from featx.tracing.source.frames import describe, is_library_code, user_frame
+from featx.tracing.source.questions import is_assertion, is_type_question, unpacked_count
 from featx.tracing.symbolic.kinds import kind_of
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from featx.tracing.replica.mode_reads import ModeReads, has_set_mode, listen, mo
 from featx.tracing.replica.module_state import ModuleState
 from featx.tracing.replica.modules import intercept
 from featx.tracing.replica.replica import Replica, replica_of
-from featx.tracing.source.frames import describe, require_known_bytecode, user_frame
+from featx.tracing.source.frames import describe, user_frame
 from featx.tracing.symbolic.constants import ModelTensors
 from featx.tracing.symbolic.inputs import bind_inputs, signature_of
 from featx.tracing.symbolic.proxy import ParameterProxy, Proxy, failure, find_proxy, refusal
@@ -122,7 +122,6 @@ class Tracer(TracerBase):
         Raises:
             TraceError: the code asks a traced value for something that only a real one has; the message says where.
         """
-        require_known_bytecode()
         is_module = isinstance(root, nn.Module)
         if not is_module and not callable(root):
             raise TraceError(f"cannot trace a {type(root).__name__}; give an nn.Module or a function")

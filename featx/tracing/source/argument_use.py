@@ -1,0 +1,397 @@
+"""Find code that may write its arguments in place, or return them, so that a trace may not have seen it do so.
+
+What a module that is kept whole writes and returns is measured on the example. Lines of its code that write an
+argument, or a view of one, and did not run there may run for another input.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import contextlib
+import inspect
+import re
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import CodeType, FunctionType
+from typing import Any
+
+import torch
+
+from featx.tracing.source.frames import Line, is_library_code
+from featx.tracing.source.location import Function, codes_in, definition_of
+
+# Methods that give, or may give, a view of the tensor that they belong to, or an item.
+_VIEWS = frozenset(
+    "view view_as reshape reshape_as transpose permute movedim swapaxes swapdims t flatten unflatten squeeze unsqueeze "
+    "expand expand_as narrow select diagonal unfold chunk split tensor_split unbind contiguous detach to type_as float "
+    "double half bfloat16 as_strided ravel values items get pop copy".split()
+)
+# Attributes of a tensor that are none, and hold none.
+_NO_TENSORS = frozenset("shape ndim dtype device layout is_cuda is_meta requires_grad names itemsize nbytes".split())
+# Functions of Python that give what they got, or parts of it.
+_PASSING = frozenset("zip enumerate reversed iter next map filter getattr vars sorted".split())
+# Words of annotations that no tensor has: `list[int]`, `typing.Optional[str]`.
+_PLAIN = frozenset("int float bool str list tuple dict set optional union none nonetype typing class sequence".split())
+# A container of which it is not said what it holds.
+_BARE_CONTAINER = re.compile(r"\b(list|tuple|dict|set|sequence)\b(?!\[)")
+_TRIES = (ast.Try, getattr(ast, "TryStar", ast.Try))
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
+_BRANCHES = (ast.If, ast.Match, *_LOOPS, *_TRIES)
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
+
+
+@dataclass(frozen=True)
+class WritingLines:
+    """The lines at which a function, and what it calls, may write an argument.
+
+    Args:
+        always: those that the function comes to in any case.
+        sometimes: the others. Line 0 stands for code without source, which may write anywhere.
+    """
+
+    always: frozenset[Line] = frozenset()
+    sometimes: frozenset[Line] = frozenset()
+
+
+def writing_lines(function: Callable[..., Any], kind: type | None = None) -> WritingLines:
+    """Return the lines at which `function` may write an argument in place, and those of what it calls.
+
+    Followed are methods of `kind`, by name, and functions in the globals of the code, but none of torch or Python.
+    O(code that can be reached).
+    """
+    always: set[Line] = set()
+    sometimes: set[Line] = set()
+    for callee, is_first in _functions_reached(function, kind):
+        name = callee.__code__.co_filename
+        definition = definition_of(callee)
+        if definition is None:
+            sometimes.add((name, 0))
+            continue
+        reader = _Reader(callee, definition, kind)
+        for line, is_certain in reader.writes:
+            (always if is_certain and is_first else sometimes).add((name, line))
+    return WritingLines(frozenset(always), frozenset(sometimes - always))
+
+
+def may_return_argument(function: Callable[..., Any], kind: type | None = None) -> bool:
+    """Say whether `function`, or something that it calls, may return an argument of its own, or a part of one.
+
+    Without source: yes. O(code that can be reached).
+    """
+    for callee, _ in _functions_reached(function, kind):
+        definition = definition_of(callee)
+        if definition is None or _Reader(callee, definition, kind).returns_argument:
+            return True
+    return False
+
+
+def _functions_reached(function: Callable[..., Any], kind: type | None) -> Iterator[tuple[FunctionType, bool]]:
+    """Yield each function that a call may run, and whether it is `function` itself."""
+    first = inspect.unwrap(getattr(function, "__func__", function))
+    seen: set[CodeType] = set()
+    pending: list[Any] = [first]
+    while pending:
+        callee = pending.pop()
+        code: CodeType | None = getattr(callee, "__code__", None)
+        if code is None or code in seen or is_library_code(code):
+            continue
+        seen.add(code)
+        names = {name for each in codes_in(code) for name in each.co_names}
+        found = [_function_named(name, callee, kind) for name in names]
+        pending += [each for each in found if each is not None]
+        yield callee, callee is first
+
+
+def _function_named(name: str, function: FunctionType, kind: type | None) -> FunctionType | None:
+    """Return the function that a name may mean in the code of `function`: a global, or a method of `kind`."""
+    for found in (function.__globals__.get(name), inspect.getattr_static(kind, name, None) if kind else None):
+        method = getattr(found, "__func__", found)  # of static and class methods
+        if isinstance(method, FunctionType):
+            return inspect.unwrap(method)
+    return None
+
+
+def _is_inplace_name(name: str) -> bool:
+    is_name = name.endswith("_") and not name.startswith("_")
+    return is_name and (hasattr(torch.Tensor, name) or hasattr(torch, name))
+
+
+def _is_plain(annotation: object) -> bool:
+    """Say whether an annotation speaks of numbers and texts alone."""
+    text = str(annotation).lower()
+    return {*re.findall(r"\w+", text)} <= _PLAIN and not _BARE_CONTAINER.search(text)
+
+
+class _Reader:
+    """Follows, statement by statement, which variables of one function may be its arguments, or parts of them.
+
+    After a branch a variable may be what it is at the end of any way through it.
+
+    Args:
+        function: what is read.
+        definition: its syntax.
+        kind: the class of the module whose method it may be.
+
+    Attributes:
+        writes: the lines at which an argument is written in place, and whether the code comes to each in any case.
+        returns_argument: whether the code may return an argument, a part of one, or something that holds one.
+    """
+
+    def __init__(self, function: FunctionType, definition: Function, kind: type | None) -> None:
+        self.writes: set[tuple[int, bool]] = set()
+        self.returns_argument = False
+        self._function = function
+        self._kind = kind
+        self._is_certain = True
+        self._by_option = False
+        self._ever: set[str] = set()
+        self._inner: list[Function] = []
+        self._parts = _arguments_of(definition, function.__annotations__) | {*function.__code__.co_freevars}
+        self._read_body(definition)
+        self._is_certain = False
+        while self._inner:  # code inside the function finds the variables as they are when it is called
+            inner = self._inner.pop()
+            self._parts = self._ever | _arguments_of(inner, {})
+            self._read_body(inner)
+
+    def _read_body(self, definition: Function) -> None:
+        self._ever |= self._parts
+        if isinstance(definition, ast.Lambda):
+            self._read_expression(definition.body)
+            self.returns_argument = self.returns_argument or self._is_part(definition.body)
+        else:
+            self._read_all(definition.body)
+
+    # -- statements --------------------------------------------------------------------------------------------------
+
+    def _read_all(self, statements: Iterable[ast.stmt]) -> None:
+        for statement in statements:
+            self._read(statement)
+
+    def _read(self, statement: ast.stmt) -> None:
+        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            self._inner.append(statement)
+        elif isinstance(statement, _BRANCHES):
+            self._read_branches(statement)
+        elif isinstance(statement, (ast.With, ast.AsyncWith)):
+            for item in statement.items:
+                self._read_expression(item.context_expr)
+                if item.optional_vars is not None:
+                    self._assign(item.optional_vars, self._is_part(item.context_expr))
+            self._read_all(statement.body)
+        elif not isinstance(statement, ast.ClassDef):
+            self._read_simple(statement)
+
+    def _read_simple(self, statement: ast.stmt) -> None:
+        for child in ast.iter_child_nodes(statement):
+            if isinstance(child, ast.expr):
+                self._read_expression(child)
+        if isinstance(statement, (ast.Assign, ast.AnnAssign)) and statement.value is not None:
+            for target in statement.targets if isinstance(statement, ast.Assign) else [statement.target]:
+                self._assign_value(target, statement.value)
+        elif isinstance(statement, ast.AugAssign) and self._is_part(statement.target):
+            self._note(statement.lineno)
+        elif isinstance(statement, ast.Delete):
+            for target in statement.targets:
+                self._store(target)
+        elif isinstance(statement, ast.Return) and statement.value is not None:
+            self.returns_argument = self.returns_argument or self._is_part(statement.value)
+        if isinstance(statement, (ast.Return, ast.Raise)):
+            self._is_certain = False
+
+    def _read_branches(self, statement: Any) -> None:
+        names = [name for name in ("test", "iter", "subject") if hasattr(statement, name)]
+        asked = getattr(statement, names[0]) if names else None
+        if asked is not None:
+            self._read_expression(asked)
+        is_loop = isinstance(statement, _LOOPS)
+        before = set(self._parts)
+        found = set() if isinstance(statement, ast.If) and statement.orelse else set(before)
+        with self._uncertain(asked):
+            for way in _ways_through(statement) * (2 if is_loop else 1):  # what one turn assigns, the next one finds
+                # A handler finds what any part of the body has assigned.
+                self._parts = before | found if is_loop or isinstance(statement, _TRIES) else set(before)
+                if isinstance(statement, (ast.For, ast.AsyncFor)):
+                    self._assign(statement.target, self._is_part(statement.iter))
+                elif isinstance(statement, ast.Match) and self._is_part(statement.subject):
+                    self._parts |= {name for case in statement.cases for name in _captures(case.pattern)}
+                self._read_all(way)
+                found |= self._parts
+        self._parts = found
+        if any(isinstance(node, (ast.Return, ast.Raise)) for node in ast.walk(statement)):
+            self._is_certain = False
+
+    def _assign_value(self, target: ast.expr, value: ast.expr) -> None:
+        targets: list[ast.expr] = getattr(target, "elts", [])
+        values: list[ast.expr] = getattr(value, "elts", [])
+        if targets and len(targets) == len(values) and not _has_starred((*targets, *values)):
+            are_parts = [self._is_part(each) for each in values]  # all of them, ahead of the first assignment
+            for each, is_part in zip(targets, are_parts, strict=True):
+                self._assign(each, is_part)
+        else:
+            self._assign(target, self._is_part(value))
+
+    def _assign(self, target: ast.expr, is_part: bool) -> None:
+        if isinstance(target, ast.Name):
+            (self._parts.add if is_part else self._parts.discard)(target.id)
+            self._ever |= self._parts
+        elif isinstance(target, (ast.Tuple, ast.List)):
+            for each in target.elts:
+                self._assign(each, is_part)
+        elif isinstance(target, ast.Starred):
+            self._assign(target.value, is_part)
+        else:
+            self._store(target)
+
+    def _store(self, target: ast.expr) -> None:
+        if isinstance(target, ast.Subscript) and self._is_part(target.value):
+            self._note(target.lineno)
+
+    # -- expressions -------------------------------------------------------------------------------------------------
+
+    def _read_expression(self, node: ast.AST) -> None:
+        """Note the writes inside an expression, and what it assigns."""
+        if isinstance(node, ast.Lambda):
+            self._inner.append(node)
+        elif isinstance(node, _COMPREHENSIONS):
+            parts = set(self._parts)
+            with self._uncertain():
+                self._bind_targets(node)
+                self._read_children(node)
+            self._parts = parts
+        elif isinstance(node, ast.IfExp):
+            self._read_expression(node.test)
+            with self._uncertain(node.test):
+                self._read_expression(node.body)
+                self._read_expression(node.orelse)
+        elif isinstance(node, ast.BoolOp):
+            with self._uncertain():
+                self._read_children(node)
+        else:
+            self._read_children(node)
+            if isinstance(node, ast.Call):
+                self._read_call(node)
+            elif isinstance(node, ast.NamedExpr):
+                self._assign(node.target, self._is_part(node.value))
+
+    def _read_children(self, node: ast.AST) -> None:
+        for child in ast.iter_child_nodes(node):
+            self._read_expression(child)
+
+    def _bind_targets(self, comprehension: Any) -> None:
+        for each in comprehension.generators:
+            self._assign(each.target, self._is_part(each.iter))
+
+    def _read_call(self, call: ast.Call) -> None:
+        function, given = call.func, [*call.args, *(each.value for each in call.keywords if each.arg != "out")]
+        name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+        is_written = False
+        if _is_inplace_name(name):
+            owner = function.value if isinstance(function, ast.Attribute) else None
+            # x in `x[0].add_(1)`, none in `made.fill_(x)`, any argument in `torch.relu_(x)` or `relu_(x)`.
+            is_function = owner is None or (isinstance(owner, ast.Name) and owner.id in self._function.__globals__)
+            is_written = any(map(self._is_part, given)) if is_function else self._is_part(owner)
+        for keyword in call.keywords:
+            if keyword.arg == "out":
+                is_written = is_written or self._is_part(keyword.value)
+            elif keyword.arg == "inplace" and not _names_option(keyword.value):
+                is_off = isinstance(keyword.value, ast.Constant) and not keyword.value.value
+                is_written = is_written or (not is_off and any(map(self._is_part, given)))
+        if is_written:
+            # A method that stands in another line than what it is called on is called in its own line.
+            self._note(function.end_lineno or 0 if isinstance(function, ast.Attribute) else call.lineno)
+
+    def _note(self, line: int) -> None:
+        # `if self.inplace:`, `relu(x, inplace=inplace)`: an option of the module, and no condition.
+        if not self._by_option:
+            self.writes.add((line, self._is_certain))
+
+    @contextlib.contextmanager
+    def _uncertain(self, test: ast.expr | None = None) -> Generator[None]:
+        """Read what runs under a condition."""
+        is_certain, by_option = self._is_certain, self._by_option
+        self._is_certain, self._by_option = False, by_option or (test is not None and _names_option(test))
+        yield
+        self._is_certain, self._by_option = is_certain, by_option
+
+    def _is_part(self, node: ast.AST | None) -> bool:
+        """Say whether the value of an expression may be an argument, a part of one, or hold one."""
+        if isinstance(node, ast.Name):
+            return node.id in self._parts
+        if isinstance(node, ast.Attribute):
+            return node.attr not in _NO_TENSORS and self._is_part(node.value)
+        if isinstance(node, (ast.Subscript, ast.Starred, ast.NamedExpr, ast.Await)):
+            return self._is_part(node.value)
+        if isinstance(node, ast.Call):
+            return self._gives_part(node)
+        if isinstance(node, ast.IfExp):
+            return self._is_part(node.body) or self._is_part(node.orelse)
+        if isinstance(node, (ast.BoolOp, ast.Dict)):
+            return any(map(self._is_part, node.values))
+        if isinstance(node, (ast.Tuple, ast.List, ast.Set)):
+            return any(map(self._is_part, node.elts))
+        if isinstance(node, ast.BinOp):  # of lists
+            return any(
+                not isinstance(side, ast.Name) and _is_display(side) and self._is_part(side)
+                for side in (node.left, node.right)
+            )
+        if isinstance(node, _COMPREHENSIONS):
+            return self._holds_part(node)
+        return False
+
+    def _holds_part(self, comprehension: Any) -> bool:
+        parts, ever = set(self._parts), set(self._ever)
+        self._bind_targets(comprehension)
+        found = self._is_part(getattr(comprehension, "elt", None) or comprehension.value)
+        self._parts, self._ever = parts, ever
+        return found
+
+    def _gives_part(self, call: ast.Call) -> bool:
+        function = call.func
+        given = any(map(self._is_part, [*call.args, *(each.value for each in call.keywords)]))
+        if isinstance(function, ast.Attribute):
+            if self._is_part(function.value):
+                return function.attr in _VIEWS or _is_inplace_name(function.attr)
+            is_own = isinstance(function.value, ast.Name) and function.value.id in ("self", "cls")
+            method = _function_named(function.attr, self._function, self._kind) if is_own else None
+            return given and (method is not None and not is_library_code(method.__code__))
+        if not isinstance(function, ast.Name) or not given:
+            return False
+        called = self._function.__globals__.get(function.id, getattr(builtins, function.id, None))
+        if isinstance(called, FunctionType):
+            return not is_library_code(called.__code__)
+        return isinstance(called, type) or function.id in _PASSING
+
+
+def _is_display(node: ast.expr) -> bool:
+    return isinstance(node, (ast.Tuple, ast.List, ast.BinOp, ast.ListComp))
+
+
+def _names_option(node: ast.AST) -> bool:
+    return any("inplace" in (getattr(each, "id", ""), getattr(each, "attr", "")) for each in ast.walk(node))
+
+
+def _has_starred(nodes: Iterable[ast.expr]) -> bool:
+    return any(isinstance(node, ast.Starred) for node in nodes)
+
+
+def _ways_through(statement: Any) -> list[list[ast.stmt]]:
+    """Return the parts of a statement of which some run, in their order."""
+    if isinstance(statement, ast.Match):
+        return [case.body for case in statement.cases]
+    ways = [statement.body, *(handler.body for handler in getattr(statement, "handlers", ()))]
+    return [*ways, *(getattr(statement, name) for name in ("orelse", "finalbody") if getattr(statement, name, None))]
+
+
+def _captures(pattern: ast.pattern) -> set[str]:
+    names = [getattr(each, "name", None) or getattr(each, "rest", None) for each in ast.walk(pattern)]
+    return {name for name in names if name}
+
+
+def _arguments_of(definition: Function, annotations: Mapping[str, Any]) -> set[str]:
+    """Return the names of those arguments that may be tensors."""
+    arguments = definition.args
+    every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
+    plain = {name for name, annotation in annotations.items() if _is_plain(annotation)}
+    return {each.arg for each in every if each is not None} - plain - {"self", "cls"}

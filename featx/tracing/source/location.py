@@ -1,0 +1,171 @@
+"""Find the syntax of code that runs: the node of Python's `ast` at which a frame is, and that of a function.
+
+Source that is not the one from which the code was compiled says nothing: the file may have been edited since. So the
+source is compiled again, and must give code that is equal.
+"""
+
+from __future__ import annotations
+import __future__
+
+import ast
+import linecache
+from collections.abc import Iterator, Mapping
+from functools import lru_cache, reduce
+from operator import or_
+from types import CodeType, FrameType, FunctionType
+from typing import Any, NamedTuple
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+# What `from __future__ import ...` at the head of a file changes in how the rest of it is compiled.
+_FUTURE = reduce(or_, [getattr(__future__, name).compiler_flag for name in __future__.all_feature_names])
+
+
+class Position(NamedTuple):
+    """Where an expression or a statement stands, as `ast` and code objects give it: lines from 1, columns in bytes."""
+
+    line: int | None
+    end_line: int | None
+    column: int | None
+    end_column: int | None
+
+
+class Source:
+    """One statement at the top level of a file, and the code objects that are compiled from it. O(nodes) to make."""
+
+    def __init__(self, tree: ast.Module, code: CodeType) -> None:
+        self.codes = set(codes_in(code))
+        self.parents: dict[ast.AST, ast.AST] = {}
+        self._at: dict[tuple[int, int, int, int], ast.AST] = {}
+        self._ending_at: dict[tuple[int, int], ast.Attribute | ast.Call] = {}
+        self._functions: list[Function] = []
+        for node in ast.walk(tree):
+            for child in ast.iter_child_nodes(node):
+                self.parents[child] = node
+            if isinstance(node, (ast.expr, ast.stmt, ast.pattern, ast.alias)):
+                # Of nodes at one place, a statement `f(x)` and its call, the inner one comes later and stays.
+                end = node.end_lineno or 0, node.end_col_offset or 0
+                self._at[node.lineno, end[0], node.col_offset, end[1]] = node
+                if isinstance(node, (ast.Attribute, ast.Call)):
+                    self._ending_at[end] = node
+            if isinstance(node, _FUNCTIONS):
+                self._functions.append(node)
+
+    def node_at(self, position: Position) -> ast.AST | None:
+        """Return the innermost node that stands exactly there.
+
+        Of a call of a method that goes over lines Python gives the line of the method's name as the first one.
+        """
+        found = self._at.get(position)  # type: ignore[call-overload]
+        if found is not None or position.line is None:
+            return found
+        longer = self._ending_at.get((position.end_line, position.end_column))  # type: ignore[arg-type]
+        return longer if longer is not None and longer.lineno < position.line else None
+
+    def function_of(self, code: CodeType) -> Function | None:
+        """Return the definition that gives this code."""
+        places = [place for place in map(Position._make, code.co_positions()) if None not in place]
+        found = [each for each in self._functions if _first_line(each) == code.co_firstlineno]
+        found = [each for each in found if getattr(each, "name", "<lambda>") == code.co_name]
+        if len(found) > 1:  # lambdas in one line
+            found = [each for each in found if any(_spans(each, place) for place in places)]
+        return found[-1] if found else None
+
+
+def source_of(code: CodeType, namespace: Mapping[str, Any] | None = None) -> Source | None:
+    """Return the source of `code`, or None where there is none, or where it is not what the code was compiled from.
+
+    The file is read through `linecache`, which knows the cells of notebooks too. The first question about a statement
+    at top level costs about as much as importing it; later ones nothing.
+
+    Args:
+        code: of a function, or of code inside one.
+        namespace: the globals of the code, through which source is found that is in no file, but in an archive.
+    """
+    if namespace is not None:
+        linecache.lazycache(code.co_filename, dict(namespace) if type(namespace) is not dict else namespace)
+    return _source_of(code)
+
+
+def node_at(frame: FrameType) -> ast.AST | None:
+    """Return the syntax of what `frame` does now, or None where no source says so."""
+    source = source_of(frame.f_code, frame.f_globals)
+    return None if source is None else source.node_at(position_of(frame.f_code, frame.f_lasti))
+
+
+def parent_of(node: ast.AST, frame: FrameType) -> ast.AST | None:
+    """Return the node around one that `node_at(frame)` gave, or around a parent of it."""
+    source = source_of(frame.f_code, frame.f_globals)
+    return None if source is None else source.parents.get(node)
+
+
+def definition_of(function: FunctionType) -> Function | None:
+    """Return the syntax of a function, or None where no source says so."""
+    source = source_of(function.__code__, function.__globals__)
+    return None if source is None else source.function_of(function.__code__)
+
+
+def position_of(code: CodeType, offset: int) -> Position:
+    """Return where the instruction at `offset` of `code` stands in its source."""
+    places = _places(code)
+    return places[offset // 2] if 0 <= offset // 2 < len(places) else Position(None, None, None, None)
+
+
+@lru_cache(maxsize=4096)
+def _places(code: CodeType) -> list[Position]:
+    return [Position(*place) for place in code.co_positions()]
+
+
+def codes_in(code: CodeType) -> Iterator[CodeType]:
+    """Yield `code` and all code that is defined inside it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from codes_in(constant)
+
+
+@lru_cache(maxsize=4096)
+def _source_of(code: CodeType) -> Source | None:
+    # The statement at top level around the code comes first: parsing a file of 5,000 lines takes 0.1 s.
+    lines = linecache.getlines(code.co_filename)
+    for start, end in (_top_level(lines, code.co_firstlineno), (0, len(lines))):
+        source = _parsed("\n" * start + "".join(lines[start:end]), code.co_flags & _FUTURE)
+        if source is not None and code in source.codes:
+            return source
+    return None
+
+
+@lru_cache(maxsize=4096)
+def _parsed(text: str, flags: int) -> Source | None:
+    try:
+        return Source(ast.parse(text), compile(text, "<source>", "exec", flags, dont_inherit=True))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _top_level(lines: list[str], line: int) -> tuple[int, int]:
+    start = min(line - 1, len(lines))
+    while start > 0 and not (start < len(lines) and _starts_statement(lines[start])):
+        start -= 1
+    while start > 0 and lines[start - 1].startswith("@"):
+        start -= 1
+    end = start + 1
+    is_decorator = start < len(lines) and lines[start].startswith("@")
+    while end < len(lines) and (is_decorator or not _starts_statement(lines[end])):
+        is_decorator = is_decorator and not lines[end].startswith(("def ", "class ", "async "))
+        end += 1
+    return start, end
+
+
+def _starts_statement(line: str) -> bool:
+    return not line[:1].isspace() and line[:1] not in ("", "#", ")", "]", "}") and not line.startswith(("else", "elif"))
+
+
+def _first_line(function: Function) -> int:
+    decorators = getattr(function, "decorator_list", ())
+    return decorators[0].lineno if decorators else function.lineno
+
+
+def _spans(node: ast.expr | ast.stmt, place: Position) -> bool:
+    start, end = (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)
+    return start <= (place.line, place.column) and (place.end_line, place.end_column) <= end  # type: ignore[operator]

@@ -1,0 +1,224 @@
+"""What the line of the model that runs asks of a traced value, or does with it, read from its source.
+
+Each question has an answer where no source is there, which is the careful one. A Python that nobody has tested
+can only lead there too: where its positions are others, no syntax of the kind that is asked for stands at them.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+
+from featx.tracing.source.frames import is_library_code
+from featx.tracing.source.location import Position, codes_in, node_at, parent_of, source_of
+
+# What answers `isinstance(x, nn.Parameter)`, in Python and for its caller.
+_PARAMETER_CHECK = type(torch.nn.Parameter).__instancecheck__.__code__
+_BINARY: dict[type[ast.operator], str] = {
+    ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.MatMult: "@", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%",
+    ast.Pow: "**", ast.LShift: "<<", ast.RShift: ">>", ast.BitAnd: "&", ast.BitOr: "|", ast.BitXor: "^",
+}  # fmt: skip
+_SIGNS: dict[type[ast.unaryop], str] = {ast.USub: "-", ast.UAdd: "+"}
+_COMPARISONS = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+# What a text passes through on its way into a call: `"n = %d" % n`, `f"{n}" + "."`, `(a, b)` of `"%d %d" % (a, b)`.
+_PARTS_OF_A_TEXT = (ast.JoinedStr, ast.FormattedValue, ast.BinOp, ast.Tuple)
+_TRIES = (ast.Try, getattr(ast, "TryStar", ast.Try))
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+
+
+def unpacked_count(frame: FrameType) -> int | None:
+    """Return n where `frame` is at the unpacking of a value into n names, `a, b = value`.
+
+    None elsewhere, and without source: no count is known then.
+    """
+    return _names_in(node_at(frame))
+
+
+def _names_in(target: ast.AST | None) -> int | None:
+    if not isinstance(target, (ast.Tuple, ast.List)) or not isinstance(target.ctx, ast.Store):
+        return None
+    return None if any(isinstance(each, ast.Starred) for each in target.elts) else len(target.elts)
+
+
+def is_assertion(frame: FrameType) -> bool:
+    """Say whether `frame` asks for a truth value because of `assert value`. Without source: no, it may be a branch."""
+    node = node_at(frame)
+    if isinstance(node, ast.Assert):  # Python 3.11 asks at the statement, of a part of the condition too
+        is_of_parts = isinstance(node.test, (ast.BoolOp, ast.IfExp))
+        return not is_of_parts and not (isinstance(node.test, ast.UnaryOp) and isinstance(node.test.op, ast.Not))
+    parent = None if node is None else parent_of(node, frame)
+    return isinstance(parent, ast.Assert) and parent.test is node
+
+
+def is_type_question(frame: FrameType) -> bool:
+    """Say whether model code at `frame` asks for the type of a value, and branches on the answer.
+
+    That is a call of the builtin `isinstance`; `torch.is_tensor`, `case torch.Tensor():` and functools.singledispatch
+    ask the same. Without source: wherever the code has the name `isinstance` in it at all.
+    """
+    code = frame.f_code
+    if code is _PARAMETER_CHECK and frame.f_back is not None:
+        return is_type_question(frame.f_back)
+    if code is torch.is_tensor.__code__ or (code.co_filename == functools.__file__ and "dispatch" in code.co_freevars):
+        return True
+    if is_library_code(code):
+        return False
+    if source_of(code, frame.f_globals) is None:
+        return "isinstance" in code.co_names
+    node = node_at(frame)
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Name) and node.func.id == "isinstance"
+    return isinstance(node, ast.MatchClass)
+
+
+def written_operator(frame: FrameType) -> str | None:
+    """Return the binary operator that `frame` is at (`"+"`, `"+="`), or None where it is at something else."""
+    node = node_at(frame)
+    if isinstance(node, ast.BinOp):
+        return _BINARY[type(node.op)]
+    return f"{_BINARY[type(node.op)]}=" if isinstance(node, ast.AugAssign) else None
+
+
+def written_sign(frame: FrameType) -> str | None:
+    """Return the sign that `frame` puts ahead of a value, `-x` or `+x`, or None where it is at something else."""
+    node = node_at(frame)
+    return _SIGNS.get(type(node.op)) if isinstance(node, ast.UnaryOp) else None
+
+
+def is_comparison(frame: FrameType) -> bool:
+    """Say whether `frame` is at a comparison that the model writes out, `a == b`, and not at a call that makes one."""
+    node = node_at(frame)
+    return isinstance(node, ast.Compare) and all(isinstance(each, _COMPARISONS) for each in node.ops)
+
+
+def what_follows(frame: FrameType) -> list[int | slice | str]:
+    """Return what `frame` does next with the value that it is about to get, as far as its code says so plainly.
+
+    A number or slice is an item that is taken, `"unpack 3"` an unpacking into three names, `"attribute type"` a read;
+    what is read of an item does not count, but for `numel` of a slice of sizes. Only names of nodes depend on it.
+    """
+    found: list[int | slice | str] = []
+    node = node_at(frame)
+    while node is not None:
+        parent = parent_of(node, frame)
+        if isinstance(parent, ast.Subscript) and parent.value is node:
+            key = _constant(parent.slice)
+            if not isinstance(key, (int, slice)):
+                break
+            found.append(key)
+        elif isinstance(parent, ast.Attribute):
+            if not found or parent.attr == "numel":
+                found.append(f"attribute {parent.attr}")
+            break
+        elif isinstance(parent, ast.Assign) and parent.value is node:
+            count = _names_in(parent.targets[0])
+            return found if count is None else [*found, f"unpack {count}"]
+        elif isinstance(parent, ast.Compare):
+            return [*found, "compare"]
+        else:
+            break
+        node = parent
+    return found
+
+
+def _constant(node: ast.expr) -> Any:
+    if isinstance(node, ast.Slice):
+        bounds = [None if bound is None else _constant(bound) for bound in (node.lower, node.upper, node.step)]
+        is_plain = all(bound is None or isinstance(bound, int) for bound in bounds)
+        return slice(*bounds) if is_plain else None
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return None
+
+
+def writes_a_message(frame: FrameType) -> bool:
+    """Say whether the text that `frame` makes goes into a call whose result nobody takes, or into an error.
+
+    `torch._assert(ok, f"{n}")`, `print(n)`, `logger.info(...)`, `raise ValueError(f"{n}")`: and not `heads[str(n)]`.
+    Without source: no, the model may go by the text.
+    """
+    node = node_at(frame)
+    if isinstance(node, ast.Call) and _is_at_its_end(node, frame):
+        return True  # `print(n)` makes the text itself
+    while node is not None:
+        parent = parent_of(node, frame)
+        if isinstance(parent, ast.keyword):
+            parent = parent_of(parent, frame)
+        if isinstance(parent, ast.Call) and node is not parent.func:
+            return _is_at_its_end(parent, frame)
+        if isinstance(parent, ast.Assert):
+            return parent.msg is node
+        if not isinstance(parent, _PARTS_OF_A_TEXT):
+            return False
+        node = parent
+    return False
+
+
+def _is_at_its_end(call: ast.Call, frame: FrameType) -> bool:
+    return isinstance(parent_of(call, frame), (ast.Expr, ast.Raise))
+
+
+@functools.lru_cache(maxsize=4096)
+def compares_objects(code: CodeType) -> bool:
+    """Say whether `code`, or code inside it, has an `a is b` of two variables anywhere, or asks for an `id`.
+
+    Without source: yes.
+    """
+    codes = list(codes_in(code))
+    source = source_of(code)
+    if source is None or any("id" in each.co_names for each in codes):
+        return True
+    places = {Position(*place) for each in codes for place in each.co_positions()}
+    return any(_compares_objects(source.node_at(place)) for place in places)
+
+
+def _compares_objects(node: ast.AST | None) -> bool:
+    return isinstance(node, ast.Compare) and any(
+        isinstance(operator, (ast.Is, ast.IsNot)) and not isinstance(other, ast.Constant)
+        for operator, other in zip(node.ops, node.comparators, strict=True)
+    )
+
+
+def is_in_try(frame: FrameType) -> bool:
+    """Say whether `frame` is at code of a `try` with an `except` that goes on, or of `contextlib.suppress`.
+
+    Without source: whether the function has a `try` or `with` at all.
+    """
+    code = frame.f_code
+    if not code.co_exceptiontable:
+        return False
+    if source_of(code, frame.f_globals) is None:
+        return True
+    node = node_at(frame)
+    if node is None:
+        return True
+    while True:
+        parent = parent_of(node, frame)
+        if parent is None or isinstance(parent, _SCOPES):
+            return False
+        if isinstance(parent, _TRIES) and _catches(parent, node):
+            return True
+        if isinstance(parent, (ast.With, ast.AsyncWith)) and node in parent.body and _suppresses(parent):
+            return True
+        node = parent
+
+
+def _catches(statement: Any, node: ast.AST) -> bool:
+    return node in statement.body and not all(map(_only_raises, statement.handlers))
+
+
+def _only_raises(handler: ast.ExceptHandler) -> bool:
+    return isinstance(handler.body[-1], ast.Raise) and not any(
+        isinstance(node, (ast.Return, ast.Continue, ast.Break)) for each in handler.body for node in ast.walk(each)
+    )
+
+
+def _suppresses(statement: ast.With | ast.AsyncWith) -> bool:
+    # contextlib.suppress catches, other contexts hardly ever do.
+    nodes = (node for item in statement.items for node in ast.walk(item.context_expr))
+    return any("suppress" in (getattr(node, "attr", ""), getattr(node, "id", "")) for node in nodes)
