@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Literal
@@ -21,7 +21,7 @@ from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.tracing.checks.free_sizes import FreeDims, OtherMode, trace_checked
 from featx.tracing.example.surroundings import Surroundings
-from featx.tracing.example.trace import ExampleTrace, IsEnough
+from featx.tracing.example.trace import ExampleTrace, WantedIn
 from featx.tracing.example.tracer import ExampleTracer
 from featx.tracing.recording.module_output import mark_output
 from featx.tracing.replica.mode_reads import ModeReads
@@ -263,7 +263,8 @@ class ModelTracing:
                 # A name may lie in a module that runs inside one it is no part of, or that cannot be followed while its
                 # parts run by themselves; and a list of all names is of help.
                 error = caught
-            trace, free = trace_checked(self._on_example(request), self.model, *_inputs(example))
+            wanted = self._finder(request, owner)
+            trace, free = trace_checked(self._on_example(request), self.model, *_inputs(example), wanted)
             self._known(trace)
             found[:] = [free]
             try:
@@ -276,30 +277,34 @@ class ModelTracing:
         return TracedModel(graph, select(graph, request, owner), found[0] if found else None)
 
     def _opened(self, example: Example, request: Mapping[str, str], owner: str, found: list[FreeDims]) -> ExampleTrace:
-        def is_enough(graph: Graph, broken_off: str) -> bool:
-            try:
-                found = select(graph, request, owner)
-            except NodeNameError:
-                return False
-            return not any(_comes_later(name, found[key], broken_off) for name, key in request.items())
-
         tracer = self._on_example(request, opened_for(self._modules, request))
-        trace, free = self._checked(tracer, example, is_enough)
+        trace, free = self._checked(tracer, example, self._finder(request, owner))
         self._known(trace)
         select(trace.graph, request, owner)
         found[:] = [free]
         return trace
 
-    def _checked(self, tracer: ExampleTracer, example: Example, is_enough: IsEnough) -> tuple[ExampleTrace, FreeDims]:
+    def _finder(self, request: Mapping[str, str], owner: str) -> WantedIn:
+        def wanted_in(graph: Graph, broken_off: str) -> Collection[Node]:
+            try:
+                found = select(graph, request, owner)
+            except NodeNameError:
+                return ()
+            is_missing = any(_comes_later(name, found[key], broken_off) for name, key in request.items())
+            return () if is_missing else found.values()
+
+        return wanted_in
+
+    def _checked(self, tracer: ExampleTracer, example: Example, wanted_in: WantedIn) -> tuple[ExampleTrace, FreeDims]:
         known = self._other_mode
         if known.graph is not None or known.dims or example.is_for_one_mode or not self._is_known:
-            return trace_checked(tracer, self.model, *_inputs(example), is_enough, known)
+            return trace_checked(tracer, self.model, *_inputs(example), wanted_in, known)
         tracer.reads = known.reads = ModeReads()
         try:
-            result = trace_checked(tracer, self.model, *_inputs(example), is_enough, known)
+            result = trace_checked(tracer, self.model, *_inputs(example), wanted_in, known)
         except Exception:  # with all attributes in place it may work, or say better what is wrong
             tracer.reads = known.reads = None
-            return trace_checked(tracer, self.model, *_inputs(example), is_enough, known)
+            return trace_checked(tracer, self.model, *_inputs(example), wanted_in, known)
         if known.reads.any:
             known.forget()
         known.reads = None

@@ -278,6 +278,20 @@ def test_module_that_is_followed_from_its_second_call_on_is_no_state() -> None:
         assert [torch.equal(*pair) for pair in zip(got["part"], (scaled, shifted), strict=True)] == [True, True]
 
 
+class AddsItsState(nn.Module):
+    """Adds what it has kept of its last call, from the second call on, to what depends on no input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.kept = nn.Linear(4, 4), None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        ones = torch.ones(x.shape)
+        y = ones if self.kept is None else ones + self.kept.mean()
+        self.kept = ones.detach()
+        return self.linear(y)
+
+
 class FillsBesideTables(UsesTables):
     def __init__(self) -> None:
         super().__init__(is_filled=False)
@@ -285,7 +299,12 @@ class FillsBesideTables(UsesTables):
 
 @pytest.mark.parametrize(
     ("kind", "wanted"),
-    [(ReadsWhatItsPartKeeps, ["part", "mul"]), (Starting, ["mul"]), (FillsBesideTables, ["part", "mul_1"])],
+    [
+        (ReadsWhatItsPartKeeps, ["part", "mul"]),
+        (Starting, ["mul"]),
+        (FillsBesideTables, ["part", "mul_1"]),
+        (AddsItsState, ["linear"]),
+    ],
 )
 def test_model_that_does_something_else_in_its_first_call_alone_is_refused(
     kind: type[nn.Module], wanted: list[str]

@@ -17,13 +17,17 @@ from featx.tracing.environment.generators import SharedGenerators
 from featx.tracing.environment.saved_tensors import SavedGlobals
 from featx.tracing.environment.thread_modes import ThreadModes
 from featx.tracing.example.surroundings import Surroundings
-from featx.tracing.example.trace import Conditions, ExampleTrace, IsEnough
+from featx.tracing.example.trace import Conditions, ExampleTrace, WantedIn
 from featx.tracing.example.tracer import ExampleTracer
 from featx.tracing.guards.structure import copy_structure
 
 
 def with_state_that_is_written_later(
-    tracer: ExampleTracer, args: tuple[Any, ...], kwargs: Mapping[str, Any], trace: ExampleTrace, is_enough: IsEnough
+    tracer: ExampleTracer,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    trace: ExampleTrace,
+    wanted_in: WantedIn,
 ) -> ExampleTrace:
     """Return `trace`, or one for real that goes on where `trace` ended early and missed a write that matters.
 
@@ -38,7 +42,7 @@ def with_state_that_is_written_later(
     if written and not trace.is_real:
         trace.drop_replica()
         conditions = Conditions("what is written behind the last node", is_real=True, gradients=trace.gradients)
-        trace = tracer.run_once(trace.surroundings, args, kwargs, is_enough, conditions)
+        trace = tracer.run_once(trace.surroundings, args, kwargs, wanted_in, conditions)
         written = _written_unseen(tracer, args, kwargs, trace)
     if written:
         name = type(trace.surroundings.traced).__name__

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from types import FunctionType
 from typing import Any
 
@@ -17,17 +17,19 @@ from featx.tracing.recording.lineage import Origin
 Origins = Mapping[int, Origin]
 
 
-def differ_by_caches_alone(first: Graph, second: Graph, origins: Origins) -> bool:
+def differ_by_caches_alone(
+    first: Graph, second: Graph, origins: Origins, wanted: tuple[Collection[Node], Collection[Node]] = ((), ())
+) -> bool:
     """Say whether `second` computes what `first` does, with tensors of the first call in place of their computation.
 
     What depends on values of the inputs must be the same calls in the same order, with the same arguments, where a
     tensor of `origins` counts as what the first call made it from. What depends on constants and sizes alone may be
-    missing. O(nodes + edges).
+    missing, but the nodes that are `wanted` of each graph must be the same. O(nodes + edges).
     """
     values = _Values({})
     before = values.of(first)
     known = _Values(values.numbers, {key: values.of_origin(origin) for key, origin in origins.items()})
-    return before == known.of(second)
+    return before == known.of(second) and values.of_nodes(wanted[0]) == known.of_nodes(wanted[1])
 
 
 class _Values:
@@ -52,6 +54,10 @@ class _Values:
             if node.op in ("placeholder", "output") or depends_on_inputs(node):
                 found.append(number)
         return found
+
+    def of_nodes(self, nodes: Iterable[Node]) -> list[int]:
+        """Return the numbers of nodes of the graph that was numbered last."""
+        return [self._nodes[node] for node in nodes]
 
     def of_origin(self, origin: Origin) -> int:
         """Return the number of a value of the graph that was numbered last."""

@@ -20,7 +20,7 @@ from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.ir.rewiring import keep_measured_effects
 from featx.tracing.checks.variation import join_measured
-from featx.tracing.example.trace import Conditions, ExampleTrace, IsEnough
+from featx.tracing.example.trace import Conditions, ExampleTrace, WantedIn
 from featx.tracing.example.tracer import ExampleTracer
 from featx.tracing.guards.guards import check_dtype
 from featx.tracing.guards.scalars import Diverged
@@ -32,7 +32,7 @@ _CONSTANTS = frozenset({torch.dtype, float, int})
 
 
 def follow_dtypes(
-    tracer: ExampleTracer, args: Any, kwargs: Mapping[str, Any], trace: ExampleTrace, is_enough: IsEnough | None
+    tracer: ExampleTracer, args: Any, kwargs: Mapping[str, Any], trace: ExampleTrace, wanted_in: WantedIn | None
 ) -> None:
     """Let the graph of `trace` hold in other dtypes than that of the example, where the model does the same there.
 
@@ -44,7 +44,7 @@ def follow_dtypes(
         return
     graphs, differing = [trace.graph], set[Node]()
     for dtype in DTYPES:
-        other = _traced_in(dtype, tracer, args, kwargs, trace, is_enough)
+        other = _traced_in(dtype, tracer, args, kwargs, trace, wanted_in)
         found = None if other is None else other_constants(trace.graph, other, _CONSTANTS)
         if other is not None and found:
             graphs.append(other)
@@ -59,7 +59,7 @@ def _traced_in(
     args: Any,
     kwargs: Mapping[str, Any],
     trace: ExampleTrace,
-    is_enough: IsEnough | None,
+    wanted_in: WantedIn | None,
 ) -> Graph | None:
     made: dict[int, torch.Tensor] = {}
 
@@ -74,7 +74,7 @@ def _traced_in(
     reason = f"in {dtype}"
     conditions = Conditions(reason, is_real=False, gradients=trace.gradients, earlier=trace, dtype=dtype)
     try:
-        return tracer.run_once(trace.surroundings, args, kwargs, is_enough, conditions).graph
+        return tracer.run_once(trace.surroundings, args, kwargs, wanted_in, conditions).graph
     except (Diverged, NeedsValues, Exception):
         return None  # the model does something else there, or refuses it
 

@@ -33,7 +33,7 @@ from featx.tracing.checks.variation import (
     can_be_resized,
     measures_of,
 )
-from featx.tracing.example.trace import Conditions, ExampleTrace, IsEnough
+from featx.tracing.example.trace import Conditions, ExampleTrace, WantedIn
 from featx.tracing.example.tracer import ExampleTracer
 from featx.tracing.guards.guards import check_rank, check_size
 from featx.tracing.guards.scalars import Diverged
@@ -78,7 +78,7 @@ class OtherMode:
     graph: Graph | None = None
     before: ExampleTrace | None = None
 
-    def trace(self, tracer: ExampleTracer, args: Any, kwargs: Any, is_enough: IsEnough | None) -> ExampleTrace | None:
+    def trace(self, tracer: ExampleTracer, args: Any, kwargs: Any, wanted_in: WantedIn | None) -> ExampleTrace | None:
         """Trace the next call of the replica, in this mode. None where that is not possible, or does something else."""
         before, self.before = self.before, None
         if before is None or self.graph is None or tracer.training is None:
@@ -87,7 +87,7 @@ class OtherMode:
             set_mode(module, tracer.training)
         conditions = Conditions("the other mode", before.is_real, before.gradients, before=before)
         try:
-            trace = tracer.run_once(before.surroundings, args, kwargs, is_enough, conditions)
+            trace = tracer.run_once(before.surroundings, args, kwargs, wanted_in, conditions)
         except (Diverged, Disturbed, NeedsValues, Exception):
             before.drop_replica()
             return None
@@ -122,7 +122,7 @@ def trace_checked(
     root: Any,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
-    is_enough: IsEnough | None = None,
+    wanted_in: WantedIn | None = None,
     other_mode: OtherMode | None = None,
 ) -> tuple[ExampleTrace, FreeDims]:
     """Trace `root` on an example and at other sizes; return the first trace, with checks of what is fixed.
@@ -136,14 +136,14 @@ def trace_checked(
         root: the module or function.
         args: its arguments on the example, and `kwargs` those by name.
         kwargs: see there.
-        is_enough: as for `ExampleTracer.trace`.
+        wanted_in: as for `ExampleTracer.trace`.
         other_mode: what was found out in train or eval mode; this mode's is put in its place.
 
     Raises:
         TraceError: the example cannot be traced.
     """
     with tracer.log.request(type(root).__name__):
-        return _trace_checked(tracer, root, args, kwargs, is_enough, other_mode or OtherMode())
+        return _trace_checked(tracer, root, args, kwargs, wanted_in, other_mode or OtherMode())
 
 
 def _trace_checked(
@@ -151,21 +151,21 @@ def _trace_checked(
     root: Any,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
-    is_enough: IsEnough | None,
+    wanted_in: WantedIn | None,
     other_mode: OtherMode,
 ) -> tuple[ExampleTrace, FreeDims]:
     tracer.keeps_replicas = True
-    trace = other_mode.trace(tracer, args, kwargs, is_enough)
+    trace = other_mode.trace(tracer, args, kwargs, wanted_in)
     # What a second call does, and other sizes change, the other mode has told then.
     is_known = trace is not None
     if trace is None:
-        trace = tracer.trace(root, args, kwargs, is_enough)
-        if is_enough is not None and trace.broke_off is not None:
-            trace = with_state_that_is_written_later(tracer, args, kwargs, trace, is_enough)
+        trace = tracer.trace(root, args, kwargs, wanted_in)
+        if wanted_in is not None and trace.broke_off is not None:
+            trace = with_state_that_is_written_later(tracer, args, kwargs, trace, wanted_in)
         is_known = other_mode.does_the_same(trace.graph)
     try:
-        can_go_on = not is_known and check_repeats(tracer, args, kwargs, trace, is_enough)
-        free = _free_dims(tracer, (args, kwargs), trace, is_enough, other_mode, is_known=is_known, can_go_on=can_go_on)
+        can_go_on = not is_known and check_repeats(tracer, args, kwargs, trace, wanted_in)
+        free = _free_dims(tracer, (args, kwargs), trace, wanted_in, other_mode, is_known=is_known, can_go_on=can_go_on)
         return trace, free
     finally:
         tracer.keeps_replicas = False
@@ -177,7 +177,7 @@ def _free_dims(
     tracer: ExampleTracer,
     example: tuple[tuple[Any, ...], Mapping[str, Any]],
     trace: ExampleTrace,
-    is_enough: IsEnough | None,
+    wanted_in: WantedIn | None,
     other_mode: OtherMode,
     *,
     is_known: bool,
@@ -192,16 +192,16 @@ def _free_dims(
     if is_known:
         known = {dim: other_mode.dims[dim] for dim in known}
     elif trace.numbers.were_seen or trace.is_real:
-        variation = Variation(tracer, args, kwargs, trace, is_enough, before=before)
+        variation = Variation(tracer, args, kwargs, trace, wanted_in, before=before)
         varied = [tensor for _, _, tensor in inputs if can_be_resized(tensor)]
         known = {**dict.fromkeys(known, UNVARIED), **variation.test(varied, other_mode.dims)}
         before = variation.before
     other_mode.note(trace.graph, known)
     if measures_of(trace.graph) != measured:  # other sizes told more of some calls, which may differ by mode
         other_mode.graph = None
-    pin_what_python_reads(tracer, args, kwargs, trace, is_enough)
-    needless = _needless_gradient_checks(tracer, args, kwargs, trace, is_enough)
-    follow_dtypes(tracer, args, kwargs, trace, is_enough)
+    pin_what_python_reads(tracer, args, kwargs, trace, wanted_in)
+    needless = _needless_gradient_checks(tracer, args, kwargs, trace, wanted_in)
+    follow_dtypes(tracer, args, kwargs, trace, wanted_in)
     for check in needless:
         (question,) = check.all_input_nodes
         trace.graph.erase_node(check)
@@ -213,7 +213,7 @@ def _free_dims(
 
 
 def _needless_gradient_checks(
-    tracer: ExampleTracer, args: tuple[Any, ...], kwargs: Mapping[str, Any], trace: ExampleTrace, is_enough: Any
+    tracer: ExampleTracer, args: tuple[Any, ...], kwargs: Mapping[str, Any], trace: ExampleTrace, wanted_in: Any
 ) -> list[Node]:
     """Return the checks of the gradient mode, if the model does the same in the other one."""
     checks = trace.gradient_checks
@@ -221,7 +221,7 @@ def _needless_gradient_checks(
         return []
     conditions = Conditions("gradients off", trace.is_real, gradients=False, earlier=trace)
     try:
-        again = tracer.run_once(trace.surroundings, args, kwargs, is_enough, conditions)
+        again = tracer.run_once(trace.surroundings, args, kwargs, wanted_in, conditions)
     except (Diverged, NeedsValues, Exception):
         return []
     return checks if is_same_graph(again.graph, trace.graph, besides=frozenset(checks)) else []

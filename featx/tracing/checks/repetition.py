@@ -13,7 +13,7 @@ from featx.errors import TraceError
 from featx.ir.equality import is_same_graph
 from featx.tracing.checks.filled_caches import differ_by_caches_alone
 from featx.tracing.checks.opened_later import differ_inside_whole_modules
-from featx.tracing.example.trace import Conditions, ExampleTrace, IsEnough
+from featx.tracing.example.trace import Conditions, ExampleTrace, WantedIn
 from featx.tracing.example.tracer import ATTEMPTS, ExampleTracer
 from featx.tracing.guards.scalars import Diverged
 from featx.tracing.signals import Disturbed, NeedsValues
@@ -24,7 +24,7 @@ def check_repeats(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     trace: ExampleTrace,
-    is_enough: IsEnough | None = None,
+    wanted_in: WantedIn | None = None,
 ) -> bool:
     """Raise where a second call with the same inputs does something else than the one in `trace`.
 
@@ -46,10 +46,10 @@ def check_repeats(
         if repeats is not None or attempt:  # the replica is used up
             first.drop_replica()
             conditions = Conditions("a first call, to be compared", trace.is_real, trace.gradients)
-            first = tracer.run_once(trace.surroundings, args, kwargs, is_enough, conditions)
+            first = tracer.run_once(trace.surroundings, args, kwargs, wanted_in, conditions)
             first.forget_record()
         try:
-            _check_traces(tracer, args, kwargs, first, is_enough)
+            _check_traces(tracer, args, kwargs, first, wanted_in)
             break
         except Disturbed as error:
             if attempt + 1 == ATTEMPTS:
@@ -71,9 +71,9 @@ def _name(trace: ExampleTrace) -> str:
     return type(trace.surroundings.traced).__name__
 
 
-def _check_traces(tracer: ExampleTracer, args: Any, kwargs: Any, trace: ExampleTrace, is_enough: Any) -> None:
+def _check_traces(tracer: ExampleTracer, args: Any, kwargs: Any, trace: ExampleTrace, wanted_in: Any) -> None:
     name = _name(trace)
-    second = _next(tracer, args, kwargs, trace, is_enough)
+    second = _next(tracer, args, kwargs, trace, wanted_in)
     if isinstance(second, BaseException):
         raise TraceError(f"cannot trace {name}: its second call is not like the first one: {second}") from second
     try:
@@ -83,8 +83,9 @@ def _check_traces(tracer: ExampleTracer, args: Any, kwargs: Any, trace: ExampleT
             raise TraceError(
                 f"cannot trace {name}: {trace.checks.keeps_of_input}, and does something else the next time"
             )
-        is_cached = differ_by_caches_alone(trace.graph, second.graph, trace.origins())
-        if not is_cached and not _opens_more(tracer, args, kwargs, (trace, second), is_enough):
+        wanted = tuple(wanted_in(each.graph, "") if wanted_in else () for each in (trace, second))
+        is_cached = differ_by_caches_alone(trace.graph, second.graph, trace.origins(), (wanted[0], wanted[1]))
+        if not is_cached and not _opens_more(tracer, args, kwargs, (trace, second), wanted_in):
             raise TraceError(
                 f"cannot trace {name}: forward does something else in each call, with the same inputs. It keeps a "
                 "count, an iterator or the like, which a graph would repeat as it is now. To go on, put the code that "
@@ -95,7 +96,7 @@ def _check_traces(tracer: ExampleTracer, args: Any, kwargs: Any, trace: ExampleT
 
 
 def _opens_more(
-    tracer: ExampleTracer, args: Any, kwargs: Any, traces: tuple[ExampleTrace, ExampleTrace], is_enough: Any
+    tracer: ExampleTracer, args: Any, kwargs: Any, traces: tuple[ExampleTrace, ExampleTrace], wanted_in: Any
 ) -> bool:
     """Say whether the second trace may differ because a module that the first one kept whole could be followed there.
 
@@ -105,7 +106,7 @@ def _opens_more(
     first, second = traces
     if not differ_inside_whole_modules(first.graph, second.graph):
         return False
-    third = _next(tracer, args, kwargs, second, is_enough)
+    third = _next(tracer, args, kwargs, second, wanted_in)
     if isinstance(third, BaseException):
         return False
     third.drop_replica()
@@ -113,10 +114,10 @@ def _opens_more(
 
 
 def _next(
-    tracer: ExampleTracer, args: tuple[Any, ...], kwargs: Mapping[str, Any], before: ExampleTrace, is_enough: Any
+    tracer: ExampleTracer, args: tuple[Any, ...], kwargs: Mapping[str, Any], before: ExampleTrace, wanted_in: Any
 ) -> ExampleTrace | BaseException:
     conditions = Conditions("a second call, to be compared", before.is_real, before.gradients, before=before)
     try:
-        return tracer.run_once(before.surroundings, args, kwargs, is_enough, conditions)
+        return tracer.run_once(before.surroundings, args, kwargs, wanted_in, conditions)
     except (Diverged, NeedsValues, Exception) as error:
         return error

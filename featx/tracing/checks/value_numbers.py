@@ -15,7 +15,7 @@ from typing import Any
 from featx.ir.equality import is_same_graph
 from featx.ir.graph import Graph
 from featx.ir.node import Node
-from featx.tracing.example.trace import Conditions, ExampleTrace, IsEnough
+from featx.tracing.example.trace import Conditions, ExampleTrace, WantedIn
 from featx.tracing.example.tracer import ExampleTracer
 from featx.tracing.guards.guards import check_decision
 from featx.tracing.guards.scalars import Diverged
@@ -31,21 +31,21 @@ def pin_what_python_reads(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     trace: ExampleTrace,
-    is_enough: IsEnough | None,
+    wanted_in: WantedIn | None,
 ) -> None:
     """Add checks that numbers from values are what they were, where the model does something else with other ones.
 
     One more run where there are such numbers; nothing else. The graph of `trace` is changed.
     """
     found = _positions(trace)
-    if not found or _does_the_same(tracer, args, kwargs, trace, is_enough, frozenset(found)):
+    if not found or _does_the_same(tracer, args, kwargs, trace, wanted_in, frozenset(found)):
         return
     for position in found:
         _pin(trace.graph, trace.numbers.origins[position], trace.numbers.values[position])
 
 
 def _does_the_same(
-    tracer: ExampleTracer, args: Any, kwargs: Any, trace: ExampleTrace, is_enough: Any, disguised: frozenset[int]
+    tracer: ExampleTracer, args: Any, kwargs: Any, trace: ExampleTrace, wanted_in: Any, disguised: frozenset[int]
 ) -> bool:
     conditions = Conditions(
         "other numbers from values",
@@ -55,7 +55,7 @@ def _does_the_same(
         disguised=disguised,
     )
     try:
-        again = tracer.run_once(trace.surroundings, args, kwargs, is_enough, conditions)
+        again = tracer.run_once(trace.surroundings, args, kwargs, wanted_in, conditions)
     except (Diverged, NeedsValues, Exception):
         return False
     return is_same_graph(again.graph, trace.graph)

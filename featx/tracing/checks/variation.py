@@ -13,7 +13,7 @@ from featx.errors import FeatxError
 from featx.ir.effects import MeasuredEffects
 from featx.ir.equality import is_same_graph
 from featx.ir.graph import Graph
-from featx.tracing.example.trace import Conditions, ExampleTrace, IsEnough
+from featx.tracing.example.trace import Conditions, ExampleTrace, WantedIn
 from featx.tracing.example.tracer import ExampleTracer
 from featx.tracing.guards.scalars import Disguise, Diverged, larger, nothing, smallest
 from featx.tracing.guards.structure import Path, copy_structure
@@ -55,20 +55,20 @@ class Variation:
         args: the example, with `kwargs`.
         kwargs: see there.
         trace: the trace at the size of the example.
-        is_enough: as for `ExampleTracer.trace`.
+        wanted_in: as for `ExampleTracer.trace`.
         before: `trace`, if its replica is still there and a second call does what the first one did. Then the traces
             are further calls on it, up to one that breaks off and leaves it changed. Afterwards the last such call.
     """
 
     def __init__(
-        self, tracer: ExampleTracer, args: Any, kwargs: Any, trace: ExampleTrace, is_enough: IsEnough | None,
+        self, tracer: ExampleTracer, args: Any, kwargs: Any, trace: ExampleTrace, wanted_in: WantedIn | None,
         *, before: ExampleTrace | None,
     ) -> None:  # fmt: skip
         self.before = before
         self._tracer = tracer
         self._example = (args, dict(kwargs))
         self._trace = trace
-        self._is_enough = is_enough
+        self._wanted_in = wanted_in
         # How many more whole runs for real may try one dimension that is not the first.
         self._runs_left = _RUNS_ALONE
         # For groups that the model takes at some other sizes only: the size to try.
@@ -201,7 +201,7 @@ class Variation:
         }
         args, kwargs = _resized(self._example, changes, has_values)
         first = self._trace
-        run = partial(self._tracer.run_once, first.surroundings, args, kwargs, self._is_enough)
+        run = partial(self._tracer.run_once, first.surroundings, args, kwargs, self._wanted_in)
         reason = _reason(groups, changes, disguise)
         conditions = Conditions(
             reason, has_values, first.gradients, earlier=first, disguise=disguise, before=self.before

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
@@ -51,8 +51,9 @@ from featx.tracing.source.questions import compares_objects
 from featx.tracing.stand_ins.stand_ins import StandIns
 
 _ABSENT = object()
-# Says, of the graph so far and the path of the innermost module that failed, whether all that is wanted is there.
-IsEnough = Callable[[Graph, str], bool]
+# Returns, of the graph so far and the path of the innermost module that failed, the nodes that are wanted, or none
+# where one is missing.
+WantedIn = Callable[[Graph, str], Collection[Node]]
 
 
 @dataclass(frozen=True)
@@ -193,12 +194,12 @@ class ExampleTrace:
 
     # -- the run -----------------------------------------------------------------------------------------------------
 
-    def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], is_enough: IsEnough | None) -> None:
+    def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], wanted_in: WantedIn | None) -> None:
         """Run the root on the example and record it."""
         self.recorder.caller = user_frame()
         try:
             try:
-                self._run(args, kwargs, is_enough)
+                self._run(args, kwargs, wanted_in)
             finally:
                 self._restore()
         finally:
@@ -217,7 +218,7 @@ class ExampleTrace:
             restore()
         self._restorers = []
 
-    def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], is_enough: IsEnough | None) -> None:
+    def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], wanted_in: WantedIn | None) -> None:
         generators = self._set_up()
         kernels = self._torch_calls.kernels
         with torch._C.DisableTorchFunction(), kernels.seen():
@@ -225,7 +226,7 @@ class ExampleTrace:
             call_args, call_kwargs, self._given = inputs
             if not self.gradients and self.numbers.expected is None:
                 self._function_calls.on_grad_question()
-        output, result = self._output_of_call(call_args, call_kwargs, is_enough)
+        output, result = self._output_of_call(call_args, call_kwargs, wanted_in)
         if self.recorder.call_record is not None:
             self.recorder.call_record.result = result
         if not self.surroundings.passing.are_laid():
@@ -258,7 +259,7 @@ class ExampleTrace:
         modes.enter(_Mode(self), self._torch_calls.kernels, gradients=self.gradients)
         return generators
 
-    def _output_of_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], is_enough: IsEnough | None) -> Any:
+    def _output_of_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], wanted_in: WantedIn | None) -> Any:
         """Call forward; return its output as an argument of the output node, and as it is."""
         try:
             result = self._call(*args, **kwargs)
@@ -270,7 +271,7 @@ class ExampleTrace:
         except (Unfollowable, NeedsValues, Exception) as error:
             self.recorder.whole.depth = 0
             self.recorder.names.assign()
-            if is_enough is None or not is_enough(self.graph, self._module_calls.broken_off):
+            if wanted_in is None or not wanted_in(self.graph, self._module_calls.broken_off):
                 self._module_calls.check_missing(error)
                 self._explain(error)
                 raise

@@ -19,7 +19,7 @@ from featx.errors import FeatxError, TraceError
 from featx.tracing.environment.thread_modes import ThreadModes
 from featx.tracing.example.module_calls import LeafPolicy, Opening
 from featx.tracing.example.surroundings import Surroundings
-from featx.tracing.example.trace import Conditions, ExampleTrace, IsEnough, Settings, end_contexts
+from featx.tracing.example.trace import Conditions, ExampleTrace, Settings, WantedIn, end_contexts
 from featx.tracing.guards.scalars import Diverged
 from featx.tracing.log import RunLog
 from featx.tracing.replica.mode_reads import ModeReads
@@ -91,12 +91,12 @@ class ExampleTracer:
         root: nn.Module | Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        is_enough: IsEnough | None = None,
+        wanted_in: WantedIn | None = None,
     ) -> ExampleTrace:
         """Run `root(*args, **kwargs)` and return what was recorded.
 
         Nothing is computed, unless the model asks for values; then it runs on the example for real. What runs is a
-        replica: the model is only read, and the inputs are copied. Where something fails, `is_enough` is asked with
+        replica: the model is only read, and the inputs are copied. Where something fails, `wanted_in` is asked with
         the graph so far and the path of the innermost module that failed; if all that is wanted is there, the trace
         ends there.
 
@@ -115,7 +115,7 @@ class ExampleTracer:
             for enabled in gradients:
                 try:
                     conditions = Conditions("the example", is_real, enabled)
-                    return self.run_once(around, args, kwargs, is_enough, conditions)
+                    return self.run_once(around, args, kwargs, wanted_in, conditions)
                 except FeatxError:
                     raise
                 except NeedsValues as error:
@@ -132,7 +132,7 @@ class ExampleTracer:
         around: Surroundings,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        is_enough: IsEnough | None,
+        wanted_in: WantedIn | None,
         conditions: Conditions,
     ) -> ExampleTrace:
         """Trace under some conditions and no others; see `trace`.
@@ -145,7 +145,7 @@ class ExampleTracer:
         modes = ThreadModes()
         try:
             try:
-                trace = self._run_until_done(around, args, kwargs, is_enough, conditions)
+                trace = self._run_until_done(around, args, kwargs, wanted_in, conditions)
                 if not self.keeps_replicas or (conditions.earlier is not None and conditions.before is None):
                     trace.drop_replica()
             except KeyboardInterrupt as error:
@@ -162,7 +162,7 @@ class ExampleTracer:
         around: Surroundings,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        is_enough: IsEnough | None,
+        wanted_in: WantedIn | None,
         conditions: Conditions,
     ) -> ExampleTrace:
         """Run again for as long as a run finds out that something has to be otherwise from its start."""
@@ -182,7 +182,7 @@ class ExampleTracer:
                 trace.checks.absent, trace.checks.read_first = absent, read_first
             try:
                 with self.log.run(_name(around.traced), conditions.reason, is_real=conditions.is_real):
-                    trace.run(args, kwargs, is_enough)
+                    trace.run(args, kwargs, wanted_in)
                 break
             except Unfollowable as error:
                 # What is found when forward is over has no line of the model.
