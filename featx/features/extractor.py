@@ -19,6 +19,7 @@ from featx.features.tracing import ModelTracing, TracerName
 from featx.features.untraced import untraced_graph
 from featx.ir.graph import Graph
 from featx.tracing.checks.free_sizes import FreeDims
+from featx.tracing.example.tracer import CheckSizes
 
 Request = Mapping[str, str] | Sequence[str]
 
@@ -36,6 +37,7 @@ def create_feature_extractor(
     example_inputs: Any = None,
     tracer: TracerName = "auto",
     adaptive: Literal[False] = False,
+    check_sizes: CheckSizes = "full",
 ) -> DualGraphModule: ...
 
 
@@ -52,6 +54,7 @@ def create_feature_extractor(
     example_inputs: Any = None,
     tracer: TracerName = "auto",
     adaptive: bool,
+    check_sizes: CheckSizes = "full",
 ) -> DualGraphModule | AdaptiveExtractor: ...
 
 
@@ -67,6 +70,7 @@ def create_feature_extractor(
     example_inputs: Any = None,
     tracer: TracerName = "auto",
     adaptive: bool = False,
+    check_sizes: CheckSizes = "full",
 ) -> DualGraphModule | AdaptiveExtractor:
     """Return a module that computes the requested values of `model`, as a dict, and nothing that they do not need.
 
@@ -99,6 +103,9 @@ def create_feature_extractor(
             default what the model declares (timm, transformers, torchvision) or its first layer suggests.
         tracer: "example" follows the example, "symbolic" runs the model on symbols; "auto" does the first where there
             is an example and the second where there is none.
+        check_sizes: which dimensions of the inputs may have other lengths than in the example, where the model goes by
+            sizes: "full" tries all of them, "batch" the first one, "none" none of them, which runs the model least.
+            Other lengths of those that are not tried raise `SpecializationError`.
         adaptive: trace again for an input for which no graph so far holds, instead of raising `SpecializationError`,
             and keep one graph for each case; see `AdaptiveExtractor`.
 
@@ -110,7 +117,8 @@ def create_feature_extractor(
             message says where and what to do.
     """
     requests = _requests(return_nodes, train_return_nodes, eval_return_nodes)
-    options = _Options(tracer_kwargs, concrete_args, tracer, return_nodes is not None, suppress_diff_warning)
+    is_lenient = return_nodes is not None
+    options = _Options(tracer_kwargs, concrete_args, tracer, check_sizes, is_lenient, suppress_diff_warning)
     if not adaptive:
         return _build(model, requests, options, example_inputs)
     if tracer == "symbolic":
@@ -127,6 +135,7 @@ class _Options:
     tracer_kwargs: Mapping[str, Any] | None
     concrete_args: dict[str, Any] | None
     tracer: TracerName
+    check_sizes: CheckSizes
     is_lenient: bool
     suppress_diff_warning: bool
 
@@ -134,7 +143,9 @@ class _Options:
 def _build(
     model: nn.Module, requests: dict[bool, dict[str, str]], options: _Options, example_inputs: Any
 ) -> DualGraphModule:
-    tracing = ModelTracing(model, options.tracer_kwargs, options.concrete_args, example_inputs, options.tracer)
+    tracing = ModelTracing(
+        model, options.tracer_kwargs, options.concrete_args, example_inputs, options.tracer, options.check_sizes
+    )
     try:
         modes = {training: _trace_mode(tracing, request, training) for training, request in requests.items()}
     finally:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
@@ -22,7 +22,7 @@ from featx.ir.node import Node
 from featx.tracing.checks.free_sizes import FreeDims, OtherMode, trace_checked
 from featx.tracing.example.surroundings import Surroundings
 from featx.tracing.example.trace import ExampleTrace, WantedIn
-from featx.tracing.example.tracer import ExampleTracer
+from featx.tracing.example.tracer import CheckSizes, ExampleTracer
 from featx.tracing.recording.module_output import mark_output
 from featx.tracing.replica.mode_reads import ModeReads
 from featx.tracing.replica.modules import has_own_call, walk_modules
@@ -117,8 +117,12 @@ class ModelTracing:
         concrete_args: dict[str, Any] | None = None,
         example_inputs: Any = None,
         tracer: TracerName = "auto",
+        check_sizes: CheckSizes = "full",
     ) -> None:
         self.model = check_model(model)
+        if check_sizes not in get_args(CheckSizes):
+            raise ArgumentTypeError(f"check_sizes must be 'full', 'batch' or 'none', got {check_sizes!r}")
+        self._check_sizes: CheckSizes = check_sizes
         if tracer not in ("auto", "example", "symbolic"):
             raise ArgumentTypeError(f"tracer must be 'auto', 'example' or 'symbolic', got {tracer!r}")
         # The mode in which the model is traced; None for the modes in which it is.
@@ -157,6 +161,7 @@ class ModelTracing:
     def _on_example(self, request: Iterable[str] = (), opened: frozenset[str] | None = None) -> ExampleTracer:
         tracer = self._new_tracer(request).on_example(opened)
         tracer.surroundings = self._surroundings
+        tracer.check_sizes = self._check_sizes
         return tracer
 
     def drop(self) -> None:

@@ -25,7 +25,7 @@ from featx.tracing.example.tracer import ExampleTracer
 from featx.tracing.guards.guards import check_dtype
 from featx.tracing.guards.scalars import Diverged
 from featx.tracing.signals import NeedsValues
-from featx.tree import tree_map
+from featx.tree import tree_leaves, tree_map
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _CONSTANTS = frozenset({torch.dtype, float, int})
@@ -36,14 +36,20 @@ def follow_dtypes(
 ) -> None:
     """Let the graph of `trace` hold in other dtypes than that of the example, where the model does the same there.
 
-    Four traces more where the model has read a dtype, on tensors without values; none elsewhere. What it asks of values
-    is answered as on the example. Where no other dtype gives this graph, it goes on to be for that of the example.
+    Three or four traces more where the model has read a dtype, on tensors without values; none elsewhere. What it asks
+    of values is answered as on the example. Where no other dtype gives this graph, it goes on to be for that of the
+    example.
     """
     checks = {check for check in trace.recorder.dtype_checks if not check.is_erased}
     if not checks:
         return
     graphs, differing = [trace.graph], set[Node]()
+    present = {leaf.dtype for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
+    present |= {tensor.dtype for tensor in trace.surroundings.root.parameters()}
+    present = {dtype for dtype in present if dtype.is_floating_point}
     for dtype in DTYPES:
+        if present == {dtype}:
+            continue  # that is the example
         other = _traced_in(dtype, tracer, args, kwargs, trace, wanted_in)
         found = None if other is None else other_constants(trace.graph, other, _CONSTANTS)
         if other is not None and found:

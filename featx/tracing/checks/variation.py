@@ -18,6 +18,7 @@ from featx.tracing.example.tracer import ExampleTracer
 from featx.tracing.guards.scalars import Disguise, Diverged, larger, nothing, smallest
 from featx.tracing.guards.structure import Path, copy_structure
 from featx.tracing.signals import Disturbed, NeedsValues
+from featx.tracing.stand_ins.stand_ins import keeps_values
 
 FREE = "free"
 # No code that was traced reads it, so that no other length was tried.
@@ -30,6 +31,7 @@ UNVARIED = "fixed: other sizes of a tensor with this layout are not tried"
 REFUSED = "fixed: the model takes no other length"
 # A trace for real takes as long as the model: not every dimension is tried alone.
 NOT_ALONE = "fixed: other lengths were not tried, because the model asks for values and runs for real each time"
+NOT_ASKED = "fixed: other lengths were not tried, as check_sizes says"
 _RUNS_ALONE = 3
 _CHANNELS_OF_IMAGES = (1, 3, 4)
 # A dimension of an input: the id of the tensor, and the position.
@@ -80,7 +82,8 @@ class Variation:
         Those that the model refused in `other_mode` are tried all at once, and where it refuses that again, not alone.
         """
         groups, likely = _groups_of(inputs)
-        known: dict[_Group, str] = {}
+        known = {group: NOT_ASKED for group in groups if not self._may_try(group)}
+        groups, likely = ([group for group in each if group not in known] for each in (groups, likely))
         refused = [group for group in groups if _was_refused(group, other_mode)]
         if refused and (outcome := self._outcome(refused)).startswith(REFUSED):
             known.update(dict.fromkeys(refused, outcome))
@@ -101,6 +104,10 @@ class Variation:
         if free and self._outcome(free, disguise=nothing) != FREE:
             known.update({group: self._if_small(group, known[group]) for group in free})
         return {dim: outcome for group, outcome in known.items() for dim in group.dims}
+
+    def _may_try(self, group: _Group) -> bool:
+        asked = self._tracer.check_sizes
+        return asked == "full" or (asked == "batch" and group.position == 0)
 
     def _tried_together(self, likely: list[_Group]) -> list[list[_Group]]:
         """Return the groups that are tried at once, in order, until the model takes some."""
@@ -279,7 +286,7 @@ def _resized(value: Any, changes: Mapping[Dim, int], has_values: bool) -> Any:
 
 def _resized_tensor(value: torch.Tensor, changes: Mapping[Dim, int], has_values: bool) -> torch.Tensor:
     shape = [changes.get((id(value), dim), size) for dim, size in enumerate(value.shape)]
-    if not has_values:
+    if not has_values and not keeps_values(value, shape):
         return value.new_empty(shape)
     if value.layout is torch.sparse_coo:
         return _resized_sparse(value.coalesce(), shape)

@@ -7,6 +7,7 @@ from types import FrameType
 from typing import Any, cast
 
 import torch
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 from featx.ir.arguments import Argument
 from featx.ir.memory import memory_of
@@ -145,6 +146,8 @@ class TorchCalls:
         for target in targets:
             if not isinstance(target, torch.Tensor) or recorder.is_of_graph((target,)) or recorder.is_unseen(target):
                 continue
+            if is_functorch_wrapped_tensor(target):
+                raise Unfollowable("a function of torch.func (vmap, grad) writes a tensor")
             raise Unfollowable(f"a tensor of shape {tuple(target.shape)} that the model does not own is written")
 
     def check_unseen(self) -> None:
@@ -191,13 +194,17 @@ class TorchCalls:
                 self.answers.note(name, result)
             return result
         if name in READS_VALUES or name in _MEMORY:
-            is_unknown = any(isinstance(value, torch.Tensor) and value.is_meta for value in args)
+            known = recorder.stand_ins.has_values
+            is_unknown = any(isinstance(value, torch.Tensor) and not known(value) for value in args)
             if is_unknown and name in _MEMORY:
                 raise NeedsValues  # of a stand-in it would be 0
             answer = self.answers.next(name) if is_unknown or self.answers.are_expected else None
             if is_unknown:
                 return answer
-        result = recorder.stand_ins.run(function, args, kwargs)
+        # What a module that is kept whole draws is no value of the graph.
+        result = recorder.stand_ins.run(function, args, kwargs, may_draw=recorder.whole.depth > 0)
+        if name in READS_VALUES:
+            self.answers.note(name, result)
         if name == "type" and isinstance(result, str):
             kind = recorder.device.type
             return result.replace("torch.meta.", "torch." if kind == "cpu" else f"torch.{kind}.")

@@ -48,7 +48,8 @@ from featx.tracing.replica.replica import Replica
 from featx.tracing.signals import Disturbed, LeftBehind, NeedsValues, Unfollowable
 from featx.tracing.source.frames import user_frame
 from featx.tracing.source.questions import compares_objects
-from featx.tracing.stand_ins.stand_ins import StandIns
+from featx.tracing.stand_ins.stand_ins import StandIns, keeps_values
+from featx.tree import tree_leaves
 
 _ABSENT = object()
 # Returns, of the graph so far and the path of the innermost module that failed, the nodes that are wanted, or none
@@ -219,7 +220,8 @@ class ExampleTrace:
         self._restorers = []
 
     def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], wanted_in: WantedIn | None) -> None:
-        generators = self._set_up()
+        leaves = [leaf for leaf in tree_leaves((args, dict(kwargs))) if isinstance(leaf, torch.Tensor)]
+        generators = self._set_up(has_values=self.is_real or any(map(keeps_values, leaves)))
         kernels = self._torch_calls.kernels
         with torch._C.DisableTorchFunction(), kernels.seen():
             inputs = bind_example(self.recorder, self._results, self.signature, args, kwargs, self._stand_in)
@@ -238,10 +240,10 @@ class ExampleTrace:
             if self.recorder.writes_inputs() or any(map(compares_objects, self._codes_that_ran())):
                 require_distinct_inputs(self.graph)
 
-    def _set_up(self) -> SharedGenerators:
+    def _set_up(self, *, has_values: bool) -> SharedGenerators:
         around, generator = self.surroundings, self._torch_calls.generator
         modes = ThreadModes()
-        heard = HeardCalls(self._listeners())
+        heard = HeardCalls(self._listeners(has_values=has_values))
         generators = SharedGenerators()
         around.look_at_caches()
         self._restorers += [
@@ -314,7 +316,7 @@ class ExampleTrace:
         elif self.is_real or tensor.is_meta:
             found = tensor.detach().clone(memory_format=torch.preserve_format)
         else:
-            found = self.recorder.stand_ins.new(tensor)  # one tensor may be given as two inputs
+            found = self.recorder.stand_ins.of_input(tensor)  # one tensor may be given as two inputs
         if self.recorder.call_record is not None:
             self.recorder.call_record.inputs.append(found)
         return found
@@ -362,10 +364,10 @@ class ExampleTrace:
             raise Diverged
         return self._function_calls.on_draw(function, args, kwargs)
 
-    def _listeners(self) -> list[CallListener]:
+    def _listeners(self, *, has_values: bool) -> list[CallListener]:
         listeners: list[CallListener] = [self._torch_calls.generator.on_call] if self._settings.hears_seeds else []
-        # On stand-ins, what another thread computes has no values, and is seen where forward uses it.
-        return [*listeners, self._on_handover] if self.is_real else listeners
+        # On stand-ins alone, what another thread computes has no values, and is seen where forward uses it.
+        return [*listeners, self._on_handover] if has_values else listeners
 
     def _on_handover(self, frame: FrameType, event: str, called: Any) -> None:
         # What calls that the trace knows of do inside, such as torch.cond, is theirs.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -29,6 +29,8 @@ from featx.tracing.source.frames import line_of, user_frame
 from featx.tracing.symbolic.tracer import is_leaf_class
 from featx.tree import tree_leaves
 
+# Of which dimensions of the inputs it is found out whether the graph holds at other lengths.
+CheckSizes = Literal["full", "batch", "none"]
 # How often a trace that other threads disturbed runs again.
 ATTEMPTS = 10
 
@@ -45,6 +47,7 @@ class ExampleTracer:
         keep_source: note the line of the model in `node.meta["source"]`.
         keep_output: return what the root returns; otherwise the graph returns None, and the output may be of any kind.
         training: trace the model as it is in train mode, or in eval mode; by default in the modes in which it is.
+        check_sizes: of which dimensions of the inputs other lengths are tried: all, the first one, or none.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class ExampleTracer:
         keep_source: bool = False,
         keep_output: bool = True,
         training: bool | None = None,
+        check_sizes: CheckSizes = "full",
     ) -> None:
         self.is_leaf = is_leaf or (lambda module, path: is_leaf_class(type(module)))
         self.opened = opened
@@ -68,6 +72,7 @@ class ExampleTracer:
         self._keep_source = keep_source
         self.keep_output = keep_output
         self.training = training
+        self.check_sizes = check_sizes
         # What hears whether code of the model asks in which mode a module is.
         self.reads: ModeReads | None = None
         # Whether replicas outlive their runs, so that another call can come; `drop_replica` ends that.

@@ -1,23 +1,34 @@
 """Run torch functions on tensors that have a form and no values, in place of the real ones.
 
-Weights, buffers and inputs each get a stand-in on the meta device, once. What is computed from constants alone runs for
-real, because a model may ask for its values; it gets a stand-in when it meets one.
+Weights, buffers and inputs each get a stand-in on the meta device, once. Small inputs, such as masks, token ids and
+boxes, keep their values. What is computed from small inputs, sizes and constants alone runs for real, because a model
+may ask for its values; it gets a stand-in when it meets one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from featx.ir.memory import memory_of
 from featx.ir.operator_effects import operator_draws, operator_writes
 from featx.tracing.guards.scalars import TracedFloat, TracedInt, plain_numbers
+from featx.tracing.operators import READS_VALUES
+from featx.tracing.signals import NeedsValues
 from featx.tracing.stand_ins.function_shapes import result_of
+from featx.tree import tree_leaves
 
+# From a tensor to what stands for it.
+Twin = Callable[[torch.Tensor], torch.Tensor]
 _META = torch.device("meta")
 _NUMBERS = (TracedInt, TracedFloat)
+# How many elements a tensor may have whose values are known.
+_SMALL = 1 << 16
+_SMALL_OF_FLOATS = 1 << 11
 # Moves that stay where they are: on the meta device they would fail, or make a real tensor without values.
 _MOVES = frozenset({"cpu", "cuda", "xpu"})
 
@@ -30,6 +41,10 @@ class StandIns:
         # By id: the real tensor, which must stay alive, and what stands for it.
         self._made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._twins_of_owned: set[int] = set()
+        # Small inputs and what was computed from their values, by id.
+        self._known: dict[int, torch.Tensor] = {}
+        # Real tensors that were written through their stand-ins, so that their values are others, by their memory.
+        self._outdated: dict[int, torch.Tensor] = {}
         # The dtype that the model is taken to be of, and the ids of its tensors that would be of it.
         self._cast: torch.dtype | None = None
         self._cast_ids: set[int] = set()
@@ -56,7 +71,7 @@ class StandIns:
         if tensor.is_meta and id(tensor) not in self._owned:
             return tensor
         known = self._made.get(id(tensor))
-        if known is None:
+        if known is None or not _has_form_of(known[1], tensor):
             known = self._made[id(tensor)] = (tensor, self.new(tensor))
             if id(tensor) in self._owned:
                 self._twins_of_owned.add(id(known[1]))
@@ -69,6 +84,20 @@ class StandIns:
             return tensor.detach().to(_META, dtype)
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device=_META)
 
+    def of_input(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return what stands for an input: a copy of a small one, else a stand-in."""
+        if not keeps_values(tensor):
+            return self.new(tensor)
+        found = tensor.detach().clone(memory_format=torch.preserve_format)
+        self._known[id(found)] = found
+        return found
+
+    def has_values(self, tensor: torch.Tensor) -> bool:
+        """Say whether the values of a tensor of the trace are known."""
+        if tensor.is_meta or id(tensor) in self._owned:
+            return False
+        return not self._outdated or memory_of(tensor) not in self._outdated
+
     def is_stand_in_of(self, value: object, tensor: object) -> bool:
         """Say whether `value` is the stand-in that was made for `tensor`."""
         known = self._made.get(id(tensor))
@@ -78,33 +107,77 @@ class StandIns:
         """Return the stand-ins of the model's tensors with those tensors, by the ids of the stand-ins."""
         return {id(twin): (twin, real) for real, twin in self._made.values() if id(real) in self._owned}
 
-    def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return what `function` gives, on stand-ins if any tensor or traced number is involved."""
+    def run(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, may_draw: bool = False
+    ) -> Any:
+        """Return what `function` gives, on stand-ins if the values of a tensor are not known, or would be many.
+
+        Random numbers are not known either, unless it `may_draw` them.
+
+        Raises:
+            NeedsValues: the form of the result depends on values of inputs.
+        """
         name = function.__name__
-        if not (self._has_form_only(args) or (kwargs and self._has_form_only(tuple(kwargs.values())))):
-            if not operator_draws(name):
+        given = (*args, *kwargs.values()) if kwargs else args
+        draws = operator_draws(name)
+        if (may_draw or not draws) and not self._has_form_only(given):
+            is_of_sizes = self._has_numbers(given)
+            is_of_values = draws or any(id(leaf) in self._known for leaf in tree_leaves(given))
+            args, kwargs = plain_numbers((args, kwargs))
+            if not is_of_sizes and not is_of_values:
                 return function(*args, **kwargs)
-            with _META:
-                return function(*args, **{**kwargs, "device": _META} if "device" in kwargs else kwargs)
+            return self._run_on_values(function, args, kwargs, is_of_values=is_of_values)
+        if operator_writes(name) or "out" in kwargs:
+            self._note_outdated((*args[:1], kwargs.get("out")))
         args, kwargs = plain_numbers((args, kwargs))
         if self.is_cast:  # ahead of the rules, which ask for dtypes
-            args, kwargs = self._convert(args), {key: self._convert(value) for key, value in kwargs.items()}
+            args, kwargs = self._convert(args, self.of), self._convert(kwargs, self.of)
         result = result_of(function, args, kwargs)
         if result is not None:
             return self.of(result)
+        return self._run_on(self.of, function, args, kwargs)
+
+    def _run_on(
+        self, twin_of: Twin, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        name = function.__name__
         if name in _MOVES:
-            return self.of(args[0])
-        args = tuple([self._convert(value) for value in args])
-        if kwargs:
-            kwargs = {key: self._convert(value) for key, value in kwargs.items()}
-            if kwargs.get("device") is not None:
-                kwargs["device"] = _META
+            return twin_of(args[0])
+        args, kwargs = self._convert(args, twin_of), self._convert(kwargs, twin_of)
         if name == "to" and len(args) > 1 and isinstance(args[1], (str, int)):
             args = (args[0], _META, *args[2:])
         if any(isinstance(value, torch.Tensor) for value in args[:1]):
             return function(*args, **kwargs)
-        with _META:  # a factory with a traced size
+        with _META:  # a factory
             return function(*args, **kwargs)
+
+    def _run_on_values(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, is_of_values: bool
+    ) -> Any:
+        if function.__name__ in READS_VALUES:
+            return function(*args, **kwargs)
+        try:
+            form = self._run_on(self.new, function, args, kwargs)  # which writes nothing of the trace
+        except Exception:
+            if is_of_values:
+                raise NeedsValues from None
+            return function(*args, **kwargs)  # which fails too, and says why
+        forms = [leaf for leaf in tree_leaves(form) if isinstance(leaf, torch.Tensor)]
+        if any(leaf.numel() > _SMALL for leaf in forms):
+            return form
+        result = function(*args, **kwargs)
+        leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        if [leaf.shape for leaf in leaves] != [leaf.shape for leaf in forms]:
+            raise NeedsValues
+        if is_of_values:
+            self._known.update((id(leaf), leaf) for leaf in leaves)
+        return result
+
+    def _note_outdated(self, targets: tuple[Any, ...]) -> None:
+        for target in targets:
+            if isinstance(target, torch.Tensor) and self.has_values(target):
+                self._outdated[memory_of(target)] = target
+                torch.autograd.graph.increment_version(target)
 
     def writes_model(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Say whether a call writes into a tensor of the model."""
@@ -122,23 +195,45 @@ class StandIns:
     def _has_form_only(self, values: tuple[Any, ...]) -> bool:
         for value in values:
             if isinstance(value, torch.Tensor):
-                if value.is_meta or id(value) in self._owned or id(value) in self._made:
+                if not self.has_values(value):
                     return True
-            elif isinstance(value, _NUMBERS):
+            elif isinstance(value, (tuple, list)) and self._has_form_only(tuple(value)):
+                return True
+        return False
+
+    def _has_numbers(self, values: tuple[Any, ...]) -> bool:
+        for value in values:
+            if isinstance(value, _NUMBERS):
                 if value.trace.is_recording():
                     return True
             else:
                 parts = (value.start, value.stop, value.step) if isinstance(value, slice) else value
-                if isinstance(parts, (tuple, list)) and self._has_form_only(tuple(parts)):
+                if isinstance(parts, (tuple, list)) and self._has_numbers(tuple(parts)):
                     return True
         return False
 
-    def _convert(self, value: Any) -> Any:
+    def _convert(self, value: Any, twin_of: Twin) -> Any:
         if isinstance(value, torch.Tensor):
-            return self.of(value)
+            return twin_of(value)
         kind = type(value)
         if kind is torch.device:
             return _META
         if kind is tuple or kind is list:
-            return kind([self._convert(item) for item in value])
+            return kind([self._convert(item, twin_of) for item in value])
+        if kind is dict:
+            converted = {key: self._convert(item, twin_of) for key, item in value.items()}
+            return {**converted, "device": _META} if converted.get("device") is not None else converted
         return value
+
+
+def keeps_values(tensor: torch.Tensor, shape: Sequence[int] | None = None) -> bool:
+    """Say whether an input, in another shape if one is given, is so small that its values are known in any trace."""
+    if tensor.is_meta or tensor.layout is not torch.strided or tensor.is_nested:
+        return False
+    count = math.prod(tensor.shape if shape is None else shape)
+    return count <= (_SMALL_OF_FLOATS if tensor.is_floating_point() else _SMALL)
+
+
+def _has_form_of(twin: torch.Tensor, tensor: torch.Tensor) -> bool:
+    """Say whether a stand-in is still as the tensor is: `t_()` changes the shape of that in place."""
+    return twin.layout != torch.strided or (twin.shape == tensor.shape and twin.stride() == tensor.stride())
