@@ -1,0 +1,162 @@
+"""Small inputs keep their values in a trace without values, so that code that goes by masks and boxes is followed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import featx
+
+X = torch.rand(2, 600, 4)  # too large to keep its values
+MASK = torch.tensor([[1, 1, 0], [1, 0, 0]])
+FULL = torch.ones(2, 3, dtype=torch.int64)
+
+
+class Masked(nn.Module):
+    """Has a layer, and `compute`, which gets the layer's output and a small input."""
+
+    def __init__(self, compute: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.layer, self.compute = nn.Linear(4, 3), compute
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return self.compute(self.layer(x), mask)
+
+
+def unless_all(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return x if mask.bool().all() else x * mask[:, None]
+
+
+def longest(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return x[:, : int(mask.sum(1).max())] * 2
+
+
+def after_it_met_the_layer(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    x = x * mask[:, None]
+    return x + 1 if mask.sum() > 3 else x - 1
+
+
+def table_by_size(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    positions = torch.arange(x.shape[1])
+    return x + 1 if positions.float().mean() > 3 else x
+
+
+def own_loop(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    for column in mask.unbind(1):
+        if column.any():
+            x = x + column[:, None, None]
+    return x
+
+
+WITHOUT_VALUES = [unless_all, longest, after_it_met_the_layer, table_by_size, own_loop]
+
+
+def runs_with_values(caplog: pytest.LogCaptureFixture) -> int:
+    return sum(", with values: " in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize("compute", WITHOUT_VALUES)
+@pytest.mark.parametrize("mask", [MASK, FULL], ids=["padded", "full"])
+def test_values_of_small_inputs_are_known_without_a_run_for_real(
+    compute: Callable[..., torch.Tensor], mask: torch.Tensor, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = Masked(compute).eval()
+    with caplog.at_level(logging.DEBUG, logger="featx"):
+        traced = featx.trace(model, X, mask)
+    assert runs_with_values(caplog) == 0
+    assert torch.equal(traced(X, mask), model(X, mask))
+    larger = torch.rand(4, 700, 4), mask.repeat(2, 1)
+    for args in [(X, MASK), (X, FULL), larger]:
+        try:
+            got = traced(*args)
+        except featx.SpecializationError:
+            continue
+        assert torch.equal(got, model(*args))
+
+
+def picked_rows(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return x[:, mask[0].nonzero()[:, 0]].sum(1) + x[:, 0]
+
+
+def written_by_the_layer(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    mask = mask.float()
+    mask[0, 0] = x.sum()
+    return x + 1 if mask.sum() > 1e9 else x - 1
+
+
+def written_through_a_view(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    mask = mask.float()
+    row = mask[0]
+    mask.add_(x.mean())
+    return x + 1 if row.sum() > 1e9 else x - 1
+
+
+def drawn_into(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    noise = mask.float().uniform_()
+    return x + 1 if noise.sum() > 1e9 else x - 1
+
+
+@pytest.mark.parametrize("compute", [picked_rows, written_by_the_layer, written_through_a_view, drawn_into])
+def test_values_that_large_inputs_or_draws_change_are_not_taken_for_known(
+    compute: Callable[..., torch.Tensor], caplog: pytest.LogCaptureFixture
+) -> None:
+    model = Masked(compute).eval()
+    with caplog.at_level(logging.DEBUG, logger="featx"):
+        traced = featx.trace(model, X, MASK)
+    assert runs_with_values(caplog) > 0
+    torch.manual_seed(0)
+    expected = model(X, MASK)
+    torch.manual_seed(0)
+    assert torch.equal(traced(X, MASK), expected)
+
+
+def test_feature_that_is_a_small_input_written_later_is_what_it_was() -> None:
+    def compute(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        scaled = mask * 2.0
+        y = x * scaled[:, None]
+        scaled.add_(y.mean())
+        return y + scaled[:, None]
+
+    model = Masked(compute).eval()
+    extractor = featx.create_feature_extractor(model, ["mul", "add"], example_inputs=(X, MASK))
+    got = extractor(X, MASK)
+    assert torch.equal(got["mul"], MASK * 2.0)
+    assert torch.equal(got["add"], model(X, MASK))
+
+
+class Square(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.conv(x)
+        return x.reshape(x.shape[0], -1, x.shape[3])
+
+
+@pytest.mark.parametrize(
+    ("check_sizes", "allowed"),
+    [("full", [(5, 16, 16), (2, 24, 32)]), ("batch", [(5, 16, 16)]), ("none", list[Any]())],
+)
+def test_check_sizes_says_which_lengths_are_tried(check_sizes: Any, allowed: list[Any]) -> None:
+    model = Square()
+    extractor = featx.create_feature_extractor(
+        model, ["reshape"], example_inputs=torch.rand(2, 3, 16, 16), check_sizes=check_sizes
+    )
+    for batch, height, width in [(2, 16, 16), (5, 16, 16), (2, 24, 32)]:
+        x = torch.rand(batch, 3, height, width)
+        if (batch, height, width) in [(2, 16, 16), *allowed]:
+            assert torch.equal(extractor(x)["reshape"], model(x))
+        else:
+            with pytest.raises(featx.SpecializationError, match="check_sizes"):
+                extractor(x)
+
+
+def test_check_sizes_of_another_name_is_refused() -> None:
+    with pytest.raises(featx.ArgumentTypeError, match="'full', 'batch' or 'none'"):
+        featx.create_feature_extractor(Square(), ["reshape"], check_sizes="some")  # type: ignore[call-overload]
