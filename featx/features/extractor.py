@@ -85,9 +85,11 @@ def create_feature_extractor(
     free. Cast and move the extractor itself: `extractor.half()` computes what `model.half()` does, or raises where the
     model does something else in that dtype.
 
-    The model runs once or twice in each mode, on tensors without values, and four times more if it asks for a dtype;
-    O(nodes + modules) each. A model that can be
-    traced in one mode only gives an extractor for that mode, which raises `TraceError` where it is run in the other.
+    The model runs on tensors without values: twice, about six times more at other sizes if it goes by sizes, and three
+    times more if it asks for a dtype; fewer times in the other mode. It runs with values only where it asks for values
+    of large inputs or of weights. O(nodes + modules) each; `logging.getLogger("featx")` tells of each run. A model that
+    can be traced in one mode only gives an extractor for that mode, which raises `TraceError` where it is run in the
+    other.
 
     Args:
         model: where the values come from.
