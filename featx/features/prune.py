@@ -10,18 +10,13 @@ from torch import nn
 
 from featx.errors import ForeignNodeError
 from featx.ir.effects import Effects
+from featx.ir.form import computes_form
 from featx.ir.graph import Graph
 from featx.ir.memory import MemoryGroups
 from featx.ir.node import Node
 from featx.tracing.recording.module_output import module_output
 from featx.tracing.source.missed_writes import ReturnedInputs
 from featx.tree import clone_tensors
-
-# What asks for the form of a value and computes nothing from it; a check of these alone costs nothing to keep.
-_FORM_METHODS = frozenset(
-    {"size", "dim", "numel", "nelement", "stride", "ndimension", "is_floating_point", "is_complex"}
-)
-_FORM_ATTRIBUTES = frozenset({"shape", "ndim", "dtype", "device", "layout", "is_cuda"})
 
 # Nodes whose memory exists outside of a call.
 _OUTSIDE = ("placeholder", "get_attr")
@@ -220,18 +215,8 @@ class _Liveness:
             node = pending.pop()
             if node in self.kept or node in needed:
                 continue
-            if not _asks_for_form(node):
+            if not computes_form(node):
                 return None
             needed.add(node)
             pending += node.all_input_nodes
         return needed
-
-
-def _asks_for_form(node: Node) -> bool:
-    if node.op == "call_method":
-        return node.target in _FORM_METHODS
-    if node.op != "call_function":
-        return False
-    if node.target is getattr:
-        return node.args[1] in _FORM_ATTRIBUTES
-    return node.target is len or getattr(node.target, "__module__", None) == "_operator"

@@ -22,6 +22,7 @@ from featx.ir.node import Node
 from featx.ir.operator_effects import (
     ATTENTION,
     HOOK_METHODS,
+    WRITE_STATISTICS,
     copies_if_needed,
     draws_now,
     is_magic,
@@ -42,7 +43,6 @@ _MAY_RETURN_INPUT = frozenset(
     "cartesian_prod chain_matmul multi_dot unsafe_chunk unsafe_split unsafe_split_with_sizes dequantize resize".split()
 )
 # Functions and operators of torch that write running statistics, which their schema does not mark.
-_WRITES_STATISTICS = frozenset({"batch_norm", "instance_norm"})
 _RETURNS_SEQUENCE = frozenset("chunk split split_with_sizes tensor_split unbind hsplit vsplit dsplit meshgrid".split())
 _CHECKS = frozenset({"torch._assert", "torch._assert_async", "torch._check"})
 # Functions that change how later code runs.
@@ -226,7 +226,7 @@ class Effects:
             return CallEffects(writes=_first_node(node), shares=_first_node(node), is_random=_is_random(node, name))
         if name in ("embedding", "embedding_bag") and (node.kwargs.get("max_norm") or len(node.args) > 3):
             return CallEffects(writes=_nodes(node))
-        if name in _WRITES_STATISTICS:
+        if name in WRITE_STATISTICS:
             return CallEffects(writes=_statistics(node))
         schemas = self._schemas.get(name)
         if schemas is None:

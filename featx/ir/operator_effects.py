@@ -24,6 +24,8 @@ _RANDOM_IN_TRAINING = {
 ATTENTION = frozenset({"scaled_dot_product_attention", "multi_head_attention_forward"})
 # Methods that change what happens to the gradient of a tensor.
 HOOK_METHODS = frozenset({"register_hook", "register_post_accumulate_grad_hook", "retain_grad"})
+# Functions that write the running statistics that they are given, in training.
+WRITE_STATISTICS = frozenset({"batch_norm", "instance_norm"})
 _INPLACE_OPERATORS = frozenset(
     f"__i{name}__" for name in "add sub mul truediv floordiv mod pow lshift rshift and or xor matmul div".split()
 )

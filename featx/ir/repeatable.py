@@ -12,7 +12,7 @@ from torch import nn
 
 from featx.ir.module_effects import module_writes_state
 from featx.ir.names import qualified_name
-from featx.ir.operator_effects import operator_writes
+from featx.ir.operator_effects import WRITE_STATISTICS, operator_writes
 
 if TYPE_CHECKING:
     from featx.ir.effects import Effects
@@ -24,8 +24,6 @@ _METHODS = frozenset(
     "bfloat16 bool byte cdouble cfloat char double float half int long ndimension nelement new_tensor short "
     "type".split()
 )
-# Operators that write running statistics in training, which their schemas do not mark.
-_STATISTICS = ("batch_norm", "instance_norm")
 
 
 class RepeatableCalls:
@@ -122,7 +120,7 @@ def _is_pure(node: Node) -> bool:
     if module in ("", "operator"):
         return _is_python_operator(short) if module else short in _BUILTINS
     if module in ("math", "torch.functional", "torch.nn.functional"):
-        return not short.endswith(("_", *_STATISTICS))
+        return not short.endswith(("_", *WRITE_STATISTICS))
     return module.split(".")[0] == "torch" and _is_operator(short)
 
 
@@ -132,7 +130,7 @@ def _is_python_operator(name: str) -> bool:
 
 def _is_operator(name: str) -> bool:
     """Say whether torch has an operator of this name that makes a tensor or tells something of one."""
-    if name.endswith(("_", *_STATISTICS)):
+    if name.endswith(("_", *WRITE_STATISTICS)):
         return False
     schemas: list[Any] = torch._C._jit_get_schemas_for_operator(f"aten::{name}")
     return any(

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Iterator
 
 from featx.errors import PassError
+from featx.ir.form import computes_form
 from featx.ir.node import Node
 from featx.module import GraphModule, check_graph_module
 from featx.passes.accesses import DRAWS, Accesses
@@ -14,10 +15,6 @@ from featx.passes.lookup import find_nodes, quoted
 from featx.passes.modes import Modes
 from featx.passes.partial_copy import PartialCopy
 from featx.tree import clone_tensors
-
-# What asks for the form of a value and computes nothing from it.
-_FORM_METHODS = frozenset({"size", "dim", "numel", "nelement", "stride", "ndimension"})
-_FORM_ATTRIBUTES = frozenset({"shape", "ndim", "dtype", "device", "layout", "is_cuda"})
 
 
 def extract_subgraph(
@@ -174,7 +171,7 @@ class _Cut:
             elif node in self._available and self.accesses.repeatable.has(node):
                 if computable.issuperset(inputs):
                     computable.add(node)
-                if _asks_for_form(node) and formal.issuperset(inputs):
+                if computes_form(node) and formal.issuperset(inputs):
                     formal.add(node)
 
     # -- what cannot be ----------------------------------------------------------------------------------------------
@@ -225,12 +222,3 @@ class _Cut:
             if node in self.kept:
                 last.update(dict.fromkeys(self.accesses.writes(node), node))
         return {node for node in self._wanted if last.get(self.accesses.cell_of(node), node) > node}
-
-
-def _asks_for_form(node: Node) -> bool:
-    """Say whether `node` asks a value for its form, or computes with such answers."""
-    if node.op == "call_method":
-        return node.target in _FORM_METHODS
-    if node.target is getattr:
-        return node.args[1] in _FORM_ATTRIBUTES
-    return node.op == "call_function" and (node.target is len or node.target.__module__ == "_operator")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from featx.ir.form import FORM_ATTRIBUTES, sources_of_values
 from featx.ir.node import Node
 from featx.tracing.recording.lineage import Origin, Part
 from featx.tracing.recording.recorder import Recorder
@@ -14,25 +15,6 @@ from featx.tracing.source.attributes import is_asked_for, is_read
 
 if TYPE_CHECKING:
     from featx.tracing.checks.state_checks import StateChecks
-
-# What asks for the form of a tensor and not for its values.
-_FORM_METHODS = ("size", "dim", "numel")
-# What asks the tensor that comes first, or those behind it, for their form alone.
-_FORM_OF_FIRST = frozenset(
-    {
-        "new_empty",
-        "new_full",
-        "new_ones",
-        "new_tensor",
-        "new_zeros",
-        "empty_like",
-        "full_like",
-        "ones_like",
-        "zeros_like",
-    }
-)
-_FORM_OF_OTHERS = frozenset({"expand_as", "reshape_as", "to", "type_as", "view_as"})
-_FORM = frozenset({"shape", "ndim", "dtype", "device", "layout"})
 
 
 def what_forward_left(
@@ -87,7 +69,7 @@ def _comes_from_inputs(recorder: Recorder, value: object) -> bool:
 def comes_from_inputs(origin: Origin) -> bool:
     """Say whether a value of an ended trace is computed from values of the inputs, and not from their sizes alone."""
     while isinstance(origin, Part):
-        if origin.key in _FORM:
+        if origin.key in FORM_ATTRIBUTES:
             return False
         origin = origin.owner
     return depends_on_inputs(origin)
@@ -101,20 +83,7 @@ def depends_on_inputs(node: Node) -> bool:
         node = pending.pop()
         if node.op == "placeholder":
             return True
-        if node.target in _FORM_METHODS or (node.target is getattr and node.args[1] in _FORM):
-            continue
-        # `mean.type_as(x)` asks x for its dtype alone.
-        sources = _sources_of_values(node)
-        fresh = [source for source in sources if source not in seen]
+        fresh = [source for source in sources_of_values(node) if source not in seen]
         seen.update(fresh)
         pending += fresh
     return False
-
-
-def _sources_of_values(node: Node) -> list[Node]:
-    name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
-    if name in _FORM_OF_FIRST:
-        return [source for source in node.all_input_nodes if source is not node.args[0]]
-    if name in _FORM_OF_OTHERS:
-        return [source for source in node.all_input_nodes if source is node.args[0]]
-    return list(node.all_input_nodes)

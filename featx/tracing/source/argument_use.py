@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from featx.ir.form import FORM_ATTRIBUTES
 from featx.tracing.source.frames import Line, is_library_code
 from featx.tracing.source.location import Function, codes_in, definition_of
 
@@ -28,7 +29,7 @@ _VIEWS = frozenset(
     "double half bfloat16 as_strided ravel values items get pop copy".split()
 )
 # Attributes of a tensor that are none, and hold none.
-_NO_TENSORS = frozenset("shape ndim dtype device layout is_cuda is_meta requires_grad names itemsize nbytes".split())
+_NO_TENSORS = FORM_ATTRIBUTES | {"requires_grad", "names"}
 # Functions of Python that give what they got, or parts of it.
 _PASSING = frozenset("zip enumerate reversed iter next map filter getattr vars sorted".split())
 # Words of annotations that no tensor has: `list[int]`, `typing.Optional[str]`.

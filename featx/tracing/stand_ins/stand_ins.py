@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from featx.ir.memory import memory_of
-from featx.ir.operator_effects import operator_draws, operator_writes
+from featx.ir.operator_effects import WRITE_STATISTICS, operator_draws, operator_writes
 from featx.tracing.guards.scalars import TracedFloat, TracedInt, plain_numbers
 from featx.tracing.operators import READS_VALUES
 from featx.tracing.signals import NeedsValues
@@ -182,7 +182,7 @@ class StandIns:
     def writes_model(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Say whether a call writes into a tensor of the model."""
         name = function.__name__
-        if name in ("batch_norm", "instance_norm"):
+        if name in WRITE_STATISTICS:
             return any(id(value) in self._owned for value in (*args[1:5], *kwargs.values()))
         if operator_writes(name) or "out" in kwargs:
             targets = (*args[:1], kwargs.get("out"))
