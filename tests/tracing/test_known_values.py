@@ -160,3 +160,35 @@ def test_check_sizes_says_which_lengths_are_tried(check_sizes: Any, allowed: lis
 def test_check_sizes_of_another_name_is_refused() -> None:
     with pytest.raises(featx.ArgumentTypeError, match="'full', 'batch' or 'none'"):
         featx.create_feature_extractor(Square(), ["reshape"], check_sizes="some")  # type: ignore[call-overload]
+
+
+class WritesSmall(nn.Module):
+    """Has a weight, and writes its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x.mul_(2)
+        return x * self.weight
+
+
+class HoldsWriter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.writer, self.last = WritesSmall(), nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + 1
+        return self.last(self.writer(x) + x)
+
+
+def test_module_that_is_kept_whole_and_writes_a_small_value_is_seen_to() -> None:
+    model, x = HoldsWriter().eval(), torch.rand(2, 3)
+    extractor = featx.create_feature_extractor(
+        model, ["add", "last"], example_inputs=x, tracer_kwargs={"leaf_modules": [WritesSmall]}
+    )
+    got = extractor(x)
+    assert torch.equal(got["add"], x + 1)
+    assert torch.equal(got["last"], model(x))

@@ -271,6 +271,10 @@ class ModuleCalls:
         whole.ran.add(module)
         if not recorder.is_real:
             with torch._C.DisableTorchFunction():
+                # Layers of torch with weights, whose values are not known, write no input.
+                if (module._parameters or module._buffers) and type(module).__module__[:17] == "torch.nn.modules.":
+                    of = recorder.stand_ins.of
+                    args = tuple([of(each) if type(each) is torch.Tensor else each for each in args])
                 result = output_of(module, args, kwargs)
             if recorder.device.type != "meta" and _runs_on_tensors_of_its_own(module):
                 raise NeedsValues
