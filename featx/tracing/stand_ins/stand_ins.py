@@ -119,9 +119,8 @@ class StandIns:
         """
         name = function.__name__
         given = (*args, *kwargs.values()) if kwargs else args
-        draws = operator_draws(name)
-        if (may_draw or not draws) and not self._has_form_only(given):
-            is_of_sizes = self._has_numbers(given)
+        if not self._has_form_only(given) and (may_draw or not operator_draws(name)):
+            is_of_sizes, draws = self._has_numbers(given), may_draw and operator_draws(name)
             is_of_values = draws or any(id(leaf) in self._known for leaf in tree_leaves(given))
             args, kwargs = plain_numbers((args, kwargs))
             if not is_of_sizes and not is_of_values:
@@ -193,9 +192,10 @@ class StandIns:
         return id(value) in self._twins_of_owned
 
     def _has_form_only(self, values: tuple[Any, ...]) -> bool:
+        owned, outdated = self._owned, self._outdated
         for value in values:
             if isinstance(value, torch.Tensor):
-                if not self.has_values(value):
+                if value.is_meta or id(value) in owned or (outdated and memory_of(value) in outdated):
                     return True
             elif isinstance(value, (tuple, list)) and self._has_form_only(tuple(value)):
                 return True
