@@ -22,12 +22,11 @@ from featx.ir.graph import Graph
 from featx.ir.names import Namespace
 from featx.ir.node import Node
 from featx.ir.verify import find_attribute, verify_targets
-from featx.tracing.checks.free_sizes import FreeDims, OtherMode, trace_checked
+from featx.tracing.checks.free_sizes import FreeDims, OtherMode, trace_checked, trace_listening
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.tracer import ExampleTracer
 from featx.tracing.guards.guards import require_mode
 from featx.tracing.guards.scriptable import require_scriptable
-from featx.tracing.replica.mode_reads import ModeReads
 from featx.tracing.replica.replica import only_sets_flags
 from featx.tracing.symbolic.tracer import Tracer
 
@@ -400,16 +399,11 @@ def _traced(
 ) -> tuple[ExampleTrace, FreeDims, bool]:
     """Return a trace, which dimensions of its inputs are free, and whether the other mode does the same."""
     if isinstance(root, nn.Module) and all(map(only_sets_flags, root.modules())):
-        tracer, known = ExampleTracer(keep_source=True), OtherMode(reads=ModeReads())
-        tracer.reads = known.reads
-        try:
-            found, free_dims = trace_checked(tracer, root, args, kwargs, None, known)
-        except Exception:  # with all attributes in place it may work, or say better what is wrong
-            pass
-        else:
-            known.drop()
-            nothing_asks = known.reads is not None and not known.reads.any
-            return found, free_dims, nothing_asks or _is_same_in_other_mode(root, args, kwargs, found.graph)
+        known = OtherMode()
+        found, free_dims = trace_listening(ExampleTracer(keep_source=True), root, args, kwargs, None, known)
+        known.drop()
+        nothing_asks = known.reads is not None and not known.reads.any
+        return found, free_dims, nothing_asks or _is_same_in_other_mode(root, args, kwargs, found.graph)
     found, free_dims = trace_checked(ExampleTracer(keep_source=True), root, args, kwargs)
     is_module = isinstance(root, nn.Module)
     return found, free_dims, is_module and _is_same_in_other_mode(root, args, kwargs, found.graph)

@@ -19,7 +19,7 @@ from featx.features.opening import names_are_those_of_all_opened, opened_for
 from featx.features.select import select
 from featx.ir.graph import Graph
 from featx.ir.node import Node
-from featx.tracing.checks.free_sizes import FreeDims, OtherMode, trace_checked
+from featx.tracing.checks.free_sizes import FreeDims, OtherMode, trace_checked, trace_listening
 from featx.tracing.example.surroundings import Surroundings
 from featx.tracing.example.trace import ExampleTrace, WantedIn
 from featx.tracing.example.tracer import CheckSizes, ExampleTracer
@@ -304,13 +304,8 @@ class ModelTracing:
         known = self._other_mode
         if known.graph is not None or known.dims or example.is_for_one_mode or not self._is_known:
             return trace_checked(tracer, self.model, *_inputs(example), wanted_in, known)
-        tracer.reads = known.reads = ModeReads()
-        try:
-            result = trace_checked(tracer, self.model, *_inputs(example), wanted_in, known)
-        except Exception:  # with all attributes in place it may work, or say better what is wrong
-            tracer.reads = known.reads = None
-            return trace_checked(tracer, self.model, *_inputs(example), wanted_in, known)
-        if known.reads.any:
+        result = trace_listening(tracer, self.model, *_inputs(example), wanted_in, known)
+        if known.reads is not None and known.reads.any:
             known.forget()
         known.reads = None
         return result

@@ -14,7 +14,7 @@ from featx.ir.node import Node, Target
 from featx.module import GraphModule
 from featx.tracing.base import TracerBase
 from featx.tracing.replica.modules import walk_modules
-from featx.tracing.symbolic.constants import ModelTensors
+from featx.tracing.symbolic.constants import RealTensors
 from featx.tracing.symbolic.proxy import Proxy
 from featx.tracing.symbolic.tracer import Tracer
 
@@ -112,7 +112,7 @@ class _Retracer(Tracer):
         self.graph = graph
         self.submodule_paths = {module: path for path, module in walk_modules(root)}
         self._training = {module: module.training for module in self.submodule_paths}
-        self._tensors = ModelTensors(self, root)
+        self._tensors = RealTensors(self, root)
         # A tensor that stands literally in the graph is among the buffers of a GraphModule too.
         self._literals = {id(getattr(root, name)) for name in getattr(root, "_literals", ())}
         # In whose place nodes are made, which of them has its name, and all of them.

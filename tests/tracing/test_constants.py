@@ -1,4 +1,4 @@
-"""ModelTensors: what a model computes from its own tensors and from literals is part of the graph, and runs there."""
+"""RealTensors: what a model computes from its own tensors and from literals is part of the graph, and runs there."""
 
 from __future__ import annotations
 

@@ -146,6 +146,27 @@ def trace_checked(
         return _trace_checked(tracer, root, args, kwargs, wanted_in, other_mode or OtherMode())
 
 
+def trace_listening(
+    tracer: ExampleTracer,
+    root: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    wanted_in: WantedIn | None,
+    known: OtherMode,
+) -> tuple[ExampleTrace, FreeDims]:
+    """Trace as `trace_checked`, and hear in `known.reads` whether anything asks in which mode a module is.
+
+    To hear it, modules have no attribute `training` meanwhile. Where that trace fails, another one is made with all
+    attributes in place, which may work, or say better what is wrong; `known.reads` is None then.
+    """
+    tracer.reads = known.reads = ModeReads()
+    try:
+        return trace_checked(tracer, root, args, kwargs, wanted_in, known)
+    except Exception:
+        tracer.reads = known.reads = None
+        return trace_checked(tracer, root, args, kwargs, wanted_in, known)
+
+
 def _trace_checked(
     tracer: ExampleTracer,
     root: Any,

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from featx.tracing.symbolic.tracer import Tracer
 
 
-class ModelTensors:
+class RealTensors:
     """The real tensors of one trace of `root`."""
 
     def __init__(self, tracer: Tracer, root: nn.Module) -> None:

@@ -30,7 +30,7 @@ from featx.tracing.replica.module_state import ModuleState
 from featx.tracing.replica.modules import intercept
 from featx.tracing.replica.replica import Replica, replica_of
 from featx.tracing.source.frames import describe, user_frame
-from featx.tracing.symbolic.constants import ModelTensors
+from featx.tracing.symbolic.constants import RealTensors
 from featx.tracing.symbolic.inputs import bind_inputs, signature_of
 from featx.tracing.symbolic.proxy import ParameterProxy, Proxy, failure, find_proxy, refusal
 from featx.tracing.symbolic.proxyable import ProxyableClassMeta
@@ -88,7 +88,7 @@ class Tracer(TracerBase):
         self.scope = Scope("", None)
         # By the name of a node: path and type of the module that ran.
         self.node_name_to_scope: dict[str, tuple[str, type | None]] = {}
-        self._tensors = ModelTensors(self, self.root)
+        self._tensors = RealTensors(self, self.root)
         self._parameter_proxies: dict[str, Any] = {}
         self._names = QualifiedNames()
         self._replica: Replica | None = None
@@ -137,7 +137,7 @@ class Tracer(TracerBase):
         self.scope = Scope("", None)
         self.node_name_to_scope = {}
         self._parameter_proxies = {}
-        self._tensors = ModelTensors(self, replica.root)
+        self._tensors = RealTensors(self, replica.root)
         self._names = QualifiedNames()
         self._states = {}
         self.refused = None
