@@ -159,9 +159,9 @@ STATES: dict[str, tuple[Callable[[], Any], Callable[[], Callable[[Any], float]]]
 def test_what_changes_from_call_to_call_is_refused(kind: str) -> None:
     make, change = STATES[kind]
     model = Keeping(make(), change())
-    with pytest.raises(
-        featx.TraceError, match=r"each call|outlives the call|changes the (number|attribute)|hands work"
-    ):
+    # A queue is how work is handed to another thread, which is heard before there is a second call.
+    reason = "hands work" if kind == "queue" else r"each call|outlives the call|changes the (number|attribute)"
+    with pytest.raises(featx.TraceError, match=reason):
         featx.trace(model, X)
     with pytest.raises(featx.TraceError):
         featx.create_feature_extractor(model, ["linear"], example_inputs=X)
