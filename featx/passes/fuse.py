@@ -16,7 +16,8 @@ from featx.module import GraphModule, check_graph_module
 from featx.passes.accesses import Accesses
 from featx.passes.modes import Modes
 from featx.rewrite.unused import remove_unused_modules
-from featx.tracing.guards.guards import check_form, form_of, require_mode
+from featx.tracing.guards.forms import form_of
+from featx.tracing.guards.guards import check_form, require_mode
 
 _Layer: TypeAlias = (
     nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d | nn.Linear

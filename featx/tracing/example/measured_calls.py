@@ -13,6 +13,7 @@ from featx.ir.memory import memory_of
 from featx.ir.node import Node
 from featx.tracing.example.surroundings import Surroundings
 from featx.tracing.example.torch_calls import TorchCalls
+from featx.tracing.guards.structure import is_structure
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.recording.results import Results
 from featx.tracing.replica.replica import Replica
@@ -95,19 +96,21 @@ class MeasuredCalls:
                 pairs = zip(inputs, before, strict=True)
                 written = [value for value, version in pairs if value._version != version or whole.writes_unseen]
                 added.meta["effects"] = self._effects(added, inputs, written, result)
-            if added.op == "call_module":
-                self._guard_form(added, result, is_measured)
+            self._guard_result(added, result, leaves if is_measured else None)
             recorder.scope = taken_in or recorder.scope
             result = self._apart_from(leaves, result)
             # Where a single tensor goes decides nothing.
             frame = None if isinstance(result, torch.Tensor) else recorder.model_frame()
             return self._results.follow(result, added, frame)
 
-    def _guard_form(self, node: Node, result: Any, is_measured: bool) -> None:
+    def _guard_result(self, node: Node, result: Any, measured: tuple[Any, ...] | None) -> None:
         # What is in it may depend on values; and hooks, which have not run, may give something else.
-        is_nested = is_measured and not isinstance(result, torch.Tensor)
-        if is_nested or (self._hooked and self.has_hooks(str(node.target))):
-            self._recorder.guard_form(node, result, f"what '{node.target}' returns")
+        what = f"what '{node.target if isinstance(node.target, str) else node.name}' returns"
+        if measured is not None:
+            have_values = self._recorder.is_real or any(map(_may_have_values, measured))
+            self._recorder.guard_result(node, result, what, have_values=have_values)
+        elif self._hooked and self.has_hooks(str(node.target)):
+            self._recorder.guard_form(node, result, what)
 
     def _apart_from(self, inputs: Any, result: Any) -> Any:
         # For another input, or in another state, the call may return something else than what it got.
@@ -143,3 +146,7 @@ class MeasuredCalls:
             module = self._replica.root.get_submodule(called)
             return self._missed_writes.by_module(module, whole.ran, whole.written_at)
         return self._missed_writes.by_function(called, whole.written_at)
+
+
+def _may_have_values(value: Any) -> bool:
+    return not value.is_meta if isinstance(value, torch.Tensor) else is_structure(value)

@@ -33,14 +33,14 @@ from featx.tracing.example.module_calls import ModuleCalls, Opening
 from featx.tracing.example.surroundings import ModelTensors, Surroundings
 from featx.tracing.example.torch_calls import TorchCalls
 from featx.tracing.guards.conversions import CONVERSIONS
-from featx.tracing.guards.example_inputs import Given, bind_example
+from featx.tracing.guards.example_inputs import bind_example
 from featx.tracing.guards.guards import require_distinct_inputs
 from featx.tracing.guards.scalars import Disguise, Diverged, larger
 from featx.tracing.guards.structure import contents_of
 from featx.tracing.recording.lineage import Lineage, Origin
 from featx.tracing.recording.numbers import Numbers
 from featx.tracing.recording.recorder import Recorder
-from featx.tracing.recording.results import Results
+from featx.tracing.recording.results import Held, Results
 from featx.tracing.replica.mode_reads import ModeReads, has_set_mode, listen
 from featx.tracing.replica.module_states import ModuleStates
 from featx.tracing.replica.modules import has_hooks, intercept
@@ -136,7 +136,7 @@ class ExampleTrace:
         self._function_calls = FunctionCalls(recorder, self._torch_calls, measured, surroundings)
         self.broke_off: BaseException | None = None
         self._replay: Replay | None = None
-        self._given: list[Given] = []
+        self._given: list[Held] = []
         self._kept = KeptTensors(recorder)
         # What puts back what this run changes outside of the replica, until all of it is. Each may be called twice.
         self._restorers: list[Callable[[], None]] = []
@@ -391,10 +391,10 @@ class ExampleTrace:
             raise LeftBehind(f"forward changes the number {number} of its Python module or of a class")
 
     def _check_inputs(self) -> None:
-        for name, container, before in self._given:
+        for what, container, before in (*self._given, *self._results.objects):
             now = contents_of(container)
             if any(item is not before.get(key, _ABSENT) for key, item in now.items()):
-                raise LeftBehind(f"forward keeps something in the input '{name}', a {type(container).__name__},")
+                raise LeftBehind(f"forward keeps something in {what}, a {type(container).__name__},")
 
     def _codes_that_ran(self) -> set[CodeType]:
         forwards = [type(each).forward for each in self.checks.looked_into]
@@ -458,7 +458,7 @@ class ExampleTrace:
         self._kept.take()
         recorder = self.recorder
         recorder.lineage, recorder.stand_ins = Lineage(), StandIns({})
-        recorder.versions, recorder.memories, self._given = [], [], []
+        recorder.versions, recorder.memories, self._given, self._results.objects = [], [], [], []
         self._torch_calls.generator.forget()
 
     def put_back_tensors(self) -> None:

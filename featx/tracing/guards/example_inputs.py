@@ -11,13 +11,12 @@ import torch
 
 from featx.errors import ArgumentTypeError
 from featx.ir.node import Node
+from featx.tracing.guards.forms import description_of, form_of
 from featx.tracing.guards.guards import (
     check_array,
     check_decision,
     check_form,
     check_is_tensor,
-    description_of,
-    form_of,
 )
 from featx.tracing.guards.structure import Path, contents_of, copy_structure, is_structure
 from featx.tracing.recording.lineage import Part
@@ -26,10 +25,8 @@ from featx.tracing.symbolic.inputs import check_is_none, check_is_same, type_of_
 
 if TYPE_CHECKING:
     from featx.tracing.recording.recorder import Recorder
-    from featx.tracing.recording.results import Results
+    from featx.tracing.recording.results import Held, Results
 
-# The name of an input, the copy of a container or an object in it, and what that held at the start.
-Given = tuple[str, Any, dict[Any, Any]]
 _PLAIN = (bool, int, float, complex, str, type(None))
 
 
@@ -40,7 +37,7 @@ def bind_example(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     stand_in: Callable[[torch.Tensor], torch.Tensor],
-) -> tuple[tuple[Any, ...], dict[str, Any], list[Given]]:
+) -> tuple[tuple[Any, ...], dict[str, Any], list[Held]]:
     """Make a placeholder for each parameter in `signature`, and return what to call its function with.
 
     Tensors come from `stand_in`, and are followed, also inside of containers and objects. Everything else is part of
@@ -54,7 +51,7 @@ def bind_example(
         bound = signature.bind(*args, **kwargs)
     except TypeError as error:
         raise ArgumentTypeError(f"the example inputs do not fit forward{signature}: {error}") from error
-    given: list[Given] = []
+    given: list[Held] = []
     for name, parameter in signature.parameters.items():
         stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
         is_given = name in bound.arguments
@@ -95,7 +92,7 @@ class _Followed:
     ) -> None:
         self._recorder, self._results = recorder, results
         # The containers and objects in it.
-        self.given: list[Given] = []
+        self.given: list[Held] = []
         self._node = node
         self._name = str(node.target).lstrip("*")
         self._stand_in = stand_in
@@ -130,7 +127,7 @@ class _Followed:
         return value.copy() if type(value).__name__ == "ndarray" else value
 
     def _note_copy(self, duplicate: Any, path: Path) -> None:
-        self.given.append((self._name, duplicate, contents_of(duplicate)))
+        self.given.append((f"the input '{self._name}'", duplicate, contents_of(duplicate)))
         if not isinstance(duplicate, (tuple, list, dict)):  # those are made anew where they are passed on
             self._recorder.lineage.put(duplicate, self._part(path))
 

@@ -3,17 +3,14 @@
 # TorchScript picks among overloads of one name, which torch.jit does not export by name for type checkers.
 # pyright: reportRedeclaration=false, reportPrivateImportUsage=false
 
-import hashlib
-from collections import deque
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from featx.errors import SpecializationError
 from featx.ir.runtime_checks import runtime_check
+from featx.tracing.guards.forms import description_of, form_of, form_of_result
 from featx.tracing.guards.scripted_checks import is_same_in_script, text_of_form, text_of_known_form
-from featx.tracing.replica.object_copies import attributes_of, is_plain_object
 from featx.tree import tree_leaves
 
 if TYPE_CHECKING:
@@ -121,6 +118,19 @@ def check_form(value: Any, form: Any, what: str) -> None:  # noqa: F811
 
 
 @runtime_check
+def check_result(value: Any, form: Any, what: str) -> None:
+    """Raise unless what a call gave holds what it held on the example, tensors apart; `form_of_result` gave `form`.
+
+    Raises:
+        SpecializationError: it does not; `what` names it.
+    """
+    found = form_of_result(value)
+    if found != form:
+        now, then = _first_difference(found, form)
+        raise SpecializationError(f"{what}: {_short(now)} now, {_short(then)} on the example. {_hint()}.")
+
+
+@runtime_check
 def check_array(value: Any, dtype: str, shape: tuple[int, ...], digest: str, what: str) -> None:
     """Raise unless `value` is an array of numpy that holds what the one of the example held.
 
@@ -129,11 +139,6 @@ def check_array(value: Any, dtype: str, shape: tuple[int, ...], digest: str, wha
     """
     if not hasattr(value, "tobytes") or description_of(value) != (dtype, shape, digest):
         raise SpecializationError(f"{what}: an array of numpy with other values than on the example. {_hint()}.")
-
-
-def description_of(array: Any) -> tuple[str, tuple[int, ...], str]:
-    """Return dtype, shape and a digest of the values of an array of numpy. O(size)."""
-    return str(array.dtype), tuple(array.shape), hashlib.sha256(array.tobytes()).hexdigest()
 
 
 @runtime_check
@@ -161,30 +166,6 @@ def require_distinct_inputs(graph: "Graph") -> None:
     check.meta["is_guard"] = check.meta["is_check_of_input"] = True
 
 
-def form_of(value: Any) -> Any:
-    """Describe how `value` is nested, with its tensors by number of dimensions, as a value that compares."""
-    return _form_of(value, ())
-
-
-def _form_of(value: Any, around: tuple[int, ...]) -> Any:
-    if isinstance(value, torch.Tensor):
-        return f"tensor of {value.dim()} dimensions"
-    if isinstance(value, (tuple, list, deque)):
-        return (type(value).__name__, *[_form_of(item, around) for item in value])
-    if isinstance(value, (dict, MappingProxyType)):
-        kind = "dict" if isinstance(value, dict) else type(value).__name__
-        return (kind, *[(key, _form_of(item, around)) for key, item in value.items()])
-    if value is None or isinstance(value, (bool, str)):
-        return value
-    if is_plain_object(value):
-        if id(value) in around:
-            return "the object around it"
-        around = (*around, id(value))
-        items = [(name, _form_of(item, around)) for name, item in attributes_of(value).items()]
-        return (type(value).__qualname__, *items)
-    return type(value).__mro__[-2].__name__ if isinstance(value, (int, float)) else type(value).__name__
-
-
 def require_mode(graph: "Graph", training: bool, reason: str) -> None:
     """Let `graph` check first that its module is in train mode, or in eval mode, unless it does so already. O(nodes).
 
@@ -206,6 +187,14 @@ def _is_same(value: Any, expected: Any) -> bool:
     if isinstance(expected, float) and expected != expected:
         return bool(value != value)
     return bool(value == expected)
+
+
+def _first_difference(one: Any, other: Any) -> tuple[Any, Any]:
+    """Return the innermost parts of two forms that differ first, by their order."""
+    if isinstance(one, tuple) and isinstance(other, tuple) and len(one) == len(other):  # pyright: ignore[reportUnknownArgumentType]
+        pairs = zip(cast(tuple[Any, ...], one), cast(tuple[Any, ...], other), strict=True)
+        return next((_first_difference(*pair) for pair in pairs if pair[0] != pair[1]), (one, other))
+    return one, other
 
 
 def _short(value: Any) -> str:

@@ -158,9 +158,10 @@ class TracedFloat(_Traced, float):
 
 def traced_number(value: int | float, origin: Any, trace: NumberTrace, shown: int | float | None = None) -> Any:
     """Return `value` as a number that `trace` follows; with `shown`, that is what C code sees."""
-    kind = TracedFloat if isinstance(value, float) else TracedInt
+    kind, plain = (TracedFloat, float) if isinstance(value, float) else (TracedInt, int)
     number: Any = kind(value if shown is None else shown)
-    number.trace, number.origin, number.value, number.is_disguised = trace, origin, value, shown is not None
+    number.trace, number.origin, number.is_disguised = trace, origin, shown is not None
+    number.value = value if type(value) in (plain, kind) else plain(value)  # a number of numpy
     return number
 
 

@@ -23,6 +23,7 @@ Step = tuple[Callable[[Any, Any], Any], Any]
 Path = tuple[Step, ...]
 Leaf = Callable[[Any, Path], Any]
 OnCopy = Callable[[Any, Path], None]
+_CONTAINERS = (tuple, list, dict, collections.deque, types.MappingProxyType)
 
 
 def copy_structure(value: Any, leaf: Leaf, on_copy: OnCopy | None = None) -> Any:
@@ -39,15 +40,25 @@ def copy_structure(value: Any, leaf: Leaf, on_copy: OnCopy | None = None) -> Any
 
 
 def leaves_of(value: Any) -> Iterator[tuple[Any, Path]]:
-    """Yield each leaf of a structure, and the way to it."""
-    found: list[tuple[Any, Path]] = []
+    """Yield each leaf of a structure, and the way to it. O(size)."""
+    return ((part, path) for part, path in parts_of(value) if not is_structure(part))
 
-    def note(leaf: Any, path: Path) -> Any:
-        found.append((leaf, path))
-        return leaf
 
-    copy_structure(value, note)
-    return iter(found)
+def parts_of(value: Any) -> Iterator[tuple[Any, Path]]:
+    """Yield `value` and all that is in it, containers and objects once each, with the way to it. O(size)."""
+    known: dict[int, Any] = {}
+
+    def parts(part: Any, path: Path) -> Iterator[tuple[Any, Path]]:
+        if type(part) is weakref.ref or id(part) in known:
+            return
+        yield part, path
+        if is_structure(part):
+            known[id(part)] = part
+            way = operator.getitem if isinstance(part, _CONTAINERS) else getattr
+            for key, item in contents_of(part).items():
+                yield from parts(item, (*path, (way, key)))
+
+    return parts(value, ())
 
 
 def contents_of(container: Any) -> dict[Any, Any]:
@@ -61,7 +72,7 @@ def contents_of(container: Any) -> dict[Any, Any]:
 
 def is_structure(value: object) -> bool:
     """Say whether a value has parts that are followed."""
-    if isinstance(value, (tuple, list, dict, collections.deque, types.MappingProxyType)):
+    if isinstance(value, _CONTAINERS):
         return not isinstance(value, torch.Size)
     return not isinstance(value, torch.Tensor) and is_plain_object(value)
 

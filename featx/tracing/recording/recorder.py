@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,7 +18,8 @@ from featx.ir.memory import memory_of
 from featx.ir.node import Node, Target
 from featx.tracing.base import TracerBase
 from featx.tracing.environment.interrupts import Interrupts
-from featx.tracing.guards.guards import check_decision, check_form, form_of
+from featx.tracing.guards.forms import form_of, form_of_result
+from featx.tracing.guards.guards import check_decision, check_form, check_is_tensor, check_result
 from featx.tracing.guards.scalars import Diverged, TracedFloat, TracedInt, plain_number
 from featx.tracing.recording.autocast import AutocastModes
 from featx.tracing.recording.earlier_calls import EarlierCalls
@@ -213,6 +214,14 @@ class Recorder(TracerBase):
             origin.node = node
         return node
 
+    def node_of_aside(self, origin: Origin) -> Node:
+        """Return a node for an origin that counts in no name; of a part, one that nothing else uses."""
+        was, self._is_aside = self._is_aside, True
+        try:
+            return self.node_of(origin)
+        finally:
+            self._is_aside = was
+
     def add_node(
         self, op: str, target: Target, args: tuple[Argument, ...], kwargs: dict[str, Argument], stem: str | None,
         frame: FrameType | None,
@@ -286,8 +295,35 @@ class Recorder(TracerBase):
 
     def guard_form(self, node: Node, value: Any, what: str) -> None:
         """Add a check that the value of a node has the same containers, keys and lengths again."""
-        check = self.add_unnamed_node("call_function", check_form, (node, form_of(value), what), {})
-        check.meta["is_guard"] = check.meta["is_form_check"] = True
+        self._check_form(node, check_form, form_of(value), what)
+
+    def guard_result(self, node: Node, value: Any, what: str, *, have_values: bool) -> None:
+        """Add a check that what a call gave is nested again as it is, and holds the same besides tensors and numbers.
+
+        Args:
+            node: the call.
+            value: what it gave.
+            what: names that.
+            have_values: whether the call got tensors with values.
+
+        Raises:
+            Unfollowable: there is an object in it that may depend on values, and of which no check can tell.
+        """
+        form, form_with_contents = form_of(value), form_of_result(value)
+        if isinstance(value, torch.Tensor):
+            self._check_form(node, check_is_tensor, what)
+        elif form_with_contents == form:
+            self._check_form(node, check_form, form, what)
+        elif form_with_contents is not None:
+            self._check_form(node, check_result, form_with_contents, what)
+        elif have_values:
+            raise Unfollowable(f"{what} holds an object that cannot be compared with that of a later call,")
+        else:  # a trace at other sizes tells whether it depends on those
+            self.numbers.were_seen = True
+
+    def _check_form(self, node: Node, check: Callable[..., None], *arguments: Any) -> None:
+        added = self.add_unnamed_node("call_function", check, (node, *arguments), {})
+        added.meta["is_guard"] = added.meta["is_form_check"] = True
 
     # -- arguments ---------------------------------------------------------------------------------------------------
 

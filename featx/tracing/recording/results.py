@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import enum
 import operator
+import types
 from types import FrameType
 from typing import Any, cast
 
@@ -11,9 +13,15 @@ import torch
 from featx.ir.memory import memory_of
 from featx.ir.node import Node
 from featx.tracing.guards.scalars import plain_number
+from featx.tracing.guards.structure import Path, contents_of, is_structure, parts_of
 from featx.tracing.recording.lineage import Origin, Part
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.source.questions import what_follows
+
+# Where a container or an object is from, the object, and what it held when forward got it.
+Held = tuple[str, Any, dict[Any, Any]]
+# What is the same object wherever it comes from.
+_SHARED = (type, enum.Enum, torch.nn.Module, slice, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
 
 
 class Results:
@@ -21,6 +29,8 @@ class Results:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
+        # The objects that calls gave, and what they held then.
+        self.objects: list[Held] = []
 
     def follow(self, value: Any, origin: Origin, frame: FrameType | None) -> Any:
         """Return the value of `origin` so that whatever is done with it, or with a part of it, is followed.
@@ -85,11 +95,10 @@ class Results:
         steps = what_follows(frame) if frame is not None else []
         followed = [self.follow(item, part, None) for item, part in zip(items, parts, strict=True)]
         is_unpacked = self._make_taken(steps, parts)
-        if type(items) is tuple and not hasattr(items, "_fields"):
-            same = all(map(operator.is_, items, followed))
-            items = items if same else tuple(followed)
-        elif type(items) is list:
+        if isinstance(items, list):
             items[:] = followed
+        elif not all(map(operator.is_, items, followed)) and not hasattr(type(items), "n_sequence_fields"):
+            items = tuple.__new__(type(items), followed)
         if isinstance(origin, Node) and not is_unpacked and origin.op != "call_module" and type(items) in (tuple, list):
             # A loop may run over it; how often depends on a size, mostly.
             length = self._recorder.add_unnamed_node("call_function", len, (origin,), {}, None)
@@ -109,8 +118,33 @@ class Results:
         return False
 
     def _object(self, value: Any, origin: Origin) -> Any:
-        fields: dict[str, Any] = getattr(value, "__dict__", {})
-        for name, item in list(fields.items()):
-            if isinstance(item, torch.Tensor):
-                self._recorder.lineage.put(item, Part(origin, getattr, name))
+        if isinstance(value, _SHARED):
+            return value
+        lineage = self._recorder.lineage
+        origins: dict[Path, Origin] = {(): origin}
+        for part, path in parts_of(value):
+            if path:
+                origins[path] = Part(origins[path[:-1]], *path[-1])
+            if isinstance(part, torch.Tensor):
+                self._tensor_of_object(part, origins[path])
+            elif not isinstance(part, (tuple, list, dict)) and (is_structure(part) or part is value):
+                lineage.put(part, origins[path])
+            if is_structure(part):
+                self.objects.append((f"an object that '{_root_of(origin).name}' gave", part, contents_of(part)))
         return value
+
+    def _tensor_of_object(self, tensor: torch.Tensor, origin: Origin) -> None:
+        recorder = self._recorder
+        if recorder.lineage.get(tensor) is None and id(tensor) not in recorder.owned:
+            self.follow(tensor, origin, None)
+            return
+        # Which of the two the code means from now on cannot be heard, so they must stay one.
+        both = recorder.node_of_aside(origin), recorder.create_arg_aside(tensor)
+        same = recorder.add_unnamed_node("call_function", operator.is_, both, {})
+        recorder.guard(same, True, "whether a tensor in what a call gives is one that the model had")
+
+
+def _root_of(origin: Origin) -> Node:
+    while isinstance(origin, Part):
+        origin = origin.owner
+    return origin

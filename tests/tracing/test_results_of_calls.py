@@ -1,0 +1,212 @@
+"""What a call that is one node gives besides tensors: numbers and objects, which Python reads unheard."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections import deque, namedtuple
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import featx
+from featx import SpecializationError, TraceError
+
+Pair = namedtuple("Pair", "number tensor")
+
+
+class Box:
+    def __init__(self, number: Any, tensor: torch.Tensor) -> None:
+        self.number, self.tensor = number, tensor
+
+
+class Slots:
+    __slots__ = ("number", "tensor")
+
+    def __init__(self, number: Any, tensor: torch.Tensor) -> None:
+        self.number, self.tensor = number, tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    number: Any
+    tensor: torch.Tensor
+
+
+class Deep:
+    def __init__(self, number: Any, tensor: torch.Tensor) -> None:
+        self._inside = [{"box": Box(number, tensor)}]
+
+    number = property(lambda self: self._inside[0]["box"].number)
+    tensor = property(lambda self: self._inside[0]["box"].tensor)
+
+
+@featx.wrap
+def make(kind: Callable[..., Any], number: Any, tensor: torch.Tensor) -> Any:
+    return kind(number(tensor) if callable(number) else number, tensor * 2)
+
+
+@featx.wrap
+def call(function: Callable[..., Any], *args: Any) -> Any:
+    return function(*args)
+
+
+class Whole(nn.Module):
+    """A leaf that does what a function does."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any) -> Any:
+        return self.function(*args)
+
+
+class Uses(nn.Module):
+    def __init__(self, function: Callable[..., Any], use: Callable[..., Any], *, by_module: bool) -> None:
+        super().__init__()
+        self.whole = Whole(function) if by_module else None
+        self.function, self.use = function, use
+
+    def forward(self, x: torch.Tensor) -> Any:
+        result = call(self.function, x) if self.whole is None else self.whole(x)
+        return self.use(result, x)
+
+
+class Applies(nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.function(x)
+
+
+def traced(model: nn.Module, example: torch.Tensor) -> Any:
+    options: Any = {"example_inputs": example, "tracer_kwargs": {"leaf_modules": [Whole]}}
+    last = featx.get_graph_node_names(model, **options)[1][-1]
+    extractor = featx.create_feature_extractor(model, [last], **options)
+    return lambda *args: extractor(*args)[last]
+
+
+def size(x: torch.Tensor) -> int:
+    return x.shape[0]
+
+
+def is_positive(x: torch.Tensor) -> bool:
+    return x.sum().item() > 0
+
+
+@pytest.mark.parametrize("by_module", [True, False])
+@pytest.mark.parametrize("kind", [Pair, lambda n, t: {"n": n, "t": t}, lambda n, t: [n, t], lambda n, t: (n, (t,))])
+def test_numbers_in_containers_are_followed(kind: Any, by_module: bool) -> None:
+    def multiplied(result: Any, x: torch.Tensor) -> torch.Tensor:
+        number = result["n"] if isinstance(result, dict) else result[0]
+        return x * number
+
+    model = Uses(lambda x: kind(size(x), x * 2), multiplied, by_module=by_module)
+    extractor = traced(model, torch.rand(2, 3))
+    for count in (2, 5):
+        x = torch.rand(count, 3)
+        assert torch.equal(extractor(x), model(x))
+
+
+NUMBERS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "attribute": (lambda n: Box(n, torch.ones(1)), lambda box: box.number),
+    "slot": (lambda n: Slots(n, torch.ones(1)), lambda box: box.number),
+    "frozen": (lambda n: Frozen(n, torch.ones(1)), lambda box: box.number),
+    "deep": (lambda n: Deep(n, torch.ones(1)), lambda box: box.number),
+    "in a list": (lambda n: [Box(n, torch.ones(1))], lambda boxes: boxes[0].number),
+    "set": (lambda n: set(range(int(n))), len),
+    "deque": (lambda n: deque([0] * int(n)), len),
+    "length of a dict": (lambda n: dict.fromkeys(range(int(n)), 0), len),
+    "array": (lambda n: np.full(2, n), lambda array: float(array.sum())),
+    "number of numpy": (lambda n: np.int64(n), int),
+    "float of numpy": (lambda n: np.float64(n), float),
+    "complex": (complex, lambda number: number.real),
+    "decimal": (lambda n: Decimal(int(n)), int),
+    "text": (lambda n: "a" * int(n), len),
+    "bytes": (lambda n: b"a" * int(n), len),
+    "range": (lambda n: range(int(n)), len),
+    "slice": (lambda n: slice(0, int(n)), lambda part: part.stop),
+    "closure": (lambda n: lambda: n, lambda function: function()),
+    "default": (lambda n: lambda number=n: number, lambda function: function()),
+    "partial": (lambda n: functools.partial(float, n), lambda function: function()),
+    "method": (lambda n: Box(n, torch.ones(1)).__getattribute__, lambda get: get("number")),
+    "iterator": (lambda n: iter([n]), next),
+    "generator": (lambda n: (number for number in [n]), next),
+}
+
+
+@pytest.mark.parametrize("by_module", [True, False])
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("of", [size, lambda x: 2 + is_positive(x)], ids=["sizes", "values"])
+def test_a_number_that_python_reads_is_never_that_of_the_example(of: Any, name: str, by_module: bool) -> None:
+    give, take = NUMBERS[name]
+    model = Uses(lambda x: give(of(x)), lambda result, x: x * take(result), by_module=by_module)
+    first, other = torch.rand(3, 3), -torch.rand(2, 3)
+    try:
+        extractor = traced(model, first)
+    except TraceError:
+        assert name in ("iterator", "generator", "method")
+        return
+    assert torch.equal(extractor(first), model(first))
+    with contextlib.suppress(SpecializationError):
+        assert torch.equal(extractor(other), model(other))
+
+
+@pytest.mark.parametrize("by_module", [True, False])
+@pytest.mark.parametrize("is_none", [lambda x: size(x) > 3, lambda x: is_positive(-x)], ids=["sizes", "values"])
+def test_a_call_that_gives_none_for_other_inputs(is_none: Any, by_module: bool) -> None:
+    def maybe(x: torch.Tensor) -> torch.Tensor | None:
+        return None if is_none(x) else x + 1
+
+    model = Uses(maybe, lambda result, x: x * 2 if result is None else result * 3, by_module=by_module)
+    extractor = traced(model, torch.rand(2, 3))
+    x = torch.rand(2, 3)
+    assert torch.equal(extractor(x), model(x))
+    with pytest.raises(SpecializationError, match="returns is None now, a tensor on the example"):
+        extractor(-torch.rand(4, 3))
+
+
+def test_an_object_is_passed_on_as_what_the_call_gives() -> None:
+    model = Applies(lambda x: call(lambda box: box.tensor * box.tensor.shape[0], call(lambda y: Box("a", y + 1), x)))
+    extractor = traced(model, torch.rand(2, 3))
+    x = torch.rand(4, 3)
+    assert torch.equal(extractor(x), model(x))
+
+
+def test_a_tensor_deep_in_an_object_is_followed() -> None:
+    model = Applies(lambda x: call(lambda y: Deep("a", y + 1), x).tensor * 2)
+    extractor = traced(model, torch.rand(2, 3))
+    x = torch.rand(4, 3)
+    assert torch.equal(extractor(x), model(x))
+
+
+@pytest.mark.parametrize("change", [lambda box: setattr(box, "number", 7), lambda box: setattr(box, "tensor", None)])
+def test_an_object_that_forward_changes_is_refused(change: Any) -> None:
+    def changed(x: torch.Tensor) -> Any:
+        box = call(lambda y: Box(1, y + 1), x)
+        change(box)
+        return call(lambda box: box.number, box), x
+
+    with pytest.raises(TraceError, match="keeps something in an object that 'call' gave, a Box"):
+        featx.trace(Applies(changed), torch.rand(2, 3))
+
+
+def test_an_object_that_holds_an_input_at_times() -> None:
+    def hold(x: torch.Tensor) -> Box:
+        return Box(1, x if is_positive(x) else x + 1)
+
+    model = Uses(hold, lambda box, x: box.tensor * 2 + x, by_module=False)
+    extractor = traced(model, torch.rand(2, 3))
+    x = torch.rand(2, 3)
+    assert torch.equal(extractor(x), model(x))
+    with pytest.raises(SpecializationError, match="a tensor in what a call gives is one that the model had"):
+        extractor(-x)
