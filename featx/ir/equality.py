@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from types import FunctionType
 from typing import Any
 
@@ -20,7 +20,16 @@ def is_same_graph(one: Graph, other: Graph, besides: Collection[Node] = ()) -> b
     value is checked to be (`node.meta["is_form_check"]`) does not count: that check says itself where it does not hold.
     Nor do the arguments of the nodes `besides`, of either graph.
     """
-    return other_constants(one, other, (), besides) is not None
+    return len(one.nodes) == len(other.nodes) and next(_differences(one, other, besides), None) is None
+
+
+def first_difference(one: Graph, other: Graph) -> tuple[Node, Node] | None:
+    """Return the first nodes of two graphs that are not the same, or None. O(nodes + edges).
+
+    All nodes are compared that both have a place for; the output is the last of each.
+    """
+    found = next(_differences(one, other, ()), None)
+    return None if found is None else found[:2]
 
 
 def other_constants(
@@ -33,18 +42,28 @@ def other_constants(
     if len(one.nodes) != len(other.nodes):
         return None
     found: list[Node] = []
-    twins: dict[Node, Node] = {}
-    for node, twin in zip(one.nodes, other.nodes, strict=True):
-        if node.op != twin.op or node.name != twin.name or not is_same(node.target, twin.target):
+    for node, twin, arguments in _differences(one, other, besides):
+        if arguments is None or not is_same(arguments, (twin.args, twin.kwargs), kinds):
             return None
+        found.append(node)
+    return found
+
+
+def _differences(one: Graph, other: Graph, besides: Collection[Node]) -> Iterator[tuple[Node, Node, Any]]:
+    """Yield the pairs of nodes that differ, with the arguments of the first in terms of the other graph.
+
+    Where more than the arguments differ, that is None, and it ends.
+    """
+    twins: dict[Node, Node] = {}
+    for node, twin in zip(one.nodes, other.nodes, strict=False):
+        if node.op != twin.op or node.name != twin.name or not is_same(node.target, twin.target):
+            yield node, twin, None
+            return
         arguments = map_arg((node.args, node.kwargs), twins.__getitem__)
         is_excepted = node.meta.get("is_form_check") or node in besides or twin in besides
         if not is_excepted and not is_same(arguments, (twin.args, twin.kwargs)):
-            if not is_same(arguments, (twin.args, twin.kwargs), kinds):
-                return None
-            found.append(node)
+            yield node, twin, arguments
         twins[node] = twin
-    return found
 
 
 def is_same(one: Any, other: Any, besides: Collection[type] = ()) -> bool:

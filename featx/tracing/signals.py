@@ -44,6 +44,14 @@ class Disturbed(BaseException):
     """Another thread may have changed what this trace relies on, so that it has to run again."""
 
 
+class DiffersInside(BaseException):
+    """A second call differs from the first one in what the module at `path` does: it is to be kept whole."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.path = path
+
+
 class LeftBehind(Unfollowable):
     """What forward left somewhere, which the next call would find; it matters although all that is wanted is there."""
 

@@ -42,13 +42,16 @@ def test_traced_random_models_give_what_the_models_give_or_refuse(library: Libra
         verdict = judge(program.case, library)
         tally.add(verdict)
         if verdict.findings:
-            wrong.append(program)
+            wrong.append((program, str(verdict)))
 
     check()
     if wrong:
-        small = shrink(min(wrong, key=lambda program: len(program.case.source)), library)
+        program, verdict = min(wrong, key=lambda pair: len(pair[0].case.source))
+        small = shrink(program, library)
         pytest.fail(
-            f"{len(wrong)} models, one of them:\n{judge(small.case, library)}\n\n{small.case}\n{tally}", pytrace=False
+            f"{len(wrong)} models, one of them:\n{verdict}\n\nmade smaller:\n{judge(small.case, library)}\n\n"
+            f"{small.case}\n{tally}",
+            pytrace=False,
         )
     # A tracer that refuses everything, or a grammar that it cannot follow, would prove nothing.
     assert tally.share("compared at another size") >= 0.4, str(tally)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import collections
 import contextvars
+import copy
 import functools
 import io
 import itertools
@@ -165,6 +166,47 @@ def test_what_changes_from_call_to_call_is_refused(kind: str) -> None:
         featx.trace(model, X)
     with pytest.raises(featx.TraceError):
         featx.create_feature_extractor(model, ["linear"], example_inputs=X)
+
+
+@pytest.mark.parametrize("kind", sorted(STATES.keys() - {"generator"}))  # which cannot be copied
+@pytest.mark.filterwarnings("ignore:.*itertools.*:DeprecationWarning")
+def test_submodule_that_does_something_else_in_each_call_is_kept_whole(kind: str) -> None:
+    make, change = STATES[kind]
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(Keeping(make(), change())), nn.ReLU())
+    traced = featx.trace(model, X)
+    assert [node.target for node in traced.graph.nodes if node.op == "call_module"] == ["0", "1.0", "2"]
+    assert not torch.equal(traced(X), traced(X))
+
+
+class KeepsNumbers(nn.Module):
+    """As torchvision's MultiScaleRoIAlign: what the first call finds out is kept for all others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scales: list[float] | None = None
+        self.mapper: Holder | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.scales is None or self.mapper is None:
+            self.scales, self.mapper = found_out(x)
+        return scaled(x, self.scales, self.mapper)
+
+
+@featx.wrap
+def found_out(x: torch.Tensor) -> tuple[list[float], Holder]:
+    return [float(x.shape[0])], Holder(x.shape[1])
+
+
+@featx.wrap
+def scaled(x: torch.Tensor, scales: list[float], mapper: Holder) -> torch.Tensor:
+    return x * scales[0] + mapper.value
+
+
+def test_submodule_that_keeps_numbers_of_its_first_call_is_kept_whole() -> None:
+    model = nn.Sequential(nn.ReLU(), KeepsNumbers())
+    traced = featx.trace(copy.deepcopy(model), X)
+    for x in (X, X[:2]):  # of the second one, the numbers of the first
+        assert torch.equal(traced(x), model(x))
 
 
 def test_cache_by_size_that_the_first_call_fills_is_no_state() -> None:

@@ -39,7 +39,7 @@ from featx.tracing.guards.guards import check_rank, check_size
 from featx.tracing.guards.scalars import Diverged
 from featx.tracing.guards.structure import Path, Step, leaves_of
 from featx.tracing.replica.mode_reads import ModeReads, set_mode
-from featx.tracing.signals import Disturbed, NeedsValues
+from featx.tracing.signals import DiffersInside, Disturbed, NeedsValues
 
 # An input: its name, where it is (a placeholder and the way to it from there), and the tensor.
 _Input = tuple[str, tuple[Node, Path], torch.Tensor]
@@ -179,18 +179,24 @@ def _trace_checked(
     trace = other_mode.trace(tracer, args, kwargs, wanted_in)
     # What a second call does, and other sizes change, the other mode has told then.
     is_known = trace is not None
-    if trace is None:
-        trace = tracer.trace(root, args, kwargs, wanted_in)
-        if wanted_in is not None and trace.broke_off is not None:
-            trace = with_state_that_is_written_later(tracer, args, kwargs, trace, wanted_in)
-        is_known = other_mode.does_the_same(trace.graph)
+    can_go_on = False
     try:
-        can_go_on = not is_known and check_repeats(tracer, args, kwargs, trace, wanted_in)
+        while trace is None:
+            trace = tracer.trace(root, args, kwargs, wanted_in)
+            if wanted_in is not None and trace.broke_off is not None:
+                trace = with_state_that_is_written_later(tracer, args, kwargs, trace, wanted_in)
+            is_known = other_mode.does_the_same(trace.graph)
+            try:
+                can_go_on = not is_known and check_repeats(tracer, args, kwargs, trace, wanted_in)
+            except DiffersInside as error:
+                tracer.whole[error.path] = "it does something else in each call, with the same inputs"
+                trace.drop_replica()
+                trace = None
         free = _free_dims(tracer, (args, kwargs), trace, wanted_in, other_mode, is_known=is_known, can_go_on=can_go_on)
         return trace, free
     finally:
         tracer.keeps_replicas = False
-        if other_mode.before is None:
+        if trace is not None and other_mode.before is None:
             trace.drop_replica()
 
 

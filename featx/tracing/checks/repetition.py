@@ -10,13 +10,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from featx.errors import TraceError
-from featx.ir.equality import is_same_graph
+from featx.ir.equality import first_difference, is_same_graph
+from featx.ir.graph import Graph
 from featx.tracing.checks.filled_caches import differ_by_caches_alone
 from featx.tracing.checks.opened_later import differ_inside_whole_modules
 from featx.tracing.example.trace import Conditions, ExampleTrace, WantedIn
 from featx.tracing.example.tracer import ATTEMPTS, ExampleTracer
 from featx.tracing.guards.scalars import Diverged
-from featx.tracing.signals import Disturbed, NeedsValues
+from featx.tracing.signals import DiffersInside, Disturbed, NeedsValues
 
 
 def check_repeats(
@@ -36,7 +37,8 @@ def check_repeats(
         it is used up.
 
     Raises:
-        TraceError: the model keeps something from call to call that its next call finds.
+        DiffersInside: a submodule that is looked into keeps something from call to call that its next call finds.
+        TraceError: the model itself does.
     """
     repeats = _repeats(tracer, args, kwargs, trace)
     if repeats:
@@ -86,6 +88,9 @@ def _check_traces(tracer: ExampleTracer, args: Any, kwargs: Any, trace: ExampleT
         wanted = tuple(wanted_in(each.graph, "") if wanted_in else () for each in (trace, second))
         is_cached = differ_by_caches_alone(trace.graph, second.graph, trace.origins(), (wanted[0], wanted[1]))
         if not is_cached and not _opens_more(tracer, args, kwargs, (trace, second), wanted_in):
+            path = _module_that_differs(trace.graph, second.graph)
+            if path and tracer.opened is None and path not in tracer.whole:
+                raise DiffersInside(path)
             raise TraceError(
                 f"cannot trace {name}: forward does something else in each call, with the same inputs. It keeps a "
                 "count, an iterator or the like, which a graph would repeat as it is now. To go on, put the code that "
@@ -93,6 +98,13 @@ def _check_traces(tracer: ExampleTracer, args: Any, kwargs: Any, trace: ExampleT
             )
     finally:
         second.drop_replica()
+
+
+def _module_that_differs(first: Graph, second: Graph) -> str:
+    """Return the path of the innermost module in which the graphs begin to differ, or ""."""
+    node = next((node for node in first_difference(first, second) or () if node.op != "output"), None)
+    around = [] if node is None else [path for path in node.meta["nn_module_stack"] if path != node.target]
+    return around[-1] if around else ""
 
 
 def _opens_more(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from threading import get_ident
@@ -40,11 +40,13 @@ class Opening:
         is_leaf: says, for a module of the model and its path, whether a call of it is one node.
         opened: the paths of the modules that are traced through, where that is known; `is_leaf` numbers nodes then.
         asked_for: the paths of modules whose outputs are marked.
+        whole: why modules are one node that `is_leaf` would look into, by path.
     """
 
     is_leaf: LeafPolicy
     opened: frozenset[str] | None
     asked_for: frozenset[str]
+    whole: Mapping[str, str]
 
 
 class ModuleCalls:
@@ -167,6 +169,8 @@ class ModuleCalls:
         recorder = self._recorder
         caller, attempt = self._caller, _Attempt(recorder, self._checks)
         try:
+            if path in self._opening.whole:
+                raise Unfollowable(self._opening.whole[path])
             self._take_parts((args, kwargs), caller)
             if _packs_padded_batches(module, args, kwargs):
                 raise Unfollowable(

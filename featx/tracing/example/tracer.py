@@ -75,6 +75,8 @@ class ExampleTracer:
         self.check_sizes = check_sizes
         # What hears whether code of the model asks in which mode a module is.
         self.reads: ModeReads | None = None
+        # Why modules are kept whole that would be looked into, by path, as earlier traces have found out.
+        self.whole: dict[str, str] = {}
         # Whether replicas outlive their runs, so that another call can come; `drop_replica` ends that.
         self.keeps_replicas = False
         # Whether each call that sets torch's generator is heard, since other threads have disturbed a trace.
@@ -83,7 +85,7 @@ class ExampleTracer:
 
     def _settings(self) -> Settings:
         return Settings(
-            Opening(self.is_leaf, self.opened, self.asked_for),
+            Opening(self.is_leaf, self.opened, self.asked_for, self.whole),
             self._keep_source,
             self.keep_output,
             self.hears_seeds,
