@@ -142,6 +142,34 @@ USES_OF_SIZES: tuple[str, ...] = (
     "match $x.shape:\n    case (3, *_):\n        $M = $x * 3\n    case _:\n        $M = $x + 3",
 )
 
+# Of functions that are one node each.
+CALLS: tuple[str, ...] = (
+    "$M = wrapped($x)",
+    "$M = $x * boxed($x).scale",
+    "$u = boxed($x)\n$M = $u.tensor * 2",
+    "$u = boxed($x)\n$M = $u.kept + $u.tensor",
+    "$u = boxed($x)\n$x += 1\n$M = $u.kept * 2",
+    "$u = boxed($x)\n$u.kept.add_(1)\n$M = $x * 2",
+    "$M = unboxed(boxed($x))",
+    "$u = boxed($x)\n$u.scale = 3\n$M = unboxed($u)",
+    "$u = boxed($x)\n$u.tensor = $u.tensor * 2\n$M = unboxed($u)",
+    "$u = {'box': boxed($x)}\n$M = unboxed($u['box']) + $u['box'].tensor",
+    "$u = maybe($x)\n$M = $x if $u is None else $u * 2",
+    "$u = maybe_by_value($x)\n$M = $x if $u is None else $u * 2",
+    "$M = $x + len(remainders($x))",
+    "$M = $x + sum(remainders($x))",
+    "$M = multiplier($x)($x)",
+    "$M = $x * next(iterator($x))",
+    "$u = named($x)\n$M = $u.tensor * $u.scale",
+    "$u = named($x)\n$M = $u[0] + $u[1]",
+    "for $u in rows($x):\n    $x = $x + $u.sum()",
+    "$M = $x + len(rows($x))",
+    "$M = $x + sum(keyed($x).values())",
+    "$M = $x * len(keyed($x))",
+    "$M = $x * weighed($x).weight",
+    "$M = $x * float(weighed($x).array.sum())",
+)
+
 VALUES: tuple[str, ...] = (
     "$F = $x.sum().item()",
     "$F = float($x.mean())",

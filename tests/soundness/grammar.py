@@ -40,7 +40,8 @@ def of_each_line() -> Iterator[Program]:
     """Yield for each line a program of it alone, behind a product and, where it opens a block, around a write."""
     for shape in (0, 4):
         kinds = [words.PLAIN, words.MODULES, words.MODULES_OF_RANK[len(SHAPES[shape])], words.WRITES, words.VIEWS]
-        kinds += [words.STATE, words.RANDOM, decisions.SIZES, decisions.USES_OF_SIZES, decisions.VALUES]
+        kinds += [words.STATE, words.RANDOM, decisions.SIZES, decisions.USES_OF_SIZES, decisions.CALLS]
+        kinds += [decisions.VALUES]
         kinds += [
             tuple(f"if {test}:" for test in (*decisions.CONDITIONS, *decisions.VALUE_CONDITIONS)),
             decisions.LOOPS,
@@ -64,7 +65,7 @@ def _statements(choose: Choose, rank: int, wild: bool, limit: int, depth: int = 
 def _statement(choose: Choose, rank: int, wild: bool, depth: int) -> Statement:
     kinds: list[tuple[words.Line, ...]] = [
         words.PLAIN, words.MODULES_OF_RANK[rank], words.MODULES, words.WRITES, words.WRITES, words.VIEWS, words.VIEWS,
-        decisions.SIZES, decisions.SIZES, decisions.USES_OF_SIZES, decisions.USES_OF_SIZES, words.PLAIN,
+        decisions.SIZES, decisions.SIZES, decisions.USES_OF_SIZES, decisions.USES_OF_SIZES, words.PLAIN, decisions.CALLS,
     ]  # fmt: skip
     if depth < 2:
         kinds += [decisions.CONDITIONS, decisions.CONDITIONS, decisions.LOOPS]

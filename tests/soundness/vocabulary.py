@@ -423,4 +423,22 @@ DEFINITIONS: dict[str, str] = {
     "shift_output": "def shift_output(module, args, output):\n    output += 1",
     "cached_size": "@functools.lru_cache\ndef cached_size(size):\n    return size // 2 + 1",
     "cached_table": "@functools.lru_cache\ndef cached_table(size):\n    return torch.arange(size, dtype=torch.float32)",
+    "wrapped": "@torch.fx.wrap\ndef wrapped(x):\n    return x * 2 if x.shape[0] > 2 else x + 1",
+    "boxed": """@torch.fx.wrap
+def boxed(x):
+    return types.SimpleNamespace(scale=x.shape[0] % 3, tensor=x + 1, kept=x)""",
+    "unboxed": "@torch.fx.wrap\ndef unboxed(box):\n    return box.tensor * box.scale",
+    "maybe": "@torch.fx.wrap\ndef maybe(x):\n    return x + 1 if x.shape[0] > 2 else None",
+    "maybe_by_value": "@torch.fx.wrap\ndef maybe_by_value(x):\n    return x + 1 if x.sum() > 0 else None",
+    "remainders": "@torch.fx.wrap\ndef remainders(x):\n    return {size % 4 for size in x.shape}",
+    "multiplier": "@torch.fx.wrap\ndef multiplier(x):\n    scale = x.shape[0]\n    return lambda tensor: tensor * scale",
+    "iterator": "@torch.fx.wrap\ndef iterator(x):\n    return iter(list(x.shape))",
+    "named": """@torch.fx.wrap
+def named(x):
+    return collections.namedtuple('Named', ['tensor', 'scale'])(x + 1, x.shape[0])""",
+    "rows": "@torch.fx.wrap\ndef rows(x):\n    return list(x)",
+    "keyed": "@torch.fx.wrap\ndef keyed(x):\n    return {size: x.sum() for size in x.shape}",
+    "weighed": """@torch.fx.wrap
+def weighed(x):
+    return types.SimpleNamespace(weight=1 if x.sum() > 0 else 2, array=np.full(2, float(x.sum())))""",
 }
