@@ -65,7 +65,8 @@ def _statements(choose: Choose, rank: int, wild: bool, limit: int, depth: int = 
 def _statement(choose: Choose, rank: int, wild: bool, depth: int) -> Statement:
     kinds: list[tuple[words.Line, ...]] = [
         words.PLAIN, words.MODULES_OF_RANK[rank], words.MODULES, words.WRITES, words.WRITES, words.VIEWS, words.VIEWS,
-        decisions.SIZES, decisions.SIZES, decisions.USES_OF_SIZES, decisions.USES_OF_SIZES, words.PLAIN, decisions.CALLS,
+        decisions.SIZES, decisions.SIZES, decisions.USES_OF_SIZES, decisions.USES_OF_SIZES, words.PLAIN,
+        decisions.CALLS,
     ]  # fmt: skip
     if depth < 2:
         kinds += [decisions.CONDITIONS, decisions.CONDITIONS, decisions.LOOPS]

@@ -431,7 +431,10 @@ def boxed(x):
     "maybe": "@torch.fx.wrap\ndef maybe(x):\n    return x + 1 if x.shape[0] > 2 else None",
     "maybe_by_value": "@torch.fx.wrap\ndef maybe_by_value(x):\n    return x + 1 if x.sum() > 0 else None",
     "remainders": "@torch.fx.wrap\ndef remainders(x):\n    return {size % 4 for size in x.shape}",
-    "multiplier": "@torch.fx.wrap\ndef multiplier(x):\n    scale = x.shape[0]\n    return lambda tensor: tensor * scale",
+    "multiplier": """@torch.fx.wrap
+def multiplier(x):
+    scale = x.shape[0]
+    return lambda tensor: tensor * scale""",
     "iterator": "@torch.fx.wrap\ndef iterator(x):\n    return iter(list(x.shape))",
     "named": """@torch.fx.wrap
 def named(x):

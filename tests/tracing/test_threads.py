@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -168,6 +168,57 @@ def test_seed_that_this_thread_sets_while_others_trace_stays() -> None:
 
     expected = draw()
     assert while_others_trace(model, entry_points(model), draw) == expected
+
+
+@pytest.fixture
+def busy_thread() -> Iterator[None]:
+    """Another thread that always runs, so that nobody can tell which of the two has drawn from a generator."""
+    over = threading.Event()
+
+    def run() -> None:
+        while not over.wait(0.0005):
+            sum(range(2000))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    yield
+    over.set()
+    thread.join()
+
+
+@featx.wrap
+def dropped(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.rand(3).sum() + nn.functional.dropout(x)
+
+
+class Draws(nn.Module):
+    def __init__(self, draw: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.draw = draw
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.draw(x)
+
+
+DRAWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "layer": nn.Dropout(0.5),
+    "layer in place": nn.Sequential(nn.Identity(), nn.Dropout(0.5, inplace=True)),
+    "call": nn.functional.dropout,
+    "factory": lambda x: x + torch.rand(2).sum(),
+    "value": lambda x: x * torch.rand(2).sum().item(),
+    "function that is one node": dropped,
+}
+
+
+@pytest.mark.parametrize("size", [3, 100], ids=["small", "large"])
+@pytest.mark.parametrize("draw", DRAWS)
+def test_traces_do_not_draw_from_the_generator_that_all_threads_share(busy_thread: None, draw: str, size: int) -> None:
+    model, x = Draws(DRAWS[draw]).train(), torch.rand(1, 3, size, size)
+    before = torch.get_rng_state()
+    featx.trace(model, x)
+    names = featx.get_graph_node_names(model, example_inputs=x)[0]
+    featx.create_feature_extractor(model, names[-1:], example_inputs=x)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 class Parallel(nn.Module):

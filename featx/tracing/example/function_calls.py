@@ -89,9 +89,8 @@ class FunctionCalls:
             arguments, keywords = recorder.create_args(args), recorder.create_kwargs(kwargs)
         plain_args, plain_kwargs = plain_numbers((args, kwargs))
         call = functools.partial(function, *plain_args, **plain_kwargs)
-        with self._torch_calls.kernels.seen():
-            node = ("call_function", function, arguments, keywords)
-            result = self._measured.run(node, (args, kwargs), call, is_measured=True)
+        node = ("call_function", function, arguments, keywords)
+        result = self._measured.run(node, (args, kwargs), call, is_measured=True)
         recorder.note_call(function, args, kwargs, result)
         return result
 

@@ -71,16 +71,37 @@ class MeasuredCalls:
             is_whole: whether it is a module that is kept whole although the policy would look into it.
             taken_in: the scope that takes things out of the result; by default the present one.
         """
-        recorder, whole = self._recorder, self._recorder.whole
+        recorder = self._recorder
         with torch._C.DisableTorchFunction():
             leaves = values if len(values) == 1 and type(values[0]) is torch.Tensor else tuple(tree_leaves(values))
             inputs: list[torch.Tensor] = []
             if is_measured:
                 inputs = [value for value in leaves if isinstance(value, torch.Tensor) and not value.is_inference()]
             before = [value._version for value in inputs]
+            have_values = is_measured and (recorder.is_real or any(map(_may_have_values, leaves)))
+        with self._torch_calls.kernels.seen():
+            result = self._result_of(call, is_measured)
+            with torch._C.DisableTorchFunction():
+                added = recorder.add_node(*node, None, None)
+                if is_whole:
+                    added.meta["is_whole"] = True
+                if is_measured:
+                    pairs = zip(inputs, before, strict=True)
+                    is_unseen = recorder.whole.writes_unseen
+                    written = [value for value, version in pairs if value._version != version or is_unseen]
+                    added.meta["effects"] = self._effects(added, inputs, written, result)
+                self._guard_result(added, result, is_measured=is_measured, have_values=have_values)
+                recorder.scope = taken_in or recorder.scope
+                result = self._apart_from(leaves, result)
+                # Where a single tensor goes decides nothing.
+                frame = None if isinstance(result, torch.Tensor) else recorder.model_frame()
+                return self._results.follow(result, added, frame)
+
+    def _result_of(self, call: Callable[[], Any], is_measured: bool) -> Any:
+        whole = self._recorder.whole
         try:
             with whole:
-                result = call()
+                return call()
         finally:
             # Whatever the call did to the generator, it will do again.
             if whole.draws:
@@ -88,26 +109,11 @@ class MeasuredCalls:
             elif is_measured:
                 self._torch_calls.generator.note()
             whole.restore_generators()
-        with torch._C.DisableTorchFunction():
-            added = recorder.add_node(*node, None, None)
-            if is_whole:
-                added.meta["is_whole"] = True
-            if is_measured:
-                pairs = zip(inputs, before, strict=True)
-                written = [value for value, version in pairs if value._version != version or whole.writes_unseen]
-                added.meta["effects"] = self._effects(added, inputs, written, result)
-            self._guard_result(added, result, leaves if is_measured else None)
-            recorder.scope = taken_in or recorder.scope
-            result = self._apart_from(leaves, result)
-            # Where a single tensor goes decides nothing.
-            frame = None if isinstance(result, torch.Tensor) else recorder.model_frame()
-            return self._results.follow(result, added, frame)
 
-    def _guard_result(self, node: Node, result: Any, measured: tuple[Any, ...] | None) -> None:
+    def _guard_result(self, node: Node, result: Any, *, is_measured: bool, have_values: bool) -> None:
         # What is in it may depend on values; and hooks, which have not run, may give something else.
         what = f"what '{node.target if isinstance(node.target, str) else node.name}' returns"
-        if measured is not None:
-            have_values = self._recorder.is_real or any(map(_may_have_values, measured))
+        if is_measured:
             self._recorder.guard_result(node, result, what, have_values=have_values)
         elif self._hooked and self.has_hooks(str(node.target)):
             self._recorder.guard_form(node, result, what)

@@ -235,15 +235,14 @@ class ModuleCalls:
         if is_own:
             self._checks.check_untouched(module, path)
         shown = (args, kwargs) if recorder.numbers.expected is None else plain_numbers((args, kwargs))
-        with self._torch_calls.kernels.seen():
-            result = self._measured.run(
-                ("call_module", path, arguments, keywords),
-                args if not kwargs else (args, kwargs),
-                functools.partial(self._result_of, module, *shown),
-                is_measured=is_own,
-                is_whole=not self._is_leaf(module, path),
-                taken_in=self._caller,
-            )
+        result = self._measured.run(
+            ("call_module", path, arguments, keywords),
+            args if not kwargs else (args, kwargs),
+            functools.partial(self._result_of, module, *shown),
+            is_measured=is_own,
+            is_whole=not self._is_leaf(module, path),
+            taken_in=self._caller,
+        )
         self._checks.note_whole(module, path, is_own=is_own)
         recorder.note_call(path, args, kwargs, result)
         return result

@@ -201,8 +201,11 @@ class TorchCalls:
             answer = self.answers.next(name) if is_unknown or self.answers.are_expected else None
             if is_unknown:
                 return answer
-        # What a module that is kept whole draws is no value of the graph.
-        result = recorder.stand_ins.run(function, args, kwargs, may_draw=recorder.whole.depth > 0)
+        if recorder.whole.depth and self._is_draw(name):  # what a module that is kept whole draws is no value
+            with self.kernels.drawing():
+                result = recorder.stand_ins.run(function, args, kwargs, may_draw=True)
+        else:
+            result = recorder.stand_ins.run(function, args, kwargs)
         if name in READS_VALUES:
             self.answers.note(name, result)
         if name == "type" and isinstance(result, str):
@@ -222,15 +225,19 @@ class TorchCalls:
     def _execute_in_order(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # The numbers that a graph draws follow from the state of the generator, which it must find as the model does.
         name = function.__name__
-        is_draw = self._draws.get(name)
-        if is_draw is None:
-            is_draw = self._draws[name] = operator_draws(name)
+        is_draw = self._is_draw(name)
         if is_draw:
             self.check_generator()
         result = self.execute(function, args, kwargs)
         if is_draw:
             self.note_draw()
         return result
+
+    def _is_draw(self, name: str) -> bool:
+        known = self._draws.get(name)
+        if known is None:
+            known = self._draws[name] = operator_draws(name)
+        return known
 
     def note_draw(self) -> None:
         """Remember the state in which the next draw should find torch's generator."""

@@ -6,7 +6,8 @@ from followed values would be a constant of the graph, and what it writes into t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -62,16 +63,28 @@ class Kernels(TorchDispatchMode):
                 written = [] if signature is None else list(signature.targets(args, kwargs or {}))
                 if written:
                     self.on_write(func, written)
-                tags = getattr(func, "tags", ())
-                if self._on_dynamic_shape is not None and _may_have_dynamic_shape(func, tags):
+                if self._on_dynamic_shape is not None and _may_have_dynamic_shape(func):
                     self._on_dynamic_shape()
-                if torch.Tag.nondeterministic_seeded in tags:
-                    return self._generators.draw(func, args, kwargs or {})
+            watches_draws = self.depth or self.on_write is not None
+            if watches_draws and torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()):
+                return self._generators.draw(func, args, kwargs or {})
             return func(*args, **kwargs) if kwargs else func(*args)
 
     def seen(self) -> _Seen:
         """Return a context for a call that the trace knows of."""
         return _Seen(self)
+
+    @contextmanager
+    def drawing(self) -> Generator[None]:
+        """Let kernels inside of a call that the trace knows of draw from generators of this trace alone."""
+        if self.on_write is not None:  # they do so anyway
+            yield
+            return
+        torch._C._push_on_torch_dispatch_stack(self)
+        try:
+            yield
+        finally:
+            torch._C._pop_torch_dispatch_stack(None)
 
 
 class _Seen:
@@ -98,8 +111,10 @@ class _Seen:
             torch._C._push_on_torch_dispatch_stack(self._kernels)
 
 
-def _may_have_dynamic_shape(kernel: Any, tags: Any) -> bool:
-    return torch.Tag.dynamic_output_shape in tags or getattr(kernel, "namespace", "aten") != "aten"
+def _may_have_dynamic_shape(kernel: Any) -> bool:
+    return (
+        torch.Tag.dynamic_output_shape in getattr(kernel, "tags", ()) or getattr(kernel, "namespace", "aten") != "aten"
+    )
 
 
 def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> list[torch.Tensor]:
