@@ -52,6 +52,10 @@ class DiffersInside(BaseException):
         self.path = path
 
 
+class MayBeDisturbed(Disturbed):
+    """Another thread has run, of Python or of torch's kernels, while this trace computed with values of its input."""
+
+
 class LeftBehind(Unfollowable):
     """What forward left somewhere, which the next call would find; it matters although all that is wanted is there."""
 

@@ -37,6 +37,20 @@ class OtherThreads:
         return not self._used.items() >= _used_by_each().items()
 
 
+class AllThreads:
+    """How much processor time all other threads have used when this is made, those that have ended among them. 1 us.
+
+    Threads in which torch computes count too; after a kernel they wait for the next one for some milliseconds, running.
+    """
+
+    def __init__(self) -> None:
+        self._most = _used_by_all()[1]
+
+    def have_run(self) -> bool:
+        """Say whether one of them has run since."""
+        return _used_by_all()[0] > self._most
+
+
 def _used_by_each() -> dict[int, int]:
     """Return how many nanoseconds each other thread has run, by its number.
 

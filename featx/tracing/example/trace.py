@@ -22,6 +22,7 @@ from featx.tracing.checks.replay import Record, Replay
 from featx.tracing.checks.state_checks import StateChecks
 from featx.tracing.environment.generators import SharedGenerators
 from featx.tracing.environment.heard_calls import CallListener, HeardCalls, hands_over
+from featx.tracing.environment.other_threads import AllThreads
 from featx.tracing.environment.recursion import room_for
 from featx.tracing.environment.saved_tensors import SavedGlobals
 from featx.tracing.environment.thread_modes import ThreadModes
@@ -45,7 +46,7 @@ from featx.tracing.replica.mode_reads import ModeReads, has_set_mode, listen
 from featx.tracing.replica.module_states import ModuleStates
 from featx.tracing.replica.modules import has_hooks, intercept
 from featx.tracing.replica.replica import Replica
-from featx.tracing.signals import Disturbed, LeftBehind, NeedsValues, Unfollowable
+from featx.tracing.signals import Disturbed, LeftBehind, MayBeDisturbed, NeedsValues, Unfollowable
 from featx.tracing.source.frames import user_frame
 from featx.tracing.source.questions import compares_objects
 from featx.tracing.stand_ins.stand_ins import StandIns, keeps_values
@@ -89,7 +90,7 @@ class Settings:
     opening: Opening
     keep_source: bool
     keep_output: bool
-    hears_seeds: bool
+    hears_calls: bool
     is_repeated: bool
     reads: ModeReads | None
 
@@ -136,6 +137,8 @@ class ExampleTrace:
         self._function_calls = FunctionCalls(recorder, self._torch_calls, measured, surroundings)
         self.broke_off: BaseException | None = None
         self._replay: Replay | None = None
+        # Where they must not run unheard, as what they compute would have values.
+        self._others: AllThreads | None = None
         self._given: list[Held] = []
         self._kept = KeptTensors(recorder)
         # What puts back what this run changes outside of the replica, until all of it is. Each may be called twice.
@@ -255,7 +258,7 @@ class ExampleTrace:
             listen(self.replica.paths, self._settings.reads)
         intercept(self.replica.paths, self._on_module)
         self._remove_absent()
-        generator.is_heard = heard.start() and self._settings.hears_seeds
+        generator.is_heard = heard.start() and self._settings.hears_calls
         self._lay_pass_throughs()
         modes.leave_inference_mode()
         modes.enter(_Mode(self), self._torch_calls.kernels, gradients=self.gradients)
@@ -365,9 +368,13 @@ class ExampleTrace:
         return self._function_calls.on_draw(function, args, kwargs)
 
     def _listeners(self, *, has_values: bool) -> list[CallListener]:
-        listeners: list[CallListener] = [self._torch_calls.generator.on_call] if self._settings.hears_seeds else []
-        # On stand-ins alone, what another thread computes has no values, and is seen where forward uses it.
-        return [*listeners, self._on_handover] if has_values else listeners
+        listeners: list[CallListener] = [self._torch_calls.generator.on_call] if self._settings.hears_calls else []
+        # On stand-ins alone, what another thread computes has no values, and is seen where forward uses it. Where some
+        # inputs have values, it is cheaper to ask afterwards whether another thread has run.
+        if self.is_real or (has_values and self._settings.hears_calls):
+            return [*listeners, self._on_handover]
+        self._others = AllThreads() if has_values else None
+        return listeners
 
     def _on_handover(self, frame: FrameType, event: str, called: Any) -> None:
         # What calls that the trace knows of do inside, such as torch.cond, is theirs.
@@ -378,6 +385,8 @@ class ExampleTrace:
     # -- what it left behind -----------------------------------------------------------------------------------------
 
     def _check_left_behind(self, generators: SharedGenerators) -> None:
+        if self._others is not None and self._others.have_run():
+            raise MayBeDisturbed("another thread has run, and forward may have handed it work")
         self.checks.check_all()
         self._check_inputs()
         self._torch_calls.check_memory()

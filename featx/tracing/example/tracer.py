@@ -24,7 +24,7 @@ from featx.tracing.guards.scalars import Diverged
 from featx.tracing.log import RunLog
 from featx.tracing.replica.mode_reads import ModeReads
 from featx.tracing.replica.replica import WritesModel
-from featx.tracing.signals import AssignedAnew, Converts, Disturbed, NeedsValues, Unfollowable
+from featx.tracing.signals import AssignedAnew, Converts, Disturbed, MayBeDisturbed, NeedsValues, Unfollowable
 from featx.tracing.source.frames import line_of, user_frame
 from featx.tracing.symbolic.tracer import is_leaf_class
 from featx.tree import tree_leaves
@@ -79,8 +79,9 @@ class ExampleTracer:
         self.whole: dict[str, str] = {}
         # Whether replicas outlive their runs, so that another call can come; `drop_replica` ends that.
         self.keeps_replicas = False
-        # Whether each call that sets torch's generator is heard, since other threads have disturbed a trace.
-        self.hears_seeds = False
+        # Whether each call is heard, for those that set torch's generator or hand work to another thread, since other
+        # threads have disturbed a trace; and whether they may have.
+        self.hears_calls = self._may_be_disturbed = False
         self.log = RunLog()
 
     def _settings(self) -> Settings:
@@ -88,7 +89,7 @@ class ExampleTracer:
             Opening(self.is_leaf, self.opened, self.asked_for, self.whole),
             self._keep_source,
             self.keep_output,
-            self.hears_seeds,
+            self.hears_calls,
             self.keeps_replicas,
             self.reads,
         )
@@ -204,7 +205,8 @@ class ExampleTracer:
                 else:  # where forward reads it ahead of that, it will be missing
                     absent = {*absent, error.attribute}
             except Disturbed as error:
-                self.hears_seeds = True
+                is_sure = not isinstance(error, MayBeDisturbed) or self._may_be_disturbed
+                self.hears_calls, self._may_be_disturbed = self.hears_calls or is_sure, True
                 if before is not None:  # its replica has been called by then
                     raise
                 attempts -= 1
