@@ -54,6 +54,7 @@ def copies_if_needed(name: str) -> bool:
     return name in _COPIES_IF_NEEDED
 
 
+@functools.cache
 def operator_draws(name: str) -> bool:
     """Say whether a torch function or method of this name draws random numbers, in training at least."""
     if name in ATTENTION:
@@ -63,6 +64,8 @@ def operator_draws(name: str) -> bool:
 
 def draws_now(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Say whether a torch function of this name draws random numbers when it is called with these arguments."""
+    if not operator_draws(name) and name not in ATTENTION:
+        return False
     position = _RANDOM_IN_TRAINING.get(name.rstrip("_"))
     if position is not None:
         if "training" in kwargs or "train" in kwargs or position < len(args):
@@ -71,7 +74,7 @@ def draws_now(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bo
     if name in ATTENTION:
         probability = kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0)
         return isinstance(probability, Node) or bool(probability)
-    return name in _RANDOM or _is_tagged_random(name)
+    return True
 
 
 def is_set(args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str, position: int | None) -> bool:

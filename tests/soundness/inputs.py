@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.fx
 from torch import nn
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -144,6 +145,10 @@ def built(case: Case) -> Iterator[nn.Module]:
         yield module.Model().train(case.training)
     finally:
         del sys.modules[module.__name__], linecache.cache[filename]
+        # What torch.fx.wrap has marked would be kept for good, and looked up by each trace from then on.
+        marked = torch.fx._symbolic_trace._wrapped_fns_to_patch
+        for key in [key for key, namespace in marked.items() if namespace is module.__dict__]:
+            del marked[key]
 
 
 def example(case: Case) -> Arguments:

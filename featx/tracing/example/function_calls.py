@@ -72,9 +72,11 @@ class FunctionCalls:
             )
         if is_question(function):
             return self._on_question(function, args, kwargs)
+        if is_inside:
+            return function(*args, **kwargs)
         is_conversion = function is int or function is float
         is_followed = self._recorder.is_followed((*tree_leaves(args), *tree_leaves(kwargs)))
-        if is_inside or not (is_followed or (is_conversion and self._recorder.is_of_graph(args))):
+        if not (is_followed or (is_conversion and self._recorder.is_of_graph(args))):
             return function(*args, **kwargs)
         if is_of_numbers(function):
             return self._recorder.numbers.call(function, args, kwargs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
+from itertools import chain
 from typing import Any
 
 import torch
@@ -51,7 +52,8 @@ class KeptTensors:
         stood_for = self._stood_for
         for module in modules if stood_for else ():
             dicts: tuple[Any, ...] = (module._parameters, module._buffers, module.__dict__)
-            for held in dicts:
+            all_held = chain.from_iterable(held.values() for held in dicts)
+            for held in () if stood_for.keys().isdisjoint(map(id, all_held)) else dicts:
                 if not stood_for.keys().isdisjoint(map(id, held.values())):
                     held.update(
                         {name: stood_for[id(value)][1] for name, value in held.items() if id(value) in stood_for}

@@ -115,11 +115,12 @@ class ModuleCalls:
         recorder.scope = Scope(path, type(module), outer.stack)
         self._caller = outer
         try:
-            if self._is_one_node(module, path):
+            is_leaf = self._is_leaf(module, path)
+            if self._is_one_node(module, path, is_leaf):
                 try:
-                    return self._call_whole(module, path, args, kwargs)
+                    return self._call_whole(module, path, args, kwargs, is_leaf=is_leaf)
                 except (Unholdable, ChangedByOthers):  # a cache that forward has made, `block.height = height`
-                    if self._opening.opened is None or self._is_leaf(module, path):
+                    if self._opening.opened is None or is_leaf:
                         raise
             return self._open(module, path, forward, args, kwargs)
         except BaseException:
@@ -134,13 +135,13 @@ class ModuleCalls:
         if is_missing and any(map(self._measured.has_hooks, self._checks.called_whole)):
             raise Unfollowable(f"{STORED_BY_HOOK} or something else is missing ({error!r}),") from error
 
-    def _is_one_node(self, module: nn.Module, path: str) -> bool:
+    def _is_one_node(self, module: nn.Module, path: str, is_leaf: bool) -> bool:
         if isinstance(module, torch.jit.ScriptModule):
             return True
         if has_own_call(type(module)):
             return False  # what it does ahead of forward is recorded by now, and must not run twice
         opened = self._opening.opened
-        return self._is_leaf(module, path) if opened is None else path not in opened
+        return is_leaf if opened is None else path not in opened
 
     def _is_leaf(self, module: nn.Module, path: str) -> bool:
         # A policy may know the modules of the model by identity.
@@ -194,7 +195,7 @@ class ModuleCalls:
             self._caller, self._torch_calls.unseen, self.broken_off = caller, None, ""
             counts_inside, self._counts_inside = self._counts_inside, True
             try:
-                result = self._call_whole(module, path, args, kwargs)
+                result = self._call_whole(module, path, args, kwargs, is_leaf=self._is_leaf(module, path))
             finally:
                 self._counts_inside = counts_inside
             call = next(node for node in reversed(recorder.graph.nodes) if node.target == path)
@@ -221,7 +222,9 @@ class ModuleCalls:
 
     # -- modules that are one node -----------------------------------------------------------------------------------
 
-    def _call_whole(self, module: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call_whole(
+        self, module: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_leaf: bool
+    ) -> Any:
         recorder = self._recorder
         inside, recorder.scope = recorder.scope, self._caller  # which takes out of a value what it passes on
         try:
@@ -240,7 +243,7 @@ class ModuleCalls:
             args if not kwargs else (args, kwargs),
             functools.partial(self._result_of, module, *shown),
             is_measured=is_own,
-            is_whole=not self._is_leaf(module, path),
+            is_whole=not is_leaf,
             taken_in=self._caller,
         )
         self._checks.note_whole(module, path, is_own=is_own)

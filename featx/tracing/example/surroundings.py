@@ -89,11 +89,13 @@ class Surroundings:
         if not self.caches.are_untouched():
             self.caches = Caches(self.namespaces, self.kinds)
 
-    def replica(self, training: bool | None, copies_tensors: str) -> tuple[Replica, ModelTensors]:
-        """Return a new replica of the model in a mode, and its tensors. O(modules)."""
+    def replica(
+        self, training: bool | None, copies_tensors: str, *, own_hooks: bool = True
+    ) -> tuple[Replica, ModelTensors]:
+        """Return a new replica of the model in a mode, and its tensors; see `Replica`. O(modules)."""
         if copies_tensors == "buffers" and self._tensors.share_memory_with_parameters:
             copies_tensors = "all"
-        replica = replica_of(self.root, training, copies_tensors)
+        replica = replica_of(self.root, training, copies_tensors, own_hooks=own_hooks)
         return replica, self._tensors if replica.has_tensors_of_model else ModelTensors(replica.paths)
 
 

@@ -77,8 +77,6 @@ class TorchCalls:
         self._renamed: set[int] = set()
         # How the switches of the process are set.
         self._switches = switches()
-        # Whether calls draw, by name.
-        self._draws: dict[str, bool] = {}
 
     def on_call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer a torch call: run it and, outside modules that are kept whole, record it."""
@@ -182,8 +180,10 @@ class TorchCalls:
             recorder.require_own_parameters()  # to whose gradients it adds
         if not recorder.is_real and torch._C._is_any_autocast_enabled():
             raise NeedsValues  # the meta device does not know of autocast
+        draws_inside = False
         if recorder.whole.depth:  # of a node of its own the graph knows
-            self._note_inside(name, args, kwargs)
+            draws_inside = draws_now(name, args, kwargs)
+            self._note_inside(name, args, kwargs, draws=draws_inside)
         if recorder.stand_ins.writes_model(function, args, kwargs):
             recorder.whole.writes_model = True
         if recorder.is_real:
@@ -201,7 +201,7 @@ class TorchCalls:
             answer = self.answers.next(name) if is_unknown or self.answers.are_expected else None
             if is_unknown:
                 return answer
-        if recorder.whole.depth and self._is_draw(name):  # what a module that is kept whole draws is no value
+        if draws_inside:  # what a module that is kept whole draws is no value
             with self.kernels.drawing():
                 result = recorder.stand_ins.run(function, args, kwargs, may_draw=True)
         else:
@@ -213,9 +213,9 @@ class TorchCalls:
             return result.replace("torch.meta.", "torch." if kind == "cpu" else f"torch.{kind}.")
         return result
 
-    def _note_inside(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _note_inside(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, draws: bool) -> None:
         whole = self._recorder.whole
-        whole.draws = whole.draws or draws_now(name, args, kwargs)
+        whole.draws = whole.draws or draws
         is_write = operator_writes(name) or "out" in kwargs
         if is_write:
             self._saved_globals.save((*args[:1], kwargs.get("out")))
@@ -225,19 +225,13 @@ class TorchCalls:
     def _execute_in_order(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # The numbers that a graph draws follow from the state of the generator, which it must find as the model does.
         name = function.__name__
-        is_draw = self._is_draw(name)
+        is_draw = operator_draws(name)
         if is_draw:
             self.check_generator()
         result = self.execute(function, args, kwargs)
         if is_draw:
             self.note_draw()
         return result
-
-    def _is_draw(self, name: str) -> bool:
-        known = self._draws.get(name)
-        if known is None:
-            known = self._draws[name] = operator_draws(name)
-        return known
 
     def note_draw(self) -> None:
         """Remember the state in which the next draw should find torch's generator."""

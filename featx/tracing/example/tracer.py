@@ -23,7 +23,7 @@ from featx.tracing.example.trace import Conditions, ExampleTrace, Settings, Want
 from featx.tracing.guards.scalars import Diverged
 from featx.tracing.log import RunLog
 from featx.tracing.replica.mode_reads import ModeReads
-from featx.tracing.replica.replica import WritesModel
+from featx.tracing.replica.replica import RegistersHook, WritesModel
 from featx.tracing.signals import AssignedAnew, Converts, Disturbed, MayBeDisturbed, NeedsValues, Unfollowable
 from featx.tracing.source.frames import line_of, user_frame
 from featx.tracing.symbolic.tracer import is_leaf_class
@@ -178,11 +178,12 @@ class ExampleTracer:
         absent: set[tuple[str, str]] = set()
         read_first: set[tuple[str, str]] = set()
         copies_tensors = "buffers" if conditions.is_real else "none"
+        own_hooks = False
         attempts = ATTEMPTS
         line = line_of(user_frame())
         while True:
             if before is None:
-                replica = around.replica(self.training, copies_tensors)
+                replica = around.replica(self.training, copies_tensors, own_hooks=own_hooks)
             else:
                 replica = before.replica, before.tensors
             trace = ExampleTrace(self._settings(), around, replica, conditions)
@@ -195,13 +196,15 @@ class ExampleTracer:
             except Unfollowable as error:
                 # What is found when forward is over has no line of the model.
                 raise _error(around.traced, error.what, error.place if error.line != line else "") from error
-            except (Converts, WritesModel, AssignedAnew) as error:
+            except (Converts, WritesModel, RegistersHook, AssignedAnew) as error:
                 if before is not None:  # a call that has been broken off cannot come again on the same replica
                     raise Diverged from error
                 if isinstance(error, Converts):
                     around.converting.append(error.namespace)
                 elif isinstance(error, WritesModel):
                     copies_tensors = "all"
+                elif isinstance(error, RegistersHook):
+                    own_hooks = True
                 else:  # where forward reads it ahead of that, it will be missing
                     absent = {*absent, error.attribute}
             except Disturbed as error:

@@ -32,7 +32,8 @@ _OTHER_HOOKS = (
     "_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks", "_state_dict_pre_hooks",
     "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
 )  # fmt: skip
-_LOOKED_AFTER = frozenset({"training", "_parameters", "_buffers", *_FORWARD_HOOKS, *_OTHER_HOOKS})
+_HOOKS = (*_FORWARD_HOOKS, *_OTHER_HOOKS)
+_LOOKED_AFTER = frozenset({"training", "_parameters", "_buffers", *_HOOKS})
 
 
 class WritesModel(BaseException):
@@ -40,6 +41,23 @@ class WritesModel(BaseException):
 
     No Exception, so that no model catches it.
     """
+
+
+class RegistersHook(BaseException):
+    """Forward registers a hook on a module of a replica that has no dicts of its own for hooks.
+
+    No Exception, so that no model catches it.
+    """
+
+
+class _NoHooks(OrderedDict[int, Any]):
+    """The empty dict of hooks of many modules."""
+
+    def __setitem__(self, key: int, value: Any) -> None:
+        raise RegistersHook
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OrderedDict, ()  # a copy of a module that forward makes has its own
 
 
 class Replica:
@@ -52,6 +70,8 @@ class Replica:
         model: what is copied.
         training: the mode that the replica is put into, by its own `train`; None keeps the modes of the model.
         copies_tensors: "none" shares all tensors; "buffers" copies what is no parameter; "all" copies parameters too.
+        own_hooks: give each module dicts of its own for forward hooks, so that they can be registered. Without, modules
+            that have none share them, as most of the garbage that a replica leaves are dicts.
 
     Attributes:
         root: the copy of `model`.
@@ -62,14 +82,18 @@ class Replica:
         TraceError: a scripted module cannot be copied.
     """
 
-    def __init__(self, model: nn.Module, training: bool | None = None, copies_tensors: str = "none") -> None:
+    def __init__(
+        self, model: nn.Module, training: bool | None = None, copies_tensors: str = "none", *, own_hooks: bool = True
+    ) -> None:
         self._copies = ObjectCopies(self._tensor, self._new)
         self._copies_buffers, self._copies_parameters = copies_tensors != "none", copies_tensors == "all"
         self._original_tensors: dict[int, torch.Tensor] = {}
         self._copied_scripted = False
         self._storages: dict[int, torch.UntypedStorage] = {}
-        # What takes the place of empty dicts of hooks that do not run, the same for all modules.
+        # What takes the place of empty dicts of hooks, the same for all modules.
         self._no_hooks: dict[str, OrderedDict[int, Any]] = {name: OrderedDict() for name in _OTHER_HOOKS}
+        self._no_hooks.update((name, _NoHooks()) for name in _FORWARD_HOOKS)
+        self._own_hooks = own_hooks
         self._twins: list[tuple[nn.Module, nn.Module]] = []
         self.paths: dict[nn.Module, str] = {}
         self.originals: dict[nn.Module, nn.Module] = {}
@@ -117,8 +141,8 @@ class Replica:
         if isinstance(module, torch.jit.ScriptModule):
             return self._copy_scripted(module)
         twin: nn.Module = object.__new__(type(module))
-        self._copies.known[id(module)] = (module, twin)
-        self._twins.append((module, twin))
+        pair = self._copies.known[id(module)] = (module, twin)
+        self._twins.append(pair)
         return twin
 
     def _copy_scripted(self, module: nn.Module) -> nn.Module:
@@ -141,18 +165,19 @@ class Replica:
         state, copies, shares_tensors = twin.__dict__, self._copies.of, not self._copies_buffers
         state.update(module.__dict__)
         state.pop("_compiled_call_impl", None)  # a compiled module would run its compiled code
-        for name in _FORWARD_HOOKS:
-            state[name] = copies(state[name]) if state.get(name) else OrderedDict()
-        if any(map(state.get, _OTHER_HOOKS)):
+        if any(map(state.get, _HOOKS)):
             state.update((name, hooks) for name, hooks in self._no_hooks.items() if not state.get(name))
+            state.update((name, copies(state[name])) for name in _FORWARD_HOOKS if state[name])
         else:
             state.update(self._no_hooks)
+        if self._own_hooks:
+            state.update((name, OrderedDict()) for name in _FORWARD_HOOKS if not state[name])
         for name in ("_parameters", "_buffers"):
             state[name] = dict(state[name]) if shares_tensors and type(state[name]) is dict else copies(state[name])
         shared = _SHARED if shares_tensors else _SHARED_WITHOUT_TENSORS
         for name, value in state.items():
             kind = type(value)
-            if name in _LOOKED_AFTER or kind in shared or (kind is tuple and shared.issuperset(map(type, value))):
+            if kind in shared or name in _LOOKED_AFTER or (kind is tuple and shared.issuperset(map(type, value))):
                 continue
             state[name] = kind() if kind in _MAY_BE_EMPTY and not value else copies(value)
         self._copies.fill_slots(module, twin)
@@ -211,12 +236,16 @@ class Replica:
         return twin.requires_grad_(tensor.requires_grad)
 
 
-def replica_of(model: nn.Module, training: bool | None = None, copies_tensors: str = "none") -> Replica:
+def replica_of(
+    model: nn.Module, training: bool | None = None, copies_tensors: str = "none", *, own_hooks: bool = True
+) -> Replica:
     """Return a replica in a mode; where its own `train` writes tensors, a replica that has copies of all of them."""
     try:
-        return Replica(model, training, copies_tensors)
+        return Replica(model, training, copies_tensors, own_hooks=own_hooks)
     except WritesModel:
         return Replica(model, training, "all")
+    except RegistersHook:
+        return replica_of(model, training, copies_tensors)
 
 
 def in_mode(model: nn.Module, training: bool) -> nn.Module:

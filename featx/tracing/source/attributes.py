@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ast
 import inspect
+from collections.abc import Set
+from functools import lru_cache
 from itertools import chain
 from types import CodeType, FunctionType
 from typing import Any
 
 from torch import nn
 
-from featx.tracing.source.location import codes_in, definition_of
+from featx.tracing.source.location import Function, codes_in, definition_of
 
 
 def assigned_to_others(kind: type) -> set[str]:
@@ -68,12 +70,16 @@ def _reads(function: FunctionType, attribute: str) -> bool:
     )
 
 
-def _attributes_in(function: FunctionType) -> tuple[set[str], set[str]]:
+def _attributes_in(function: FunctionType) -> tuple[Set[str], Set[str]]:
     """Return the names that a function reads of its first argument, and those that it assigns to anything else."""
     definition = definition_of(function)
     if definition is None:
         return set(), _names_in(function.__code__)
-    first = function.__code__.co_varnames[:1]
+    return _attributes_of(definition, function.__code__.co_varnames[:1])
+
+
+@lru_cache(maxsize=4096)
+def _attributes_of(definition: Function, first: tuple[str, ...]) -> tuple[frozenset[str], frozenset[str]]:
     own: set[str] = set()
     assigned: set[str] = set()
     for node in ast.walk(definition):
@@ -83,4 +89,4 @@ def _attributes_in(function: FunctionType) -> tuple[set[str], set[str]]:
                 assigned.add(node.attr)
             elif isinstance(node.ctx, ast.Load) and is_own:
                 own.add(node.attr)
-    return own, assigned
+    return frozenset(own), frozenset(assigned)

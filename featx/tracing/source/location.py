@@ -39,6 +39,7 @@ class Source:
         self._at: dict[tuple[int, int, int, int], ast.AST] = {}
         self._ending_at: dict[tuple[int, int], ast.Attribute | ast.Call] = {}
         self._functions: list[Function] = []
+        self._definitions: dict[CodeType, Function | None] = {}
         for node in ast.walk(tree):
             for child in ast.iter_child_nodes(node):
                 self.parents[child] = node
@@ -64,10 +65,15 @@ class Source:
 
     def function_of(self, code: CodeType) -> Function | None:
         """Return the definition that gives this code."""
-        places = [place for place in map(Position._make, code.co_positions()) if None not in place]
+        if code not in self._definitions:
+            self._definitions[code] = self._definition_of(code)
+        return self._definitions[code]
+
+    def _definition_of(self, code: CodeType) -> Function | None:
         found = [each for each in self._functions if _first_line(each) == code.co_firstlineno]
         found = [each for each in found if getattr(each, "name", "<lambda>") == code.co_name]
         if len(found) > 1:  # lambdas in one line
+            places = [place for place in map(Position._make, code.co_positions()) if None not in place]
             found = [each for each in found if any(_spans(each, place) for place in places)]
         return found[-1] if found else None
 

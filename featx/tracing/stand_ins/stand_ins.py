@@ -29,6 +29,8 @@ _NUMBERS = (TracedInt, TracedFloat)
 # How many elements a tensor may have whose values are known.
 _SMALL = 1 << 16
 _SMALL_OF_FLOATS = 1 << 11
+# What is the same for stand-ins.
+_PLAIN = frozenset({bool, int, float, str, type(None), torch.dtype})
 # Moves that stay where they are: on the meta device they would fail, or make a real tensor without values.
 _MOVES = frozenset({"cpu", "cuda", "xpu"})
 
@@ -128,7 +130,7 @@ class StandIns:
             return self._run_on_values(function, args, kwargs, is_of_values=is_of_values)
         if operator_writes(name) or "out" in kwargs:
             self._note_outdated((*args[:1], kwargs.get("out")))
-        args, kwargs = plain_numbers((args, kwargs))
+        args, kwargs = plain_numbers(args), plain_numbers(kwargs) if kwargs else kwargs
         if self.is_cast:  # ahead of the rules, which ask for dtypes
             args, kwargs = self._convert(args, self.of), self._convert(kwargs, self.of)
         result = result_of(function, args, kwargs)
@@ -142,7 +144,8 @@ class StandIns:
         name = function.__name__
         if name in _MOVES:
             return twin_of(args[0])
-        args, kwargs = self._convert(args, twin_of), self._convert(kwargs, twin_of)
+        args = tuple([self._convert(value, twin_of) if type(value) not in _PLAIN else value for value in args])
+        kwargs = self._convert(kwargs, twin_of) if kwargs else kwargs
         if name == "to" and len(args) > 1 and isinstance(args[1], (str, int)):
             args = (args[0], _META, *args[2:])
         if any(isinstance(value, torch.Tensor) for value in args[:1]):
