@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import multiprocessing
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from torch import nn, typename  # the globals of typename are those of torch
 
 import featx
 from featx.tracing.environment.other_threads import OtherThreads
+from featx.tracing.example.surroundings import Surroundings
 
 THREADS = 8  # a trace takes a few milliseconds, and the eight share one interpreter lock
 IMAGES = torch.rand(2, 3, 12, 12, generator=torch.Generator().manual_seed(0))
@@ -249,6 +251,7 @@ def in_a_thread(module: nn.Module, x: torch.Tensor) -> Callable[[], Any]:
 
 
 POOL = ThreadPoolExecutor(1)
+FORKS = multiprocessing.get_context("fork")
 STARTS: dict[str, Callable[[nn.Module, torch.Tensor], Callable[[], Any]]] = {
     "a thread": in_a_thread,
     "a module in a pool": lambda module, x: POOL.submit(module, x).result,
@@ -268,6 +271,34 @@ def test_work_that_forward_hands_to_another_thread_is_refused_or_kept_whole(star
     whole = nn.Sequential(model, nn.ReLU())
     extractor = featx.create_feature_extractor(whole, {"1": "out"}, example_inputs=x, suppress_diff_warning=True)
     assert torch.equal(extractor.eval()(other)["out"], whole(other))
+
+
+def in_a_process(module: nn.Module, x: torch.Tensor) -> Callable[[], Any]:
+    ours, theirs = FORKS.Pipe()
+    FORKS.Process(target=theirs.send, args=(x.detach().numpy() * 2,)).start()
+    return lambda: torch.from_numpy(ours.recv())
+
+
+def test_work_that_forward_hands_to_another_process_is_refused() -> None:
+    with pytest.raises(featx.TraceError, match="hands work to another thread or process"):
+        featx.trace(Parallel(in_a_process, needs_values=False).eval(), torch.rand(2, 4))
+
+
+class Hidden(nn.Module):
+    """Hands work to a thread of which its file names nothing."""
+
+    def __init__(self, apply: Callable[..., Any]) -> None:
+        super().__init__()
+        self.apply_elsewhere = apply
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.apply_elsewhere(lambda: torch.full((4,), float(x.detach().numpy().sum())))
+
+
+def test_work_that_forward_hands_over_without_naming_threads_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Surroundings, "names_workers", False)
+    with pytest.raises(featx.TraceError, match="hands work to another thread or process"):
+        featx.trace(Hidden(lambda function: POOL.submit(function).result()), torch.rand(2, 4))
 
 
 def test_threads_that_end_at_any_moment_are_no_trouble() -> None:

@@ -7,7 +7,7 @@ import sys
 import threading
 from _queue import SimpleQueue
 from collections.abc import Callable, Sequence
-from types import FrameType
+from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
 # Gets the frame, the event ("call", "c_call" or the end of one), and with "c_call" what is called: `sys.setprofile`.
@@ -18,6 +18,10 @@ _HANDING_OVER = {
     method.__code__ for method in (threading.Thread.start, threading.Condition.notify, queue.Queue.put)
 }  # fmt: skip
 _LIBRARIES = ("concurrent.futures.", "multiprocessing.")
+# Code that hands work over names something of these Python modules, mostly.
+_OF_WORKERS = frozenset(
+    {"threading", "_thread", "queue", "_queue", "concurrent", "multiprocessing", "asyncio", "joblib"}
+)
 
 
 class HeardCalls:
@@ -41,6 +45,14 @@ class HeardCalls:
     def _hear(self, frame: FrameType, event: str, called: Any) -> None:
         for listener in self._listeners:
             listener(frame, event, called)
+
+
+def is_of_workers(value: Any) -> bool:
+    """Say whether a value is a Python module of threads or processes, of one, or an object of such a class."""
+    if isinstance(value, ModuleType):
+        return value.__name__.removeprefix("torch.").partition(".")[0] in _OF_WORKERS
+    kind: Any = value if isinstance(value, (type, FunctionType)) else type(value)
+    return str(kind.__module__).partition(".")[0] in _OF_WORKERS
 
 
 def hands_over(frame: FrameType, event: str, called: Any) -> bool:

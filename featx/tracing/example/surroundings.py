@@ -14,6 +14,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from featx.errors import TraceError
 from featx.tracing.environment.caches import Caches
+from featx.tracing.environment.heard_calls import is_of_workers
 from featx.tracing.environment.pass_through import PassThroughs
 from featx.tracing.environment.recursion import levels_of
 from featx.tracing.environment.wrapping import find_places, globals_of
@@ -83,6 +84,11 @@ class Surroundings:
     def memories(self) -> frozenset[int]:
         """The memory of the tensors of the model."""
         return frozenset(map(memory_of, self._tensors.all))
+
+    @functools.cached_property
+    def names_workers(self) -> bool:
+        """Whether the files of the model name something of threads or processes."""
+        return any(is_of_workers(value) for namespace in self.namespaces for value in list(namespace.values()))
 
     def look_at_caches(self) -> None:
         """Let `caches` tell what they hold now, ahead of a trace. O(names), and fast where nothing has changed."""

@@ -371,7 +371,7 @@ class ExampleTrace:
         listeners: list[CallListener] = [self._torch_calls.generator.on_call] if self._settings.hears_calls else []
         # On stand-ins alone, what another thread computes has no values, and is seen where forward uses it. Where some
         # inputs have values, it is cheaper to ask afterwards whether another thread has run.
-        if self.is_real or (has_values and self._settings.hears_calls):
+        if self.is_real or (has_values and (self._settings.hears_calls or self.surroundings.names_workers)):
             return [*listeners, self._on_handover]
         self._others = AllThreads() if has_values else None
         return listeners
