@@ -192,3 +192,71 @@ def test_module_that_is_kept_whole_and_writes_a_small_value_is_seen_to() -> None
     got = extractor(x)
     assert torch.equal(got["add"], x + 1)
     assert torch.equal(got["last"], model(x))
+
+
+class Between(nn.Module):
+    """Asks for a feature of a small value between two calls that may write it."""
+
+    def __init__(self, change: Callable[[nn.Module, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.seen, self.change = nn.Identity(), change
+        self.weight = nn.Parameter(torch.ones(2, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x * 1
+        self.seen(x.view(-1))
+        x = self.change(self, x)
+        x += 1
+        return x if (x == 1).any() else x * 2
+
+
+def foreach(model: Any, x: torch.Tensor) -> torch.Tensor:
+    torch._foreach_add_([x], [model.weight.detach()])
+    return x
+
+
+WRITERS: dict[str, Callable[[nn.Module, torch.Tensor], torch.Tensor]] = {
+    "a draw in place": lambda model, x: nn.functional.dropout(x, 0.5, model.training, inplace=True),
+    "a draw in place, by position": lambda model, x: nn.functional.dropout(x, 0.5, model.training, True),
+    "a draw elsewhere": lambda model, x: nn.functional.dropout(x, 0.5, model.training),
+    "a list in place": foreach,
+}
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("writer", WRITERS)
+def test_small_value_that_a_call_on_stand_ins_may_write(writer: str, training: bool) -> None:
+    model, x = Between(WRITERS[writer]).train(training), torch.rand(2, 3)
+    seen: list[torch.Tensor] = []
+    extractor = featx.create_feature_extractor(model, ["seen", "add"], example_inputs=x, suppress_diff_warning=True)
+    extractor.train(training)
+    model.seen.register_forward_hook(lambda module, args, output: seen.append(output.clone()))
+    torch.manual_seed(0)
+    model(x)
+    torch.manual_seed(0)
+    assert torch.equal(extractor(x)["seen"], seen[-1])
+
+
+@pytest.mark.parametrize("inplace", [True, False])
+def test_layer_that_gives_its_input_in_eval_mode_gives_its_memory(inplace: bool) -> None:
+    class Grows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dropout = nn.Dropout(0.5, inplace)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x * 1
+            for _ in range(3):
+                self.dropout(x)
+                x += 1
+            return x
+
+    model, x = Grows().eval(), torch.rand(2, 3)
+    names = ["dropout", "dropout_1", "dropout_2"]
+    train_names = {"dropout": "dropout"}
+    extractor = featx.create_feature_extractor(
+        model, train_return_nodes=train_names, eval_return_nodes=names, example_inputs=x, suppress_diff_warning=True
+    )
+    got = extractor.eval()(x)
+    for count, name in enumerate(names):
+        assert torch.equal(got[name], sum([1] * count, x * 1))

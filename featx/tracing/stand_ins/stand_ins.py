@@ -8,14 +8,14 @@ may ask for its values; it gets a stand-in when it meets one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from featx.ir.memory import memory_of
-from featx.ir.operator_effects import WRITE_STATISTICS, operator_draws, operator_writes
+from featx.ir.operator_effects import WRITE_STATISTICS, draws_now, operator_writes
 from featx.tracing.guards.scalars import TracedFloat, TracedInt, plain_numbers
 from featx.tracing.operators import READS_VALUES
 from featx.tracing.signals import NeedsValues
@@ -121,8 +121,9 @@ class StandIns:
         """
         name = function.__name__
         given = (*args, *kwargs.values()) if kwargs else args
-        if not self._has_form_only(given) and (may_draw or not operator_draws(name)):
-            is_of_sizes, draws = self._has_numbers(given), may_draw and operator_draws(name)
+        draws = draws_now(name, args, kwargs)
+        if not self._has_form_only(given) and (may_draw or not draws):
+            is_of_sizes = self._has_numbers(given)
             is_of_values = draws or any(id(leaf) in self._known for leaf in tree_leaves(given))
             args, kwargs = plain_numbers((args, kwargs))
             if not is_of_sizes and not is_of_values:
@@ -136,7 +137,12 @@ class StandIns:
         result = result_of(function, args, kwargs)
         if result is not None:
             return self.of(result)
-        return self._run_on(self.of, function, args, kwargs)
+        twins = [(value, self.of(value)) for value in self._with_values(given)]
+        versions = [twin._version for _, twin in twins]
+        result = self._run_on(self.of, function, args, kwargs)
+        written = [value for (value, twin), version in zip(twins, versions, strict=True) if twin._version != version]
+        self._note_outdated(written)
+        return result
 
     def _run_on(
         self, twin_of: Twin, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -175,7 +181,17 @@ class StandIns:
             self._known.update((id(leaf), leaf) for leaf in leaves)
         return result
 
-    def _note_outdated(self, targets: tuple[Any, ...]) -> None:
+    def _with_values(self, values: Iterable[Any]) -> list[torch.Tensor]:
+        found: list[torch.Tensor] = []
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                if not value.is_meta and self.has_values(value):
+                    found.append(value)
+            elif isinstance(value, (tuple, list)):
+                found += self._with_values(cast(list[Any], value))
+        return found
+
+    def _note_outdated(self, targets: Iterable[Any]) -> None:
         for target in targets:
             if isinstance(target, torch.Tensor) and self.has_values(target):
                 self._outdated[memory_of(target)] = target
