@@ -20,7 +20,7 @@ from torch import nn
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 SHAPES: tuple[tuple[int, ...], ...] = (
     (3, 4), (1, 4), (4, 4), (2, 4), (2, 4, 6, 6), (1, 4, 6, 6), (4, 4, 4, 6), (4, 4, 4, 4), (2, 4, 1, 6),
-    (3, 4, 1, 1),
+    (3, 4, 1, 1), (2, 4, 18, 16), (5, 4, 12, 12),  # larger than what keeps its values in a trace
 )  # fmt: skip
 
 _numbers = itertools.count()

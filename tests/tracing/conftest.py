@@ -12,6 +12,8 @@ import pytest
 import torch
 from torch import nn
 
+from featx.tracing.environment.other_threads import AllThreads
+
 # torch.fx records `x += y` as an addition, which leaves an alias of `x` unchanged; featx records the write.
 _IN_PLACE = {getattr(operator, f"i{name}"): name for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")}
 
@@ -27,6 +29,12 @@ def _row(node: Any) -> str:
 def rows() -> Callable[[Any], list[str]]:
     """A function that describes the nodes of a featx or torch.fx graph, one line each, in the same words."""
     return lambda graph: [_row(node) for node in graph.nodes]
+
+
+@pytest.fixture
+def undisturbed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no trace run again because a thread of the test runner has run meanwhile."""
+    monkeypatch.setattr(AllThreads, "have_run", lambda self: False)
 
 
 class Snapshot:

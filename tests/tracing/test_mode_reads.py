@@ -104,6 +104,7 @@ def test_setting_a_mode_of_a_replica_is_seen() -> None:
     assert model.norm.training
 
 
+@pytest.mark.usefixtures("undisturbed")
 def test_model_that_does_not_ask_runs_once() -> None:
     CALLS.clear()
     names = featx.get_graph_node_names(Net(), example_inputs=X)
