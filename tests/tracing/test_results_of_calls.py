@@ -210,3 +210,23 @@ def test_an_object_that_holds_an_input_at_times() -> None:
     assert torch.equal(extractor(x), model(x))
     with pytest.raises(SpecializationError, match="a tensor in what a call gives is one that the model had"):
         extractor(-x)
+
+
+def with_attributes(x: torch.Tensor) -> Any:
+    result: Any = x + 1
+    result.kind, result.mask, result.parts = "large" if is_positive(x) else "small", x > 0, {"first": [x * 3]}
+    return result
+
+
+@pytest.mark.parametrize("by_module", [True, False])
+@pytest.mark.parametrize("size", [3, 3000], ids=["small", "large"])
+def test_attributes_of_a_tensor_that_a_call_gives(by_module: bool, size: int) -> None:
+    def use(result: Any, x: torch.Tensor) -> torch.Tensor:
+        return (result * result.mask + result.parts["first"][0]) * (2 if result.kind == "large" else 3)
+
+    model = Uses(with_attributes, use, by_module=by_module)
+    extractor = traced(model, torch.rand(2, size))
+    x = torch.rand(2, size)
+    assert torch.equal(extractor(x), model(x))
+    with pytest.raises(SpecializationError, match=r"'?small'? now, '?large'? on the example"):
+        extractor(-x)

@@ -95,6 +95,8 @@ class MeasuredCalls:
                 result = self._apart_from(leaves, result)
                 # Where a single tensor goes decides nothing.
                 frame = None if isinstance(result, torch.Tensor) else recorder.model_frame()
+                if is_measured:
+                    self._results.follow_attributes(result, added)
                 return self._results.follow(result, added, frame)
 
     def _result_of(self, call: Callable[[], Any], is_measured: bool) -> Any:

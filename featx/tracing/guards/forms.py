@@ -33,7 +33,8 @@ def form_of(value: Any) -> Any:
 def form_of_result(value: Any) -> Any:
     """Describe as `form_of`, with all that is neither a tensor nor an item of a tuple, list or dict by value. O(size).
 
-    A trace follows the items of what a call gives. What objects hold beside tensors, Python sees unheard.
+    A trace follows the items of what a call gives. What objects hold beside tensors, and attributes that somebody has
+    given to tensors, Python sees unheard.
 
     Returns:
         The form; None where there is an object that has no description, such as an iterator.
@@ -55,7 +56,10 @@ class _IndescribableError(Exception):
 
 def _form_of(value: Any, around: tuple[int, ...], of_object: _Describe) -> Any:
     if isinstance(value, torch.Tensor):
-        return f"tensor of {value.dim()} dimensions"
+        form = f"tensor of {value.dim()} dimensions"
+        attributes: dict[str, Any] = vars(value) if of_object is _contents_of else {}
+        contents = [(name, _contents_of(item, around)) for name, item in attributes.items()]
+        return (form, *contents) if contents else form
     if isinstance(value, (tuple, list)):
         return (type(value).__name__, *[_form_of(item, around, of_object) for item in cast(list[Any], value)])
     if isinstance(value, dict):

@@ -310,7 +310,7 @@ class Recorder(TracerBase):
             Unfollowable: there is an object in it that may depend on values, and of which no check can tell.
         """
         form, form_with_contents = form_of(value), form_of_result(value)
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, torch.Tensor) and not vars(value):
             self._check_form(node, check_is_tensor, what)
         elif form_with_contents == form:
             self._check_form(node, check_form, form, what)

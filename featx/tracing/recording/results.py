@@ -117,6 +117,17 @@ class Results:
             return True
         return False
 
+    def follow_attributes(self, value: Any, origin: Origin) -> None:
+        """Follow what the tensors in the result of a call that is one node have as attributes of their own."""
+        for tensor, path in parts_of(value):
+            if isinstance(tensor, torch.Tensor) and vars(tensor):
+                of_tensor = origin
+                for step in path:
+                    of_tensor = Part(of_tensor, *step)
+                for name, item in list(vars(tensor).items()):
+                    if isinstance(item, torch.Tensor) or is_structure(item):
+                        self._object(item, Part(of_tensor, getattr, name))
+
     def _object(self, value: Any, origin: Origin) -> Any:
         if isinstance(value, _SHARED):
             return value
