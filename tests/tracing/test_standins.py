@@ -52,6 +52,7 @@ USES: dict[str, Callable[[nn.Module, torch.Tensor], Any]] = {
 }
 
 
+@pytest.mark.usefixtures("undisturbed")  # each run remembers a state of the generator
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("name", USES)
 def test_trace_on_stand_ins_allocates_nothing_whatever_the_weights(name: str, training: bool) -> None:

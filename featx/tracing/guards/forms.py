@@ -45,6 +45,11 @@ def form_of_result(value: Any) -> Any:
         return None
 
 
+def attributes_given_to(tensor: torch.Tensor) -> dict[str, Any]:
+    """Return the attributes that somebody has given to a tensor; those of subclasses are their own."""
+    return vars(tensor) if type(tensor) is torch.Tensor else {}
+
+
 def description_of(array: Any) -> tuple[str, tuple[int, ...], str]:
     """Return dtype, shape and a digest of the values of an array of numpy. O(size)."""
     return str(array.dtype), tuple(array.shape), hashlib.sha256(array.tobytes()).hexdigest()
@@ -57,7 +62,7 @@ class _IndescribableError(Exception):
 def _form_of(value: Any, around: tuple[int, ...], of_object: _Describe) -> Any:
     if isinstance(value, torch.Tensor):
         form = f"tensor of {value.dim()} dimensions"
-        attributes: dict[str, Any] = vars(value) if of_object is _contents_of else {}
+        attributes = attributes_given_to(value) if of_object is _contents_of else {}
         contents = [(name, _contents_of(item, around)) for name, item in attributes.items()]
         return (form, *contents) if contents else form
     if isinstance(value, (tuple, list)):

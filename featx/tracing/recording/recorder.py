@@ -18,7 +18,7 @@ from featx.ir.memory import memory_of
 from featx.ir.node import Node, Target
 from featx.tracing.base import TracerBase
 from featx.tracing.environment.interrupts import Interrupts
-from featx.tracing.guards.forms import form_of, form_of_result
+from featx.tracing.guards.forms import attributes_given_to, form_of, form_of_result
 from featx.tracing.guards.guards import check_decision, check_form, check_is_tensor, check_result
 from featx.tracing.guards.scalars import Diverged, TracedFloat, TracedInt, plain_number
 from featx.tracing.recording.autocast import AutocastModes
@@ -310,7 +310,7 @@ class Recorder(TracerBase):
             Unfollowable: there is an object in it that may depend on values, and of which no check can tell.
         """
         form, form_with_contents = form_of(value), form_of_result(value)
-        if isinstance(value, torch.Tensor) and not vars(value):
+        if isinstance(value, torch.Tensor) and not attributes_given_to(value):
             self._check_form(node, check_is_tensor, what)
         elif form_with_contents == form:
             self._check_form(node, check_form, form, what)

@@ -12,6 +12,7 @@ import torch
 
 from featx.ir.memory import memory_of
 from featx.ir.node import Node
+from featx.tracing.guards.forms import attributes_given_to
 from featx.tracing.guards.scalars import plain_number
 from featx.tracing.guards.structure import Path, contents_of, is_structure, parts_of
 from featx.tracing.recording.lineage import Origin, Part
@@ -120,11 +121,11 @@ class Results:
     def follow_attributes(self, value: Any, origin: Origin) -> None:
         """Follow what the tensors in the result of a call that is one node have as attributes of their own."""
         for tensor, path in parts_of(value):
-            if isinstance(tensor, torch.Tensor) and vars(tensor):
+            if isinstance(tensor, torch.Tensor):
                 of_tensor = origin
                 for step in path:
                     of_tensor = Part(of_tensor, *step)
-                for name, item in list(vars(tensor).items()):
+                for name, item in list(attributes_given_to(tensor).items()):
                     if isinstance(item, torch.Tensor) or is_structure(item):
                         self._object(item, Part(of_tensor, getattr, name))
 
