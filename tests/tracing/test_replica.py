@@ -344,3 +344,24 @@ def test_tensor_in_a_list_that_a_trace_for_real_reads_is_the_model_s_own_in_the_
     traced = featx.trace(model, X)
     model.tables[0].fill_(3.0)
     assert torch.equal(traced(X), model(X))
+
+
+class RegistersInForward(nn.Module):
+    """Doubles what a block gives by a hook that it registers for the call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        handle = self.block.register_forward_hook(lambda module, args, output: output * 2)
+        x = self.block(x)
+        handle.remove()
+        return x + 1
+
+
+def test_hook_that_forward_registers_is_that_of_one_module() -> None:
+    model, x = RegistersInForward(), torch.rand(2, 3)
+    traced = featx.trace(model, x)
+    assert torch.equal(traced(x), model(x))
+    assert not model.block._forward_hooks
