@@ -114,15 +114,18 @@ class MeasuredCalls:
 
     def _guard_result(self, node: Node, result: Any, *, is_measured: bool, have_values: bool) -> None:
         # What is in it may depend on values; and hooks, which have not run, may give something else.
+        is_hooked = bool(self._hooked) and not is_measured and self.has_hooks(str(node.target))
+        if not is_measured and not is_hooked:
+            return
         what = f"what '{node.target if isinstance(node.target, str) else node.name}' returns"
-        if is_measured:
-            self._recorder.guard_result(node, result, what, have_values=have_values)
-        elif self._hooked and self.has_hooks(str(node.target)):
+        if is_hooked:
             self._recorder.guard_form(node, result, what)
+        else:
+            self._recorder.guard_result(node, result, what, have_values=have_values)
 
     def _apart_from(self, inputs: Any, result: Any) -> Any:
         # For another input, or in another state, the call may return something else than what it got.
-        if isinstance(result, torch.Tensor) and not any(value is result for value in inputs):
+        if isinstance(result, torch.Tensor) and id(result) not in map(id, inputs):
             return result
         given = {id(value) for value in inputs if isinstance(value, torch.Tensor)}
         if given.isdisjoint(map(id, tree_leaves(result))):

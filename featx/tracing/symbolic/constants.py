@@ -9,7 +9,7 @@ when it runs, not the values that they had during the trace, and each run has it
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -218,15 +218,15 @@ def versions_of(tensors: Iterable[torch.Tensor]) -> list[int]:
     return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
 
-def tensors_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield name and tensor of what a module holds itself: parameters, buffers, and plain attributes."""
-    for held in (module._parameters, module._buffers):
-        for name, value in held.items():
-            if value is not None:
-                yield name, value
-    for name, value in module.__dict__.items():
-        if type(value) is torch.Tensor:
-            yield name, value
+def tensors_of(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Return name and tensor of what a module holds itself: parameters, buffers, and plain attributes."""
+    found = [(name, value) for name, value in module._parameters.items() if value is not None]
+    if module._buffers:
+        found += [(name, value) for name, value in module._buffers.items() if value is not None]
+    state = module.__dict__
+    if torch.Tensor in map(type, state.values()):
+        found += [(name, value) for name, value in state.items() if type(value) is torch.Tensor]
+    return found
 
 
 def _targets(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
