@@ -44,6 +44,14 @@ class Disturbed(BaseException):
     """Another thread may have changed what this trace relies on, so that it has to run again."""
 
 
+class OwnFault(BaseException):
+    """Code of featx itself has failed in a further run of the model, which must not be read as a refusal of the model."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 class DiffersInside(BaseException):
     """A second call differs from the first one in what the module at `path` does: it is to be kept whole."""
 

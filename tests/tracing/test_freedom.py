@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import CodeType
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 
 from featx import ExampleTracer, GraphModule, SpecializationError
 from featx.tracing.checks.free_sizes import FreeDims, trace_checked
+from featx.tracing.recording.numbers import Numbers
 
 
 def free_dims(model: Any, *args: Any, **kwargs: Any) -> FreeDims:
@@ -224,3 +226,32 @@ def test_rank_is_checked_where_forward_sees_a_shape() -> None:
     assert torch.equal(module(torch.ones(4, 5)), total(torch.ones(4, 5)))
     with pytest.raises(SpecializationError, match="input 'x' has 3 dimensions now, 2 on the example"):
         module(torch.ones(2, 3, 4))
+
+
+@pytest.mark.parametrize("error", [AttributeError, AssertionError, NameError])
+def test_fault_of_featx_at_another_size_is_not_taken_for_a_refusal_of_the_model(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new_sizes = Numbers.new_sizes
+
+    def fails_at_other_sizes(self: Numbers, *args: Any) -> Any:
+        if self.expected is not None:
+            raise error("a fault of featx")
+        return new_sizes(self, *args)
+
+    monkeypatch.setattr(Numbers, "new_sizes", fails_at_other_sizes)
+    monkeypatch.setattr(fails_at_other_sizes, "__code__", _as_code_of_featx(fails_at_other_sizes))
+    with pytest.raises(error, match="a fault of featx"):
+        free_dims(loop, torch.ones(2, 3))
+
+
+def _as_code_of_featx(function: Any) -> CodeType:
+    return function.__code__.replace(co_filename=Numbers.__init__.__code__.co_filename)
+
+
+def test_error_of_the_model_at_another_size_is_a_refusal_whatever_its_class() -> None:
+    def wants_three(x: torch.Tensor) -> torch.Tensor:
+        assert x.shape[1] == 3
+        return x + 1
+
+    assert kinds(free_dims(wants_three, torch.ones(2, 3)).of["x"]) == ["free", "fixed"]

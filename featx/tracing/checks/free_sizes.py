@@ -39,7 +39,7 @@ from featx.tracing.guards.guards import check_rank, check_size
 from featx.tracing.guards.scalars import Diverged
 from featx.tracing.guards.structure import Path, Step, leaves_of
 from featx.tracing.replica.mode_reads import ModeReads, set_mode
-from featx.tracing.signals import DiffersInside, Disturbed, NeedsValues
+from featx.tracing.signals import DiffersInside, Disturbed, NeedsValues, OwnFault
 
 # An input: its name, where it is (a placeholder and the way to it from there), and the tensor.
 _Input = tuple[str, tuple[Node, Path], torch.Tensor]
@@ -141,6 +141,7 @@ def trace_checked(
 
     Raises:
         TraceError: the example cannot be traced.
+        Exception: code of featx has failed at another size, an error that is not taken for a refusal of the model.
     """
     with tracer.log.request(type(root).__name__):
         return _trace_checked(tracer, root, args, kwargs, wanted_in, other_mode or OtherMode())
@@ -194,6 +195,8 @@ def _trace_checked(
                 trace = None
         free = _free_dims(tracer, (args, kwargs), trace, wanted_in, other_mode, is_known=is_known, can_go_on=can_go_on)
         return trace, free
+    except OwnFault as fault:
+        raise fault.error from None
     finally:
         tracer.keeps_replicas = False
         if trace is not None and other_mode.before is None:

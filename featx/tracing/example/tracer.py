@@ -24,8 +24,16 @@ from featx.tracing.guards.scalars import Diverged
 from featx.tracing.log import RunLog
 from featx.tracing.replica.mode_reads import ModeReads
 from featx.tracing.replica.replica import RegistersHook, WritesModel
-from featx.tracing.signals import AssignedAnew, Converts, Disturbed, MayBeDisturbed, NeedsValues, Unfollowable
-from featx.tracing.source.frames import line_of, user_frame
+from featx.tracing.signals import (
+    AssignedAnew,
+    Converts,
+    Disturbed,
+    MayBeDisturbed,
+    NeedsValues,
+    OwnFault,
+    Unfollowable,
+)
+from featx.tracing.source.frames import comes_from_featx, line_of, user_frame
 from featx.tracing.symbolic.tracer import is_leaf_class
 from featx.tree import tree_leaves
 
@@ -175,6 +183,7 @@ class ExampleTracer:
     ) -> ExampleTrace:
         """Run again for as long as a run finds out that something has to be otherwise from its start."""
         before = conditions.before
+        is_further = before is not None or conditions.earlier is not None
         absent: set[tuple[str, str]] = set()
         read_first: set[tuple[str, str]] = set()
         copies_tensors = "buffers" if conditions.is_real else "none"
@@ -193,6 +202,13 @@ class ExampleTracer:
                 with self.log.run(_name(around.traced), conditions.reason, is_real=conditions.is_real):
                     trace.run(args, kwargs, wanted_in)
                 break
+            except (AttributeError, AssertionError, NameError) as error:
+                missing = {attribute for attribute in absent if attribute[1] == getattr(error, "name", None)}
+                if not missing:
+                    if is_further and comes_from_featx(error):
+                        raise OwnFault(error) from error
+                    raise
+                absent, read_first = absent - missing, read_first | missing
             except Unfollowable as error:
                 # What is found when forward is over has no line of the model.
                 raise _error(around.traced, error.what, error.place if error.line != line else "") from error
@@ -215,11 +231,6 @@ class ExampleTracer:
                 attempts -= 1
                 if not attempts:
                     raise TraceError(f"cannot trace {_name(around.traced)} while other threads run: {error}") from error
-            except AttributeError as error:
-                missing = {attribute for attribute in absent if attribute[1] == error.name}
-                if not missing:
-                    raise
-                absent, read_first = absent - missing, read_first | missing
         return trace
 
 

@@ -32,6 +32,17 @@ def _is_library(name: str) -> bool:
     return name.startswith(_OWN_FOLDERS) or (name.startswith(_PYTHON_FOLDER) and "-packages" not in name)
 
 
+def comes_from_featx(error: BaseException) -> bool:
+    """Say whether the innermost Python code in the traceback of `error` is featx's own.
+
+    What torch raises in C has no frame, so that this tells nothing of errors that it may raise.
+    """
+    innermost = error.__traceback__
+    while innermost is not None and innermost.tb_next is not None:
+        innermost = innermost.tb_next
+    return innermost is not None and innermost.tb_frame.f_code.co_filename.startswith(_OWN_FOLDERS[0])
+
+
 def user_frame() -> FrameType | None:
     """Return the innermost frame outside featx's tracing and torch: the line of the model that runs."""
     frame: FrameType | None = sys._getframe(1)
