@@ -45,7 +45,7 @@ class Disturbed(BaseException):
 
 
 class OwnFault(BaseException):
-    """Code of featx itself has failed in a further run of the model, which must not be read as a refusal of the model."""
+    """Code of featx itself has failed in a further run of the model; that is no refusal of the model."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
