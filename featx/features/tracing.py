@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
@@ -19,9 +18,11 @@ from featx.features.opening import names_are_those_of_all_opened, opened_for
 from featx.features.select import select
 from featx.ir.graph import Graph
 from featx.ir.node import Node
+from featx.libraries import torchvision_operators
 from featx.tracing.checks.free_sizes import FreeDims, OtherMode, trace_checked, trace_listening
+from featx.tracing.example.conditions import WantedIn
 from featx.tracing.example.surroundings import Surroundings
-from featx.tracing.example.trace import ExampleTrace, WantedIn
+from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.tracer import CheckSizes, ExampleTracer
 from featx.tracing.recording.module_output import mark_output
 from featx.tracing.replica.mode_reads import ModeReads
@@ -54,7 +55,7 @@ class FeatureTracer(Tracer):
         leaf_modules: list[type[nn.Module]] | tuple[type[nn.Module], ...] = (),
     ) -> None:
         # A model that uses torchvision.ops has imported it; others need not have torchvision at all.
-        operators = sys.modules.get("torchvision.ops")
+        operators = torchvision_operators()
         modules = (*autowrap_modules, math, *((operators,) if operators else ()))
         super().__init__(tuple(dict.fromkeys(modules)), tuple(autowrap_functions), param_shapes_constant)
         members = vars(operators).values() if operators else ()

@@ -48,34 +48,39 @@ class _ByName:
         return _ByName, (self.name,)
 
 
+class _Copies:
+    """The copies of the nodes of a graph, and of the literals in their arguments."""
+
+    def __init__(self, memo: dict[int, Any]) -> None:
+        self.nodes: dict[Node, Node] = {}
+        self._memo = memo
+
+    def of(self, value: Any) -> Any:
+        """Return the copy of an argument."""
+        kind = type(value)
+        if kind is Node:
+            return self.nodes[value]
+        if kind in _IMMUTABLE:
+            return value
+        if kind is tuple:
+            return tuple([self.of(item) for item in value])
+        # Nodes are copies by then, which a deepcopy leaves as they are because they are not in `memo`.
+        return copy.deepcopy(map_arg(value, self.nodes.__getitem__), self._memo)
+
+
 def deepcopy_graph(graph: Graph, memo: dict[int, Any]) -> Graph:
     """Return an independent copy. Literals in arguments are copied with `memo`, targets and `meta` values are not."""
     duplicate = type(graph)(tracer_cls=graph.tracer_cls, tracer_extras=graph.tracer_extras)
     memo[id(graph)] = duplicate
-    copies: dict[Node, Node] = {}
-
-    def in_copy(node: Node) -> Node:
-        return copies[node]
-
-    def copied(value: Any) -> Any:
-        kind = type(value)
-        if kind is Node:
-            return copies[value]
-        if kind in _IMMUTABLE:
-            return value
-        if kind is tuple:
-            return tuple([copied(item) for item in value])
-        # Nodes are copies by then, which a deepcopy leaves as they are because they are not in `memo`.
-        return copy.deepcopy(map_arg(value, in_copy), memo)
-
+    copies = _Copies(memo)
     for node in graph.nodes:
-        args = tuple([copied(value) for value in node.args])
-        kwargs = {key: copied(value) for key, value in node.kwargs.items()} if node.kwargs else {}
+        args = tuple([copies.of(value) for value in node.args])
+        kwargs = {key: copies.of(value) for key, value in node.kwargs.items()} if node.kwargs else {}
         twin = duplicate.create_node(node.op, node.target, args, kwargs, node.name, node.type)
         twin.name = node.name
-        copies[node] = memo[id(node)] = twin
-    for node, twin in copies.items():
-        twin.meta = _map_nodes(node.meta, in_copy)
+        copies.nodes[node] = memo[id(node)] = twin
+    for node, twin in copies.nodes.items():
+        twin.meta = _map_nodes(node.meta, copies.nodes.__getitem__)
     duplicate.code_transformer = graph.code_transformer
     return duplicate
 

@@ -19,31 +19,14 @@ from torch import nn
 from featx.ir.module_effects import module_draws, module_effects, module_writes_state
 from featx.ir.names import qualified_name
 from featx.ir.node import Node
-from featx.ir.operator_effects import (
-    ATTENTION,
-    HOOK_METHODS,
-    WRITE_STATISTICS,
-    copies_if_needed,
-    draws_now,
-    is_magic,
-    is_set,
-    operator_draws,
-    operator_writes,
-)
+from featx.ir.operator_facts import draws_now, facts_of, is_magic, is_set, name_of
 from featx.ir.runtime_checks import is_runtime_check
 from featx.ir.side_effects import is_marked
+from featx.tree import clone_tensors
 
 if TYPE_CHECKING:
     from featx.ir.graph import Graph
 
-# Operators that may return an input itself, or a view of it, although their schema does not say so; so may those that
-# copy if needed.
-_MAY_RETURN_INPUT = frozenset(
-    "dropout alpha_dropout feature_dropout feature_alpha_dropout meshgrid atleast_1d atleast_2d atleast_3d "
-    "cartesian_prod chain_matmul multi_dot unsafe_chunk unsafe_split unsafe_split_with_sizes dequantize resize".split()
-)
-# Functions and operators of torch that write running statistics, which their schema does not mark.
-_RETURNS_SEQUENCE = frozenset("chunk split split_with_sizes tensor_split unbind hsplit vsplit dsplit meshgrid".split())
 _CHECKS = frozenset({"torch._assert", "torch._assert_async", "torch._check"})
 # Functions that change how later code runs.
 _GLOBAL_STATE = frozenset({"_set_grad_enabled", "_enter_autocast", "_exit_autocast", "set_grad_enabled", "manual_seed"})
@@ -147,7 +130,7 @@ class Effects:
         """Say whether it depends on the form of its input whether `node` shares its memory, or gives a copy."""
         if node.op == "call_module":
             return isinstance(self.module_of(node), (nn.Flatten, nn.Upsample))
-        return copies_if_needed(str(getattr(node.target, "__name__", node.target)))
+        return facts_of(name_of(node.target)).copies_if_needed
 
     def module_of(self, node: Node) -> nn.Module | None:
         """Return the module that a `call_module` node calls, or None where the root has none at that path."""
@@ -195,8 +178,8 @@ class Effects:
         module, _, short = name.rpartition(".")
         if name in _CHECKS or is_runtime_check(function):
             return CallEffects(is_check=True)
-        if name == "featx.tree.clone_tensors":
-            return _NOTHING  # copies that extractors and passes make
+        if function is clone_tensors:
+            return _NOTHING
         if short in _GLOBAL_STATE or name.startswith("torch.ops.profiler."):
             return CallEffects(changes_global_state=True)
         if module == "operator":
@@ -218,7 +201,8 @@ class Effects:
         return CallEffects(writes=_nodes(node), shares=_nodes(node), is_opaque=True, is_random=True)
 
     def _of_operator(self, node: Node, name: str) -> CallEffects:
-        if name in HOOK_METHODS:
+        facts = facts_of(name)
+        if facts.changes_gradients:
             return CallEffects(writes=_first_node(node))
         if name in ("setitem", "set_"):
             return CallEffects(writes=_first_node(node), shares=_nodes(node))
@@ -226,7 +210,7 @@ class Effects:
             return CallEffects(writes=_first_node(node), shares=_first_node(node), is_random=_is_random(node, name))
         if name in ("embedding", "embedding_bag") and (node.kwargs.get("max_norm") or len(node.args) > 3):
             return CallEffects(writes=_nodes(node))
-        if name in WRITE_STATISTICS:
+        if facts.writes_statistics:
             return CallEffects(writes=_statistics(node))
         schemas = self._schemas.get(name)
         if schemas is None:
@@ -243,7 +227,8 @@ class Effects:
 
     def _from_schemas(self, node: Node, schemas: list[Any], name: str) -> CallEffects:
         writes: dict[Node, None] = dict.fromkeys(_out_argument(node))
-        is_view = name in _MAY_RETURN_INPUT or copies_if_needed(name)
+        facts = facts_of(name)
+        is_view = facts.may_return_input
         for schema in schemas:
             arguments = schema.arguments
             if not writes and any(argument.kwarg_only and _is_written(argument) for argument in arguments):
@@ -254,7 +239,7 @@ class Effects:
                     value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
                     writes.update(dict.fromkeys(_nodes_in(value)))
         is_random = _is_random(node, name)
-        if not writes and not operator_draws(name) and name not in ATTENTION and _inplace_position(node) is None:
+        if not writes and not facts.draws and not facts.draws_if_it_drops and _inplace_position(node) is None:
             self._plain[node.op, node.target] = is_view
         shares = tuple(writes) if writes else (_nodes(node) if is_view else ())
         return CallEffects(writes=tuple(writes), shares=shares, is_random=is_random)
@@ -289,7 +274,7 @@ def _of_python_operator(node: Node, name: str, sequences: dict[Node, bool]) -> C
         return CallEffects(writes=_first_node(node), shares=_nodes(node))
     if name in ("add", "iadd", "concat") and any(_is_sequence(value, sequences) for value in node.args):
         return CallEffects(writes=_first_node(node) if name == "iadd" else (), shares=_nodes(node))
-    if operator_writes(name):
+    if facts_of(name).writes_first:
         return CallEffects(writes=_first_node(node), shares=_first_node(node))
     if name in ("getitem", "pos"):
         return CallEffects(shares=_first_node(node))
@@ -319,7 +304,7 @@ def _is_sequence(value: Any, known: dict[Node, bool]) -> bool:
                 known[item] if isinstance(item, Node) else isinstance(item, (tuple, list)) for item in node.args
             )
         else:
-            known[node] = str(getattr(node.target, "__name__", node.target)) in _RETURNS_SEQUENCE
+            known[node] = facts_of(name_of(node.target)).returns_sequence
         pending.pop()
     return known[value]
 

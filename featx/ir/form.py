@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 from featx.ir.node import Node
+from featx.ir.operator_facts import facts_of
 
-FORM_METHODS = frozenset(
-    "size dim numel nelement stride ndimension is_floating_point is_complex get_device element_size".split()
-)
 FORM_ATTRIBUTES = frozenset(
     "shape ndim dtype device layout itemsize nbytes is_cuda is_cpu is_meta is_sparse is_quantized".split()
 )
-# What asks the tensor that comes first, or those behind it, for their form alone.
-_OF_FIRST = frozenset(
-    "new_empty new_full new_ones new_tensor new_zeros empty_like full_like ones_like zeros_like".split()
-)
-_OF_OTHERS = frozenset({"expand_as", "reshape_as", "to", "type_as", "view_as"})
 
 
 def reads_form(node: Node) -> bool:
     """Say whether a node gives the form of a value: `x.size()`, `x.shape`."""
     if node.op == "call_method":
-        return node.target in FORM_METHODS
+        return facts_of(node.target).reads_form
     return node.target is getattr and node.args[1] in FORM_ATTRIBUTES
 
 
@@ -37,8 +30,9 @@ def sources_of_values(node: Node) -> list[Node]:
     if reads_form(node):
         return []
     name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
-    if name in _OF_FIRST:
+    facts = facts_of(name)
+    if facts.needs_form_of_first:
         return [source for source in node.all_input_nodes if source is not node.args[0]]
-    if name in _OF_OTHERS:
+    if facts.needs_form_of_others:
         return [source for source in node.all_input_nodes if source is node.args[0]]
     return list(node.all_input_nodes)

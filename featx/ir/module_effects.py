@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from torch import nn
 
+from featx.libraries import draws_in_training_only, is_read_only
+
 # Leaf modules of torch.nn whose result may be their input or a view of it.
 _VIEW_MODULES = (nn.Identity, nn.Flatten, nn.Unflatten, nn.Upsample, nn.ParameterList, nn.ParameterDict)
 _DROPOUT_MODULES = (
     nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU
 )  # fmt: skip
 _DRAWING_MODULES = (nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
-# Leaf modules of torchvision that are known not to write their input, by class path so that torchvision is not needed.
-_READ_ONLY_MODULES = frozenset({"torchvision.ops.misc.SqueezeExcitation", "torchvision.ops.misc.FrozenBatchNorm2d"})
 
 
 def module_effects(module: nn.Module) -> tuple[bool, bool]:
@@ -22,7 +22,7 @@ def module_effects(module: nn.Module) -> tuple[bool, bool]:
             if writes or not shares:
                 return writes, shares
         return False, True
-    if _class_path(module) in _READ_ONLY_MODULES:
+    if is_read_only(type(module)):
         return False, False
     if not _is_torch_module(module) or module.__dict__.get("inplace"):
         return True, True
@@ -33,7 +33,7 @@ def module_draws(module: nn.Module) -> bool:
     """Say whether a module itself, without those inside it, may draw random numbers when it is called."""
     if isinstance(module, _DROPOUT_MODULES) or module.__dict__.get("dropout"):
         return module.training
-    if _class_path(module).startswith("torchvision.ops."):
+    if draws_in_training_only(type(module)):
         return module.training
     # A container runs nothing of its own; a module of somebody's own may draw in either mode.
     is_known = _is_torch_module(module) or type(module).forward is nn.Sequential.forward
@@ -44,14 +44,10 @@ def module_writes_state(module: nn.Module) -> bool:
     """Say whether a module itself, without those inside it, may write its parameters or buffers when it is called."""
     if not _is_torch_module(module):
         # Parametrizations too: spectral norm improves its vectors at each call.
-        return not isinstance(module, nn.Sequential) and _class_path(module) not in _READ_ONLY_MODULES
+        return not isinstance(module, nn.Sequential) and not is_read_only(type(module))
     if module.__dict__.get("max_norm") is not None:
         return True  # an embedding that scales down the rows that it reads
     return module.training and bool(module.__dict__.get("track_running_stats"))
-
-
-def _class_path(module: nn.Module) -> str:
-    return f"{type(module).__module__}.{type(module).__qualname__}"
 
 
 def _is_torch_module(module: nn.Module) -> bool:

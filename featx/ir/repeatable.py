@@ -12,7 +12,8 @@ from torch import nn
 
 from featx.ir.module_effects import module_writes_state
 from featx.ir.names import qualified_name
-from featx.ir.operator_effects import WRITE_STATISTICS, operator_writes
+from featx.ir.operator_facts import facts_of
+from featx.libraries import PURE_OPERATORS
 
 if TYPE_CHECKING:
     from featx.ir.effects import Effects
@@ -113,24 +114,24 @@ def _is_pure(node: Node) -> bool:
     module, _, short = name.rpartition(".")
     if isinstance(function, torch._ops.OpOverload):
         is_random = torch.Tag.nondeterministic_seeded in function.tags
-        is_pure = function.namespace == "torchvision" or _is_operator(function._schema.name.removeprefix("aten::"))
+        is_pure = function.namespace in PURE_OPERATORS or _is_operator(function._schema.name.removeprefix("aten::"))
         return is_pure and not is_random
     if isinstance(function, torch._ops.OpOverloadPacket):
         return name.startswith("torch.ops.aten.") and _is_operator(short)
     if module in ("", "operator"):
         return _is_python_operator(short) if module else short in _BUILTINS
     if module in ("math", "torch.functional", "torch.nn.functional"):
-        return not short.endswith(("_", *WRITE_STATISTICS))
+        return not short.endswith("_") and not facts_of(short).writes_statistics
     return module.split(".")[0] == "torch" and _is_operator(short)
 
 
 def _is_python_operator(name: str) -> bool:
-    return hasattr(operator, name) and name != "call" and not operator_writes(name)
+    return hasattr(operator, name) and name != "call" and not facts_of(name).writes_first
 
 
 def _is_operator(name: str) -> bool:
     """Say whether torch has an operator of this name that makes a tensor or tells something of one."""
-    if name.endswith(("_", *WRITE_STATISTICS)):
+    if name.endswith("_") or facts_of(name).writes_statistics:
         return False
     schemas: list[Any] = torch._C._jit_get_schemas_for_operator(f"aten::{name}")
     return any(

@@ -16,7 +16,7 @@ from featx.ir.arguments import Argument
 from featx.ir.graph import Graph
 from featx.ir.immutable import ImmutableDict
 from featx.ir.node import Node, Target
-from featx.ir.operator_effects import operator_writes
+from featx.ir.operator_facts import facts_of
 from featx.tracing.symbolic.proxy import Proxy, refusal
 
 # Types that stand in a graph as they are, found by one lookup.
@@ -65,7 +65,7 @@ class TracerBase:
 
     def _refuse_write(self, target: Target, kwargs: dict[str, Argument]) -> None:
         name = str(getattr(target, "__name__", target))
-        if "out" in kwargs or operator_writes(name):
+        if "out" in kwargs or facts_of(name).writes_first:
             what = (
                 f"{name} is a mutable operation: it writes one of its arguments, and check_mutable_operations is set,"
             )

@@ -1,4 +1,4 @@
-"""Tables of the torch functions that Python's operators call, and of those that read values."""
+"""Tables of the torch functions that Python's operators call."""
 
 from __future__ import annotations
 
@@ -58,8 +58,3 @@ REFLECTED: dict[str, Callable[..., Any]] = {
     "__rlshift__": operator.lshift,
     "__rrshift__": operator.rshift,
 }
-# What gives Python the values of a tensor.
-READS_VALUES = frozenset(
-    "item tolist numpy __bool__ __int__ __float__ __complex__ __index__ __contains__ __array__ equal is_nonzero "
-    "allclose __repr__ __str__ __format__".split()
-)

@@ -13,7 +13,7 @@ from torch.nn import functional
 from featx import Graph, Node
 from featx.ir.effects import CallEffects, Effects
 from featx.ir.module_effects import module_effects
-from featx.ir.operator_effects import operator_draws, operator_writes
+from featx.ir.operator_facts import facts_of
 from featx.tracing.guards import guards
 from featx.tracing.symbolic import inputs
 from featx.tree import clone_tensors
@@ -296,11 +296,11 @@ def test_other_opcodes_do_nothing(op: str) -> None:
      ("add", False), ("index", False), ("isnan", False), ("__add__", False), ("no_such_", False)],
 )  # fmt: skip
 def test_name_of_an_operator_tells_whether_it_writes(name: str, writes: bool) -> None:
-    assert operator_writes(name) is writes
+    assert facts_of(name).writes_first is writes
 
 
 def test_name_of_an_operator_tells_whether_it_draws() -> None:
-    assert [operator_draws(name) for name in ("rand", "dropout", "relu")] == [True, True, False]
+    assert [facts_of(name).draws for name in ("rand", "dropout", "relu")] == [True, True, False]
 
 
 def test_copy_that_featx_makes_is_fresh_and_writes_nothing() -> None:

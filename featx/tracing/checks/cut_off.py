@@ -16,8 +16,9 @@ from featx.ir.memory import MemoryGroups
 from featx.tracing.environment.generators import SharedGenerators
 from featx.tracing.environment.saved_tensors import SavedGlobals
 from featx.tracing.environment.thread_modes import ThreadModes
+from featx.tracing.example.conditions import Conditions, WantedIn
 from featx.tracing.example.surroundings import Surroundings
-from featx.tracing.example.trace import Conditions, ExampleTrace, WantedIn
+from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.tracer import ExampleTracer
 from featx.tracing.guards.structure import copy_structure
 

@@ -17,6 +17,7 @@ import torch
 from featx.ir.equality import is_same_graph
 from featx.ir.graph import Graph
 from featx.ir.node import Node
+from featx.libraries import way_to_other_sizes
 from featx.tracing.checks.cut_off import with_state_that_is_written_later
 from featx.tracing.checks.free_dtypes import follow_dtypes
 from featx.tracing.checks.repetition import check_repeats
@@ -33,7 +34,8 @@ from featx.tracing.checks.variation import (
     can_be_resized,
     measures_of,
 )
-from featx.tracing.example.trace import Conditions, ExampleTrace, WantedIn
+from featx.tracing.example.conditions import Conditions, WantedIn
+from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.tracer import ExampleTracer
 from featx.tracing.guards.guards import check_rank, check_size
 from featx.tracing.guards.scalars import Diverged
@@ -237,7 +239,7 @@ def _free_dims(
         trace.graph.erase_node(check)
         trace.graph.erase_node(question)
     free = FreeDims({name: [known[id(tensor), dim] for dim in range(tensor.dim())] for name, _, tensor in inputs})
-    _check_inputs(trace, inputs, known, _way_to_other_sizes(trace.surroundings.traced))
+    _check_inputs(trace, inputs, known, way_to_other_sizes(trace.surroundings.traced))
     other_mode.before = before if other_mode.graph is not None else None
     return free
 
@@ -269,15 +271,6 @@ def _tensors(trace: ExampleTrace, args: tuple[Any, ...], kwargs: Mapping[str, An
 def _as_text(step: Step) -> str:
     function, key = step
     return f".{key}" if function is getattr else f"[{key!r}]"
-
-
-def _way_to_other_sizes(root: Any) -> str:
-    """Return the option of a model's own that makes it take other sizes, where that is known."""
-    if getattr(root, "dynamic_img_size", None) is False:  # timm's vision transformers
-        return "; timm.create_model takes img_size=..., or dynamic_img_size=True for any size"
-    if hasattr(root, "pretrained_cfg"):
-        return "; timm.create_model may take img_size=..."
-    return ""
 
 
 def _check_inputs(trace: ExampleTrace, inputs: list[_Input], known: Mapping[Dim, str], way_out: str) -> None:

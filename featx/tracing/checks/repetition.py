@@ -14,7 +14,8 @@ from featx.ir.equality import first_difference, is_same_graph
 from featx.ir.graph import Graph
 from featx.tracing.checks.filled_caches import differ_by_caches_alone
 from featx.tracing.checks.opened_later import differ_inside_whole_modules
-from featx.tracing.example.trace import Conditions, ExampleTrace, WantedIn
+from featx.tracing.example.conditions import Conditions, WantedIn
+from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.tracer import ATTEMPTS, ExampleTracer
 from featx.tracing.guards.scalars import Diverged
 from featx.tracing.signals import DiffersInside, Disturbed, NeedsValues

@@ -15,7 +15,8 @@ from typing import Any
 from featx.ir.equality import is_same_graph
 from featx.ir.graph import Graph
 from featx.ir.node import Node
-from featx.tracing.example.trace import Conditions, ExampleTrace, WantedIn
+from featx.tracing.example.conditions import Conditions, WantedIn
+from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.tracer import ExampleTracer
 from featx.tracing.guards.guards import check_decision
 from featx.tracing.guards.scalars import Diverged

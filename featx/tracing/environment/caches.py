@@ -73,20 +73,18 @@ class Caches:
         Args:
             is_of_trace: says whether a tensor is one that the trace has made.
         """
-
-        def holds_of_trace(value: Any) -> bool:
-            if isinstance(value, (tuple, list)):
-                return any(map(holds_of_trace, cast(list[Any], value)))
-            return isinstance(value, (TracedInt, TracedFloat)) or (
-                isinstance(value, torch.Tensor) and is_of_trace(value)
-            )
-
         for key, (function, misses) in self._functions.items():
             if function.cache_info().misses != misses:
                 function.cache_clear()
                 self._functions[key] = (function, 0)
         for holder in self._holders:
-            holder.restore(holds_of_trace)
+            holder.restore(functools.partial(_holds_of_trace, is_of_trace))
+
+
+def _holds_of_trace(is_of_trace: Callable[[torch.Tensor], bool], value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return any(_holds_of_trace(is_of_trace, item) for item in cast(list[Any], value))
+    return isinstance(value, (TracedInt, TracedFloat)) or (isinstance(value, torch.Tensor) and is_of_trace(value))
 
 
 def empty_functions_that_keep(tensors: list[torch.Tensor]) -> None:

@@ -18,6 +18,7 @@ from typing import Any, TypeVar, cast
 import torch
 
 from featx.errors import ArgumentTypeError, TraceError
+from featx.libraries import einops_among, is_of_einops
 from featx.tracing.environment.pass_through import Place, is_heard, is_random, original_of
 
 _CACHED = functools._lru_cache_wrapper
@@ -83,7 +84,7 @@ def find_places(
     for namespace in (*seen, *(module.__dict__ for module in modules)):
         for name, value in list(namespace.items()):
             original = original_of(value)
-            is_wanted = id(original) in wanted or original is torch or _is_of_einops(original)
+            is_wanted = id(original) in wanted or original is torch or is_of_einops(original)
             if is_wanted and not name.startswith("__"):
                 places[id(namespace), name] = namespace
     for namespace in _code_of_models(seen):
@@ -95,8 +96,10 @@ def find_places(
             is_answered = is_heard(original) and not _is_of_torch(namespace)
             if _is_opaque_to_proxies(original) or (is_recording and (isinstance(original, _CACHED) or is_answered)):
                 places[id(namespace), name] = namespace
-    for namespace, name in _functions_of_einops(seen):
-        places[id(namespace), name] = namespace
+    einops = einops_among(value for namespace in seen for value in namespace.values())
+    for name, value in einops.items():
+        if is_of_einops(original_of(value)):
+            places[id(einops), name] = einops
     for namespace, name in _random_functions(seen):
         places.setdefault((id(namespace), name), namespace)
     return [(namespace, name) for (_, name), namespace in places.items()]
@@ -112,17 +115,6 @@ def globals_of(function: Callable[..., Any], kinds: Iterable[type]) -> list[dict
         if namespace is not None:
             found[id(namespace)] = namespace
     return list(found.values())
-
-
-def _is_of_einops(value: Any) -> bool:
-    return type(value) is FunctionType and str(value.__module__).startswith("einops")
-
-
-def _functions_of_einops(seen_globals: Iterable[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], str]]:
-    einops = sys.modules.get("einops")
-    if einops is not None and any(value is einops for namespace in seen_globals for value in namespace.values()):
-        owner = einops.__dict__
-        yield from ((owner, name) for name in owner if _is_of_einops(original_of(owner[name])))
 
 
 def _is_opaque_to_proxies(value: Any) -> bool:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from featx.ir.module_effects import module_draws, module_writes_state
+from featx.libraries import only_passes_on
 from featx.tracing.checks.state_checks import StateChecks
 from featx.tracing.example.measured_calls import MeasuredCalls
 from featx.tracing.example.torch_calls import TorchCalls
@@ -21,7 +22,7 @@ from featx.tracing.recording.lineage import Part
 from featx.tracing.recording.module_output import mark_output
 from featx.tracing.recording.recorder import STORED_BY_HOOK, Recorder
 from featx.tracing.replica.mode_reads import mode_of
-from featx.tracing.replica.modules import has_hooks, has_own_call, modules_of, only_passes_on
+from featx.tracing.replica.modules import has_hooks, has_own_call, modules_of
 from featx.tracing.replica.replica import Replica
 from featx.tracing.signals import ChangedByOthers, NeedsValues, Unfollowable, Unholdable
 from featx.tracing.source.questions import is_in_try

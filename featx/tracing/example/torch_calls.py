@@ -12,7 +12,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from featx.ir.arguments import Argument
 from featx.ir.memory import memory_of
 from featx.ir.node import Target
-from featx.ir.operator_effects import HOOK_METHODS, draws_now, operator_draws, operator_writes
+from featx.ir.operator_facts import draws_now, facts_of
 from featx.tracing.environment.generators import TorchGenerator
 from featx.tracing.environment.other_threads import is_only_thread
 from featx.tracing.environment.saved_tensors import SavedGlobals
@@ -20,7 +20,7 @@ from featx.tracing.environment.switches import put_back, switches
 from featx.tracing.example.answers import Answers
 from featx.tracing.example.tensor_questions import TensorQuestions
 from featx.tracing.guards.scalars import plain_numbers
-from featx.tracing.operators import COMPARISONS, MAGIC, OPERATORS, READS_VALUES, REFLECTED, UNARY
+from featx.tracing.operators import COMPARISONS, MAGIC, OPERATORS, REFLECTED, UNARY
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.recording.results import Results
 from featx.tracing.signals import LeftBehind, NeedsValues, Unfollowable
@@ -102,14 +102,14 @@ class TorchCalls:
         if name in ("dim", "ndimension"):
             self.questions.note_rank(args[0])
             return function(*args, **kwargs)
-        if name in READS_VALUES:
+        if facts_of(name).reads_values:
             return self.questions.read_value(name, function, args, kwargs)
         if name == "__len__":
             recorder.numbers.on_conversion()
             return self.questions.pinned(len, args, function(*args))
         if name == "element_size" and recorder.is_of_graph(args):
             self.questions.decide_dtype(args[0])
-        if operator_writes(name) or "out" in kwargs:
+        if facts_of(name).writes_first or "out" in kwargs:
             self._refuse_foreign((*args[:1], kwargs.get("out")))
         if not recorder.is_followed(args) and not (kwargs and recorder.is_followed(tuple(kwargs.values()))):
             return self._on_constants(function, args, kwargs)
@@ -128,7 +128,7 @@ class TorchCalls:
             self._recorder.uncounted.add(memory_of(args[0]))
         if name == "backward":
             raise Unfollowable("forward calls backward, which adds to the gradients of the model's parameters,")
-        if name in HOOK_METHODS and id(args[0]) in self._recorder.owned:
+        if facts_of(name).changes_gradients and id(args[0]) in self._recorder.owned:
             raise Unfollowable(f"forward calls {name} of a parameter or buffer of the model")
         if name in _RESHAPES and memory_of(args[0]) in self._renamed:
             raise Unfollowable(f"a tensor that other values may be too changes its shape in place ({name})")
@@ -190,10 +190,10 @@ class TorchCalls:
             if recorder.numbers.expected is not None:
                 args, kwargs = plain_numbers((args, kwargs))
             result = function(*args, **kwargs)
-            if name in READS_VALUES:
+            if facts_of(name).reads_values:
                 self.answers.note(name, result)
             return result
-        if name in READS_VALUES or name in _MEMORY:
+        if facts_of(name).reads_values or name in _MEMORY:
             known = recorder.stand_ins.has_values
             is_unknown = any(isinstance(value, torch.Tensor) and not known(value) for value in args)
             if is_unknown and name in _MEMORY:
@@ -206,7 +206,7 @@ class TorchCalls:
                 result = recorder.stand_ins.run(function, args, kwargs, may_draw=True)
         else:
             result = recorder.stand_ins.run(function, args, kwargs)
-        if name in READS_VALUES:
+        if facts_of(name).reads_values:
             self.answers.note(name, result)
         if name == "type" and isinstance(result, str):
             kind = recorder.device.type
@@ -216,7 +216,7 @@ class TorchCalls:
     def _note_inside(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, draws: bool) -> None:
         whole = self._recorder.whole
         whole.draws = whole.draws or draws
-        is_write = operator_writes(name) or "out" in kwargs
+        is_write = facts_of(name).writes_first or "out" in kwargs
         if is_write:
             self._saved_globals.save((*args[:1], kwargs.get("out")))
         if is_write or kwargs.get("inplace"):
@@ -225,7 +225,7 @@ class TorchCalls:
     def _execute_in_order(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # The numbers that a graph draws follow from the state of the generator, which it must find as the model does.
         name = function.__name__
-        is_draw = operator_draws(name)
+        is_draw = facts_of(name).draws
         if is_draw:
             self.check_generator()
         result = self.execute(function, args, kwargs)
@@ -258,7 +258,7 @@ class TorchCalls:
         arguments, keywords = recorder.create_args(args), recorder.create_kwargs(kwargs)
         name = function.__name__
         result = self._execute_in_order(function, args, kwargs)
-        if args and result is args[0] and isinstance(result, torch.Tensor) and not operator_writes(name):
+        if args and result is args[0] and isinstance(result, torch.Tensor) and not facts_of(name).writes_first:
             result = self.another_name(result, frame)
         op, target, arguments, stem = _as_written(function, arguments, keywords, frame)
         node = recorder.add_node(op, target, arguments, keywords, stem, frame)
@@ -290,7 +290,7 @@ class TorchCalls:
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         versions = versions_of(given)
         result = self._execute_in_order(function, args, kwargs)
-        is_written = operator_writes(function.__name__) or "out" in kwargs or versions_of(given) != versions
+        is_written = facts_of(function.__name__).writes_first or "out" in kwargs or versions_of(given) != versions
         if not is_written and not any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(result)):
             return result
         arguments, keywords = recorder.create_args(args), recorder.create_kwargs(kwargs)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import traceback
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from types import CodeType, FrameType
 from typing import Any
 
@@ -26,23 +25,24 @@ from featx.tracing.environment.other_threads import AllThreads
 from featx.tracing.environment.recursion import room_for
 from featx.tracing.environment.saved_tensors import SavedGlobals
 from featx.tracing.environment.thread_modes import ThreadModes
+from featx.tracing.example.conditions import Conditions, Settings, WantedIn
 from featx.tracing.example.function_calls import FunctionCalls
 from featx.tracing.example.kept_tensors import KeptTensors, drop_tensors
 from featx.tracing.example.measured_calls import MeasuredCalls
 from featx.tracing.example.model_writes import ModelWrites
-from featx.tracing.example.module_calls import ModuleCalls, Opening
+from featx.tracing.example.module_calls import ModuleCalls
 from featx.tracing.example.surroundings import ModelTensors, Surroundings
 from featx.tracing.example.torch_calls import TorchCalls
 from featx.tracing.guards.conversions import CONVERSIONS
 from featx.tracing.guards.example_inputs import bind_example
 from featx.tracing.guards.guards import require_distinct_inputs
-from featx.tracing.guards.scalars import Disguise, Diverged, larger
+from featx.tracing.guards.scalars import Diverged
 from featx.tracing.guards.structure import contents_of
 from featx.tracing.recording.lineage import Lineage, Origin
 from featx.tracing.recording.numbers import Numbers
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.recording.results import Held, Results
-from featx.tracing.replica.mode_reads import ModeReads, has_set_mode, listen
+from featx.tracing.replica.mode_reads import has_set_mode, listen
 from featx.tracing.replica.module_states import ModuleStates
 from featx.tracing.replica.modules import has_hooks, intercept
 from featx.tracing.replica.replica import Replica
@@ -53,46 +53,6 @@ from featx.tracing.stand_ins.stand_ins import StandIns, keeps_values
 from featx.tree import tree_leaves
 
 _ABSENT = object()
-# Returns, of the graph so far and the path of the innermost module that failed, the nodes that are wanted, or none
-# where one is missing.
-WantedIn = Callable[[Graph, str], Collection[Node]]
-
-
-@dataclass(frozen=True)
-class Conditions:
-    """Why and under which conditions a model runs.
-
-    Attributes:
-        reason: why it runs, for the log.
-        is_real: on real tensors, or on those without values.
-        gradients: whether gradients are switched on.
-        earlier: a trace of the same at other sizes: this one ends with `Diverged` where it does not do the same.
-        disguise: what C code sees in place of the numbers that are others than in `earlier`.
-        disguised: positions of further numbers that are disguised.
-        dtype: the dtype that floating-point weights and buffers are taken to be of, in a trace without values.
-        before: this is the next call on the replica of that trace, which must not have been dropped.
-    """
-
-    reason: str
-    is_real: bool
-    gradients: bool = True
-    earlier: ExampleTrace | None = None
-    disguise: Disguise = larger
-    disguised: frozenset[int] = frozenset()
-    dtype: torch.dtype | None = None
-    before: ExampleTrace | None = None
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What a tracer asks of each run; see `ExampleTracer`."""
-
-    opening: Opening
-    keep_source: bool
-    keep_output: bool
-    hears_calls: bool
-    is_repeated: bool
-    reads: ModeReads | None
 
 
 class ExampleTrace:
@@ -388,7 +348,7 @@ class ExampleTrace:
         if self._others is not None and self._others.have_run():
             raise MayBeDisturbed("another thread has run, and forward may have handed it work")
         self.checks.check_all()
-        self._check_inputs()
+        self._check_objects()
         self._torch_calls.check_memory()
         self._torch_calls.check_generator()
         if generators.have_drawn():
@@ -399,7 +359,8 @@ class ExampleTrace:
         if number is not None:
             raise LeftBehind(f"forward changes the number {number} of its Python module or of a class")
 
-    def _check_inputs(self) -> None:
+    def _check_objects(self) -> None:
+        # Inputs that are objects or containers, and objects that calls have returned.
         for what, container, before in (*self._given, *self._results.objects):
             now = contents_of(container)
             if any(item is not before.get(key, _ABSENT) for key, item in now.items()):

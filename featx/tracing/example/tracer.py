@@ -17,9 +17,10 @@ from torch import nn
 
 from featx.errors import FeatxError, TraceError
 from featx.tracing.environment.thread_modes import ThreadModes
+from featx.tracing.example.conditions import Conditions, Settings, WantedIn
 from featx.tracing.example.module_calls import LeafPolicy, Opening
 from featx.tracing.example.surroundings import Surroundings
-from featx.tracing.example.trace import Conditions, ExampleTrace, Settings, WantedIn, end_contexts
+from featx.tracing.example.trace import ExampleTrace, end_contexts
 from featx.tracing.guards.scalars import Diverged
 from featx.tracing.log import RunLog
 from featx.tracing.replica.mode_reads import ModeReads

@@ -46,19 +46,20 @@ def leaves_of(value: Any) -> Iterator[tuple[Any, Path]]:
 
 def parts_of(value: Any) -> Iterator[tuple[Any, Path]]:
     """Yield `value` and all that is in it, containers and objects once each, with the way to it. O(size)."""
-    known: dict[int, Any] = {}
+    return _parts_of(value, (), {})
 
-    def parts(part: Any, path: Path) -> Iterator[tuple[Any, Path]]:
-        if type(part) is weakref.ref or id(part) in known:
-            return
-        yield part, path
-        if is_structure(part):
-            known[id(part)] = part
-            way = operator.getitem if isinstance(part, _CONTAINERS) else getattr
-            for key, item in contents_of(part).items():
-                yield from parts(item, (*path, (way, key)))
 
-    return parts(value, ())
+def _parts_of(part: Any, path: Path, known: dict[int, Any]) -> Iterator[tuple[Any, Path]]:
+    # No function inside the other one: it would hold itself, and keep the tensors of the trace until the next
+    # collection of garbage.
+    if type(part) is weakref.ref or id(part) in known:
+        return
+    yield part, path
+    if is_structure(part):
+        known[id(part)] = part
+        way = operator.getitem if isinstance(part, _CONTAINERS) else getattr
+        for key, item in contents_of(part).items():
+            yield from _parts_of(item, (*path, (way, key)), known)
 
 
 def contents_of(container: Any) -> dict[Any, Any]:

@@ -8,9 +8,8 @@ from typing import Any, cast
 
 from torch import nn
 
+from featx.libraries import LAYERS
 from featx.tracing.replica.replica import only_sets_flags
-
-_OF_TORCH = ("torch.nn.modules.", "torchvision.ops.")
 
 
 class ModeReads:
@@ -25,8 +24,8 @@ class ModeReads:
     def on_read(self, module: nn.Module | None) -> None:
         """Take note of a read, unless a layer of torch asks for its own mode, on which no node depends but its own."""
         reader = sys._getframe(3).f_globals.get("__name__", "")
-        is_own = type(module).__module__.startswith(_OF_TORCH)
-        self.any = self.any or not (reader.startswith("featx.") or (is_own and reader.startswith(_OF_TORCH)))
+        is_own = type(module).__module__.startswith(LAYERS)
+        self.any = self.any or not (reader.startswith("featx.") or (is_own and reader.startswith(LAYERS)))
 
 
 class _Submodules(dict[str, Any]):

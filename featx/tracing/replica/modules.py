@@ -110,11 +110,6 @@ def has_own_call(kind: type[nn.Module]) -> bool:
     return call is not nn.Module.__call__ and not call.__module__.startswith("torch.")
 
 
-def only_passes_on(kind: type[nn.Module]) -> bool:
-    """Say whether the `__call__` of a class records nothing ahead of forward: that of the layers of transformers."""
-    return kind.__call__.__module__ == "transformers.modeling_layers"
-
-
 def has_hooks(module: nn.Module) -> bool:
     """Say whether a call of a module runs hooks of its own around `forward`."""
     return bool(module._forward_hooks or module._forward_pre_hooks)

@@ -15,9 +15,8 @@ import torch
 from torch import nn
 
 from featx.ir.memory import memory_of
-from featx.ir.operator_effects import WRITE_STATISTICS, draws_now, operator_writes
+from featx.ir.operator_facts import draws_now, facts_of
 from featx.tracing.guards.scalars import TracedFloat, TracedInt, plain_numbers
-from featx.tracing.operators import READS_VALUES
 from featx.tracing.signals import NeedsValues
 from featx.tracing.stand_ins.function_shapes import result_of
 from featx.tree import tree_leaves
@@ -129,7 +128,7 @@ class StandIns:
             if not is_of_sizes and not is_of_values:
                 return function(*args, **kwargs)
             return self._run_on_values(function, args, kwargs, is_of_values=is_of_values)
-        if operator_writes(name) or "out" in kwargs:
+        if facts_of(name).writes_first or "out" in kwargs:
             self._note_outdated((*args[:1], kwargs.get("out")))
         args, kwargs = plain_numbers(args), plain_numbers(kwargs) if kwargs else kwargs
         if self.is_cast:  # ahead of the rules, which ask for dtypes
@@ -162,7 +161,7 @@ class StandIns:
     def _run_on_values(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, is_of_values: bool
     ) -> Any:
-        if function.__name__ in READS_VALUES:
+        if facts_of(function.__name__).reads_values:
             return function(*args, **kwargs)
         try:
             form = self._run_on(self.new, function, args, kwargs)  # which writes nothing of the trace
@@ -200,9 +199,9 @@ class StandIns:
     def writes_model(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Say whether a call writes into a tensor of the model."""
         name = function.__name__
-        if name in WRITE_STATISTICS:
+        if facts_of(name).writes_statistics:
             return any(id(value) in self._owned for value in (*args[1:5], *kwargs.values()))
-        if operator_writes(name) or "out" in kwargs:
+        if facts_of(name).writes_first or "out" in kwargs:
             targets = (*args[:1], kwargs.get("out"))
             return any(id(target) in self._owned or self._stands_for_owned(target) for target in targets)
         return False

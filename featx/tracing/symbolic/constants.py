@@ -21,8 +21,7 @@ from featx.ir.effects import Effects
 from featx.ir.graph import Graph
 from featx.ir.memory import MemoryGroups, memory_of
 from featx.ir.node import Node
-from featx.ir.operator_effects import operator_draws, operator_writes
-from featx.tracing.operators import READS_VALUES
+from featx.ir.operator_facts import facts_of
 from featx.tracing.recording.grad_modes import GradModes
 from featx.tracing.replica.modules import walk_modules
 from featx.tracing.symbolic.proxy import refusal
@@ -109,14 +108,14 @@ class RealTensors:
             return function(*args)
         if name == "__set__":
             self.refuse_assignment(function, args[0])
-        if operator_draws(name):
+        if facts_of(name).draws:
             return self._tracer.create_proxy("call_function", function, args, kwargs, name.strip("_"))
-        if name in READS_VALUES:
+        if facts_of(name).reads_values:
             if is_own or any(memory_of(tensor) in self._stale for tensor in tensors):
                 what = f"the values of a parameter or buffer decide what runs ({name})"
                 raise refusal(self._tracer, ControlFlowError, what)
             return function(*args, **kwargs)
-        if operator_writes(name) or kwargs.get("out") is not None:
+        if facts_of(name).writes_first or kwargs.get("out") is not None:
             self._refuse_foreign_target(args, kwargs)
             node = self._record(function, args, kwargs)
             if is_own:
@@ -220,7 +219,9 @@ def versions_of(tensors: Iterable[torch.Tensor]) -> list[int]:
 
 def tensors_of(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
     """Return name and tensor of what a module holds itself: parameters, buffers, and plain attributes."""
-    found = [(name, value) for name, value in module._parameters.items() if value is not None]
+    found: list[tuple[str, torch.Tensor]] = [
+        (name, value) for name, value in module._parameters.items() if value is not None
+    ]
     if module._buffers:
         found += [(name, value) for name, value in module._buffers.items() if value is not None]
     state = module.__dict__

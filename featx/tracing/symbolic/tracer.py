@@ -18,7 +18,7 @@ from featx.errors import FeatxError, ModulePathError, TraceError
 from featx.ir.arguments import Argument
 from featx.ir.graph import Graph
 from featx.ir.node import Node, Target
-from featx.ir.operator_effects import operator_writes
+from featx.ir.operator_facts import facts_of, name_of
 from featx.tracing.base import TracerBase
 from featx.tracing.environment.pass_through import PassThroughs
 from featx.tracing.environment.recursion import levels_of, room_for
@@ -226,7 +226,7 @@ class Tracer(TracerBase):
     def _check_buffers(self, module: nn.Module) -> None:
         path = self.submodule_paths[module]
         for name, value in self._states[module].rebound_buffers(self._is_of_trace).items():
-            if type(value) is Proxy and operator_writes(str(getattr(value.node.target, "__name__", value.node.target))):
+            if type(value) is Proxy and facts_of(name_of(value.node.target)).writes_first:
                 continue  # `self.count += 1` writes in place and then assigns what it wrote
             where = f"{path}.{name}" if path else name
             raise TraceError(
@@ -381,7 +381,7 @@ class Tracer(TracerBase):
         """Note what a torch call with traced arguments, which is recorded and does not run, does to real tensors."""
         if function.__name__ == "__set__":
             self._tensors.refuse_assignment(function, args[0])
-        if "out" in kwargs or operator_writes(function.__name__):
+        if "out" in kwargs or facts_of(function.__name__).writes_first:
             self._tensors.note_write(args, kwargs)
 
     def on_constant_call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

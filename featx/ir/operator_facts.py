@@ -1,0 +1,164 @@
+"""What torch's functions and methods do, by their name: one account, which pruning, passes, rewriting and tracing ask.
+
+Torch states in schemas and tags what operators write, view and draw; `facts_of` asks these. Its tables hold what no
+schema says, and functions of torch that are written in Python.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from featx.ir.node import Node
+
+# Functions of torch written in Python that draw random numbers; operators are asked for their tags.
+_RANDOM = frozenset(
+    "gumbel_softmax fractional_max_pool2d fractional_max_pool3d fractional_max_pool2d_with_indices "
+    "fractional_max_pool3d_with_indices svd_lowrank pca_lowrank".split()
+)
+# Operators that draw random numbers unless the argument at this position says that this is not training.
+_RANDOM_IN_TRAINING = {
+    "dropout": 2, "dropout1d": 2, "dropout2d": 2, "dropout3d": 2, "alpha_dropout": 2, "feature_dropout": 2,
+    "feature_alpha_dropout": 2, "native_dropout": 2, "rrelu": 3,
+}  # fmt: skip
+_ATTENTION = frozenset({"scaled_dot_product_attention", "multi_head_attention_forward"})
+_HOOK_METHODS = frozenset({"register_hook", "register_post_accumulate_grad_hook", "retain_grad"})
+# The ends of their names: `native_batch_norm` is one.
+_WRITE_STATISTICS = ("batch_norm", "instance_norm")
+_INPLACE_OPERATORS = frozenset(
+    f"__i{name}__" for name in "add sub mul truediv floordiv mod pow lshift rshift and or xor matmul div".split()
+)
+_COPIES_IF_NEEDED = frozenset(
+    "contiguous reshape reshape_as flatten ravel to type type_as float double half bfloat16 int long short char byte "
+    "bool cfloat cdouble chalf cpu cuda conj_physical einsum pad interpolate upsample sum_to_size broadcast_tensors "
+    "to_dense".split()
+)
+_MAY_RETURN_INPUT = frozenset(
+    "dropout alpha_dropout feature_dropout feature_alpha_dropout meshgrid atleast_1d atleast_2d atleast_3d "
+    "cartesian_prod chain_matmul multi_dot unsafe_chunk unsafe_split unsafe_split_with_sizes dequantize resize".split()
+)
+_RETURNS_SEQUENCE = frozenset("chunk split split_with_sizes tensor_split unbind hsplit vsplit dsplit meshgrid".split())
+_READS_VALUES = frozenset(
+    "item tolist numpy __bool__ __int__ __float__ __complex__ __index__ __contains__ __array__ equal is_nonzero "
+    "allclose __repr__ __str__ __format__".split()
+)
+_READS_FORM = frozenset(
+    "size dim numel nelement stride ndimension is_floating_point is_complex get_device element_size".split()
+)
+_NEEDS_FORM_OF_FIRST = frozenset(
+    "new_empty new_full new_ones new_tensor new_zeros empty_like full_like ones_like zeros_like".split()
+)
+_NEEDS_FORM_OF_OTHERS = frozenset({"expand_as", "reshape_as", "to", "type_as", "view_as"})
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorFacts:
+    """What torch's functions, methods and operators of one name do, as far as the name decides it.
+
+    Attributes:
+        writes_first: it writes its first argument: `add_`, `__setitem__`, `iadd`.
+        writes_statistics: it writes the running statistics that it is given, in training.
+        changes_gradients: it changes what happens to the gradient of a tensor.
+        copies_if_needed: it gives a copy, or shares the memory of an input, as the form, layout or dtype wants it.
+        may_return_input: it may return an input, or a view of it, although its schema does not say so.
+        returns_sequence: it returns a tuple or list of tensors.
+        draws: it draws random numbers, in training at least.
+        training_at: the position of the argument that says whether this is training, for those that draw only there.
+        draws_if_it_drops: it draws if its arguments give a probability of dropout.
+        reads_values: it gives Python values of a tensor.
+        reads_form: it gives Python the form of a tensor, such as its shape or dtype.
+        needs_form_of_first: it uses of its first argument the form alone.
+        needs_form_of_others: it uses of all but its first argument the form alone.
+    """
+
+    writes_first: bool
+    writes_statistics: bool
+    changes_gradients: bool
+    copies_if_needed: bool
+    may_return_input: bool
+    returns_sequence: bool
+    draws: bool
+    training_at: int | None
+    draws_if_it_drops: bool
+    reads_values: bool
+    reads_form: bool
+    needs_form_of_first: bool
+    needs_form_of_others: bool
+
+
+@functools.cache
+def facts_of(name: str) -> OperatorFacts:
+    """Return what torch's functions and methods of this name do. O(1) after the first time."""
+    plain = name.rstrip("_")
+    draws_if_it_drops = name in _ATTENTION
+    is_random = name in _RANDOM or plain in _RANDOM_IN_TRAINING or _is_tagged_random(name)
+    return OperatorFacts(
+        writes_first=_writes_first(name),
+        writes_statistics=name.endswith(_WRITE_STATISTICS),
+        changes_gradients=name in _HOOK_METHODS,
+        copies_if_needed=name in _COPIES_IF_NEEDED,
+        may_return_input=name in _COPIES_IF_NEEDED or name in _MAY_RETURN_INPUT,
+        returns_sequence=name in _RETURNS_SEQUENCE,
+        draws=is_random and not draws_if_it_drops,
+        training_at=_RANDOM_IN_TRAINING.get(plain),
+        draws_if_it_drops=draws_if_it_drops,
+        reads_values=name in _READS_VALUES,
+        reads_form=name in _READS_FORM,
+        needs_form_of_first=name in _NEEDS_FORM_OF_FIRST,
+        needs_form_of_others=name in _NEEDS_FORM_OF_OTHERS,
+    )
+
+
+def draws_now(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Say whether a torch function of this name draws random numbers when it is called with these arguments."""
+    facts = facts_of(name)
+    if facts.draws_if_it_drops:
+        probability = kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0)
+        return isinstance(probability, Node) or bool(probability)
+    position = facts.training_at
+    if not facts.draws or position is None:
+        return facts.draws
+    if "training" in kwargs or "train" in kwargs or position < len(args):
+        return is_set(args, kwargs, "training", position) or is_set(args, kwargs, "train", position)
+    return name.rstrip("_") != "rrelu"  # whose default is not to train
+
+
+def is_set(args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str, position: int | None) -> bool:
+    """Say whether a flag is given, by name or at `position`; one that is itself computed may be set."""
+    value = kwargs.get(name)
+    if value is None and position is not None and position < len(args):
+        value = args[position]
+    return bool(value) if not isinstance(value, Node) else True
+
+
+def name_of(target: object) -> str:
+    """Return the name of what a node calls, without its module, as `facts_of` takes it."""
+    return str(getattr(target, "__name__", target))
+
+
+def is_magic(name: str) -> bool:
+    """Say whether a method has a name such as `__add__`."""
+    return name.startswith("__") and name.endswith("__")
+
+
+def _writes_first(name: str) -> bool:
+    if is_magic(name):
+        name = name[2:-2]
+    if name in ("setitem", "delitem"):
+        return True
+    if name.startswith("i") and f"__{name}__" in _INPLACE_OPERATORS:
+        return True
+    return name.endswith("_") and hasattr(torch.Tensor, name)
+
+
+def _is_tagged_random(name: str) -> bool:
+    if not name.isidentifier() or name.startswith("__"):
+        return False
+    operators = getattr(torch.ops.aten, name, None)
+    return operators is not None and any(
+        torch.Tag.nondeterministic_seeded in getattr(operators, overload).tags for overload in operators.overloads()
+    )

@@ -1,0 +1,57 @@
+"""What featx knows of torchvision, einops, timm and transformers. None of them is imported here.
+
+Classes and functions are known by the Python module that defines them, so that a library need not be installed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from types import FunctionType
+from typing import Any
+
+from torch import nn
+
+# Layers that read the mode for themselves alone: other code does not depend on it.
+LAYERS = ("torch.nn.modules.", "torchvision.ops.")
+# Namespaces of operators that compute their result from their arguments alone, unless they are tagged as random.
+PURE_OPERATORS = frozenset({"torchvision"})
+_READ_ONLY = frozenset({"torchvision.ops.misc.SqueezeExcitation", "torchvision.ops.misc.FrozenBatchNorm2d"})
+
+
+def is_read_only(kind: type[nn.Module]) -> bool:
+    """Say whether modules of a class from outside of torch write neither their inputs nor their own state."""
+    return f"{kind.__module__}.{kind.__qualname__}" in _READ_ONLY
+
+
+def draws_in_training_only(kind: type[nn.Module]) -> bool:
+    """Say whether modules of a class from outside of torch draw no random numbers in eval mode."""
+    return kind.__module__.startswith("torchvision.ops.")
+
+
+def only_passes_on(kind: type[nn.Module]) -> bool:
+    """Say whether the `__call__` of a class runs no torch call ahead of forward: that of the layers of transformers."""
+    return kind.__call__.__module__ == "transformers.modeling_layers"
+
+
+def is_of_einops(value: object) -> bool:
+    """Say whether a value is a function of einops, which is one node."""
+    return type(value) is FunctionType and str(value.__module__).startswith("einops")
+
+
+def einops_among(values: Iterable[object]) -> dict[str, Any]:
+    """Return the globals of einops where it is one of `values`, else an empty dict."""
+    einops = sys.modules.get("einops")
+    return einops.__dict__ if einops is not None and any(value is einops for value in values) else {}
+
+
+def torchvision_operators() -> Any:
+    """Return the Python module `torchvision.ops` where something has imported it, else None."""
+    return sys.modules.get("torchvision.ops")
+
+
+def way_to_other_sizes(model: object) -> str:
+    """Return what a model of timm offers for inputs of other sizes, as the end of a message, else ""."""
+    if getattr(model, "dynamic_img_size", None) is False:  # vision transformers
+        return "; timm.create_model takes img_size=..., or dynamic_img_size=True for any size"
+    return "; timm.create_model may take img_size=..." if hasattr(model, "pretrained_cfg") else ""

@@ -1,0 +1,59 @@
+"""Why and under which conditions a model runs in a trace, and what a tracer asks of each run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from featx.ir.graph import Graph
+from featx.ir.node import Node
+from featx.tracing.example.module_calls import Opening
+from featx.tracing.guards.scalars import Disguise, larger
+from featx.tracing.replica.mode_reads import ModeReads
+
+if TYPE_CHECKING:
+    from featx.tracing.example.trace import ExampleTrace
+
+# Returns, of the graph so far and the path of the innermost module that failed, the nodes that are wanted, or none
+# where one is missing.
+WantedIn = Callable[[Graph, str], Collection[Node]]
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """Why and under which conditions a model runs.
+
+    Attributes:
+        reason: why it runs, for the log.
+        is_real: on real tensors, or on those without values.
+        gradients: whether gradients are switched on.
+        earlier: a trace of the same at other sizes: this one ends with `Diverged` where it does not do the same.
+        disguise: what C code sees in place of the numbers that are others than in `earlier`.
+        disguised: positions of further numbers that are disguised.
+        dtype: the dtype that floating-point weights and buffers are taken to be of, in a trace without values.
+        before: this is the next call on the replica of that trace, which must not have been dropped.
+    """
+
+    reason: str
+    is_real: bool
+    gradients: bool = True
+    earlier: ExampleTrace | None = None
+    disguise: Disguise = larger
+    disguised: frozenset[int] = frozenset()
+    dtype: torch.dtype | None = None
+    before: ExampleTrace | None = None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a tracer asks of each run; see `ExampleTracer`."""
+
+    opening: Opening
+    keep_source: bool
+    keep_output: bool
+    hears_calls: bool
+    is_repeated: bool
+    reads: ModeReads | None
