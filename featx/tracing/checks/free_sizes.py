@@ -35,7 +35,7 @@ from featx.tracing.checks.variation import (
     measures_of,
 )
 from featx.tracing.example.conditions import Conditions, WantedIn
-from featx.tracing.example.trace import ExampleTrace
+from featx.tracing.example.trace import ExampleTrace, free_frames
 from featx.tracing.example.tracer import ExampleTracer
 from featx.tracing.guards.guards import check_rank, check_size
 from featx.tracing.guards.scalars import Diverged
@@ -165,9 +165,10 @@ def trace_listening(
     tracer.reads = known.reads = ModeReads()
     try:
         return trace_checked(tracer, root, args, kwargs, wanted_in, known)
-    except Exception:
-        tracer.reads = known.reads = None
-        return trace_checked(tracer, root, args, kwargs, wanted_in, known)
+    except Exception as error:
+        free_frames(error)
+    tracer.reads = known.reads = None
+    return trace_checked(tracer, root, args, kwargs, wanted_in, known)
 
 
 def _trace_checked(

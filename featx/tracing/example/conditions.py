@@ -46,6 +46,11 @@ class Conditions:
     dtype: torch.dtype | None = None
     before: ExampleTrace | None = None
 
+    @property
+    def is_further(self) -> bool:
+        """Whether another run has traced the model, and this one tells more of it."""
+        return self.earlier is not None or self.before is not None
+
 
 @dataclass(frozen=True)
 class Settings:

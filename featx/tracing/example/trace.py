@@ -38,6 +38,7 @@ from featx.tracing.guards.example_inputs import bind_example
 from featx.tracing.guards.guards import require_distinct_inputs
 from featx.tracing.guards.scalars import Diverged
 from featx.tracing.guards.structure import contents_of
+from featx.tracing.recording.earlier_calls import EarlierCalls
 from featx.tracing.recording.lineage import Lineage, Origin
 from featx.tracing.recording.numbers import Numbers
 from featx.tracing.recording.recorder import Recorder
@@ -67,7 +68,7 @@ class ExampleTrace:
         answers: what was read of values.
         is_real: whether tensors have values.
         gradients: whether it runs with gradients switched on.
-        broke_off: the error with which forward ended early, where all that was wanted was there by then.
+        broke_off: the message of the error with which forward ended early, where all that was wanted was there by then.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class ExampleTrace:
             recorder, self._torch_calls, measured, self.checks, self.replica, settings.opening
         )
         self._function_calls = FunctionCalls(recorder, self._torch_calls, measured, surroundings)
-        self.broke_off: BaseException | None = None
+        self.broke_off: str | None = None
         self._replay: Replay | None = None
         # Where they must not run unheard, as what they compute would have values.
         self._others: AllThreads | None = None
@@ -161,14 +162,19 @@ class ExampleTrace:
     def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], wanted_in: WantedIn | None) -> None:
         """Run the root on the example and record it."""
         self.recorder.caller = user_frame()
+        is_done = False
         try:
             try:
                 self._run(args, kwargs, wanted_in)
+                is_done = True
             finally:
                 self._restore()
         finally:
             self._restore()  # again: an interrupt may have ended the first one
             self.recorder.caller = None
+            if not is_done:
+                self.forget_record()
+                self.let_go()
         self.numbers.are_recorded = False
         reads = self._settings.reads
         if reads is not None:
@@ -240,7 +246,8 @@ class ExampleTrace:
                 self._module_calls.check_missing(error)
                 self._explain(error)
                 raise
-            self.broke_off = error
+            self.broke_off = str(error)
+            free_frames(error)
             if self.recorder.call_record is not None:
                 self.recorder.call_record.broke_off = True
             return None, None
@@ -394,7 +401,7 @@ class ExampleTrace:
             try:
                 return self._call_again(self._replay, args, kwargs)
             except KeyboardInterrupt as error:
-                end_contexts(error)
+                free_frames(error)
                 raise
             finally:
                 self._restore()
@@ -446,6 +453,8 @@ class ExampleTrace:
         calls = self._calls.copy()
         for call in calls:
             call.checks.states = ModuleStates(())
+            call.recorder.earlier = EarlierCalls()
+            call.forget_record()
         self._calls.clear()
         drop_tensors([call._kept for call in calls])
 
@@ -463,7 +472,12 @@ class _Mode(TorchFunctionMode):
         return self._trace.on_torch_call(func, args, kwargs or {})
 
 
-def end_contexts(error: KeyboardInterrupt) -> None:
-    """Free the frames that an interrupt has left, of contexts that lay modes."""
-    # A context manager of torch that was left in its `__exit__` pushes the mode of the trace again when its frame goes.
-    traceback.clear_frames(error.__traceback__)
+def free_frames(error: BaseException) -> None:
+    """Free what the frames hold that an error or an interrupt has left: tensors of a trace, and contexts.
+
+    A context manager of torch that was left in its `__exit__` pushes the mode of the trace again when its frame goes.
+    """
+    left: BaseException | None = error
+    while left is not None:
+        traceback.clear_frames(left.__traceback__)
+        left = left.__context__

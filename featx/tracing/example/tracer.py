@@ -20,7 +20,7 @@ from featx.tracing.environment.thread_modes import ThreadModes
 from featx.tracing.example.conditions import Conditions, Settings, WantedIn
 from featx.tracing.example.module_calls import LeafPolicy, Opening
 from featx.tracing.example.surroundings import Surroundings
-from featx.tracing.example.trace import ExampleTrace, end_contexts
+from featx.tracing.example.trace import ExampleTrace, free_frames
 from featx.tracing.guards.scalars import Diverged
 from featx.tracing.log import RunLog
 from featx.tracing.replica.mode_reads import ModeReads
@@ -166,7 +166,11 @@ class ExampleTracer:
                 if not self.keeps_replicas or (conditions.earlier is not None and conditions.before is None):
                     trace.drop_replica()
             except KeyboardInterrupt as error:
-                end_contexts(error)
+                free_frames(error)
+                raise
+            except (Diverged, Disturbed, NeedsValues, Exception) as error:
+                if conditions.is_further:  # whoever asked for it goes on without it
+                    free_frames(error)
                 raise
             finally:
                 modes.leave()
@@ -184,7 +188,6 @@ class ExampleTracer:
     ) -> ExampleTrace:
         """Run again for as long as a run finds out that something has to be otherwise from its start."""
         before = conditions.before
-        is_further = before is not None or conditions.earlier is not None
         absent: set[tuple[str, str]] = set()
         read_first: set[tuple[str, str]] = set()
         copies_tensors = "buffers" if conditions.is_real else "none"
@@ -206,7 +209,7 @@ class ExampleTracer:
             except (AttributeError, AssertionError, NameError) as error:
                 missing = {attribute for attribute in absent if attribute[1] == getattr(error, "name", None)}
                 if not missing:
-                    if is_further and comes_from_featx(error):
+                    if conditions.is_further and comes_from_featx(error):
                         raise OwnFault(error) from error
                     raise
                 absent, read_first = absent - missing, read_first | missing
