@@ -6,7 +6,7 @@ Classes and functions are known by the Python module that defines them, so that 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import FunctionType
 from typing import Any
 
@@ -32,6 +32,22 @@ def draws_in_training_only(kind: type[nn.Module]) -> bool:
 def only_passes_on(kind: type[nn.Module]) -> bool:
     """Say whether the `__call__` of a class runs no torch call ahead of forward: that of the layers of transformers."""
     return kind.__call__.__module__ == "transformers.modeling_layers"
+
+
+def collecting_hooks(module: nn.Module) -> list[Callable[..., None]]:
+    """Return the forward hooks with which transformers collects hidden states and attentions of a layer.
+
+    They add what the layer returns to a list, if code around it has asked for that, and do nothing else. So they run
+    in a trace too, in which other hooks of modules that are one node do not.
+    """
+    if not module._forward_hooks:
+        return []
+    return [hook for hook in module._forward_hooks.values() if is_collecting_hook(hook)]
+
+
+def is_collecting_hook(hook: object) -> bool:
+    """Say whether a forward hook is one of `collecting_hooks`."""
+    return getattr(hook, "__module__", "") == "transformers.utils.output_capturing"
 
 
 def is_of_einops(value: object) -> bool:

@@ -95,7 +95,7 @@ def is_same(one: Any, other: Any, besides: Collection[type] = ()) -> bool:
     if isinstance(one, torch.nn.Module) and isinstance(getattr(one, "code", None), str):
         # What torch.cond makes of its branches in each call: a module of torch.fx, which computes what its code says.
         return one.code == other.code and is_same(list(one.parameters()), list(other.parameters()))
-    return repr(one) == repr(other) if isinstance(one, float) else bool(one == other)
+    return repr(one) == repr(other) if isinstance(one, (float, complex)) else bool(one == other)
 
 
 def _held_by(function: FunctionType) -> list[Any]:

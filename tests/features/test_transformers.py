@@ -84,3 +84,23 @@ def test_hooks_that_forward_registers_do_not_stay() -> None:
         featx.get_graph_node_names(model, example_inputs=example)
         assert not any(module._forward_hooks for module in model.modules())
     assert len(model(tokens, output_hidden_states=True).hidden_states) == 3
+
+
+def segformer() -> Any:
+    torch.manual_seed(0)
+    options = {"depths": [1] * 4, "hidden_sizes": [8] * 4, "num_attention_heads": [1] * 4, "decoder_hidden_size": 8}
+    return transformers.SegformerForSemanticSegmentation(transformers.SegformerConfig(**options)).eval()
+
+
+@pytest.mark.parametrize("has_run", [False, True], ids=["new", "has run"])
+@pytest.mark.parametrize("path", ["decode_head.classifier", "decode_head", "segformer.stages.1"])
+def test_hidden_states_that_transformers_collects_with_hooks_are_followed(path: str, has_run: bool) -> None:
+    model, images = segformer(), torch.rand(1, 3, 64, 64)
+    if has_run:
+        model(images)  # which installs the hooks
+    hooks = [len(module._forward_hooks) for module in model.modules()]
+    extractor = featx.create_feature_extractor(model, [path], example_inputs=images)
+    assert [len(module._forward_hooks) for module in model.modules()] == hooks
+    for x in (images, torch.rand(2, 3, 64, 64)):
+        expected = hooked(segformer(), (path,), x)[path]
+        assert torch.equal(first(extractor(x)[path]), expected)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -267,3 +268,52 @@ def test_every_function_and_layer_of_einops_gives_the_same_again_and_again() -> 
         extractor = featx.create_feature_extractor(model, ["patches", "pool"], example_inputs=example)
         patches = model.patches(other)
         assert same(extractor(other), {"patches": patches, "pool": model(other)[0]})
+
+
+class Rotates(nn.Module):
+    """Keeps a table that grows, and how long it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("steps", torch.rand(4))
+        self.longest, self.table = 0, None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[1] > self.longest:
+            self.longest = x.shape[1]
+            self.table: Any = torch.outer(torch.arange(self.longest).float(), self.steps).cos()
+        return x * self.table[: x.shape[1]]
+
+
+class RotatesTwice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.rotation = nn.Linear(4, 4), Rotates()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.rotation(self.linear(x)) + self.rotation(x)
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_table_that_grows_in_several_layers_is_followed(layers: int) -> None:
+    model = nn.Sequential(*[RotatesTwice() for _ in range(layers)])
+    traced = featx.trace(model, torch.rand(2, 5, 4))
+    for length in (5, 3, 9):
+        x = torch.rand(3, length, 4)
+        assert torch.equal(traced(x), model(x))
+
+
+class SetsAnOption(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(kind=None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.config.kind is None:
+            self.config.kind = "first"
+        return x * 2
+
+
+def test_refusal_names_the_option_that_forward_changes() -> None:
+    with pytest.raises(featx.TraceError, match=r"attribute 'config\.kind'"):
+        featx.trace(SetsAnOption(), torch.rand(2))

@@ -70,7 +70,7 @@ def test_positional_inputs_are_as_many_as_in_the_example() -> None:
     traced = agree(model, (image(), image(seed=1), image(3, seed=2)), (image(5), image(seed=4), image(1, seed=5)))
     with pytest.raises(featx.SpecializationError, match="the form of input"):
         traced(image(), image())
-    with pytest.raises(featx.TraceError, match="power=3 is given now"):
+    with pytest.raises(featx.SpecializationError, match="input 'power': 3 now, 2 on the example"):
         traced(image(), image(), image(), power=3)
 
 

@@ -255,3 +255,42 @@ def test_error_of_the_model_at_another_size_is_a_refusal_whatever_its_class() ->
         return x + 1
 
     assert kinds(free_dims(wants_three, torch.ones(2, 3)).of["x"]) == ["free", "fixed"]
+
+
+def shift_by_the_shorter_side(x: torch.Tensor) -> torch.Tensor:
+    shift = 2 if min(x.shape[1], x.shape[2]) > 4 else 0
+    return torch.roll(x, (shift, min(*x.shape[1:])), (1, 2)) * max(x.shape[1:])
+
+
+def test_which_side_of_a_square_is_the_shorter_one_fixes_none() -> None:
+    trace, free = trace_checked(ExampleTracer(), shift_by_the_shorter_side, (torch.ones(2, 8, 8),), {})
+    assert kinds(free.of["x"]) == ["free", "free", "free"]
+    module = GraphModule(trace.surroundings.root, trace.graph)
+    for shape in ((2, 8, 8), (3, 12, 8), (1, 8, 20), (1, 5, 6)):
+        x = torch.rand(shape)
+        assert torch.equal(module(x), shift_by_the_shorter_side(x))
+    with pytest.raises(SpecializationError):
+        module(torch.rand(1, 4, 9))
+
+
+class PicksALayer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4) for _ in range(9)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers[min(x.shape[0], x.shape[1])](x)
+
+
+def test_the_shorter_of_two_equal_sides_that_picks_a_layer_is_checked() -> None:
+    model = PicksALayer()
+    trace, _ = trace_checked(ExampleTracer(), model, (torch.ones(4, 4),), {})
+    module = GraphModule(trace.surroundings.root, trace.graph)
+    for length in (4, 3, 2, 6):
+        x = torch.rand(length, 4)
+        try:
+            found = module(x)
+        except SpecializationError:
+            assert length != 4
+        else:
+            assert torch.equal(found, model(x))

@@ -1,4 +1,4 @@
-"""When a trace is over, its tensors are freed at once: what is alive would be looked for among all objects there are."""
+"""When a trace is over, its tensors are freed at once: those alive would be looked for among all objects there are."""
 
 from __future__ import annotations
 

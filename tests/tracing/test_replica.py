@@ -365,3 +365,21 @@ def test_hook_that_forward_registers_is_that_of_one_module() -> None:
     traced = featx.trace(model, x)
     assert torch.equal(traced(x), model(x))
     assert not model.block._forward_hooks
+
+
+@pytest.mark.parametrize("is_in_place", [False, True], ids=["torch.compile", "Module.compile"])
+def test_compiled_submodule_is_traced_as_what_it_was_made_of(is_in_place: bool) -> None:
+    block = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    if is_in_place:
+        block.compile(backend="eager")
+    model = nn.Sequential(nn.Linear(4, 4), block if is_in_place else torch.compile(block, backend="eager"))
+    x = torch.rand(3, 4)
+    torch._dynamo.utils.counters.clear()
+    names = featx.get_graph_node_names(model, example_inputs=x)[1]
+    inside = "1.0" if is_in_place else "1._orig_mod.0"
+    extractor = featx.create_feature_extractor(model, [inside, "1"], example_inputs=x)
+    assert not torch._dynamo.utils.counters["stats"]
+    assert names[1:3] == ["0", inside]
+    found = extractor(torch.ones(2, 4))
+    assert torch.equal(found[inside], block[0](model[0](torch.ones(2, 4))))
+    assert torch.equal(found["1"], found[inside].relu())

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from featx.ir.module_effects import module_draws, module_writes_state
-from featx.libraries import only_passes_on
+from featx.libraries import collecting_hooks, is_collecting_hook, only_passes_on
 from featx.tracing.checks.state_checks import StateChecks
 from featx.tracing.example.measured_calls import MeasuredCalls
 from featx.tracing.example.torch_calls import TorchCalls
@@ -103,7 +103,10 @@ class ModuleCalls:
             return forward(*args, **kwargs)
         if recorder.whole.depth:
             self._note_call_inside(module)
-            return self._result_of(module, args, kwargs)
+            result = self._result_of(module, args, kwargs)
+            for collect in collecting_hooks(module):
+                collect(module, args, result)
+            return result
         self._torch_calls.check_unseen()
         self._torch_calls.check_switches()
         frame = recorder.model_frame()
@@ -249,6 +252,8 @@ class ModuleCalls:
         )
         self._checks.note_whole(module, path, is_own=is_own)
         recorder.note_call(path, args, kwargs, result)
+        for collect in collecting_hooks(module):
+            collect(module, args, result)
         return result
 
     def _check_as_built(self, module: nn.Module, path: str) -> None:
@@ -267,9 +272,11 @@ class ModuleCalls:
 
     def _has_hooks_of_model(self, module: nn.Module) -> bool:
         original = self._replica.originals.get(module)
-        return original is not None and all(
-            vars(module)[name].keys() == vars(original)[name].keys()
-            for name in ("_forward_hooks", "_forward_pre_hooks")
+        if original is None or module._forward_pre_hooks.keys() != original._forward_pre_hooks.keys():
+            return False
+        hooks, before = module._forward_hooks, original._forward_hooks
+        return before.keys() <= hooks.keys() and all(
+            key in before or is_collecting_hook(hook) for key, hook in hooks.items()
         )
 
     def _result_of(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

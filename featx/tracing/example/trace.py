@@ -126,7 +126,7 @@ class ExampleTrace:
             recorder.earlier = before._kept.alive(self.replica.paths)
             self.checks.states = ModuleStates(self.replica.paths, before.checks.states)
         if earlier is not None:
-            self.numbers.expected = earlier.numbers.values
+            self.numbers.expected, self.numbers.expected_ties = earlier.numbers.values, earlier.numbers.ties
             # Where that was a trace for real, this one may be told what it read.
             self._torch_calls.answers.expect(earlier._torch_calls.answers.given)
             # It ends where it does more. What is recorded and taken back counts for a while.
@@ -254,6 +254,8 @@ class ExampleTrace:
 
     def _explain(self, error: BaseException) -> None:
         """Raise another error where this one may come from a module that was kept whole, and so did not run."""
+        if any(name == getattr(error, "name", None) for _, name in self.checks.absent):
+            return  # an attribute that this trace has taken away
         if isinstance(error, (LookupError, AttributeError, TypeError)) and not isinstance(error, FeatxError):
             whole = [node for node in self.graph.nodes if "whole_because" in node.meta]
             if whole:

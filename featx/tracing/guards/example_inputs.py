@@ -11,17 +11,20 @@ import torch
 
 from featx.errors import ArgumentTypeError
 from featx.ir.node import Node
+from featx.ir.runtime_checks import is_runtime_check
 from featx.tracing.guards.forms import description_of, form_of
 from featx.tracing.guards.guards import (
     check_array,
+    check_constant,
     check_decision,
     check_form,
     check_is_tensor,
+    check_not_given,
 )
 from featx.tracing.guards.structure import Path, contents_of, copy_structure, is_structure
 from featx.tracing.recording.lineage import Part
 from featx.tracing.signals import Unfollowable
-from featx.tracing.symbolic.inputs import check_is_none, check_is_same, type_of_option
+from featx.tracing.symbolic.inputs import type_of_option
 
 if TYPE_CHECKING:
     from featx.tracing.recording.recorder import Recorder
@@ -56,8 +59,8 @@ def bind_example(
         stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
         is_given = name in bound.arguments
         default = () if parameter.default is parameter.empty else (parameter.default,)
-        default = default if not default or isinstance(default[0], _PLAIN) else (None,)
-        if is_given and default and isinstance(bound.arguments[name], _PLAIN):
+        default = default if not default or _is_plain(default[0]) else (None,)
+        if is_given and default and _is_plain(bound.arguments[name]):
             default = (bound.arguments[name],)  # so that who calls the graph need not repeat it
         node = recorder.add_node("placeholder", stars + name, cast(Any, default), {}, None, None)
         if parameter.annotation is not parameter.empty:
@@ -75,12 +78,8 @@ def bind_example(
         elif stars:
             followed = _Followed(recorder, results, node, stand_in)
             followed.value(() if parameter.kind is parameter.VAR_POSITIONAL else {}, name, False)
-        elif default and parameter.default is not None:
-            check = recorder.graph.create_node("call_function", check_is_same, (node, *default, name), {})
-            check.meta["is_check_of_input"] = True
         elif default:
-            check = recorder.graph.create_node("call_function", check_is_none, (node, name), {})
-            check.meta["is_check_of_input"] = True
+            _Followed(recorder, results, node, stand_in).left_out(default[0], name)
     return bound.args, bound.kwargs, given
 
 
@@ -107,12 +106,19 @@ class _Followed:
                 self._mark(check_is_tensor, (self._node, f"input '{name}'"))
             return self._results.follow(self._stand_in(example), self._node, None)
         if isinstance(example, _PLAIN):
-            self._check(check_decision, example, f"input '{name}'")
+            self._check(check_constant, example, f"input '{name}'")
             return example
         if is_structure(example):
             self._check(check_form, form_of(example), f"input '{name}'")
         is_starred = str(self._node.target).startswith("*")
         return copy_structure(example, self._leaf, None if is_starred else self._note_copy)
+
+    def left_out(self, held: Any, name: str) -> None:
+        """Check that an input is left out again, or is `held`: its default, or None where a graph cannot hold that."""
+        if held is None:
+            self._mark(check_not_given, (self._node, f"input '{name}'"))
+        else:
+            self._mark(check_constant, (self._node, held, f"input '{name}'"))
 
     def _check(self, check: Callable[..., Any], expected: Any, what: str) -> None:
         node = self._recorder.graph.create_node("call_function", check, (self._node, expected, what), {})
@@ -151,10 +157,8 @@ class _Followed:
             return
         where = f"input '{self._name}'"
         node = self._plain_node(self._part(path))
-        if isinstance(value, (int, float, complex)):
-            self._mark(check_decision, (node, value, where))
-        elif _compares_by_value(value) or callable(value):
-            self._mark(check_is_same, (node, value, where))
+        if isinstance(value, (int, float, complex)) or _compares_by_value(value) or callable(value):
+            self._mark(check_constant, (node, value, where))
         elif type(value).__name__ == "ndarray" and hasattr(value, "tobytes"):
             self._mark(check_array, (node, *description_of(value), where))
         else:
@@ -170,9 +174,14 @@ class _Followed:
 
     def _mark(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Node:
         node = self._recorder.graph.create_node("call_function", function, arguments, {})
-        node.meta["is_guard"] = function in (check_decision, check_is_same, check_array, check_is_tensor)
+        node.meta["is_guard"] = is_runtime_check(function)
         node.meta["is_check_of_input"] = True
         return node
+
+
+def _is_plain(value: object) -> bool:
+    """Say whether a graph can hold a value as the default of an input."""
+    return isinstance(value, _PLAIN) or (type(value) is tuple and all(map(_is_plain, cast(tuple[Any, ...], value))))
 
 
 def _compares_by_value(value: Any) -> bool:

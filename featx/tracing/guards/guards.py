@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from featx.errors import SpecializationError
+from featx.ir.equality import is_same
 from featx.ir.runtime_checks import runtime_check
 from featx.tracing.guards.forms import description_of, form_of, form_of_result
 from featx.tracing.guards.scripted_checks import is_same_in_script, text_of_form, text_of_known_form
@@ -36,6 +37,33 @@ def check_decision(value: Any, expected: Any, what: str) -> None:
             raise SpecializationError(f"{what} is not what it was on the example. {_hint()}.")
     elif not _is_same(value, expected):
         raise SpecializationError(f"{what}: {_short(value)} now, {_short(expected)} on the example. {_hint()}.")
+
+
+@runtime_check
+def check_constant(value: Any, expected: Any, what: str) -> None:
+    """Raise unless an input that is no tensor is what it was on the example: of the same class, and equal.
+
+    A tensor that equals a number is something else to the model: it has a shape and a dtype, and may have a gradient.
+
+    Raises:
+        SpecializationError: it is not; `what` names the input.
+    """
+    if torch.jit.is_scripting():
+        if not is_same_in_script(value, expected):
+            raise SpecializationError(f"{what} is not what it was on the example. {_hint()}.")
+    elif not is_same(value, expected):
+        raise SpecializationError(f"{what}: {_short(value)} now, {_short(expected)} on the example. {_hint()}.")
+
+
+@runtime_check
+def check_not_given(value: Any | None, what: str) -> None:
+    """Raise where an input is given that was left out on the example, or None there.
+
+    Raises:
+        SpecializationError: it is given; `what` names it.
+    """
+    if value is not None:
+        raise SpecializationError(f"{what} is given now, and was left out, or None, on the example. {_hint()}.")
 
 
 @runtime_check
@@ -198,5 +226,7 @@ def _first_difference(one: Any, other: Any) -> tuple[Any, Any]:
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    if isinstance(value, torch.Tensor) and value.numel() != 1:
+        return f"a tensor of shape {tuple(value.shape)}"
+    text = " ".join(repr(value).split("\n"))
     return text if len(text) <= 80 else text[:77] + "..."

@@ -9,7 +9,7 @@ import torch
 from torch.amp import autocast_mode
 
 from featx.errors import ScriptError
-from featx.tracing.guards.guards import check_decision, check_distinct, check_form
+from featx.tracing.guards.guards import check_constant, check_decision, check_distinct, check_form
 from featx.tracing.symbolic.inputs import check_is_same
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def _reasons(node: Node) -> Iterator[str]:
         yield f"it has no inputs like {node.target}"
     elif node.target is torch._C._set_grad_enabled or node.target is autocast_mode._enter_autocast:
         yield "a function that switches gradients or autocast has to switch them back after an error"
-    elif node.target in (check_decision, check_is_same) and not isinstance(node.args[1], _COMPARABLE):
+    elif node.target in (check_constant, check_decision, check_is_same) and not isinstance(node.args[1], _COMPARABLE):
         yield f"it cannot compare a {type(node.args[1]).__name__}"
     elif node.target is range:
         yield "a range is no value there"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from math import trunc
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -41,6 +41,8 @@ class Numbers:
         disguised: the positions of further numbers that are disguised.
         were_seen: whether Python has seen a size, so that it may have made something of it that no node shows.
         shapes_were_seen: whether it has seen a whole shape, of which Python may count the dimensions unheard.
+        ties: for each call of `min` or `max` on sizes, whether several of them were the extreme.
+        expected_ties: those of the earlier trace.
         converting: the globals in which calls of `int`, `float` and `len` are followed.
         are_recorded: whether the trace runs still.
     """
@@ -54,6 +56,8 @@ class Numbers:
         self.disguised: frozenset[int] = frozenset()
         self.were_seen = False
         self.shapes_were_seen = False
+        self.ties: list[bool] = []
+        self.expected_ties: list[bool] = []
         self.converting: list[dict[str, Any]] = []
         self.are_recorded = True
 
@@ -131,7 +135,7 @@ class Numbers:
         if function is range:
             return self._range(args)
         if function is min or function is max:
-            return _extreme(function, args, kwargs)
+            return self._extreme(function, args, kwargs)
         if function is int or function is float:
             return self._convert(function, args, kwargs)
         return self._math(function, args)
@@ -160,6 +164,29 @@ class Numbers:
             return number
         return self.compute(trunc if kind is int else float, (number,), kind(plain_number(number)))
 
+    def _extreme(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        items: Any = args if len(args) > 1 else next(iter(args))
+        if kwargs or not isinstance(items, (tuple, list)):
+            return function(*args, **kwargs)
+        numbers = cast(tuple[Any, ...], tuple(items))
+        if not all(type(item) is int or type(item) is TracedInt for item in numbers):
+            return _extreme_of_mixed(function, numbers)
+        if not self._is_tied(function, numbers):
+            return function(numbers)
+        # Which of `min(height, width)` it is says nothing where the example is a square.
+        arguments = self._recorder.create_args(numbers)
+        node = self._recorder.add_unnamed_node("call_function", function, arguments, {})
+        is_disguised = any(type(item) is TracedInt and item.is_disguised for item in numbers)
+        result = function(plain_numbers(numbers))
+        return traced_number(result, node, self, self.disguise(result) if is_disguised else None)
+
+    def _is_tied(self, function: Callable[..., Any], numbers: tuple[Any, ...]) -> bool:
+        position, plain = len(self.ties), plain_numbers(numbers)
+        extreme = function(plain)
+        extremes = [item for item, value in zip(numbers, plain, strict=True) if value == extreme]
+        self.ties.append(len(extremes) > 1 and any(type(item) is TracedInt for item in extremes))
+        return self.ties[-1] if position >= len(self.expected_ties) else self.expected_ties[position]
+
     def _range(self, args: tuple[Any, ...]) -> range:
         # How often a loop runs is part of the graph; for which sizes that holds is not fixed further.
         found = range(*plain_numbers(args))
@@ -184,11 +211,10 @@ def is_of_numbers(function: Callable[..., Any]) -> bool:
     return is_builtin or getattr(math, getattr(function, "__name__", ""), None) is function
 
 
-def _extreme(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _extreme_of_mixed(function: Callable[..., Any], items: tuple[Any, ...]) -> Any:
     # A float compares itself with an int in C: the comparison is turned round.
-    items: Any = args if len(args) > 1 else next(iter(args))
-    if kwargs or not isinstance(items, (tuple, list)) or not any(type(item) is float for item in items):
-        return function(*args, **kwargs)
+    if not any(type(item) is float for item in items):
+        return function(items)
     best, *others = items
     for item in others:
         first, second = (item, best) if function is min else (best, item)

@@ -61,12 +61,17 @@ class ModuleState:
         return self._attributes.get(name)
 
     def changed_values(self) -> list[str]:
-        """Return the names of plain attributes that had a number, a string or None before and have another one now."""
+        """Return the attributes that had a number, a string or None before and have another one now.
+
+        By name, and with the key where it lies in a dict or in the attributes of an object: `config.problem_type`.
+        """
         state = self._module.__dict__
         changed = [name for name, before in self._attributes.items() if _is_changed(before, state.get(name))]
         for name, container, items in self._items:
-            if any(_is_changed(before, now) for before, now in _paired(items, container)):
+            keys: Any = cast(dict[Any, Any], items) if isinstance(items, dict) else ()
+            if not keys and any(_is_changed(before, now) for before, now in _paired(items, container)):
                 changed.append(name)
+            changed += [f"{name}.{key}" for key in keys if _is_changed(items[key], container.get(key, items[key]))]
         return changed
 
     def new_attributes(self) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
+from types import MethodType
 from typing import Any
 
 import torch
@@ -180,6 +181,8 @@ class Replica:
             if kind in shared or name in _LOOKED_AFTER or (kind is tuple and shared.issuperset(map(type, value))):
                 continue
             state[name] = kind() if kind in _MAY_BE_EMPTY and not value else copies(value)
+        if is_compiled(module):
+            state["forward"] = MethodType(_run_uncompiled, twin)
         self._copies.fill_slots(module, twin)
 
     def _note_paths(self, modules: list[tuple[str, nn.Module]]) -> None:
@@ -262,6 +265,16 @@ def in_mode(model: nn.Module, training: bool) -> nn.Module:
             children = module._modules.items()
             twin.__dict__["_modules"] = {name: None if child is None else twins[child] for name, child in children}
     return twins[model]
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Say whether a module is what `torch.compile` made of another one."""
+    return type(module).__module__ == "torch._dynamo.eval_frame" and "_orig_mod" in module._modules
+
+
+def _run_uncompiled(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    # torch's compiler would trace the trace.
+    return module._orig_mod(*args, **kwargs)
 
 
 def only_sets_flags(module: nn.Module) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Optional, cast
 import torch
 
 from featx.errors import ArgumentTypeError, TraceError
+from featx.ir.equality import is_same
 from featx.ir.node import NO_KWARGS
 from featx.ir.runtime_checks import runtime_check
 from featx.tracing.guards.scripted_checks import is_same_in_script
@@ -51,12 +52,12 @@ def check_is_same(value: Any, expected: Any, name: str) -> None:
     """Raise if an input differs from the value that it was traced with.
 
     Raises:
-        TraceError: `value` is neither `expected` nor equal to it.
+        TraceError: `value` is not of the class of `expected`, or not equal to it.
     """
     if torch.jit.is_scripting():  # pyright: ignore[reportPrivateImportUsage]
         if not is_same_in_script(value, expected):
             raise TraceError(f"this graph was traced with another {name} than is given now")
-    elif value is not expected and value != expected:
+    elif not is_same(value, expected):
         raise _refusal_of(value, expected, name)
 
 
