@@ -272,7 +272,7 @@ def is_compiled(module: nn.Module) -> bool:
     return type(module).__module__ == "torch._dynamo.eval_frame" and "_orig_mod" in module._modules
 
 
-def _run_uncompiled(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+def _run_uncompiled(module: Any, *args: Any, **kwargs: Any) -> Any:
     # torch's compiler would trace the trace.
     return module._orig_mod(*args, **kwargs)
 
