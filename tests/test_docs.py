@@ -1,0 +1,78 @@
+"""The pages in docs/ that are written by hand: links, file names, and the figures of the worked example."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import torchvision
+
+import featx
+from featx.features.tracing import ModelTracing
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = [
+    *(DOCS / f"{name}.md" for name in ("architecture", "tracing", "tracing-checks", "passes", "limits", "glossary")),
+    *sorted((DOCS / "decisions").glob("*.md")),
+]
+TRACING = ROOT / "featx" / "tracing"
+
+
+def id_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=id_of)
+def test_linked_pages_exist(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8"))
+    assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=id_of)
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    names = set(re.findall(r"`((?:[a-z_]+/)*[a-z_]+\.py)`", page.read_text(encoding="utf-8")))
+    files = [path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py") if ".venv" not in path.parts]
+    assert [name for name in names if not any(f"/{file}".endswith(f"/{name}") for file in files)] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=id_of)
+def test_page_is_short(page: Path) -> None:
+    lines = page.read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 200
+    assert max(map(len, lines)) <= 120
+
+
+@pytest.mark.parametrize("path", sorted(TRACING.rglob("*.py")), ids=id_of)
+def test_pages_on_tracing_say_what_each_file_does(path: Path) -> None:
+    rows = [
+        line.split("|")[1]
+        for page in ("tracing.md", "tracing-checks.md")
+        for line in (DOCS / page).read_text(encoding="utf-8").splitlines()
+        if line.startswith("| `")
+    ]
+    assert path.name == "__init__.py" or any(f"`{path.name}`" in row for row in rows)
+
+
+def test_worked_example_has_the_figures_and_lines_of_the_page() -> None:
+    page = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    request = {"layer1.0.add": "sum", "layer2": "C3"}
+    images = torch.rand(1, 3, 224, 224)
+    model = torchvision.models.resnet50(weights=None)
+    extractor = featx.create_feature_extractor(model, request, example_inputs=images)
+    tracing = ModelTracing(model, example_inputs=images)
+    traced = tracing.wanted(request, "train").graph
+    tracing.drop()
+    parameters = sum(parameter.numel() for parameter in extractor.parameters())
+    figures = (
+        f"{len(list(model.modules()))} modules",
+        f"The graph has {len(traced.nodes)} nodes",
+        f"{len(extractor.graph.nodes)} nodes are left",
+        f"the {len(list(model.layer2.modules())) - 1} modules inside it",
+        f"{len(list(extractor.modules()))} modules and {parameters / 1e6:.2f} of the",
+    )
+    text = " ".join(page.split())
+    assert [figure for figure in figures if figure not in text] == []
+    code = page.split("the generated lines", 1)[1].split("```")[1].removeprefix("python\n").splitlines()
+    generated = [line.strip() for line in extractor.code.splitlines()]
+    assert [line for line in code if line != "..." and line not in generated] == []
