@@ -100,6 +100,7 @@ def uses_torch_fx(tree: ast.AST) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_one_folder_uses_torch_fx() -> None:
     files = [*FILES, ROOT / "__init__.py"]
     users = [name(path) for path in files if uses_torch_fx(ast.parse(path.read_text()))]
@@ -125,6 +126,7 @@ def test_uses_of_torch_fx_are_found(source: str, expected: bool) -> None:
     assert uses_torch_fx(ast.parse(source)) is expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", FILES, ids=name)
 def test_file_imports_no_private_name(path: Path) -> None:
     taken = [

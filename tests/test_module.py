@@ -324,6 +324,7 @@ def test_equal_code_has_one_linecache_entry_however_often_it_is_compiled() -> No
     assert count() <= before + 1
 
 
+@pytest.mark.slow
 def test_dropped_module_frees_its_weights() -> None:
     module = symbolic_trace(Model())
     weight = weakref.ref(module.get_submodule("block.0").weight)

@@ -19,6 +19,7 @@ def links() -> list[str]:
     return re.findall(r"\]\(([^)#]+)\)", README.read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "source"), [pytest.param(*block, id=f"line-{block[0] + 1}") for block in code_blocks()]
 )

@@ -112,6 +112,7 @@ def transformer() -> nn.Module:
 INSIDE = ["linear1", "self_attn", "norm1", "dropout1", "linear2", "norm2"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("path", ["1.layers.0", *(f"1.layers.1.{name}" for name in INSIDE)])
 def test_value_inside_a_default_leaf_can_be_asked_for(path: str, training: bool, capture: Capture) -> None:

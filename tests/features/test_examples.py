@@ -204,6 +204,7 @@ def test_torchvision_inception_gets_299_pixels_which_its_training_head_needs(mod
     assert model(example.args[0].to("meta")).aux_logits.shape == (2, 1000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
@@ -243,6 +244,7 @@ def detector(models: ModuleType, kind: str) -> nn.Module:
     }[kind]()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "keys"),
     [

@@ -117,6 +117,7 @@ HELD: dict[str, Callable[[], featx.GraphModule]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", HELD)
 @pytest.mark.parametrize("compiler", ["eager", "aot_eager", "export"])
 def test_9_model_that_holds_an_extractor_that_has_not_run_is_compiled(kind: str, compiler: str) -> None:

@@ -129,6 +129,7 @@ def test_values_that_are_not_tensors_can_be_asked_for() -> None:
     assert result["getitem"] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "size"),
     [
@@ -193,6 +194,7 @@ def test_statistics_of_batch_norm_move_as_in_the_model() -> None:
     assert all(torch.equal(ours[name], other[name]) for name in other)
 
 
+@pytest.mark.slow
 def test_random_draws_under_a_seed_are_those_of_the_model(capture: Capture) -> None:
     model, x = torchvision.models.efficientnet_b0().train(), image(2)
     expected = capture(model, ["features.7", "classifier.0"], x, seed=3)

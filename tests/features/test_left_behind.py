@@ -92,6 +92,7 @@ def test_inputs_that_the_example_did_not_have_are_refused() -> None:
             traced(*args, **kwargs)
 
 
+@pytest.mark.slow
 def test_long_chain_of_sums_of_one_value_is_walked_once() -> None:
     class Chain(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

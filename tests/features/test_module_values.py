@@ -81,6 +81,7 @@ FOLLOWS: dict[str, Callable[[Model, Tensor, Any], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tracer", ["example", "symbolic"])
 @pytest.mark.parametrize("inner", [(), ("block.first",), ("block.first", "block.second")])
 @pytest.mark.parametrize("follow", FOLLOWS)

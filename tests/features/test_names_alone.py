@@ -148,6 +148,7 @@ def values_of_the_list(model: nn.Module, x: torch.Tensor) -> dict[str, Any]:
     return values
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "x"), MODELS, ids=[kind.__name__ for kind, _ in MODELS])
 def test_each_name_alone_has_the_value_that_it_has_in_the_list(kind: type[nn.Module], x: torch.Tensor) -> None:
     torch.manual_seed(0)

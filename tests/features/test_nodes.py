@@ -31,6 +31,7 @@ def build(name: str) -> nn.Module:
         return getattr(torchvision.models, name)(**options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
@@ -51,6 +52,7 @@ def test_names_are_those_of_torchvision_in_both_modes(name: str) -> None:
     assert featx.get_graph_node_names(model, suppress_diff_warning=True, tracer="symbolic") == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "resnet10t", "convnext_atto", "poolformer_s12"])
 def test_names_of_timm_models_are_those_of_torchvision(name: str) -> None:
     with torch.device("meta"):

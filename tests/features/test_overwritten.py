@@ -224,6 +224,7 @@ def test_value_is_the_one_that_was_computed_and_only_what_is_written_later_is_cl
     assert sorted(clones) == sorted(cloned.split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("compute", "names", "cloned"), [case for case in CASES if case[2]])
 def test_value_that_is_overwritten_would_be_wrong_without_its_clone(
     compute: Callable[[Noting, torch.Tensor], Any], names: str, cloned: str

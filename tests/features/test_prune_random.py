@@ -14,6 +14,8 @@ from torch.nn.utils import parametrize
 
 import featx
 
+pytestmark = pytest.mark.fuzzing
+
 Draw = Callable[[torch.Tensor], Any]
 
 FUNCTIONS: dict[str, Draw] = {

@@ -69,6 +69,7 @@ def table_that_a_lookup_scales(model: Recording, x: torch.Tensor) -> dict[str, t
     return {"mul": model.table.weight * 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize(
     "compute",

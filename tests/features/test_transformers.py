@@ -10,6 +10,8 @@ from torch import nn
 
 import featx
 
+pytestmark = pytest.mark.sweep
+
 transformers: Any = pytest.importorskip("transformers")
 
 TOKENS = {

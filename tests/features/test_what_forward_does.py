@@ -149,6 +149,7 @@ class Unfollowable(Centered):
         return self.last(y)
 
 
+@pytest.mark.slow
 def test_state_that_cannot_be_written_is_refused() -> None:
     with pytest.raises(featx.TraceError, match="numpy"):
         featx.create_feature_extractor(Unfollowable(), ["centered"], example_inputs=X)

@@ -442,6 +442,7 @@ def test_module_that_writes_sometimes_stays_only_where_its_input_is_read_behind_
     assert [node.target for node in extractor.graph.find_nodes(op="call_module")] == ["linear"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet50", "swin_t", "swin_v2_t", "convnext_tiny"])
 def test_module_whose_writes_all_came_to_pass_costs_no_copy(name: str) -> None:
     torchvision = pytest.importorskip("torchvision")

@@ -90,10 +90,12 @@ def run(code: str) -> str:
     return result.stdout
 
 
+@pytest.mark.slow
 def test_package_is_an_attribute_of_featx_as_torch_fx_is_of_torch() -> None:
     assert run("import featx; print(featx.fx.passes.shape_prop.ShapeProp is featx.ShapeProp)") == "True\n"
 
 
+@pytest.mark.slow
 def test_submodules_are_loaded_when_they_are_asked_for() -> None:
     assert run(
         "import sys, featx, featx.fx\n"
@@ -103,6 +105,7 @@ def test_submodules_are_loaded_when_they_are_asked_for() -> None:
     ) == "[] True True\n"  # fmt: skip
 
 
+@pytest.mark.slow
 def test_torch_fx_is_not_needed() -> None:
     # `import torch` may load torch.fx itself, so each module of it is made to fail from then on.
     code = (

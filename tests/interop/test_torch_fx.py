@@ -480,6 +480,7 @@ def _stack() -> list[Any]:
 # -- the package -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_importing_featx_does_not_load_the_conversion() -> None:
     code = """
 import sys, torch

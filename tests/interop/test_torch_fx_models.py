@@ -19,6 +19,8 @@ from torchvision.models.convnext import CNBlockConfig, ConvNeXt  # noqa: E402
 from torchvision.models.efficientnet import EfficientNet, FusedMBConvConfig, MBConvConfig  # noqa: E402
 from torchvision.models.resnet import Bottleneck  # noqa: E402
 
+pytestmark = pytest.mark.sweep
+
 models = torchvision.models
 IMAGE = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 VIT = "vit_large_patch16_224"

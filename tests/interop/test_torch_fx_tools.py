@@ -156,6 +156,7 @@ def test_copies_compute_the_same(converted: torch.fx.GraphModule, model: nn.Modu
     assert_equal(copy.copy(converted)(IMAGE), model(IMAGE))
 
 
+@pytest.mark.slow
 def test_module_compiles_whole(converted: torch.fx.GraphModule, model: nn.Module) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(converted, fullgraph=True, backend="eager")

@@ -15,6 +15,8 @@ from featx.tree import tree_leaves
 
 torchvision = pytest.importorskip("torchvision")
 
+pytestmark = pytest.mark.sweep
+
 # Among them: in-place activations, chunk, cat of lists, squeeze-and-excitation, windows, guards, literals.
 NAMES = ["resnet18", "mobilenet_v3_small", "shufflenet_v2_x0_5", "small swin_v2"]
 

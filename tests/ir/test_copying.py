@@ -140,6 +140,7 @@ def test_code_transformer_is_kept_by_deepcopy() -> None:
     assert "marker = 1" in copy.deepcopy(graph).python_code("self").src
 
 
+@pytest.mark.slow
 @COPIES
 def test_chain_of_a_hundred_thousand_nodes_is_copied_without_recursion(duplicate: Callable[[Graph], Graph]) -> None:
     graph = Graph()

@@ -80,6 +80,7 @@ def test_every_tensor_method_writes_shares_and_draws_no_more_than_is_known() -> 
     assert report(calls) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("library", [torch, functional, torch.fft, torch.linalg, torch.special, nn.init])
 def test_every_function_of_torch_writes_shares_and_draws_no_more_than_is_known(library: Any) -> None:
     # The functions of `torch` itself that are written in Python and set something for the whole process are left out.

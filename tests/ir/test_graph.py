@@ -353,6 +353,7 @@ def test_code_transformer_edits_the_body_and_the_earlier_one_comes_back(library:
     assert seen[1] is not None
 
 
+@pytest.mark.slow
 def test_owner_is_held_weakly() -> None:
     graph = Graph()
     module = GraphModule(nn.Module(), graph)

@@ -58,6 +58,7 @@ def test_order_holds_after_ten_thousand_insertions_at_one_place(place: str) -> N
     assert all(one < other for one, other in pairwise(expected))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_order_equals_that_of_a_list_after_random_insertions_moves_and_erasures(seed: int) -> None:
     choose = random.Random(seed)

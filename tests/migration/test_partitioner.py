@@ -63,6 +63,7 @@ def proposed(partitioner: Any, *, trims: bool) -> list[tuple[list[str], list[int
     return [([node.name for node in part.nodes], list(part.nodes.values())) for part in partitions]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", OPTIONS, ids=["plain", "single", "non-compute", "allowed"])
 @pytest.mark.parametrize("skips", [False, True], ids=["all", "vertical"])
 def test_partitions_are_those_of_torch_fx(options: dict[str, Any], skips: bool) -> None:

@@ -35,6 +35,7 @@ def cost_of(function: Callable[..., Any], *args: Any, **options: Any) -> featx.p
 # -- real models -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "size", "parameters"),
     [
@@ -54,6 +55,7 @@ def test_torchvision_s_models(name: str, size: int, parameters: int) -> None:
     assert report.unknown == {}
 
 
+@pytest.mark.slow
 def test_timm_s_convnext_traced_on_an_example_and_extracted() -> None:
     timm = pytest.importorskip("timm")
     model = timm.create_model("convnext_atto").eval()
@@ -71,6 +73,7 @@ def test_timm_s_convnext_traced_on_an_example_and_extracted() -> None:
     assert featx.cost(short, value).total.flops == expected
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_bert() -> None:
     transformers = pytest.importorskip("transformers")

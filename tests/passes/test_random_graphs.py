@@ -17,6 +17,8 @@ from featx.ir.effects import Effects
 from featx.tree import clone_tensors
 from passes.random_graphs import Choose, build, check_pass, choosing_with
 
+pytestmark = pytest.mark.fuzzing
+
 CASES = 120
 
 

@@ -16,6 +16,8 @@ from featx import GraphModule, passes
 torchvision = pytest.importorskip("torchvision")
 timm = pytest.importorskip("timm")
 
+pytestmark = pytest.mark.sweep
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "resnet18": (lambda: torchvision.models.resnet18(weights=None), 32),
     "mobilenet_v3_small": (lambda: torchvision.models.mobilenet_v3_small(weights=None), 32),

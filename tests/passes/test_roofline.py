@@ -85,6 +85,7 @@ def test_graph_that_computes_nothing_has_a_report() -> None:
     assert str(roofline(times(traced), featx.cost(traced, torch.rand(2)), Peaks(1e9, 1e9))).endswith("is measured")
 
 
+@pytest.mark.slow
 def test_plot_has_a_disc_for_each_node_that_computes(found: Roofline, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     figure: Any = found.plot(tmp_path / "roof.png", top=5)

@@ -95,6 +95,7 @@ def same_state(one: list[Any], other: list[Any]) -> bool:
     return all(map(torch.equal, one[0], other[0])) and one[1:3] == other[1:3] and bool(torch.equal(one[3], other[3]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gradients", [False, True], ids=["no_grad", "grad"])
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small", "shufflenet_v2_x0_5"])

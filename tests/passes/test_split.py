@@ -89,6 +89,7 @@ def test_options_are_those_of_torch_fx(keys: list[Any]) -> None:
     assert torch.equal(one(x, x), model(x, x))
 
 
+@pytest.mark.slow
 def test_random_chains_are_split_as_by_torch_fx() -> None:
     generator = torch.Generator().manual_seed(0)
 

@@ -17,6 +17,8 @@ import featx
 hypothesis = pytest.importorskip("hypothesis")
 from hypothesis import strategies  # noqa: E402 - after importorskip
 
+pytestmark = pytest.mark.fuzzing
+
 CASES = 200
 
 

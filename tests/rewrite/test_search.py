@@ -131,6 +131,7 @@ def test_output_that_an_unrelated_node_reads_early_is_no_cycle() -> None:
     assert len(matched_alike(model, pattern)) == 1
 
 
+@pytest.mark.slow
 def test_long_chain_needs_no_recursion() -> None:
     def chain(length: int) -> featx.Graph:
         graph = featx.Graph()

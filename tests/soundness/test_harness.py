@@ -19,6 +19,8 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 import featx
 
+pytestmark = pytest.mark.fuzzing
+
 SIZES = ("shape.__get__", "Tensor.size", "Tensor.__len__", "Tensor.numel")
 VALUES = ("Tensor.__bool__", "Tensor.item", "Tensor.tolist", "Tensor.__float__", "Tensor.__int__")
 DRAWS = ("dropout", "rand", "normal_", "bernoulli", "uniform_")

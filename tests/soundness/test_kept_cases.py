@@ -6,6 +6,8 @@ import pytest
 from comparison import Library, judge
 from inputs import Case
 
+pytestmark = pytest.mark.fuzzing
+
 _HEAD = (
     "import math\nimport torch\nimport torch.nn.functional as F\nfrom torch import nn\n\n\nclass Model(nn.Module):\n"
 )

@@ -16,7 +16,10 @@ from tally import Tally, shrink
 hypothesis = pytest.importorskip("hypothesis")
 from hypothesis import strategies  # noqa: E402 - after importorskip
 
-CASES = 200
+pytestmark = pytest.mark.fuzzing
+
+# Several draws, so that they run side by side.
+DRAWS, CASES = 4, 50
 
 
 @strategies.composite
@@ -24,14 +27,15 @@ def programs(draw: hypothesis.strategies.DrawFn) -> Program:
     return grammar.draw(lambda limit: draw(strategies.integers(0, limit - 1)))
 
 
-def test_traced_random_models_give_what_the_models_give_or_refuse(library: Library, tmp_path: Path) -> None:
+@pytest.mark.parametrize("draw", range(DRAWS))
+def test_traced_random_models_give_what_the_models_give_or_refuse(draw: int, library: Library, tmp_path: Path) -> None:
     hypothesis.configuration.set_hypothesis_home_dir(tmp_path)
     tally, wrong = Tally(), []
 
+    @hypothesis.seed(draw)
     @hypothesis.settings(
         max_examples=CASES,
         deadline=None,
-        derandomize=True,
         database=None,
         # A program shrinks better by its own lines than by the choices that made it.
         phases=[hypothesis.Phase.generate],

@@ -32,6 +32,7 @@ def forward_of(*lines: str, extra: str = "") -> nn.Module:
     return vars(namespace)["Model"]()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "lines",
     [

@@ -76,6 +76,7 @@ def by_its_shape(model: Any, x: torch.Tensor) -> torch.Tensor:
 CACHES = [in_an_attribute, in_a_new_attribute, in_a_dict, in_a_dict_by_form, by_its_shape]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_warm", [False, True], ids=["cold", "warm"])
 @pytest.mark.parametrize("look_up", CACHES)
 def test_cache_in_an_attribute_is_not_poisoned_by_a_trace(look_up: Callable[..., torch.Tensor], is_warm: bool) -> None:

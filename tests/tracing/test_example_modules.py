@@ -120,6 +120,7 @@ class Parametrized(nn.Module):
         return self.linear(functional.linear(self.linear(x), self.linear.weight)) * self.linear.weight.sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("name", PARAMETRIZATIONS)
 def test_parametrized_weight_is_computed_in_each_call_and_has_gradients(name: str, training: bool) -> None:

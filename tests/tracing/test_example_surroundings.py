@@ -277,6 +277,7 @@ def test_requires_grad_is_that_of_the_real_tensor() -> None:
     agree(model, (image(),), (torch.randn(5, 4),))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of torch's compiler, which looks at .grad
 def test_condition_of_torch_is_one_node() -> None:
     model = Doing(lambda x: torch.cond(x.sum() > 0, lambda value: value * 2, lambda value: value - 1, (x,)))

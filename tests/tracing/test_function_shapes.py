@@ -109,6 +109,7 @@ def test_roll_gives_what_the_rule_says(function: Callable[..., Any]) -> None:
     assert check(function, torch.ones(2, 3), 1, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", ARITHMETIC + COMPARISONS, ids=lambda function: function.__qualname__)
 def test_function_of_two_operands_gives_what_the_rule_says(function: Callable[..., Any]) -> None:
     for x in every_input((torch.float32, torch.float16, torch.int64)):

@@ -70,6 +70,7 @@ def by_a_pre_hook(model: Any) -> Callable[[], Tensor]:
 STORES = (in_a_dict, in_a_global, on_the_parent, on_the_module, in_a_list_of_a_partial, by_a_pre_hook)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_run", [False, True])
 @pytest.mark.parametrize("store", STORES)
 def test_what_hooks_store_is_no_constant(store: Callable[[Any], Callable[[], Tensor]], has_run: bool) -> None:

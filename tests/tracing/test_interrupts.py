@@ -124,6 +124,7 @@ def no_garbage_collection() -> Iterator[None]:
 
 
 # An exception in the callback of a weak reference or in `__del__` is reported by Python and raised nowhere.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.usefixtures("no_garbage_collection")
 @pytest.mark.parametrize("name", ENTRIES)

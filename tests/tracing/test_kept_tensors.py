@@ -84,6 +84,7 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     gc.enable()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Recurrent, TakesOneSize, FailsAtTheEnd, AsksForItsMode])
 def test_extractor_leaves_no_tensor_of_a_trace(kind: type[nn.Module], searches: list[int]) -> None:
     featx.create_feature_extractor(kind().eval(), ["conv"], example_inputs=IMAGES, suppress_diff_warning=True)
@@ -91,6 +92,7 @@ def test_extractor_leaves_no_tensor_of_a_trace(kind: type[nn.Module], searches: 
     assert sum(searches) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Recurrent, TakesOneSize, AsksForItsMode])
 def test_trace_leaves_no_tensor(kind: type[nn.Module], searches: list[int]) -> None:
     featx.trace(kind().eval(), IMAGES)

@@ -19,6 +19,7 @@ class Slow(nn.Module):
         return x.reshape(x.shape[0], -1) + 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undisturbed")
 def test_each_run_is_told_with_its_reason_and_what_takes_long(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, logger="featx"):

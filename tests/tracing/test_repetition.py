@@ -155,6 +155,7 @@ STATES: dict[str, tuple[Callable[[], Any], Callable[[], Callable[[Any], float]]]
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", STATES)
 @pytest.mark.filterwarnings("ignore:.*itertools.*:DeprecationWarning")
 def test_what_changes_from_call_to_call_is_refused(kind: str) -> None:

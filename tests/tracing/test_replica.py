@@ -79,6 +79,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("copies_tensors", ["none", "buffers", "all"])
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")

@@ -323,6 +323,7 @@ def test_handler_may_answer_a_call_in_place_of_the_module() -> None:
     assert model(X).shape == (2, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tracer", ["example", "symbolic"])
 def test_modules_that_are_nested_deeply(tracer: Any) -> None:
     model: nn.Module = nn.Linear(3, 3)

@@ -52,6 +52,7 @@ USES: dict[str, Callable[[nn.Module, torch.Tensor], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undisturbed")  # each run remembers a state of the generator
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("name", USES)

@@ -97,6 +97,7 @@ def test_small_model_gives_its_own_values(kind: Callable[[], nn.Module]) -> None
     torch.testing.assert_close(featx.symbolic_trace(model)(X), model(X), rtol=0, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("name", ["resnet18", "vit_b_16", "swin_t", "densenet121", "mobilenet_v3_small"])
 def test_torchvision_model_has_the_graph_of_torch_fx(name: str, training: bool, rows: Rows) -> None:
@@ -105,6 +106,7 @@ def test_torchvision_model_has_the_graph_of_torch_fx(name: str, training: bool, 
     assert rows(featx.Tracer().trace(model)) == rows(torch.fx.Tracer().trace(model))
 
 
+@pytest.mark.slow
 def test_googlenet_has_the_graph_of_torch_fx_in_eval_mode(rows: Rows) -> None:
     with torch.device("meta"):
         model = torchvision.models.googlenet(init_weights=False).eval()
@@ -120,6 +122,7 @@ def test_googlenet_has_the_graph_of_torch_fx_in_train_mode_but_for_its_named_tup
     assert type(ours.output_node().args[0]) is torchvision.models.GoogLeNetOutputs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["vit_tiny_patch16_224", "resnet10t", "convnext_atto", "mixer_s32_224", "resmlp_12_224", "poolformer_s12"]
 )
