@@ -4,12 +4,20 @@
 # pyright: reportRedeclaration=false, reportPrivateImportUsage=false
 
 import dataclasses
+import enum
+import types
 from collections.abc import Callable, Iterator, Mapping
+from numbers import Number
 from typing import Any, cast
 
 import torch
 
 from featx.errors import RequestError
+
+_WITHOUT_TENSORS = (
+    Number, str, bytes, range, slice, type(None), type, enum.Enum, types.BuiltinFunctionType, torch.dtype,
+    torch.device, torch.layout, torch.memory_format, torch.Size,
+)  # fmt: skip
 
 
 def tree_map(function: Callable[[Any], Any], value: Any) -> Any:  # Any: inputs and outputs of a model are of any type
@@ -51,7 +59,7 @@ def clone_tensors(value: Any) -> Any:  # noqa: F811
     Code behind a clone may ask for strides without saying so: `x.reshape(-1)` is a view of x, or a copy.
 
     Raises:
-        RequestError: `value` holds an object that has tensors and is no structure (see `tree_map`).
+        RequestError: `value` holds an object that may have tensors and is no structure (see `tree_map`).
     """
     if not torch.jit.is_scripting():
         return tree_map(_clone_leaf, value)
@@ -65,14 +73,20 @@ def clone_tensors(value: Any) -> Any:  # noqa: F811
 def _clone_leaf(leaf: Any) -> Any:
     if isinstance(leaf, torch.Tensor):
         return _clone(leaf)
-    attributes = getattr(leaf, "__dict__", None)
-    if attributes and not callable(leaf) and any(isinstance(each, torch.Tensor) for each in attributes.values()):
-        raise RequestError(
-            f"a requested value is a {type(leaf).__name__}, of whose tensors one is overwritten later, so that it "
-            "would have to be copied. featx does not know how to copy it: request the tensors in it instead, by the "
-            "names of the nodes that take them out"
-        )
-    return leaf
+    if holds_no_tensor(leaf):
+        return leaf
+    raise RequestError(
+        f"a requested value is a {type(leaf).__name__}, of whose tensors one may be overwritten later, so that it "
+        "would have to be copied. featx does not know how to copy it: request the tensors in it, by the names of the "
+        "nodes that take them out"
+    )
+
+
+def holds_no_tensor(value: object) -> bool:
+    """Say whether a value is surely none that has tensors, or memory of tensors, in it."""
+    if isinstance(value, types.FunctionType):
+        return not (value.__closure__ or value.__dict__ or value.__defaults__ or value.__kwdefaults__)
+    return isinstance(value, _WITHOUT_TENSORS) or type(value) is object
 
 
 def _clone(tensor: torch.Tensor) -> torch.Tensor:

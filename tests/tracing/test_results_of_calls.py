@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import types
 from collections import deque, namedtuple
 from collections.abc import Callable
 from decimal import Decimal
@@ -230,3 +231,51 @@ def test_attributes_of_a_tensor_that_a_call_gives(by_module: bool, size: int) ->
     assert torch.equal(extractor(x), model(x))
     with pytest.raises(SpecializationError, match=r"'?small'? now, '?large'? on the example"):
         extractor(-x)
+
+
+HOLDERS = {
+    "a namespace": lambda x: types.SimpleNamespace(kept=x, tensor=x + 1),
+    "an object": lambda x: Box(1, x),
+    "slots": lambda x: Slots(1, x),
+    "deep in an object": lambda x: Deep(1, x),
+    "a namespace in a list": lambda x: [x + 1, types.SimpleNamespace(kept=x)],
+    "a function": lambda x: lambda: x,
+}
+
+
+@pytest.mark.parametrize("holder", HOLDERS.values(), ids=HOLDERS.keys())
+def test_an_object_whose_tensor_is_overwritten_later_is_no_feature(holder: Any) -> None:
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            doubled = x * 2
+            call(holder, doubled)
+            doubled.add_(1)
+            return doubled * 3
+
+    model, x = Model().eval(), torch.rand(2, 3)
+    extractor = featx.create_feature_extractor(model, ["mul", "call", "mul_1"], example_inputs=(x,))
+    with pytest.raises(featx.RequestError, match="overwritten later"):
+        extractor(x)
+    features = featx.create_feature_extractor(model, ["mul", "mul_1"], example_inputs=(x,))(x)
+    assert torch.equal(features["mul"], x * 2)
+    assert torch.equal(features["mul_1"], (x * 2 + 1) * 3)
+
+
+@pytest.mark.parametrize("kind", [Box, Slots, Frozen, Deep, lambda number, x: [{"kept": Box(number, x)}]])
+def test_a_call_that_writes_a_tensor_in_an_object(kind: Any) -> None:
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            doubled = x * 2
+            box = call(kind, 1, doubled)
+            call(write, box)
+            return doubled * 3
+
+    def write(box: Any) -> None:
+        (box[0]["kept"] if isinstance(box, list) else box).tensor.add_(1)
+
+    model, x = Model().eval(), torch.rand(2, 3)
+    features = featx.create_feature_extractor(model, ["mul", "mul_1"], example_inputs=(x,))(x)
+    assert torch.equal(features["mul"], x * 2)
+    assert torch.equal(features["mul_1"], (x * 2 + 1) * 3)
+    alone = featx.create_feature_extractor(model, ["mul_1"], example_inputs=(x,))(x)
+    assert torch.equal(alone["mul_1"], (x * 2 + 1) * 3)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -13,12 +13,12 @@ from featx.ir.memory import memory_of
 from featx.ir.node import Node
 from featx.tracing.example.surroundings import Surroundings
 from featx.tracing.example.torch_calls import TorchCalls
-from featx.tracing.guards.structure import is_structure
+from featx.tracing.guards.structure import is_structure, leaves_of
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.recording.results import Results
 from featx.tracing.replica.replica import Replica
 from featx.tracing.symbolic.tracer import Scope
-from featx.tree import tree_leaves, tree_map
+from featx.tree import holds_no_tensor, tree_leaves, tree_map
 
 
 class MeasuredCalls:
@@ -74,9 +74,7 @@ class MeasuredCalls:
         recorder = self._recorder
         with torch._C.DisableTorchFunction():
             leaves = values if len(values) == 1 and type(values[0]) is torch.Tensor else tuple(tree_leaves(values))
-            inputs: list[torch.Tensor] = []
-            if is_measured:
-                inputs = [value for value in leaves if isinstance(value, torch.Tensor) and not value.is_inference()]
+            inputs = [value for value in _tensors_in(values) if not value.is_inference()] if is_measured else []
             before = [value._version for value in inputs]
             have_values = is_measured and (recorder.is_real or any(map(_may_have_values, leaves)))
         with self._torch_calls.kernels.seen():
@@ -138,13 +136,19 @@ class MeasuredCalls:
     ) -> MeasuredEffects:
         whole = self._recorder.whole
         positions = {source: position for position, source in enumerate(node.all_input_nodes)}
-        memory = {memory_of(value) for value in tree_leaves(result) if isinstance(value, torch.Tensor)}
+        memory = {memory_of(value) for value in _tensors_in(result)}
+        leaves = [value for value, _ in leaves_of(result) if not isinstance(value, torch.Tensor)]
+        # An object that is not known may hold what the call got.
+        is_opaque = not all(map(holds_no_tensor, leaves))
 
         def positions_of(values: list[torch.Tensor]) -> tuple[int, ...]:
-            nodes = self._recorder.create_args(values)
-            return tuple([positions[source] for source in nodes if isinstance(source, Node) and source in positions])
+            found: set[int] = set()
+            for value in values:
+                sources = [source for source in self._recorder.sources_of(value) if source in positions]
+                found.update([positions[sources[0]]] if sources else [])
+            return tuple(sorted(found))
 
-        shared = [value for value in inputs if memory_of(value) in memory]
+        shared = [value for value in inputs if is_opaque or memory_of(value) in memory]
         return MeasuredEffects(
             writes=positions_of(written),
             shares=positions_of(shared),
@@ -159,6 +163,10 @@ class MeasuredCalls:
             module = self._replica.root.get_submodule(called)
             return self._missed_writes.by_module(module, whole.ran, whole.written_at)
         return self._missed_writes.by_function(called, whole.written_at)
+
+
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    return (leaf for leaf, _ in leaves_of(value) if isinstance(leaf, torch.Tensor))
 
 
 def _may_have_values(value: Any) -> bool:

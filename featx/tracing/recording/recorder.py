@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -394,6 +394,16 @@ class Recorder(TracerBase):
             self._reads[path] = node
             self.describe(node, tensor if self.is_real else self.stand_ins.of(tensor))
         return node
+
+    def sources_of(self, tensor: torch.Tensor) -> Iterator[Node]:
+        """Yield the node whose value a tensor is, and those of what holds it, from the inside out; no node is made."""
+        origin = self.lineage.get(tensor) or self._reads.get(self.owned.get(id(tensor), ""))
+        while isinstance(origin, Part):
+            if origin.node is not None:
+                yield origin.node
+            origin = origin.owner
+        if origin is not None:
+            yield origin
 
     def _constant(self, tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) in self.earlier.constants:
