@@ -9,10 +9,9 @@ import torch
 from torch import nn
 
 from featx.errors import TraceError
+from featx.features.attempt import Attempts
 from featx.features.dual import DualGraphModule
 from featx.features.examples import Example
-from featx.ir.effects import Effects
-from featx.ir.graph import Graph
 from featx.tree import tree_leaves
 
 Build = Callable[[Any], DualGraphModule]
@@ -39,7 +38,9 @@ class AdaptiveExtractor(nn.Module):
         state = self.__dict__
         for shared in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             state[shared] = model.__dict__[shared]
-        state.update(training=model.training, _model=model, _build=build, _extractors=[first], _best={})
+        state.update(
+            training=model.training, _model=model, _build=build, _extractors=[first], _best={}, _attempts=Attempts()
+        )
 
     @property
     def extractors(self) -> tuple[DualGraphModule, ...]:
@@ -71,12 +72,9 @@ class AdaptiveExtractor(nn.Module):
 
     def _attempt(self, extractor: DualGraphModule, args: Any, kwargs: Any) -> dict[str, Any] | None:
         runner = self._in_mode(extractor)
-        snapshot = _Snapshot(self, (args, kwargs)) if _may_fail_late(runner) else None
         try:
-            return runner(*args, **kwargs)
+            return self.__dict__["_attempts"].run(runner, runner.graph, self, args, kwargs)
         except TraceError:
-            if snapshot is not None:
-                snapshot.restore()
             return None
 
     def train(self, mode: bool = True) -> AdaptiveExtractor:
@@ -99,36 +97,3 @@ def _form(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return tuple(value.shape), value.dtype, value.device
     return value if isinstance(value, (bool, int, float, str, type(None))) else type(value)
-
-
-def _may_fail_late(extractor: DualGraphModule) -> bool:
-    """Say whether a check of the graph comes behind something that leaves traces. Remembered by the extractor."""
-    graph = extractor.graph
-    known: dict[Graph, bool] = extractor.meta.setdefault("may_fail_late", {})
-    if graph not in known:
-        effects = Effects(graph, extractor)
-        traces = [
-            node
-            for node in graph.nodes
-            if node.op not in ("placeholder", "output") and not node.meta.get("is_guard") and effects.is_impure(node)
-        ]
-        known[graph] = any(node.meta.get("is_guard") and traces[0] < node for node in graph.nodes if traces)
-    return known[graph]
-
-
-class _Snapshot:
-    """Buffers and parameters of a module, inputs and the state of the random generators."""
-
-    def __init__(self, module: nn.Module, inputs: Any) -> None:
-        tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
-        self._saved = [(tensor, tensor.detach().clone()) for tensor in (*module.buffers(), *tensors)]
-        self._generator = torch.get_rng_state()
-        self._on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-
-    def restore(self) -> None:
-        with torch.no_grad():
-            for tensor, saved in self._saved:
-                tensor.copy_(saved)
-        torch.set_rng_state(self._generator)
-        if self._on_gpus:
-            torch.cuda.set_rng_state_all(self._on_gpus)

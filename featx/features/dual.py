@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import copy
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
+import torch
 from torch import nn
 
+from featx.codegen.emit import PythonCode
+from featx.features.cases import Cases, with_cases
 from featx.ir.equality import is_same_graph
 from featx.ir.graph import Graph
 from featx.module import GraphModule
@@ -29,6 +33,7 @@ class DualGraphModule(GraphModule):
             neither of the two gives them.
         exceptions: by mode, the paths of the submodules that `root` itself keeps in the other one, as a `train()` that
             freezes batch norm does.
+        cases: makes further graphs, for inputs for which these do not hold.
 
     Raises:
         TargetError: `root` lacks a target of one of the graphs.
@@ -36,12 +41,13 @@ class DualGraphModule(GraphModule):
 
     __jit_unused_properties__: ClassVar[list[str]] = [*GraphModule.__jit_unused_properties__, "free_dims"]
     __jit_ignored_attributes__: ClassVar[list[str]] = [
-        *GraphModule.__jit_ignored_attributes__, "train_graph", "eval_graph", "_resting", "_exceptions"
+        *GraphModule.__jit_ignored_attributes__, "train_graph", "eval_graph", "_resting", "_exceptions", "_cases"
     ]  # fmt: skip
     train_graph: Graph
     eval_graph: Graph
     _resting: dict[str, Any] | None
     _exceptions: dict[bool, tuple[str, ...]]
+    _cases: Cases | None
 
     def __init__(
         self,
@@ -52,7 +58,9 @@ class DualGraphModule(GraphModule):
         *,
         present_graph: Graph | None = None,
         exceptions: Mapping[bool, Iterable[str]] | None = None,
+        cases: Cases | None = None,
     ) -> None:
+        self.__dict__["_cases"] = cases
         if is_same_graph(train_graph, eval_graph):
             eval_graph = train_graph
         exceptions = {mode: tuple(paths) for mode, paths in (exceptions or {}).items()}
@@ -63,6 +71,8 @@ class DualGraphModule(GraphModule):
             if other is not first:
                 self._copy_targets(root, [other])
                 other.owning_module = self
+        if cases is not None:
+            cases.start((train_graph, eval_graph))
 
     @property
     def free_dims(self) -> Any:
@@ -87,8 +97,61 @@ class DualGraphModule(GraphModule):
                 module.training = not mode
         return self
 
+    def compiled(self, graph: Graph) -> Callable[..., Any]:
+        """Return a function that runs another graph on a module with the parts of this one, which stays as it is.
+
+        Raises:
+            TargetError: this module lacks a target of the graph.
+        """
+        state = {name: self.__dict__[name] for name in _COMPILED_STATE}
+        try:
+            super()._compile(graph)
+            return self._bound.__func__
+        finally:
+            self.__dict__.update(state)
+
+    def _compile(self, graph: Graph) -> PythonCode:
+        code = super()._compile(graph)
+        if self._cases is not None:
+            self.__dict__["_bound"] = with_cases(self._bound, self._cases)
+        return code
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> DualGraphModule:
+        if self._cases is None:
+            super()._apply(fn, recurse)
+        else:
+            # Further graphs are traced from the model, so it must be of the same dtype and on the same device.
+            share_buffers = self._cases.apply(self, fn)
+            super()._apply(fn, recurse)
+            share_buffers()
+        return self
+
+    def __prepare_scriptable__(self) -> GraphModule:
+        """Return this module without further graphs, of which TorchScript knows nothing.
+
+        Raises:
+            ScriptError: the graph holds something that TorchScript is known not to express.
+        """
+        super().__prepare_scriptable__()
+        if self._cases is None:
+            return self
+        plain = copy.copy(self)
+        plain.__dict__["_cases"] = None
+        plain.recompile()
+        return plain
+
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_resting": None}
+        state = {**super().__getstate__(), "_resting": None}
+        if self._cases is not None:
+            is_as_traced = self._cases.is_for(self.train_graph) and self._cases.is_for(self.eval_graph)
+            state["_cases"] = self._cases if is_as_traced else None
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        cases = state.get("_cases")
+        super().__setstate__({**state, "_cases": None if cases is None else copy.copy(cases)})
+        if self._cases is not None:
+            self._cases.start((self.train_graph, self.eval_graph))
 
 
 def _submodule(module: nn.Module, path: str) -> nn.Module | None:

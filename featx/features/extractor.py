@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, overload
 
@@ -11,7 +11,9 @@ from torch import nn
 
 from featx.errors import ArgumentTypeError, RequestError
 from featx.features.adaptive import AdaptiveExtractor
+from featx.features.cases import Cases, decides_by_inputs
 from featx.features.dual import DualGraphModule
+from featx.features.examples import Example
 from featx.features.nodes import names_of, warn_of_differences
 from featx.features.prune import prune
 from featx.features.select import as_request
@@ -36,7 +38,7 @@ def create_feature_extractor(
     *,
     example_inputs: Any = None,
     tracer: TracerName = "auto",
-    adaptive: Literal[False] = False,
+    adaptive: Literal[False] | None = None,
     check_sizes: CheckSizes = "full",
 ) -> DualGraphModule: ...
 
@@ -53,7 +55,7 @@ def create_feature_extractor(
     *,
     example_inputs: Any = None,
     tracer: TracerName = "auto",
-    adaptive: bool,
+    adaptive: bool | None,
     check_sizes: CheckSizes = "full",
 ) -> DualGraphModule | AdaptiveExtractor: ...
 
@@ -69,7 +71,7 @@ def create_feature_extractor(
     *,
     example_inputs: Any = None,
     tracer: TracerName = "auto",
-    adaptive: bool = False,
+    adaptive: bool | None = None,
     check_sizes: CheckSizes = "full",
 ) -> DualGraphModule | AdaptiveExtractor:
     """Return a module that computes the requested values of `model`, as a dict, and nothing that they do not need.
@@ -108,8 +110,12 @@ def create_feature_extractor(
         check_sizes: which dimensions of the inputs may have other lengths than in the example, where the model goes by
             sizes: "full" tries all of them, "batch" the first one, "none" none of them, which runs the model least.
             Other lengths of those that are not tried raise `SpecializationError`.
-        adaptive: trace again for an input for which no graph so far holds, instead of raising `SpecializationError`,
-            and keep one graph for each case; see `AdaptiveExtractor`.
+        adaptive: whether to trace again for an input for which no graph so far holds, instead of raising
+            `SpecializationError`, and keep one graph for each case. By default an extractor does so where the model
+            takes indices, as text models do, or decides by the values of inputs: the first batch with padding takes as
+            long as a trace. It keeps the model for that, and raises where an input needs parts of the model that no
+            feature needed so far. With True all extractors do so, for other sizes too, and have all parts of the
+            model; see `AdaptiveExtractor`.
 
     Raises:
         NodeNameError: a name does not exist in a mode; the message has close matches.
@@ -120,7 +126,7 @@ def create_feature_extractor(
     """
     requests = _requests(return_nodes, train_return_nodes, eval_return_nodes)
     is_lenient = return_nodes is not None
-    options = _Options(tracer_kwargs, concrete_args, tracer, check_sizes, is_lenient, suppress_diff_warning)
+    options = _Options(tracer_kwargs, concrete_args, tracer, check_sizes, is_lenient, suppress_diff_warning, adaptive)
     if not adaptive:
         return _build(model, requests, options, example_inputs)
     if tracer == "symbolic":
@@ -140,14 +146,13 @@ class _Options:
     check_sizes: CheckSizes
     is_lenient: bool
     suppress_diff_warning: bool
+    adaptive: bool | None
 
 
 def _build(
     model: nn.Module, requests: dict[bool, dict[str, str]], options: _Options, example_inputs: Any
 ) -> DualGraphModule:
-    tracing = ModelTracing(
-        model, options.tracer_kwargs, options.concrete_args, example_inputs, options.tracer, options.check_sizes
-    )
+    tracing = _tracing(model, options, example_inputs)
     try:
         modes = {training: _trace_mode(tracing, request, training) for training, request in requests.items()}
     finally:
@@ -168,9 +173,37 @@ def _build(
         type(model).__name__,
         present_graph=present,
         exceptions={training: mode.exceptions for training, mode in modes.items()},
+        cases=_cases(model, requests, options) if _is_adapted(modes.values(), options) else None,
     )
     extractor.meta["free_dims"] = {training: mode.free_dims for training, mode in modes.items()}
     return extractor
+
+
+def _tracing(model: nn.Module, options: _Options, example_inputs: Any) -> ModelTracing:
+    return ModelTracing(
+        model, options.tracer_kwargs, options.concrete_args, example_inputs, options.tracer, options.check_sizes
+    )
+
+
+def _is_adapted(modes: Iterable[_Mode], options: _Options) -> bool:
+    return options.adaptive is None and any(decides_by_inputs(mode.graph) for mode in modes if mode.free_dims)
+
+
+def _cases(model: nn.Module, requests: dict[bool, dict[str, str]], options: _Options) -> Cases:
+    return Cases(model, functools.partial(_graph_of_case, requests, options))
+
+
+def _graph_of_case(
+    requests: dict[bool, dict[str, str]], options: _Options, model: nn.Module, training: bool, example: Example
+) -> Graph:
+    tracing = _tracing(model, options, example)
+    try:
+        mode = _trace_mode(tracing, requests[training], training)
+    finally:
+        tracing.drop()
+    if mode.error is not None:
+        raise mode.error
+    return mode.graph
 
 
 @dataclass

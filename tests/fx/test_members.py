@@ -15,7 +15,8 @@ from torch import nn
 import featx.fx
 from featx.migration.table import MEMBERS, TABLE, TORCH, names_here, said
 
-pytestmark = pytest.mark.skipif(not torch.__version__.startswith(f"{TORCH}."), reason=f"the table is of torch {TORCH}")
+if not torch.__version__.startswith(f"{TORCH}."):
+    pytest.skip(f"the table is of torch {TORCH}", allow_module_level=True)
 
 
 def public_members(kind: type) -> set[str]:

@@ -359,6 +359,11 @@ def test_item_is_written() -> None:
         assert torch.equal(found, torch.tensor([5.0, -2.0])), how
 
 
+HOLDS_ANY = pytest.mark.skipif(
+    torch.__version__.startswith("2.12."), reason="torch.fx of torch 2.12 holds no method of an object in C"
+)
+
+
 class Double(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -378,7 +383,9 @@ misnamed.__module__, misnamed.__name__ = "torch", "relu"
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script")
-@pytest.mark.parametrize("kind", ["autograd", "partial", "scripted", "misnamed", "method"])
+@pytest.mark.parametrize(
+    "kind", ["autograd", "partial", "scripted", "misnamed", pytest.param("method", marks=HOLDS_ANY)]
+)
 def test_function_that_has_no_name_of_its_own_is_called(kind: str) -> None:
     functions: dict[str, Callable[[], Any]] = {
         "autograd": lambda: Double.apply,

@@ -271,7 +271,7 @@ def test_autograd_function_is_one_node_and_keeps_its_backward(root: Callable[[An
 
 
 def test_scripted_function_is_one_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.warns(FutureWarning):
+    with pytest.warns((FutureWarning, DeprecationWarning)):
         scripted = torch.jit.script(plain_decide)
     monkeypatch.setitem(globals(), "scripted", scripted)
     traced = featx.symbolic_trace(lambda x: globals()["scripted"](x) + 1)

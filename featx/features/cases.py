@@ -1,0 +1,175 @@
+"""Cases: further graphs of an extractor, for inputs for which the first one does not hold."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import operator
+from collections.abc import Callable, Iterable
+from types import MethodType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from featx.errors import SpecializationError, TargetError
+from featx.features.attempt import Attempts
+from featx.features.examples import Example
+from featx.ir.form import sources_of_values
+from featx.ir.graph import Graph
+from featx.tracing.guards.guards import check_decision
+
+if TYPE_CHECKING:
+    from featx.features.dual import DualGraphModule
+
+_LOGGER = logging.getLogger("featx")
+# Inputs that differ more often than this differ in something that had better be free.
+_MOST = 16
+_INDICES = (torch.int64, torch.int32)
+# Returns the graph of a model in a mode, for these inputs.
+TraceCase = Callable[[nn.Module, bool, Example], Graph]
+
+
+class Cases:
+    """Graphs of an extractor for inputs for which its first graph does not hold, each made when such an input comes.
+
+    A text model decides in Python whether a mask is given, and whether a batch has padding.
+
+    Args:
+        model: what is traced again. It is kept, with its parts that no feature needs.
+        trace: makes the graphs.
+    """
+
+    def __init__(self, model: nn.Module, trace: TraceCase) -> None:
+        self.model = model
+        self._trace = trace
+        # How often the first graphs had been edited when the extractor was made.
+        self._edits: dict[Graph, int] = {}
+        self._attempts = Attempts()
+        # The further graphs by mode, with what runs them. The one that held last comes first.
+        self._further: dict[bool, list[tuple[Graph, Callable[..., Any]]]] = {True: [], False: []}
+
+    def start(self, firsts: Iterable[Graph]) -> None:
+        """Note that the first graphs are as they were traced."""
+        self._edits = {graph: graph.edits for graph in firsts}
+
+    def is_for(self, graph: Graph) -> bool:
+        """Say whether a graph is a first one that nobody has edited. Who edits it has edited no other."""
+        return self._edits.get(graph) == graph.edits
+
+    def graphs(self, training: bool) -> list[Graph]:
+        """Return the further graphs of a mode."""
+        return [graph for graph, _ in self._further[training]]
+
+    def run(self, module: DualGraphModule, function: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Any]:
+        """Run the graph of `module` that holds for these inputs; make one if none does.
+
+        Args:
+            module: the extractor.
+            function: what runs its first graph.
+            args: the inputs.
+            kwargs: those by name.
+
+        Raises:
+            SpecializationError: no graph holds, and none can be made from the parts that the extractor has.
+            TraceError: the model cannot be traced on these inputs.
+        """
+        if not self.is_for(module.graph):
+            return function(module, *args, **kwargs)
+        further = self._further[module.training]
+        refused: SpecializationError | None = None
+        for case in [(module.graph, function), *further]:
+            graph, run = case
+            try:
+                result = self._attempts.run(functools.partial(run, module), graph, module, args, kwargs)
+            except SpecializationError as error:
+                refused = refused or error
+                continue
+            if case in further[1:]:
+                further.remove(case)
+                further.insert(0, case)
+            return result
+        assert refused is not None  # the first graph has run
+        further.insert(0, self._traced(module, args, kwargs, refused))
+        return further[0][1](module, *args, **kwargs)
+
+    def _traced(
+        self, module: DualGraphModule, args: Any, kwargs: Any, refused: SpecializationError
+    ) -> tuple[Graph, Callable[..., Any]]:
+        name = type(self.model).__name__
+        if len(self._further[module.training]) >= _MOST:
+            raise SpecializationError(
+                f"{refused} The extractor has {_MOST} more graphs for other inputs by now"
+            ) from None
+        _LOGGER.info("%s: tracing again for an input of another kind: %s", name, refused)
+        graph = self._trace(self.model, module.training, Example(args, kwargs, "this input"))
+        try:
+            return graph, module.compiled(graph)
+        except TargetError as error:
+            raise SpecializationError(
+                f"{refused} For this input the model uses more of its parts than this extractor has: {error}"
+            ) from None
+
+    def apply(self, module: nn.Module, convert: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[], None]:
+        """Convert the tensors of the model, and return what shares its buffers with the extractor `module` again."""
+        before = {id(buffer): (owner, name) for owner, name, buffer in _buffers_of(self.model)}
+        shared = [
+            (owner, name, before[id(buffer)]) for owner, name, buffer in _buffers_of(module) if id(buffer) in before
+        ]
+        self.model._apply(convert)
+
+        def share() -> None:
+            for owner, name, (original, name_there) in shared:
+                owner._buffers[name] = original._buffers[name_there]
+
+        return share
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Graphs are made again: what runs them is no plain state.
+        return {**vars(Cases(self.model, self._trace))}
+
+
+def with_cases(forward: MethodType, cases: Cases) -> MethodType:
+    """Return a forward function that looks for another graph where the first one, which `forward` runs, does not hold.
+
+    A compiler sees the first graph alone.
+    """
+    function = forward.__func__
+
+    @functools.wraps(function)
+    def run(self: DualGraphModule, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return function(self, *args, **kwargs)
+        return cases.run(self, function, args, kwargs)
+
+    return MethodType(run, forward.__self__)
+
+
+def decides_by_inputs(graph: Graph) -> bool:
+    """Say whether Python has decided something by the values of inputs, or whether the model takes indices.
+
+    Models that take indices are those of texts, whose batches have padding or have none, and come with a mask or
+    without one. O(nodes).
+    """
+    inputs = graph.find_nodes(op="placeholder")
+    if any(node.meta.get("dtype") in _INDICES for node in inputs):
+        return any(node.meta.get("is_guard") for node in graph.nodes)
+    seen = set(graph.find_nodes(op="call_function", target=check_decision))
+    left = list(seen)
+    while left:
+        node = left.pop()
+        # Whether two values are one object is no value of theirs.
+        for source in sources_of_values(node) if node.target is not operator.is_ else ():
+            if source.op == "placeholder":
+                return True
+            if source not in seen:
+                seen.add(source)
+                left.append(source)
+    return False
+
+
+def _buffers_of(module: nn.Module) -> Iterable[tuple[nn.Module, str, torch.Tensor]]:
+    for owner in module.modules():
+        for name, buffer in owner._buffers.items():
+            if buffer is not None:
+                yield owner, name, buffer
