@@ -39,7 +39,10 @@ class Caches:
         bases = {base for kind in kinds for base in kind.__mro__}
         classes = {id(members): (base, members) for base, members in ((base, dict(vars(base))) for base in bases)}
         values: list[Any] = []
+        # The ids of the globals and classes.
+        self.namespaces: set[int] = set()
         for namespace in _own_code([*namespaces, *(members for _, members in classes.values())]):
+            self.namespaces.add(id(namespace))
             self._holders.append(_Holder(classes[id(namespace)][0] if id(namespace) in classes else namespace))
             for name, value in list(namespace.items()):
                 if type(value) in _METHODS:

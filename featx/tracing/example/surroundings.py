@@ -101,7 +101,9 @@ class Surroundings:
         """Return a new replica of the model in a mode, and its tensors; see `Replica`. O(modules)."""
         if copies_tensors == "buffers" and self._tensors.share_memory_with_parameters:
             copies_tensors = "all"
-        replica = replica_of(self.root, training, copies_tensors, own_hooks=own_hooks)
+        replica = replica_of(
+            self.root, training, copies_tensors, own_hooks=own_hooks, namespaces=self.caches.namespaces
+        )
         return replica, self._tensors if replica.has_tensors_of_model else ModelTensors(replica.paths)
 
 

@@ -103,6 +103,7 @@ class Recorder(TracerBase):
         self.most_nodes: int | None = None
         self.call_record: Record | None = None
         self._hooked = surroundings.hooked
+        self._model = surroundings.root
         self._replica = replica
         self._keep_source = keep_source
         # The nodes that read tensors of the model, by path.
@@ -418,4 +419,5 @@ class Recorder(TracerBase):
 
     @functools.cached_property
     def _kept_by_hooks(self) -> set[int]:
-        return tensors_kept_by_hooks(map(self._replica.root.get_submodule, self._hooked))
+        roots = (self._replica.root, self._model)
+        return tensors_kept_by_hooks(root.get_submodule(path) for root in roots for path in self._hooked)

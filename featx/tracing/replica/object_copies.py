@@ -201,8 +201,7 @@ def _deque(copies: ObjectCopies, value: collections.deque[Any]) -> collections.d
 
 
 def _function(copies: ObjectCopies, value: types.FunctionType) -> types.FunctionType:
-    is_of_library = str(value.__module__).partition(".")[0] in _LIBRARIES
-    if is_of_library or not (value.__closure__ or value.__dict__ or value.__defaults__ or value.__kwdefaults__):
+    if is_of_library(value) or not (value.__closure__ or value.__dict__ or value.__defaults__ or value.__kwdefaults__):
         return value
     if not value.__closure__ and not value.__dict__ and _holds_atoms(value.__defaults__ or ()):
         return value
@@ -321,6 +320,11 @@ def _copy_of_numpy(value: Any) -> Any:
     if hasattr(value, "bit_generator") or type(value).__name__ == "RandomState":
         return copy.deepcopy(value)
     return value.copy() if hasattr(value, "nbytes") else value
+
+
+def is_of_library(function: types.FunctionType) -> bool:
+    """Say whether a function is of Python, torch, numpy or featx."""
+    return str(function.__module__).partition(".")[0] in _LIBRARIES
 
 
 def attributes_of(value: Any) -> dict[str, Any]:

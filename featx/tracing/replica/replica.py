@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
+from collections.abc import Collection
 from types import MethodType
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import nn
 
 from featx.errors import TraceError
 from featx.ir.memory import memory_of
+from featx.tracing.replica.hook_globals import HookGlobals
 from featx.tracing.replica.modules import walk_modules
 from featx.tracing.replica.object_copies import ObjectCopies
 from featx.tracing.stand_ins.kernels import Kernels
@@ -73,6 +75,7 @@ class Replica:
         copies_tensors: "none" shares all tensors; "buffers" copies what is no parameter; "all" copies parameters too.
         own_hooks: give each module dicts of its own for forward hooks, so that they can be registered. Without, modules
             that have none share them, as most of the garbage that a replica leaves are dicts.
+        namespaces: the ids of the globals that the code of the model uses. Hooks of other files get copies of theirs.
 
     Attributes:
         root: the copy of `model`.
@@ -84,9 +87,16 @@ class Replica:
     """
 
     def __init__(
-        self, model: nn.Module, training: bool | None = None, copies_tensors: str = "none", *, own_hooks: bool = True
+        self,
+        model: nn.Module,
+        training: bool | None = None,
+        copies_tensors: str = "none",
+        *,
+        own_hooks: bool = True,
+        namespaces: Collection[int] = (),
     ) -> None:
         self._copies = ObjectCopies(self._tensor, self._new)
+        self._hook_globals = HookGlobals(self._copies, namespaces)
         self._copies_buffers, self._copies_parameters = copies_tensors != "none", copies_tensors == "all"
         self._original_tensors: dict[int, torch.Tensor] = {}
         self._copied_scripted = False
@@ -135,6 +145,7 @@ class Replica:
             twin.__dict__.clear()
         self._twins = []
         self._copies.known.clear()
+        self._hook_globals.drop()
 
     # -- modules -----------------------------------------------------------------------------------------------------
 
@@ -168,7 +179,7 @@ class Replica:
         state.pop("_compiled_call_impl", None)  # a compiled module would run its compiled code
         if any(map(state.get, _HOOKS)):
             state.update((name, hooks) for name, hooks in self._no_hooks.items() if not state.get(name))
-            state.update((name, copies(state[name])) for name in _FORWARD_HOOKS if state[name])
+            state.update((name, self._copied_hooks(state[name])) for name in _FORWARD_HOOKS if state[name])
         else:
             state.update(self._no_hooks)
         if self._own_hooks:
@@ -184,6 +195,11 @@ class Replica:
         if is_compiled(module):
             state["forward"] = MethodType(_run_uncompiled, twin)
         self._copies.fill_slots(module, twin)
+
+    def _copied_hooks(self, hooks: Any) -> Any:
+        twins = self._copies.of(hooks)
+        twins.update((key, self._hook_globals.of(hook)) for key, hook in list(twins.items()))
+        return twins
 
     def _note_paths(self, modules: list[tuple[str, nn.Module]]) -> None:
         known = self._copies.known
@@ -240,15 +256,20 @@ class Replica:
 
 
 def replica_of(
-    model: nn.Module, training: bool | None = None, copies_tensors: str = "none", *, own_hooks: bool = True
+    model: nn.Module,
+    training: bool | None = None,
+    copies_tensors: str = "none",
+    *,
+    own_hooks: bool = True,
+    namespaces: Collection[int] = (),
 ) -> Replica:
     """Return a replica in a mode; where its own `train` writes tensors, a replica that has copies of all of them."""
     try:
-        return Replica(model, training, copies_tensors, own_hooks=own_hooks)
+        return Replica(model, training, copies_tensors, own_hooks=own_hooks, namespaces=namespaces)
     except WritesModel:
-        return Replica(model, training, "all")
+        return Replica(model, training, "all", namespaces=namespaces)
     except RegistersHook:
-        return replica_of(model, training, copies_tensors)
+        return replica_of(model, training, copies_tensors, namespaces=namespaces)
 
 
 def in_mode(model: nn.Module, training: bool) -> nn.Module:
