@@ -16,6 +16,8 @@ from torch import nn
 LAYERS = ("torch.nn.modules.", "torchvision.ops.")
 # Namespaces of operators that compute their result from their arguments alone, unless they are tagged as random.
 PURE_OPERATORS = frozenset({"torchvision"})
+# What the models of transformers call the input that says which places of a batch are no padding.
+MASK_OF_PADDING = "attention_mask"
 _READ_ONLY = frozenset({"torchvision.ops.misc.SqueezeExcitation", "torchvision.ops.misc.FrozenBatchNorm2d"})
 
 
@@ -64,6 +66,13 @@ def einops_among(values: Iterable[object]) -> dict[str, Any]:
 def torchvision_operators() -> Any:
     """Return the Python module `torchvision.ops` where something has imported it, else None."""
     return sys.modules.get("torchvision.ops")
+
+
+def way_without(value: object) -> str:
+    """Return what to do about an object that cannot be followed, or ""."""
+    if type(value).__module__ == "transformers.cache_utils":
+        return "leave the cache out: give use_cache=False, and no past_key_values"
+    return ""
 
 
 def way_to_other_sizes(model: object) -> str:

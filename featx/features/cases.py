@@ -17,6 +17,7 @@ from featx.features.attempt import Attempts
 from featx.features.examples import Example
 from featx.ir.form import sources_of_values
 from featx.ir.graph import Graph
+from featx.libraries import MASK_OF_PADDING
 from featx.tracing.guards.guards import check_decision
 
 if TYPE_CHECKING:
@@ -46,8 +47,9 @@ class Cases:
         # How often the first graphs had been edited when the extractor was made.
         self._edits: dict[Graph, int] = {}
         self._attempts = Attempts()
-        # The further graphs by mode, with what runs them. The one that held last comes first.
+        # The further graphs by mode, with what runs them, and which of all graphs held last: 0 is the first one.
         self._further: dict[bool, list[tuple[Graph, Callable[..., Any]]]] = {True: [], False: []}
+        self._held_last = {True: 0, False: 0}
 
     def start(self, firsts: Iterable[Graph]) -> None:
         """Note that the first graphs are as they were traced."""
@@ -56,10 +58,6 @@ class Cases:
     def is_for(self, graph: Graph) -> bool:
         """Say whether a graph is a first one that nobody has edited. Who edits it has edited no other."""
         return self._edits.get(graph) == graph.edits
-
-    def graphs(self, training: bool) -> list[Graph]:
-        """Return the further graphs of a mode."""
-        return [graph for graph, _ in self._further[training]]
 
     def run(self, module: DualGraphModule, function: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Any]:
         """Run the graph of `module` that holds for these inputs; make one if none does.
@@ -76,22 +74,20 @@ class Cases:
         """
         if not self.is_for(module.graph):
             return function(module, *args, **kwargs)
-        further = self._further[module.training]
-        refused: SpecializationError | None = None
-        for case in [(module.graph, function), *further]:
-            graph, run = case
+        cases = [(module.graph, function), *self._further[module.training]]
+        last = self._held_last[module.training]
+        refused: dict[int, SpecializationError] = {}
+        for index in sorted(range(len(cases)), key=lambda each: each != last):
+            graph, run = cases[index]
             try:
                 result = self._attempts.run(functools.partial(run, module), graph, module, args, kwargs)
             except SpecializationError as error:
-                refused = refused or error
-                continue
-            if case in further[1:]:
-                further.remove(case)
-                further.insert(0, case)
-            return result
-        assert refused is not None  # the first graph has run
-        further.insert(0, self._traced(module, args, kwargs, refused))
-        return further[0][1](module, *args, **kwargs)
+                refused[index] = error
+            else:
+                self._held_last[module.training] = index
+                return result
+        self._further[module.training].append(case := self._traced(module, args, kwargs, refused[0]))
+        return case[1](module, *args, **kwargs)
 
     def _traced(
         self, module: DualGraphModule, args: Any, kwargs: Any, refused: SpecializationError
@@ -99,7 +95,7 @@ class Cases:
         name = type(self.model).__name__
         if len(self._further[module.training]) >= _MOST:
             raise SpecializationError(
-                f"{refused} The extractor has {_MOST} more graphs for other inputs by now"
+                f"{refused} This extractor has made {_MOST} more graphs for other inputs, and makes no more"
             ) from None
         _LOGGER.info("%s: tracing again for an input of another kind: %s", name, refused)
         graph = self._trace(self.model, module.training, Example(args, kwargs, "this input"))
@@ -146,13 +142,12 @@ def with_cases(forward: MethodType, cases: Cases) -> MethodType:
 
 
 def decides_by_inputs(graph: Graph) -> bool:
-    """Say whether Python has decided something by the values of inputs, or whether the model takes indices.
+    """Say whether Python has decided something by the values of inputs, or whether batches may be padded. O(nodes).
 
-    Models that take indices are those of texts, whose batches have padding or have none, and come with a mask or
-    without one. O(nodes).
+    Models of text and of speech take indices, or a mask, with or without padding.
     """
     inputs = graph.find_nodes(op="placeholder")
-    if any(node.meta.get("dtype") in _INDICES for node in inputs):
+    if any(node.meta.get("dtype") in _INDICES or node.target == MASK_OF_PADDING for node in inputs):
         return any(node.meta.get("is_guard") for node in graph.nodes)
     seen = set(graph.find_nodes(op="call_function", target=check_decision))
     left = list(seen)

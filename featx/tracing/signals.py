@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+from featx.libraries import way_without
 from featx.tracing.source.frames import describe, line_of, user_frame
 
 
 class Unfollowable(BaseException):
-    """Something in an opened module that no graph can hold. No Exception, so that no model catches it."""
+    """Something in an opened module that no graph can hold. No Exception, so that no model catches it.
 
-    def __init__(self, what: str) -> None:
+    `value` is the object that it is about, if there is one.
+    """
+
+    def __init__(self, what: str, value: object = None) -> None:
         super().__init__(what)
         frame = user_frame()
+        self.advice = way_without(value)
         self.what, self.line, self.place = what, line_of(frame), describe(frame)
 
 

@@ -373,7 +373,7 @@ class ExampleTrace:
         for what, container, before in (*self._given, *self._results.objects):
             now = contents_of(container)
             if any(item is not before.get(key, _ABSENT) for key, item in now.items()):
-                raise LeftBehind(f"forward keeps something in {what}, a {type(container).__name__},")
+                raise LeftBehind(f"forward keeps something in {what}, a {type(container).__name__},", container)
 
     def _codes_that_ran(self) -> set[CodeType]:
         forwards = [type(each).forward for each in self.checks.looked_into]

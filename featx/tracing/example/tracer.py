@@ -215,7 +215,8 @@ class ExampleTracer:
                 absent, read_first = absent - missing, read_first | missing
             except Unfollowable as error:
                 # What is found when forward is over has no line of the model.
-                raise _error(around.traced, error.what, error.place if error.line != line else "") from error
+                place = error.place if error.line != line else ""
+                raise _error(around.traced, error.what, place, error.advice) from error
             except (Converts, WritesModel, RegistersHook, AssignedAnew) as error:
                 if before is not None:  # a call that has been broken off cannot come again on the same replica
                     raise Diverged from error
@@ -238,11 +239,11 @@ class ExampleTracer:
         return trace
 
 
-def _error(root: Any, what: str, place: str) -> TraceError:
-    return TraceError(
-        f"cannot trace {_name(root)}: {f'{what} {place}'.rstrip(' ,')}. To go on, put the code that does it into a "
-        "submodule, which is kept whole, or into a function that featx.wrap marks."
+def _error(root: Any, what: str, place: str, advice: str = "") -> TraceError:
+    advice = advice or (
+        "put the code that does it into a submodule, which is kept whole, or into a function that featx.wrap marks"
     )
+    return TraceError(f"cannot trace {_name(root)}: {f'{what} {place}'.rstrip(' ,')}. To go on, {advice}.")
 
 
 def _name(root: Any) -> str:

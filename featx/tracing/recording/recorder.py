@@ -372,7 +372,7 @@ class Recorder(TracerBase):
         try:
             return super().create_other_arg(a)
         except ArgumentTypeError:
-            raise Unholdable(f"a {type(a).__name__}, which no graph can hold, is passed on or returned") from None
+            raise Unholdable(f"a {type(a).__name__}, which no graph can hold, is passed on or returned", a) from None
 
     def _tensor(self, tensor: torch.Tensor) -> Argument:
         origin = self.lineage.get(tensor)

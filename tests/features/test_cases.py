@@ -1,0 +1,245 @@
+"""Extractors of models that go by the values of inputs, or by which are given: padding, masks."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import inspect
+import logging
+import pickle
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import featx
+
+IDS = torch.tensor([[5, 6, 7, 8, 9, 10], [11, 12, 13, 0, 0, 0]])
+PADDED = (IDS != 0).long()
+FULL = torch.ones_like(IDS)
+BATCHES: dict[str, dict[str, torch.Tensor]] = {
+    "no mask": {"input_ids": IDS},
+    "full mask": {"input_ids": IDS, "attention_mask": FULL},
+    "padded": {"input_ids": IDS, "attention_mask": PADDED},
+    "padded on the left": {"input_ids": IDS.flip(1), "attention_mask": PADDED.flip(1)},
+    "shorter": {"input_ids": IDS[:, :4], "attention_mask": PADDED[:, :4]},
+    "one": {"input_ids": IDS[:1], "attention_mask": PADDED[:1]},
+    "more and longer": {"input_ids": IDS.repeat(2, 3), "attention_mask": PADDED.repeat(2, 3)},
+}
+
+
+class ByPadding(nn.Module):
+    """Goes another way where there is padding, as masking in transformers does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.drop, self.mix, self.head = (
+            nn.Embedding(20, 4), nn.Dropout(0.5), nn.Sequential(nn.Linear(4, 4), nn.Tanh()), nn.Linear(4, 2)
+        )  # fmt: skip
+        self.register_buffer("scale", torch.tensor(2.0))
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+        x = self.drop(self.embed(input_ids)) * self.scale
+        if attention_mask is not None and not attention_mask.all():
+            x = x * attention_mask[..., None]
+        return self.head(self.mix(x).mean(1))
+
+
+def seen_by_hook(model: nn.Module, path: str, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    seen: list[Any] = []
+    handle = model.get_submodule(path).register_forward_hook(lambda module, args, output: seen.append(output))
+    with torch.no_grad():
+        model(**inputs)
+    handle.remove()
+    return seen[-1] if isinstance(seen[-1], torch.Tensor) else seen[-1][0]
+
+
+def extractor_of(model: nn.Module, **options: Any) -> featx.DualGraphModule:
+    options.setdefault("example_inputs", BATCHES["no mask"])
+    return featx.create_feature_extractor(model, ["mix.0", "head"], suppress_diff_warning=True, **options)
+
+
+@pytest.mark.parametrize("example", BATCHES)
+def test_every_batch_has_the_features_that_a_hook_sees(example: str) -> None:
+    model = ByPadding().eval()
+    extractor = extractor_of(model, example_inputs=BATCHES[example])
+    for inputs in BATCHES.values():
+        for path in ("mix.0", "head"):
+            assert torch.equal(extractor(**inputs)[path], seen_by_hook(model, path, inputs))
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("example", [None, "no mask", "full mask", "padded"])
+@pytest.mark.parametrize("name", ["bert", "roberta", "distilbert", "modernbert", "gpt2", "llama", "t5"])
+def test_text_models_of_transformers(name: str, example: str | None) -> None:
+    transformers = pytest.importorskip("transformers")
+    size: dict[str, Any] = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2, "vocab_size": 20}
+    size.update(intermediate_size=16, max_position_embeddings=40)
+    special = dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "pad_token_id"), 0)
+    makers: dict[str, Any] = {
+        "bert": lambda: transformers.BertModel(transformers.BertConfig(**size)),
+        "roberta": lambda: transformers.RobertaModel(transformers.RobertaConfig(**size)),
+        "distilbert": lambda: transformers.DistilBertModel(
+            transformers.DistilBertConfig(dim=16, n_heads=2, n_layers=2, hidden_dim=16, vocab_size=20)
+        ),
+        "modernbert": lambda: transformers.ModernBertModel(transformers.ModernBertConfig(**size, **special)),
+        "gpt2": lambda: transformers.GPT2Model(
+            transformers.GPT2Config(n_embd=16, n_head=2, n_layer=2, vocab_size=20, bos_token_id=0, eos_token_id=0)
+        ),
+        "llama": lambda: transformers.LlamaModel(transformers.LlamaConfig(**size)),
+        "t5": lambda: transformers.T5EncoderModel(
+            transformers.T5Config(d_model=16, d_kv=8, num_heads=2, num_layers=2, d_ff=16, vocab_size=20)
+        ),
+    }
+    torch.manual_seed(0)
+    model = makers[name]().eval()
+    path = next(path for path, _ in model.named_modules() if path.endswith((".1", "block.1")))
+    options = {} if example is None else {"example_inputs": transformers.BatchEncoding(dict(BATCHES[example]))}
+    extractor = featx.create_feature_extractor(model, [path], suppress_diff_warning=True, **options)
+    for inputs in BATCHES.values():
+        with torch.no_grad():
+            found = extractor(**inputs)[path]
+        found = found if isinstance(found, torch.Tensor) else found[0]
+        assert torch.equal(found, seen_by_hook(model, path, inputs))
+
+
+def test_without_it_the_same_batch_raises() -> None:
+    extractor = extractor_of(ByPadding().eval(), adaptive=False)
+    with pytest.raises(featx.SpecializationError, match=r"'attention_mask' is given now.*adaptive=True"):
+        extractor(**BATCHES["padded"])
+
+
+def test_each_kind_of_input_is_traced_once_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    extractor = extractor_of(ByPadding().eval())
+    with caplog.at_level(logging.INFO, "featx"):
+        for _ in range(2):
+            for inputs in BATCHES.values():
+                extractor(**inputs)
+    again = [record.getMessage() for record in caplog.records if "tracing again" in record.getMessage()]
+    assert len(again) == 2  # a full mask, and one with padding
+    assert "'attention_mask' is given now" in again[0]
+
+
+def test_the_model_may_be_gone_and_the_extractor_may_be_copied() -> None:
+    model = ByPadding().eval()
+    expected = seen_by_hook(model, "head", BATCHES["padded"])
+    extractor = extractor_of(model)
+    used = copy.deepcopy(extractor)
+    used(**BATCHES["padded"])
+    copies = [copy.deepcopy(used), copy.copy(used), pickle.loads(pickle.dumps(used)), extractor]
+    del model
+    gc.collect()
+    for each in copies:
+        assert torch.equal(each(**BATCHES["padded"])["head"], expected)
+
+
+def test_it_follows_casts_and_devices_with_the_model() -> None:
+    model = ByPadding().eval()
+    reference = copy.deepcopy(model).double()
+    extractor = extractor_of(model).double()
+    for inputs in BATCHES.values():
+        assert torch.equal(extractor(**inputs)["head"], seen_by_hook(reference, "head", inputs))
+    assert {each.dtype for each in (*model.parameters(), *model.buffers())} == {torch.float64}
+    assert extractor.scale is model.scale
+
+
+@pytest.mark.parametrize("names", [("no mask", "padded"), ("padded", "no mask")])
+def test_draws_of_a_graph_that_does_not_hold_are_taken_back(names: tuple[str, str]) -> None:
+    model = ByPadding().train()
+    extractor = extractor_of(model, example_inputs=BATCHES[names[0]])
+    for name in (*names, *names):
+        torch.manual_seed(0)
+        expected = seen_by_hook(model, "head", BATCHES[name])
+        after = torch.rand(3)
+        torch.manual_seed(0)
+        assert torch.equal(extractor(**BATCHES[name])["head"], expected)
+        assert torch.equal(torch.rand(3), after)
+
+
+def test_gradients_are_those_of_the_model() -> None:
+    model = ByPadding().eval()
+    extractor = extractor_of(model)
+    for name in ("padded", "no mask"):
+        model.zero_grad()
+        model(**BATCHES[name]).sum().backward()
+        expected = [each.grad.clone() for each in model.parameters() if each.grad is not None]
+        model.zero_grad()
+        extractor(**BATCHES[name])["head"].sum().backward()
+        found = [each.grad for each in model.parameters() if each.grad is not None]
+        assert len(found) == len(expected)
+        assert all(map(torch.equal, found, expected))
+
+
+def test_a_graph_that_somebody_has_edited_gets_no_others() -> None:
+    extractor = extractor_of(ByPadding().eval())
+    graph = extractor.graph
+    head = next(node for node in graph.nodes if node.target == "head")
+    with graph.inserting_after(head):
+        twice = graph.call_function(torch.mul, (head, 2))
+    head.replace_all_uses_with(twice, delete_user_cb=lambda user: user is not twice)
+    for each in (extractor, copy.deepcopy(extractor), pickle.loads(pickle.dumps(extractor))):
+        with pytest.raises(featx.SpecializationError):
+            each(**BATCHES["padded"])
+
+
+def test_an_input_that_needs_more_of_the_model_is_refused() -> None:
+    class Deeper(ByPadding):
+        def __init__(self) -> None:
+            super().__init__()
+            self.more = nn.Linear(4, 4)
+
+        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+            x = self.embed(input_ids)
+            return self.head(self.mix(x if attention_mask is None else self.more(x)).mean(1))
+
+    model = Deeper().eval()
+    extractor = extractor_of(model)
+    with pytest.raises(featx.SpecializationError, match=r"uses more of its parts.*more"):
+        extractor(**BATCHES["padded"])
+    adaptive = featx.create_feature_extractor(model, ["head"], example_inputs=BATCHES["no mask"], adaptive=True)
+    found = adaptive(**BATCHES["padded"])["head"]
+    assert torch.equal(found, seen_by_hook(model, "head", BATCHES["padded"]))
+
+
+def test_inputs_that_always_differ_are_refused_in_the_end() -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = nn.Identity()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for _ in range(int(x.sum())):
+                x = x + 1
+            return self.last(x)
+
+    extractor = featx.create_feature_extractor(Counts().eval(), ["last"], example_inputs=torch.ones(1))
+    for number in range(1, 18):
+        assert extractor(torch.tensor([float(number)]))["last"] == 2 * number
+    with pytest.raises(featx.SpecializationError, match="makes no more"):
+        extractor(torch.tensor([18.0]))
+
+
+def test_the_models_own_error_comes_through() -> None:
+    extractor = extractor_of(ByPadding().eval())
+    with pytest.raises(RuntimeError, match="size of tensor a"):
+        extractor(IDS, PADDED[:, :4])
+
+
+def test_image_models_do_not_keep_the_parts_that_no_feature_needs() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 4, 1))
+    last = weakref.ref(model[2])
+    extractor = featx.create_feature_extractor(model, ["1"], example_inputs=torch.rand(1, 3, 4, 4))
+    del model
+    gc.collect()
+    assert last() is None
+    assert extractor(torch.rand(1, 3, 4, 4))["1"].shape == (1, 4, 4, 4)
+
+
+def test_the_signature_and_torchscript_are_those_of_the_first_graph() -> None:
+    extractor = extractor_of(ByPadding().eval())
+    assert list(inspect.signature(extractor.forward).parameters) == ["input_ids", "attention_mask"]
+    with pytest.warns((FutureWarning, DeprecationWarning)):
+        scripted = torch.jit.script(extractor)
+    assert torch.equal(scripted(IDS)["head"], extractor(IDS)["head"])
