@@ -83,10 +83,24 @@ def _clone_leaf(leaf: Any) -> Any:
 
 
 def holds_no_tensor(value: object) -> bool:
-    """Say whether a value is surely none that has tensors, or memory of tensors, in it."""
+    """Say whether a value surely has no tensors, or memory of tensors, in it. O(size)."""
+    return _holds_no_tensor(value, set())
+
+
+def _holds_no_tensor(value: object, around: set[int]) -> bool:
+    if isinstance(value, _WITHOUT_TENSORS) or type(value) is object or id(value) in around:
+        return True
     if isinstance(value, types.FunctionType):
         return not (value.__closure__ or value.__dict__ or value.__defaults__ or value.__kwdefaults__)
-    return isinstance(value, _WITHOUT_TENSORS) or type(value) is object
+    if isinstance(value, (tuple, list, set, frozenset)):
+        held: list[object] = list(cast(list[object], value))
+    elif isinstance(value, dict):
+        held = list(cast(dict[object, object], value).values())
+    elif type(getattr(value, "__dict__", None)) is dict and not hasattr(type(value), "__slots__"):
+        held = list(value.__dict__.values())
+    else:  # an object in C, such as an iterator
+        return False
+    return not isinstance(value, torch.Tensor) and all(_holds_no_tensor(each, {*around, id(value)}) for each in held)
 
 
 def _clone(tensor: torch.Tensor) -> torch.Tensor:

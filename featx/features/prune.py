@@ -52,9 +52,11 @@ def prune(graph: Graph, wanted: Mapping[str, Node], root: nn.Module) -> Graph:
         if node in liveness.kept:
             copy = copies[node] = returned[node] = small.node_copy(node, copies.__getitem__)
             if node in overwritten:
-                clone = small.call_function(clone_tensors, (copy,), name=f"{copy.name}_clone")
-                # Gradients of what comes behind flow through the value itself only if it computes that.
-                (copies if liveness.can_go_on_with_copy(node) else returned)[node] = clone
+                # Gradients of what comes behind flow through the value itself only if that goes on with the clone.
+                behind = liveness.may_go_on_with_copies(node)
+                for each in behind or [node]:
+                    clone = small.call_function(clone_tensors, (copies[each],), name=f"{copies[each].name}_clone")
+                    (copies if behind else returned)[each] = clone
     small.output({key: returned[node] for key, node in wanted.items()})
     return small
 
@@ -104,19 +106,36 @@ class _Liveness:
         # Nobody wrote it on the example; but what was copied there may be the same memory for another input.
         return not writers <= self._writers_behind(node, self._memory_as_copied)
 
-    def can_go_on_with_copy(self, node: Node) -> bool:
-        """Say whether all that is read or written behind `node` of its memory goes through `node` or is made of it.
+    def may_go_on_with_copies(self, node: Node) -> list[Node]:
+        """Return nodes that stand for all that is read or written behind `node` of its memory, or is made of it.
 
-        Not so where an input or the model's own tensors are that memory, or an earlier value that is used later.
+        That is `node`, and where it marks what a module has returned, what it takes. There are none where an input or
+        the model's own tensors are that memory, or another value from ahead of `node` that is used later.
         """
-        return node not in self._shared_with_others
+        if node.target is not module_output:
+            return [] if node in self._shared_with_others else [node]
+        memory = self._memory_without_marks
+        sources = node.all_input_nodes
+        groups = {memory.of(source) for source in sources}
+        if len(groups) < len(sources) or any(map(memory.is_external, sources)):
+            return []
+        others = (other for other in self.kept if other < node and other not in sources and memory.of(other) in groups)
+        is_used_later = any(user > node and user in self.kept for other in others for user in other.users)
+        return [] if is_used_later else sources
+
+    @cached_property
+    def _marks(self) -> set[Node]:
+        return set(self._graph.find_nodes(op="call_function", target=module_output))
+
+    @cached_property
+    def _memory_without_marks(self) -> MemoryGroups:
+        # A mark of what a module has returned joins the memory of all that is in a tuple.
+        return MemoryGroups(self._graph, self._effects, self._marks) if self._marks else self._memory
 
     @cached_property
     def _shared_with_others(self) -> set[Node]:
         # By group of memory: the place of the last read so far, or infinity where the memory exists outside of a call.
-        # A mark of what a module has returned joins the memory of all that is in a tuple; here it counts as a reader.
-        marks = {node for node in self._graph.nodes if node.target is module_output}
-        memory = MemoryGroups(self._graph, self._effects, marks) if marks else self._memory
+        marks, memory = self._marks, self._memory_without_marks
         last_read: dict[int, float] = {}
         places = {node: place for place, node in enumerate(self._graph.nodes)}
         found: set[Node] = set()

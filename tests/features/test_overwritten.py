@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -14,7 +14,9 @@ from torch import nn
 from torch.nn import functional
 
 import featx
-from featx.tree import clone_tensors
+from featx.tree import clone_tensors, tree_leaves
+
+X4 = torch.linspace(-1, 1, 12).view(3, 4)
 
 
 class Noting(nn.Module):
@@ -315,3 +317,79 @@ def test_gradient_with_respect_to_a_feature_is_that_of_a_forward_hook(name: str)
     assert torch.equal(features[name], kept[0])
     (gradient,) = torch.autograd.grad(features["fc"][:, 1].sum(), features[name])
     assert torch.equal(gradient, expected)
+
+
+class Returns(nn.Module):
+    """Returns what it has computed in some way other than as its last value."""
+
+    def __init__(self, result: Callable[[Any, Any], Any]) -> None:
+        super().__init__()
+        self.a, self.b, self.result = nn.Linear(4, 4), nn.Linear(4, 4), result
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = self.a(x)
+        self.b(x)
+        return self.result(x, y)
+
+
+RESULTS: dict[str, Callable[[Any, Any], Any]] = {
+    "an earlier value": lambda x, y: y,
+    "its input": lambda x, y: x,
+    "a tuple": lambda x, y: (y, x),
+    "a tuple of twice the same": lambda x, y: (y, y),
+    "a tuple with a view": lambda x, y: (y.view(-1)[2:], y),
+    "a list": lambda x, y: [y, x + 1],
+    "a dict": lambda x, y: {"y": y, "x": x},
+    "nested": lambda x, y: ({"y": [y]}, x * 2),
+    "written through a view": lambda x, y: (y, y.view(-1).mul_(2))[:1],
+}
+
+
+def first_tensor(value: Any) -> torch.Tensor:
+    return next(leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
+
+
+class WritesResult(nn.Module):
+    def __init__(self, result: Callable[[Any, Any], Any], write: str) -> None:
+        super().__init__()
+        self.stem, self.p, self.relu, self.write = nn.Linear(4, 4), Returns(result), nn.ReLU(inplace=True), write
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        value = first_tensor(self.p(self.stem(x)))
+        return self.relu(value) if self.write == "relu" else value.mul_(2)
+
+
+@pytest.mark.parametrize("tracer", ["example", "symbolic"])
+@pytest.mark.parametrize(
+    "request_", [["p"], ["p", "LAST"], ["p", "p.a", "LAST"], ["stem", "p", "p.b", "LAST"]], ids=str
+)
+@pytest.mark.parametrize("write", ["relu", "mul_"])
+@pytest.mark.parametrize("result", RESULTS)
+def test_what_an_opened_module_returned_is_not_overwritten(
+    result: str, write: str, request_: list[str], tracer: Literal["example", "symbolic"]
+) -> None:
+    torch.manual_seed(0)
+    model = WritesResult(RESULTS[result], write).eval()
+    names = [name.replace("LAST", write) for name in request_]
+    options: Any = {"example_inputs": X4} if tracer == "example" else {"tracer": "symbolic"}
+    extractor = featx.create_feature_extractor(model, names, **options)
+    seen: dict[str, Any] = {}
+    for name in ("stem", "p", "p.a", "p.b"):
+        hook = lambda module, args, output, name=name: seen.update({name: clone_tensors(output)})  # noqa: E731
+        model.get_submodule(name).register_forward_hook(hook)
+    seen[write] = model(X4.clone())
+    found = extractor(X4.clone())
+    for name in names:
+        pairs = zip(tree_leaves(found[name]), tree_leaves(seen[name]), strict=True)
+        assert all(torch.equal(ours, theirs) for ours, theirs in pairs), name
+
+
+@pytest.mark.parametrize("result", ["an earlier value", "a tuple", "a dict", "nested"])
+def test_gradients_with_respect_to_what_a_module_returned_exist(result: str) -> None:
+    torch.manual_seed(0)
+    model = WritesResult(RESULTS[result], "relu").eval()
+    extractor = featx.create_feature_extractor(model, ["p", "p.a", "relu"], example_inputs=X4)
+    found = extractor(X4)
+    feature = first_tensor(found["p"])
+    [gradient] = torch.autograd.grad(found["relu"].sum(), feature)
+    assert torch.equal(gradient, (feature > 0).float())
