@@ -128,3 +128,7 @@ class RequestError(FeatxError, ValueError, AssertionError):
 
 class NodeNameError(RequestError, KeyError):
     """No node has the requested name in this mode."""
+
+
+class DrawnAwayError(NodeNameError):
+    """No node has the requested name where Python has decided by random numbers what runs, as with dropped layers."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import operator
 from collections.abc import Callable, Iterable
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -15,10 +14,7 @@ from torch import nn
 from featx.errors import SpecializationError, TargetError
 from featx.features.attempt import Attempts
 from featx.features.examples import Example
-from featx.ir.form import sources_of_values
 from featx.ir.graph import Graph
-from featx.libraries import MASK_OF_PADDING
-from featx.tracing.guards.guards import check_decision
 
 if TYPE_CHECKING:
     from featx.features.dual import DualGraphModule
@@ -26,7 +22,6 @@ if TYPE_CHECKING:
 _LOGGER = logging.getLogger("featx")
 # Inputs that differ more often than this differ in something that had better be free.
 _MOST = 16
-_INDICES = (torch.int64, torch.int32)
 # Returns the graph of a model in a mode, for these inputs.
 TraceCase = Callable[[nn.Module, bool, Example], Graph]
 
@@ -139,28 +134,6 @@ def with_cases(forward: MethodType, cases: Cases) -> MethodType:
         return cases.run(self, function, args, kwargs)
 
     return MethodType(run, forward.__self__)
-
-
-def decides_by_inputs(graph: Graph) -> bool:
-    """Say whether Python has decided something by the values of inputs, or whether batches may be padded. O(nodes).
-
-    Models of text and of speech take indices, or a mask, with or without padding.
-    """
-    inputs = graph.find_nodes(op="placeholder")
-    if any(node.meta.get("dtype") in _INDICES or node.target == MASK_OF_PADDING for node in inputs):
-        return any(node.meta.get("is_guard") for node in graph.nodes)
-    seen = set(graph.find_nodes(op="call_function", target=check_decision))
-    left = list(seen)
-    while left:
-        node = left.pop()
-        # Whether two values are one object is no value of theirs.
-        for source in sources_of_values(node) if node.target is not operator.is_ else ():
-            if source.op == "placeholder":
-                return True
-            if source not in seen:
-                seen.add(source)
-                left.append(source)
-    return False
 
 
 def _buffers_of(module: nn.Module) -> Iterable[tuple[nn.Module, str, torch.Tensor]]:

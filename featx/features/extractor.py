@@ -9,9 +9,10 @@ from typing import Any, Literal, overload
 
 from torch import nn
 
-from featx.errors import ArgumentTypeError, RequestError
+from featx.errors import ArgumentTypeError, DrawnAwayError, RequestError
 from featx.features.adaptive import AdaptiveExtractor
-from featx.features.cases import Cases, decides_by_inputs
+from featx.features.cases import Cases
+from featx.features.decisions import decides_by_inputs
 from featx.features.dual import DualGraphModule
 from featx.features.examples import Example
 from featx.features.nodes import names_of, warn_of_differences
@@ -234,6 +235,8 @@ def _trace_mode(tracing: ModelTracing, request: dict[str, str], training: bool) 
     mode = _Mode(training, tracing.flags(training))
     try:
         traced = tracing.wanted(request, _name_of(training))
+    except DrawnAwayError as error:
+        mode.error = error
     except RequestError:
         raise
     except Exception as error:  # the model's own too: a batch of one sample, targets that are missing
@@ -246,11 +249,14 @@ def _trace_mode(tracing: ModelTracing, request: dict[str, str], training: bool) 
 
 
 def _settle(present: _Mode, other: _Mode, *, is_lenient: bool) -> None:
-    """Let a mode that could not be traced raise when it runs; where that is not lenient or both are such, raise now."""
+    """Let a mode that could not be traced raise when it runs.
+
+    Where that is not lenient, both are such, or a name is missing in the present one, raise now.
+    """
     error = present.error or other.error
     if error is None:
         return
-    if not is_lenient or (present.error and other.error):
+    if not is_lenient or (present.error and other.error) or isinstance(present.error, RequestError):
         raise error
     failed, traced = (present, other) if present.error else (other, present)
     failed.graph = untraced_graph(traced.graph, error, _name_of(failed.training))

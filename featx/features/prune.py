@@ -50,7 +50,7 @@ def prune(graph: Graph, wanted: Mapping[str, Node], root: nn.Module) -> Graph:
     returned: dict[Node, Node] = {}
     for node in graph.nodes:
         if node in liveness.kept:
-            copy = copies[node] = returned[node] = small.node_copy(node, copies.__getitem__)
+            copies[node] = returned[node] = small.node_copy(node, copies.__getitem__)
             if node in overwritten:
                 # Gradients of what comes behind flow through the value itself only if that goes on with the clone.
                 behind = liveness.may_go_on_with_copies(node)

@@ -6,7 +6,8 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
-from featx.errors import ArgumentTypeError, NodeNameError, RequestError
+from featx.errors import ArgumentTypeError, DrawnAwayError, NodeNameError, RequestError
+from featx.features.decisions import decides_by_draws
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 
@@ -77,11 +78,14 @@ def select(graph: Graph, request: Mapping[str, str], owner: str) -> dict[str, No
 def _unknown_name(name: str, known: list[str], owner: str, graph: Graph) -> NodeNameError:
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
     hint = f" Did you mean {' or '.join(repr(match) for match in close)}?" if close else ""
-    return NodeNameError(
+    text = (
         f"No node '{name}' in {owner}.{hint}{_kept_whole(graph)} List all names with "
         "featx.get_graph_node_names(model); a name may exist in one mode only, then give train_return_nodes and "
         "eval_return_nodes."
     )
+    if decides_by_draws(graph):
+        return DrawnAwayError(f"{text} Here the model decides by random numbers what runs, so it may run next time.")
+    return NodeNameError(text)
 
 
 def _kept_whole(graph: Graph) -> str:

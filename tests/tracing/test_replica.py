@@ -384,3 +384,22 @@ def test_compiled_submodule_is_traced_as_what_it_was_made_of(is_in_place: bool) 
     found = extractor(torch.ones(2, 4))
     assert torch.equal(found[inside], block[0](model[0](torch.ones(2, 4))))
     assert torch.equal(found["1"], found[inside].relu())
+
+
+def test_tuples_of_a_class_with_a_length_of_its_own_are_copied() -> None:
+    class Pair(tuple):  # as the irreducible representations of e3nn
+        def __len__(self) -> int:
+            raise NotImplementedError
+
+    class Holds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+            self.pairs = (Pair((1, 2)), Pair((self.linear, 3)))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return next(iter(self.pairs[1]))(x)
+
+    model, x = Holds().eval(), torch.rand(2, 3)
+    assert torch.equal(featx.trace(model, x)(x), model(x))
+    assert torch.equal(featx.create_feature_extractor(model, ["linear"], example_inputs=x)(x)["linear"], model(x))

@@ -35,6 +35,7 @@ from featx.tracing.checks.variation import (
     measures_of,
 )
 from featx.tracing.example.conditions import Conditions, WantedIn
+from featx.tracing.example.tensor_questions import ABOUT_GRADIENTS
 from featx.tracing.example.trace import ExampleTrace, free_frames
 from featx.tracing.example.tracer import ExampleTracer
 from featx.tracing.guards.guards import check_rank, check_size
@@ -187,6 +188,8 @@ def _trace_checked(
     try:
         while trace is None:
             trace = tracer.trace(root, args, kwargs, wanted_in)
+            if not torch.is_grad_enabled() and _asks_for_gradients(trace.graph):
+                trace = _in_gradient_mode_of_caller(tracer, args, kwargs, trace, wanted_in)
             if wanted_in is not None and trace.broke_off is not None:
                 trace = with_state_that_is_written_later(tracer, args, kwargs, trace, wanted_in)
             is_known = other_mode.does_the_same(trace.graph)
@@ -243,6 +246,31 @@ def _free_dims(
     _check_inputs(trace, inputs, known, way_to_other_sizes(trace.surroundings.traced))
     other_mode.before = before if other_mode.graph is not None else None
     return free
+
+
+def _asks_for_gradients(graph: Graph) -> bool:
+    attributes = {node.args[1] for node in graph.find_nodes(op="call_function", target=getattr)}
+    return bool(graph.find_nodes(op="call_function", target=torch.is_grad_enabled) or attributes & ABOUT_GRADIENTS)
+
+
+def _in_gradient_mode_of_caller(
+    tracer: ExampleTracer, args: tuple[Any, ...], kwargs: Mapping[str, Any], trace: ExampleTrace, wanted_in: Any
+) -> ExampleTrace:
+    """Return `trace`, for which gradients are on, or one without them if the model does something else then.
+
+    A trace with gradients sees where the model switches them off, so it is the one to keep where both are the same.
+    """
+    if not trace.gradients or (
+        trace.gradient_checks and _needless_gradient_checks(tracer, args, kwargs, trace, wanted_in)
+    ):
+        return trace
+    conditions = Conditions("the example, gradients off", trace.is_real, gradients=False)
+    try:
+        without = tracer.run_once(trace.surroundings, args, kwargs, wanted_in, conditions)
+    except (NeedsValues, Exception):
+        return trace
+    trace.drop_replica()
+    return without
 
 
 def _needless_gradient_checks(

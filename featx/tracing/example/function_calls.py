@@ -20,9 +20,7 @@ from featx.tracing.recording.recorder import Recorder
 from featx.tracing.signals import LeftBehind, Unfollowable
 from featx.tree import tree_leaves
 
-_GRADIENTS = (
-    "whether gradients are enabled (make the extractor in the mode in which it will run: under torch.no_grad())"
-)
+_GRADIENTS = "whether gradients are enabled (make the extractor as it will run, with torch.no_grad() or without)"
 _PLAIN_KINDS: dict[type, type] = {TracedInt: int, TracedFloat: float}
 
 

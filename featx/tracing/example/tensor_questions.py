@@ -23,7 +23,7 @@ Execute = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
 # What makes a text of a tensor.
 _TEXT = ("__repr__", "__str__", "__format__")
-_ABOUT_GRADIENTS = frozenset({"requires_grad", "is_leaf", "grad_fn"})
+ABOUT_GRADIENTS = frozenset({"requires_grad", "is_leaf", "grad_fn"})
 _OF_DTYPE = frozenset({"dtype", "itemsize", "nbytes"})
 _TENSOR_ATTRIBUTES = frozenset({"T", "H", "mT", "mH", "data", "real", "imag"})
 # What models go by of their parameters too.
@@ -64,7 +64,7 @@ class TensorQuestions:
         if name == "device":
             return self._device(tensor, function)
         value: Any = self._value(name, function, tensor)
-        if name in _ABOUT_GRADIENTS and not is_inside:
+        if name in ABOUT_GRADIENTS and not is_inside:
             if recorder.is_real:
                 self._answers.note(name, value)
             elif tensor.is_meta or self._answers.are_expected:  # stand-ins do not know

@@ -160,10 +160,11 @@ def _list(copies: ObjectCopies, value: list[Any]) -> list[Any]:
 
 
 def _tuple(copies: ObjectCopies, value: tuple[Any, ...]) -> tuple[Any, ...]:
-    if _holds_atoms(value):
+    originals = tuple(tuple.__iter__(value))  # a class may have a length of its own
+    if _holds_atoms(originals):
         return value
-    items = [copies.of(item) for item in value]
-    if all(one is other for one, other in zip(items, value, strict=True)):
+    items = [copies.of(item) for item in originals]
+    if all(one is other for one, other in zip(items, originals, strict=True)):
         return value
     kind: Any = type(value)
     return copies.note(value, kind(items) if hasattr(kind, "n_sequence_fields") else tuple.__new__(kind, items))

@@ -1,0 +1,74 @@
+"""Models that ask whether gradients are enabled: an extractor runs in the mode in which it was made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import featx
+
+X = torch.rand(2, 4)
+
+
+class Asks(nn.Module):
+    def __init__(self, asks: Callable[[torch.Tensor], bool]) -> None:
+        super().__init__()
+        self.first, self.last, self.asks = nn.Linear(4, 4), nn.Linear(4, 4), asks
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        if self.asks(x):
+            x = x * 2
+        return self.last(x)
+
+
+QUESTIONS: dict[str, Callable[[torch.Tensor], bool]] = {
+    "enabled": lambda x: torch.is_grad_enabled(),
+    "enabled and required": lambda x: torch.is_grad_enabled() and x.requires_grad,
+    "required": lambda x: x.requires_grad,
+    "disabled": lambda x: not torch.is_grad_enabled(),
+}
+MAKERS: dict[str, Callable[..., Any]] = {
+    "extractor": lambda model: featx.create_feature_extractor(model, ["last"], example_inputs=X, adaptive=False),
+    "trace": lambda model: featx.trace(model, X),
+}
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize("maker", MAKERS)
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_it_runs_in_the_mode_in_which_it_was_made(question: str, maker: str, enabled: bool) -> None:
+    model = Asks(QUESTIONS[question]).eval()
+    with torch.set_grad_enabled(enabled):
+        made = MAKERS[maker](model)
+        found = made(X)
+        assert torch.equal(found if maker == "trace" else found["last"], model(X))
+    with torch.set_grad_enabled(not enabled), pytest.raises(featx.SpecializationError, match="grad"):
+        made(X)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_where_the_answer_decides_nothing_it_runs_in_both(enabled: bool) -> None:
+    class Region(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.first(x)
+            if torch.is_grad_enabled():
+                pass
+            return self.last(x)
+
+    model = Region().eval()
+    with torch.set_grad_enabled(enabled):
+        extractor = featx.create_feature_extractor(model, ["first", "last"], example_inputs=X)
+    for mode in (True, False):
+        with torch.set_grad_enabled(mode):
+            found = extractor(X)
+            assert torch.equal(found["last"], model(X))
+            assert [found[name].requires_grad for name in ("first", "last")] == [mode, mode]
