@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from math import inf
 
@@ -59,6 +59,11 @@ def prune(graph: Graph, wanted: Mapping[str, Node], root: nn.Module) -> Graph:
                     (copies if behind else returned)[each] = clone
     small.output({key: returned[node] for key, node in wanted.items()})
     return small
+
+
+def last_needed(graph: Graph, wanted: Iterable[Node], root: nn.Module) -> Node:
+    """Return the last node of a traced graph that `prune` would keep. O(nodes + edges)."""
+    return max(_Liveness(graph, set(wanted), root).kept)
 
 
 class _Liveness:

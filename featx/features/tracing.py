@@ -15,6 +15,7 @@ from torch import nn
 from featx.errors import ArgumentTypeError, FeatxError, NodeNameError, TraceError
 from featx.features.examples import Example, as_example, find_example
 from featx.features.opening import names_are_those_of_all_opened, opened_for
+from featx.features.prune import last_needed
 from featx.features.select import select
 from featx.ir.graph import Graph
 from featx.ir.node import Node
@@ -269,7 +270,7 @@ class ModelTracing:
                 # A name may lie in a module that runs inside one it is no part of, or that cannot be followed while its
                 # parts run by themselves; and a list of all names is of help.
                 error = caught
-            wanted = self._finder(request, owner)
+            wanted = _Wanted(request, owner, self)
             trace, free = trace_checked(self._on_example(request), self.model, *_inputs(example), wanted)
             self._known(trace)
             found[:] = [free]
@@ -284,22 +285,11 @@ class ModelTracing:
 
     def _opened(self, example: Example, request: Mapping[str, str], owner: str, found: list[FreeDims]) -> ExampleTrace:
         tracer = self._on_example(request, opened_for(self._modules, request))
-        trace, free = self._checked(tracer, example, self._finder(request, owner))
+        trace, free = self._checked(tracer, example, _Wanted(request, owner, self))
         self._known(trace)
         select(trace.graph, request, owner)
         found[:] = [free]
         return trace
-
-    def _finder(self, request: Mapping[str, str], owner: str) -> WantedIn:
-        def wanted_in(graph: Graph, broken_off: str) -> Collection[Node]:
-            try:
-                found = select(graph, request, owner)
-            except NodeNameError:
-                return ()
-            is_missing = any(_comes_later(name, found[key], broken_off) for name, key in request.items())
-            return () if is_missing else found.values()
-
-        return wanted_in
 
     def _checked(self, tracer: ExampleTracer, example: Example, wanted_in: WantedIn) -> tuple[ExampleTrace, FreeDims]:
         known = self._other_mode
@@ -334,6 +324,27 @@ class ModelTracing:
 
 def _has_placeholder(value: Any) -> bool:
     return any(isinstance(leaf, PHBase) for leaf in tree_leaves(value))
+
+
+class _Wanted:
+    """The nodes that a request means; see `WantedIn`."""
+
+    def __init__(self, request: Mapping[str, str], owner: str, tracing: ModelTracing) -> None:
+        self._request = request
+        self._owner = owner
+        self._tracing = tracing
+
+    def __call__(self, graph: Graph, broken_off: str) -> Collection[Node]:
+        try:
+            found = select(graph, self._request, self._owner)
+        except NodeNameError:
+            return ()
+        is_missing = any(_comes_later(name, found[key], broken_off) for name, key in self._request.items())
+        return () if is_missing else found.values()
+
+    def last_needed(self, graph: Graph) -> Node | None:
+        wanted = self(graph, "")
+        return last_needed(graph, wanted, self._tracing.model_in_mode()) if wanted else None
 
 
 def _comes_later(name: str, node: Node, broken_off: str) -> bool:

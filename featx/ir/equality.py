@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from itertools import islice
 from types import FunctionType
 from typing import Any
 
@@ -13,14 +14,15 @@ from featx.ir.graph import Graph
 from featx.ir.node import Node
 
 
-def is_same_graph(one: Graph, other: Graph, besides: Collection[Node] = ()) -> bool:
+def is_same_graph(one: Graph, other: Graph, besides: Collection[Node] = (), first: int | None = None) -> bool:
     """Say whether two graphs have the same nodes, by opcode, target, name and arguments. O(nodes + edges).
 
     Tensors that stand in arguments are the same if they are one object or have the same values. What the form of a
     value is checked to be (`node.meta["is_form_check"]`) does not count: that check says itself where it does not hold.
-    Nor do the arguments of the nodes `besides`, of either graph.
+    Nor do the arguments of the nodes `besides`, of either graph. With `first`, only so many nodes count, which both
+    must have.
     """
-    return len(one.nodes) == len(other.nodes) and next(_differences(one, other, besides), None) is None
+    return _may_be_same(one, other, first) and next(_differences(one, other, besides, first), None) is None
 
 
 def first_difference(one: Graph, other: Graph) -> tuple[Node, Node] | None:
@@ -32,30 +34,35 @@ def first_difference(one: Graph, other: Graph) -> tuple[Node, Node] | None:
     return None if found is None else found[:2]
 
 
-def other_constants(
-    one: Graph, other: Graph, kinds: Collection[type], besides: Collection[Node] = ()
-) -> list[Node] | None:
+def other_constants(one: Graph, other: Graph, kinds: Collection[type], first: int | None = None) -> list[Node] | None:
     """Return the nodes of `one` that have other constants than in `other`, or None where the graphs differ otherwise.
 
     As `is_same_graph`, but that two constants of one of these `kinds` need not be equal.
     """
-    if len(one.nodes) != len(other.nodes):
+    if not _may_be_same(one, other, first):
         return None
     found: list[Node] = []
-    for node, twin, arguments in _differences(one, other, besides):
+    for node, twin, arguments in _differences(one, other, (), first):
         if arguments is None or not is_same(arguments, (twin.args, twin.kwargs), kinds):
             return None
         found.append(node)
     return found
 
 
-def _differences(one: Graph, other: Graph, besides: Collection[Node]) -> Iterator[tuple[Node, Node, Any]]:
+def _may_be_same(one: Graph, other: Graph, first: int | None) -> bool:
+    lengths = len(one.nodes), len(other.nodes)
+    return lengths[0] == lengths[1] if first is None else min(lengths) >= first
+
+
+def _differences(
+    one: Graph, other: Graph, besides: Collection[Node], first: int | None = None
+) -> Iterator[tuple[Node, Node, Any]]:
     """Yield the pairs of nodes that differ, with the arguments of the first in terms of the other graph.
 
     Where more than the arguments differ, that is None, and it ends.
     """
     twins: dict[Node, Node] = {}
-    for node, twin in zip(one.nodes, other.nodes, strict=False):
+    for node, twin in islice(zip(one.nodes, other.nodes, strict=False), first):
         if node.op != twin.op or node.name != twin.name or not is_same(node.target, twin.target):
             yield node, twin, None
             return

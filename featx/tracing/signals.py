@@ -25,6 +25,10 @@ class NeedsValues(BaseException):
     """The model asks for a value, which stand-ins have not. No Exception, so that no model catches it."""
 
 
+class Enough(BaseException):
+    """A further run has done what matters for the wanted nodes. No Exception, so that no model catches it."""
+
+
 class Unholdable(Unfollowable):
     """A value that no graph can hold is passed to a call that is one node."""
 

@@ -135,13 +135,13 @@ def test_question_for_gradients_that_decides_nothing_is_not_checked(is_made_with
         with torch.set_grad_enabled(is_made_with_gradients):
             trace, _ = trace_checked(ExampleTracer(), model, (x,), {})
         module = GraphModule(trace.surroundings.root, trace.graph)
-        assert torch.equal(module(x), model(x))
-        with torch.no_grad():
-            if does_checkpoint:
-                with pytest.raises(SpecializationError, match="gradients"):
-                    module(x)
-            else:
-                assert torch.equal(module(x), model(x))
+        for enabled in (True, False):
+            with torch.set_grad_enabled(enabled):
+                if does_checkpoint and enabled is not is_made_with_gradients:
+                    with pytest.raises(SpecializationError, match="gradients"):
+                        module(x)
+                else:
+                    assert torch.equal(module(x), model(x))
 
 
 def halves_if_divisible(x: torch.Tensor) -> torch.Tensor:

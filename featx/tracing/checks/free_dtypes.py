@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 import torch
@@ -42,6 +43,7 @@ def follow_dtypes(
     example.
     """
     checks = {check for check in trace.recorder.dtype_checks if not check.is_erased}
+    checks.intersection_update(islice(trace.graph.nodes, trace.needed))
     if not checks:
         return
     graphs, differing = [trace.graph], set[Node]()
@@ -52,12 +54,12 @@ def follow_dtypes(
         if present == {dtype}:
             continue  # that is the example
         other = _traced_in(dtype, tracer, args, kwargs, trace, wanted_in)
-        found = None if other is None else other_constants(trace.graph, other, _CONSTANTS)
+        found = None if other is None else other_constants(trace.graph, other, _CONSTANTS, trace.needed)
         if other is not None and found:
             graphs.append(other)
             differing.update(found)
     if differing:
-        _merge(graphs, differing, checks)
+        _merge(graphs, differing, checks, trace.needed)
 
 
 def _traced_in(
@@ -86,12 +88,13 @@ def _traced_in(
         return None  # the model does something else there, or refuses it
 
 
-def _merge(graphs: list[Graph], differing: set[Node], checks: set[Node]) -> None:
+def _merge(graphs: list[Graph], differing: set[Node], checks: set[Node], first: int | None) -> None:
     """Let constants of the first graph that are others in the other graphs follow the first dtype that is.
 
-    `differing` are the nodes that have such constants, and `checks` those that check dtypes, in the first graph.
+    `differing` are the nodes that have such constants, and `checks` those that check dtypes, in the first graph. The
+    graphs are the same in their `first` nodes.
     """
-    rows = [row for row in zip(*(graph.nodes for graph in graphs), strict=True) if row[0] in differing]
+    rows = [row for row in islice(zip(*(graph.nodes for graph in graphs), strict=False), first) if row[0] in differing]
     if rows[0][0] not in checks:
         return  # something else than a dtype tells the model in which it runs
     # Of graphs in which that check finds the same, the first.
@@ -99,7 +102,7 @@ def _merge(graphs: list[Graph], differing: set[Node], checks: set[Node]) -> None
     for column, check in enumerate(rows[0]):
         columns.setdefault(check.args[1], column)
     for column in columns.values():
-        join_measured(graphs[0], graphs[column])
+        join_measured(graphs[0], graphs[column], first)
     lookups = _Lookups(rows[0][0], list(columns))
     for row in rows[1:]:
         lookups.replace_constants([row[column] for column in columns.values()])

@@ -73,12 +73,14 @@ class OtherMode:
         dims: what is known of each dimension of the inputs.
         reads: what hears whether anything asks for a mode, while the first of the two is traced.
         graph: what the model did in that mode, where nothing asked; it does the same in the other one.
+        needed: how many of its nodes matter for what is wanted; None is all.
         before: the last trace in that mode, if its replica may be called again. `drop` ends that.
     """
 
     dims: dict[Dim, str] = field(default_factory=lambda: dict[Dim, str]())
     reads: ModeReads | None = None
     graph: Graph | None = None
+    needed: int | None = None
     before: ExampleTrace | None = None
 
     def trace(self, tracer: ExampleTracer, args: Any, kwargs: Any, wanted_in: WantedIn | None) -> ExampleTrace | None:
@@ -94,7 +96,8 @@ class OtherMode:
         except (Diverged, Disturbed, NeedsValues, Exception):
             before.drop_replica()
             return None
-        if self.does_the_same(trace.graph):
+        trace.needed = _needed(trace, wanted_in)
+        if self.does_the_same(trace):
             return trace
         trace.drop_replica()
         return None
@@ -105,19 +108,22 @@ class OtherMode:
         if before is not None:
             before.drop_replica()
 
-    def does_the_same(self, graph: Graph) -> bool:
-        """Say whether what was found out holds for `graph`, that of the other mode, too."""
-        return self.graph is not None and is_same_graph(graph, self.graph)
+    def does_the_same(self, trace: ExampleTrace) -> bool:
+        """Say whether what was found out holds for a trace in the other mode too."""
+        if self.graph is None or trace.needed != self.needed:
+            return False
+        return is_same_graph(trace.graph, self.graph, first=self.needed)
 
     def forget(self) -> None:
         """Forget what the model does, since something has asked for a mode."""
         self.graph = None
         self.drop()
 
-    def note(self, graph: Graph, dims: dict[Dim, str]) -> None:
+    def note(self, trace: ExampleTrace, dims: dict[Dim, str]) -> None:
         """Keep what was found out, and the graph where nothing has asked for a mode so far."""
         self.dims.update(dims)
-        self.graph = copy.deepcopy(graph) if self.reads is not None and not self.reads.any else None
+        self.graph = copy.deepcopy(trace.graph) if self.reads is not None and not self.reads.any else None
+        self.needed = trace.needed
 
 
 def trace_checked(
@@ -192,7 +198,8 @@ def _trace_checked(
                 trace = _in_gradient_mode_of_caller(tracer, args, kwargs, trace, wanted_in)
             if wanted_in is not None and trace.broke_off is not None:
                 trace = with_state_that_is_written_later(tracer, args, kwargs, trace, wanted_in)
-            is_known = other_mode.does_the_same(trace.graph)
+            trace.needed = _needed(trace, wanted_in)
+            is_known = other_mode.does_the_same(trace)
             try:
                 can_go_on = not is_known and check_repeats(tracer, args, kwargs, trace, wanted_in)
             except DiffersInside as error:
@@ -232,7 +239,7 @@ def _free_dims(
         varied = [tensor for _, _, tensor in inputs if can_be_resized(tensor)]
         known = {**dict.fromkeys(known, UNVARIED), **variation.test(varied, other_mode.dims)}
         before = variation.before
-    other_mode.note(trace.graph, known)
+    other_mode.note(trace, known)
     if measures_of(trace.graph) != measured:  # other sizes told more of some calls, which may differ by mode
         other_mode.graph = None
     pin_what_python_reads(tracer, args, kwargs, trace, wanted_in)
@@ -246,6 +253,15 @@ def _free_dims(
     _check_inputs(trace, inputs, known, way_to_other_sizes(trace.surroundings.traced))
     other_mode.before = before if other_mode.graph is not None else None
     return free
+
+
+def _needed(trace: ExampleTrace, wanted_in: WantedIn | None) -> int | None:
+    """Return how many nodes of a trace matter for what is wanted, if there will be further runs; None is all."""
+    has_further_runs = trace.numbers.were_seen or trace.is_real or trace.gradient_checks or trace.recorder.dtype_checks
+    if wanted_in is None or not has_further_runs:
+        return None
+    last = wanted_in.last_needed(trace.graph)
+    return None if last is None else 1 + next(place for place, node in enumerate(trace.graph.nodes) if node is last)
 
 
 def _asks_for_gradients(graph: Graph) -> bool:
@@ -285,7 +301,8 @@ def _needless_gradient_checks(
         again = tracer.run_once(trace.surroundings, args, kwargs, wanted_in, conditions)
     except (Diverged, NeedsValues, Exception):
         return []
-    return checks if is_same_graph(again.graph, trace.graph, besides=frozenset(checks)) else []
+    is_same = is_same_graph(again.graph, trace.graph, besides=frozenset(checks), first=trace.needed)
+    return checks if is_same else []
 
 
 def _tensors(trace: ExampleTrace, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[_Input]:

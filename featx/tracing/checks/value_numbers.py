@@ -59,7 +59,7 @@ def _does_the_same(
         again = tracer.run_once(trace.surroundings, args, kwargs, wanted_in, conditions)
     except (Diverged, NeedsValues, Exception):
         return False
-    return is_same_graph(again.graph, trace.graph)
+    return is_same_graph(again.graph, trace.graph, first=trace.needed)
 
 
 def _positions(trace: ExampleTrace) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -181,10 +182,15 @@ class Variation:
             return f"{REFUSED} ({type(error).__name__})"
         if self.before is not None:
             self.before = again
-        if not is_same_graph(again.graph, self._trace.graph):
-            return CHANGED
-        join_measured(self._trace.graph, again.graph)
-        return FREE
+        if again.broke_off is not None:
+            self._leave_if_changed()
+        return FREE if self._is_same(again) else CHANGED
+
+    def _is_same(self, again: ExampleTrace) -> bool:
+        if not is_same_graph(again.graph, self._trace.graph, first=self._trace.needed):
+            return False
+        join_measured(self._trace.graph, again.graph, self._trace.needed)
+        return True
 
     def _is_free_without_values(self, groups: list[_Group], disguise: Disguise) -> bool:
         """Say whether a trace without values, which is told what the one for real read of them, does the same.
@@ -195,10 +201,7 @@ class Variation:
             again = self._run(groups, disguise, has_values=False)
         except (Diverged, NeedsValues, Exception):
             return False
-        if not is_same_graph(again.graph, self._trace.graph):
-            return False
-        join_measured(self._trace.graph, again.graph)
-        return True
+        return self._is_same(again)
 
     def _run(self, groups: list[_Group], disguise: Disguise, *, has_values: bool) -> ExampleTrace:
         usual = _other_size_for_real if has_values else _other_size
@@ -227,9 +230,12 @@ def _reason(groups: list[_Group], changes: Mapping[Dim, int], disguise: Disguise
     return f"other sizes ({', '.join(sizes)}{shown})"
 
 
-def join_measured(graph: Graph, other: Graph) -> None:
-    """Let `graph` know what calls were seen to write, share and draw in the same graph of another trace. O(nodes)."""
-    for node, twin in zip(graph.nodes, other.nodes, strict=True):
+def join_measured(graph: Graph, other: Graph, first: int | None = None) -> None:
+    """Let `graph` know what calls were seen to write, share and draw in the same graph of another trace. O(nodes).
+
+    With `first`, only so many nodes are the same.
+    """
+    for node, twin in islice(zip(graph.nodes, other.nodes, strict=first is None), first):
         if twin.meta.get("is_overwritten"):
             node.meta["is_overwritten"] = True
         measured: MeasuredEffects | None = node.meta.get("effects")

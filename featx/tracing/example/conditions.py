@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -17,9 +17,20 @@ from featx.tracing.replica.mode_reads import ModeReads
 if TYPE_CHECKING:
     from featx.tracing.example.trace import ExampleTrace
 
-# Returns, of the graph so far and the path of the innermost module that failed, the nodes that are wanted, or none
-# where one is missing.
-WantedIn = Callable[[Graph, str], Collection[Node]]
+
+class WantedIn(Protocol):
+    """What is wanted of a trace."""
+
+    def __call__(self, graph: Graph, broken_off: str) -> Collection[Node]:
+        """Return the wanted nodes of the graph so far, or none where one is missing.
+
+        `broken_off` is the path of the innermost module that failed.
+        """
+        ...
+
+    def last_needed(self, graph: Graph) -> Node | None:
+        """Return the last node of a whole graph that matters for the wanted ones, if they are all there."""
+        ...
 
 
 @dataclass(frozen=True)

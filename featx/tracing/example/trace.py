@@ -47,7 +47,7 @@ from featx.tracing.replica.mode_reads import has_set_mode, listen
 from featx.tracing.replica.module_states import ModuleStates
 from featx.tracing.replica.modules import has_hooks, intercept
 from featx.tracing.replica.replica import Replica
-from featx.tracing.signals import Disturbed, LeftBehind, MayBeDisturbed, NeedsValues, Unfollowable
+from featx.tracing.signals import Disturbed, Enough, LeftBehind, MayBeDisturbed, NeedsValues, Unfollowable
 from featx.tracing.source.frames import user_frame
 from featx.tracing.source.questions import compares_objects
 from featx.tracing.stand_ins.stand_ins import StandIns, keeps_values
@@ -69,6 +69,7 @@ class ExampleTrace:
         is_real: whether tensors have values.
         gradients: whether it runs with gradients switched on.
         broke_off: the message of the error with which forward ended early, where all that was wanted was there by then.
+        needed: how many of its nodes, the first ones, matter for what is wanted; None is all.
     """
 
     def __init__(
@@ -97,6 +98,8 @@ class ExampleTrace:
         )
         self._function_calls = FunctionCalls(recorder, self._torch_calls, measured, surroundings)
         self.broke_off: str | None = None
+        self.needed: int | None = None
+        self._wants_distinct_inputs = False
         self._replay: Replay | None = None
         # Where they must not run unheard, as what they compute would have values.
         self._others: AllThreads | None = None
@@ -131,6 +134,9 @@ class ExampleTrace:
             self._torch_calls.answers.expect(earlier._torch_calls.answers.given)
             # It ends where it does more. What is recorded and taken back counts for a while.
             recorder.most_nodes = 2 * len(earlier.graph.nodes) + 1000
+            recorder.needed = earlier.needed
+            # This one may end ahead of the code that tells.
+            self._wants_distinct_inputs = earlier.needed is not None and earlier._wants_distinct_inputs
 
     @property
     def graph(self) -> Graph:
@@ -206,7 +212,10 @@ class ExampleTrace:
             self._check_left_behind(generators)
             self.recorder.autocast_modes.leave()
             self.graph.output(output)
-            if self.recorder.writes_inputs() or any(map(compares_objects, self._codes_that_ran())):
+            if not self._wants_distinct_inputs:
+                compares = any(map(compares_objects, self._codes_that_ran()))
+                self._wants_distinct_inputs = compares or self.recorder.writes_inputs()
+            if self._wants_distinct_inputs:
                 require_distinct_inputs(self.graph)
 
     def _set_up(self, *, has_values: bool) -> SharedGenerators:
@@ -239,10 +248,13 @@ class ExampleTrace:
                 return self.recorder.create_arg(result) if self._settings.keep_output else None, result
         except LeftBehind:
             raise
-        except (Unfollowable, NeedsValues, Exception) as error:
+        except (Unfollowable, NeedsValues, Enough, Diverged, Exception) as error:
             self.recorder.whole.depth = 0
             self.recorder.names.assign()
-            if wanted_in is None or not wanted_in(self.graph, self._module_calls.broken_off):
+            if isinstance(error, Diverged) and not self.recorder.has_enough:
+                raise
+            is_done = self.recorder.has_enough or (wanted_in and wanted_in(self.graph, self._module_calls.broken_off))
+            if not is_done:
                 self._module_calls.check_missing(error)
                 self._explain(error)
                 raise

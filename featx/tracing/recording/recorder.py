@@ -30,7 +30,7 @@ from featx.tracing.recording.numbers import Numbers
 from featx.tracing.recording.whole_call import WholeCall
 from featx.tracing.replica.hooks import tensors_kept_by_hooks
 from featx.tracing.replica.replica import Replica, WritesModel
-from featx.tracing.signals import NeedsValues, Unfollowable, Unholdable
+from featx.tracing.signals import Enough, NeedsValues, Unfollowable, Unholdable
 from featx.tracing.source.frames import describe, user_frame
 from featx.tracing.stand_ins.stand_ins import StandIns
 from featx.tracing.symbolic.tracer import Scope
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from featx.tracing.checks.replay import Record
     from featx.tracing.example.surroundings import Surroundings
 
+# Nodes that may be recorded before it is clear that the module that they are in is kept whole.
+_TAKEN_BACK = 100
 STORED_BY_HOOK = (
     "forward reads what a forward hook stores, and hooks of modules that are kept whole do not run during a trace,"
 )
@@ -73,6 +75,7 @@ class Recorder(TracerBase):
         has_dynamic_shape: whether a kernel has run, since the last named node, whose result depends on values in its
             shape.
         most_nodes: how many nodes there may be; None is any number.
+        needed: how many nodes matter, where it is known: what comes behind them is not recorded.
         call_record: what forward does, where a second call is to be compared with it.
     """
 
@@ -101,6 +104,7 @@ class Recorder(TracerBase):
         self.uncounted: set[int] = set()
         self.has_dynamic_shape = False
         self.most_nodes: int | None = None
+        self.needed: int | None = None
         self.call_record: Record | None = None
         self._hooked = surroundings.hooked
         self._model = surroundings.root
@@ -258,9 +262,18 @@ class Recorder(TracerBase):
             )
         if self.most_nodes is not None and len(self.graph.nodes) >= self.most_nodes:
             raise Diverged
+        # What is recorded and taken back counts for a while.
+        needed = self.needed
+        if needed is not None and len(self.graph.nodes) > needed + _TAKEN_BACK and not self.whole.depth:
+            raise Enough
         node = self.graph.create_node(op, target, args, kwargs, name)
         node.meta["nn_module_stack"] = self.scope.stack
         return node
+
+    @property
+    def has_enough(self) -> bool:
+        """Whether all nodes are there that matter."""
+        return self.needed is not None and len(self.graph.nodes) >= self.needed
 
     def describe(self, node: Node, tensor: torch.Tensor) -> None:
         """Note the form of the tensor that a node gave, and its version."""
