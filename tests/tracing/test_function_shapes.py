@@ -273,3 +273,20 @@ def test_parameter_counts_as_a_tensor() -> None:
 
 def test_function_without_a_rule_has_no_answer() -> None:
     assert result_of(torch.matmul, (torch.ones(2, 2, device="meta"), torch.ones(2, 2, device="meta")), {}) is None
+
+
+GRIDS: tuple[tuple[int, ...], ...] = ((2, 3, 5, 2), (1, 3, 5, 2), (2, 3, 5, 3), (2, 3, 4, 5, 3), (2, 0, 5, 2))
+
+
+@pytest.mark.filterwarnings("ignore:Default grid_sample")
+@pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+def test_grid_sample_gives_what_the_rule_says(mode: str, padding: str) -> None:
+    answers = 0
+    for dtype in (torch.float32, torch.float64):
+        for shape in ((2, 4, 6, 8), (2, 4, 6, 8, 5), (1, 4, 6, 8), (2, 0, 6, 8)):
+            for x in forms(shape, dtype):
+                for grid in (torch.rand(size, dtype=dtype) for size in GRIDS):
+                    answers += check(functional.grid_sample, x, grid, mode, padding, align_corners=False)
+                    answers += check(functional.grid_sample, x, grid, mode=mode, padding_mode=padding)
+    assert bool(answers) == (mode != "bicubic")

@@ -235,6 +235,21 @@ def _cat(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
     return _fresh((*shapes[0][:dim], sum(s[dim] for s in shapes), *shapes[0][dim + 1 :]), first.dtype)
 
 
+def _grid_sample(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
+    # torch computes it by parts, in some thirty operators.
+    if len(args) < 2 or not all(map(_is_plain, args[:2])) or "grid" in kwargs:
+        return None
+    x, grid = args[:2]
+    options = {**dict(zip(("mode", "padding_mode", "align_corners"), args[2:], strict=False)), **kwargs}
+    is_known = options.pop("mode", "bilinear") in ("bilinear", "nearest")
+    is_known = is_known and options.pop("padding_mode", "zeros") in ("zeros", "border", "reflection")
+    if not is_known or options.keys() - {"align_corners"} or x.dim() not in (4, 5) or grid.dim() != x.dim():
+        return None
+    if x.dtype is not grid.dtype or x.shape[0] != grid.shape[0] or grid.shape[-1] != x.dim() - 2 or not x.numel():
+        return None
+    return _fresh((*x.shape[:2], *grid.shape[1:-1]), x.dtype)
+
+
 _FLOATING = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16})
 _PLAIN_NUMBERS = frozenset({int, float})
 
@@ -264,6 +279,7 @@ _RULES: dict[Callable[..., Any], Rule] = {
     **dict.fromkeys(_named("reshape"), _reshape),
     **dict.fromkeys(_named("cat"), _cat),
     functional.dropout: _dropout,
+    functional.grid_sample: _grid_sample,
     functional.normalize: _normalize,
     torch.Tensor.__matmul__: _matmul,
     **dict.fromkeys((torch.Tensor.add_, torch.Tensor.sub_, torch.Tensor.mul_, torch.Tensor.div_), _written),
