@@ -17,22 +17,24 @@ from featx.features.dual import DualGraphModule
 from featx.features.examples import Example
 from featx.features.nodes import names_of, warn_of_differences
 from featx.features.prune import prune
-from featx.features.select import as_request
-from featx.features.tracing import ModelTracing, TracerName
+from featx.features.request import Request, as_request
+from featx.features.tracing import ModelTracing, TracerName, check_model
 from featx.features.untraced import untraced_graph
 from featx.ir.graph import Graph
 from featx.tracing.checks.free_sizes import FreeDims
 from featx.tracing.example.tracer import CheckSizes
 
-Request = Mapping[str, str] | Sequence[str]
+# A node by its name, a pattern of names, a module of the model, or a class of modules.
+Name = str | nn.Module | type[nn.Module]
+Nodes = Mapping[Any, str] | Sequence[Name]
 
 
 @overload
 def create_feature_extractor(
     model: nn.Module,
-    return_nodes: Request | None = None,
-    train_return_nodes: Request | None = None,
-    eval_return_nodes: Request | None = None,
+    return_nodes: Nodes | None = None,
+    train_return_nodes: Nodes | None = None,
+    eval_return_nodes: Nodes | None = None,
     tracer_kwargs: Mapping[str, Any] | None = None,
     suppress_diff_warning: bool = False,
     concrete_args: dict[str, Any] | None = None,
@@ -47,9 +49,9 @@ def create_feature_extractor(
 @overload
 def create_feature_extractor(
     model: nn.Module,
-    return_nodes: Request | None = None,
-    train_return_nodes: Request | None = None,
-    eval_return_nodes: Request | None = None,
+    return_nodes: Nodes | None = None,
+    train_return_nodes: Nodes | None = None,
+    eval_return_nodes: Nodes | None = None,
     tracer_kwargs: Mapping[str, Any] | None = None,
     suppress_diff_warning: bool = False,
     concrete_args: dict[str, Any] | None = None,
@@ -63,9 +65,9 @@ def create_feature_extractor(
 
 def create_feature_extractor(
     model: nn.Module,
-    return_nodes: Request | None = None,
-    train_return_nodes: Request | None = None,
-    eval_return_nodes: Request | None = None,
+    return_nodes: Nodes | None = None,
+    train_return_nodes: Nodes | None = None,
+    eval_return_nodes: Nodes | None = None,
     tracer_kwargs: Mapping[str, Any] | None = None,
     suppress_diff_warning: bool = False,
     concrete_args: dict[str, Any] | None = None,
@@ -98,7 +100,10 @@ def create_feature_extractor(
         model: where the values come from.
         return_nodes: a dict from node names to keys of the result, or a list of names that are the keys too. See
             `get_graph_node_names`; the path of a module means what its last call returned, or where it is a name in
-            that list, that call.
+            that list, that call. "output" is what the model returns. A name may also be a pattern (`"blocks.*"`,
+            `"layer[34].*.conv2"`; `*` is one part of a path, `**` any number of them), a module of the model, or a
+            class of modules; of what they stand for, modules that do not run are left out. In the keys of these `*`
+            is what was matched: `{"layer*": "C*"}`. The result has the order of the request.
         train_return_nodes: what train mode returns, where the modes differ; together with `eval_return_nodes`.
         eval_return_nodes: what eval mode returns.
         tracer_kwargs: as for `get_graph_node_names`.
@@ -125,7 +130,7 @@ def create_feature_extractor(
         TraceError: the model cannot be traced in either mode, or in one where the requests are given for each; the
             message says where and what to do.
     """
-    requests = _requests(return_nodes, train_return_nodes, eval_return_nodes)
+    requests = _requests(model, return_nodes, train_return_nodes, eval_return_nodes)
     is_lenient = return_nodes is not None
     options = _Options(tracer_kwargs, concrete_args, tracer, check_sizes, is_lenient, suppress_diff_warning, adaptive)
     if not adaptive:
@@ -150,9 +155,7 @@ class _Options:
     adaptive: bool | None
 
 
-def _build(
-    model: nn.Module, requests: dict[bool, dict[str, str]], options: _Options, example_inputs: Any
-) -> DualGraphModule:
+def _build(model: nn.Module, requests: dict[bool, Request], options: _Options, example_inputs: Any) -> DualGraphModule:
     tracing = _tracing(model, options, example_inputs)
     try:
         modes = {training: _trace_mode(tracing, request, training) for training, request in requests.items()}
@@ -190,12 +193,12 @@ def _is_adapted(modes: Iterable[_Mode], options: _Options) -> bool:
     return options.adaptive is None and any(decides_by_inputs(mode.graph) for mode in modes if mode.free_dims)
 
 
-def _cases(model: nn.Module, requests: dict[bool, dict[str, str]], options: _Options) -> Cases:
+def _cases(model: nn.Module, requests: dict[bool, Request], options: _Options) -> Cases:
     return Cases(model, functools.partial(_graph_of_case, requests, options))
 
 
 def _graph_of_case(
-    requests: dict[bool, dict[str, str]], options: _Options, model: nn.Module, training: bool, example: Example
+    requests: dict[bool, Request], options: _Options, model: nn.Module, training: bool, example: Example
 ) -> Graph:
     tracing = _tracing(model, options, example)
     try:
@@ -230,7 +233,7 @@ class _Mode:
         return [path for path, training in self.flags.items() if training != self.training]
 
 
-def _trace_mode(tracing: ModelTracing, request: dict[str, str], training: bool) -> _Mode:
+def _trace_mode(tracing: ModelTracing, request: Request, training: bool) -> _Mode:
     tracing.training = training
     mode = _Mode(training, tracing.flags(training))
     try:
@@ -267,8 +270,8 @@ def _name_of(training: bool) -> str:
 
 
 def _requests(
-    return_nodes: Request | None, train_return_nodes: Request | None, eval_return_nodes: Request | None
-) -> dict[bool, dict[str, str]]:
+    model: nn.Module, return_nodes: Nodes | None, train_return_nodes: Nodes | None, eval_return_nodes: Nodes | None
+) -> dict[bool, Request]:
     # By mode: True is train mode.
     if (train_return_nodes is None) != (eval_return_nodes is None):
         raise RequestError("train_return_nodes and eval_return_nodes must be given together")
@@ -278,9 +281,9 @@ def _requests(
             + ("nothing was requested" if return_nodes is None else "both were given")
         )
     if return_nodes is not None:
-        request = as_request(return_nodes, "return_nodes")
+        request = as_request(return_nodes, "return_nodes", check_model(model))
         return {True: request, False: request}
     return {
-        True: as_request(train_return_nodes, "train_return_nodes"),
-        False: as_request(eval_return_nodes, "eval_return_nodes"),
+        True: as_request(train_return_nodes, "train_return_nodes", check_model(model)),
+        False: as_request(eval_return_nodes, "eval_return_nodes", check_model(model)),
     }

@@ -16,6 +16,7 @@ from featx.errors import ArgumentTypeError, FeatxError, NodeNameError, TraceErro
 from featx.features.examples import Example, as_example, find_example
 from featx.features.opening import names_are_those_of_all_opened, opened_for
 from featx.features.prune import last_needed
+from featx.features.request import OUTPUT, Request
 from featx.features.select import select
 from featx.ir.graph import Graph
 from featx.ir.node import Node
@@ -84,6 +85,15 @@ class FeatureTracer(Tracer):
         if path in self.asked_for and not self.is_leaf_module(m, path):
             mark_output(self.graph, self.create_arg(result), path)
         return result
+
+    def trace(self, root: Any, concrete_args: Any = None) -> Graph:
+        """Trace as `Tracer`, and mark what the root returns where that is asked for."""
+        graph = super().trace(root, concrete_args)
+        if "" in self.asked_for:
+            output = graph.output_node()
+            with graph.inserting_before(output):
+                mark_output(graph, output.args[0], "", output.prev)
+        return graph
 
     def on_example(self, opened: frozenset[str] | None = None) -> ExampleTracer:
         """Return a tracer with the same policy that follows an example."""
@@ -157,6 +167,8 @@ class ModelTracing:
                 f"{error}"
             ) from error
         tracer.asked_for = frozenset(request)
+        if OUTPUT in tracer.asked_for and OUTPUT not in self._modules:
+            tracer.asked_for |= {""}
         tracer.training, tracer.reads = self.training, self.reads
         return tracer
 
@@ -250,7 +262,7 @@ class ModelTracing:
         """
         return self._either(lambda example: self._known(self._on_example().trace(self.model, *_inputs(example))).graph)
 
-    def wanted(self, request: Mapping[str, str], mode: str) -> TracedModel:
+    def wanted(self, request: Request, mode: str) -> TracedModel:
         """Return the graph in which each requested name has a node, opened no further than that, and these nodes.
 
         Raises:
@@ -258,6 +270,9 @@ class ModelTracing:
             TraceError: the model cannot be traced.
         """
         owner = f"{type(self.model).__name__} ({mode})"
+        if request.pending:
+            names = [node.meta["qualified_name"] for node in self.graph().nodes if "qualified_name" in node.meta]
+            request = request.among(names, "return_nodes")
         found: list[FreeDims] = []
 
         def follow(example: Example) -> Graph:

@@ -98,7 +98,7 @@ def test_result_is_a_well_formed_graph_that_returns_a_dict() -> None:
     traced, model = pruned(lambda model, x: model.b(model.a(x)), "b", "a")
     traced.graph.lint()
     result = traced(X)
-    assert list(result) == ["a", "b"]
+    assert list(result) == ["b", "a"]
     assert torch.equal(result["a"], model.a(X))
 
 

@@ -60,7 +60,7 @@ def test_module_that_nothing_is_asked_of_is_the_models_own_and_stays_alive() -> 
     for batch in (2, 5):
         x = image(batch)
         hidden = torch.relu(model.first(x))
-        expected = {"relu": hidden, "blocks": model.blocks(hidden)}
+        expected = {"blocks": model.blocks(hidden), "relu": hidden}
         calls.clear()
         assert same(extractor(x), expected)
         assert calls == [1]

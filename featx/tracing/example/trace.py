@@ -40,6 +40,7 @@ from featx.tracing.guards.scalars import Diverged
 from featx.tracing.guards.structure import contents_of
 from featx.tracing.recording.earlier_calls import EarlierCalls
 from featx.tracing.recording.lineage import Lineage, Origin
+from featx.tracing.recording.module_output import mark_output
 from featx.tracing.recording.numbers import Numbers
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.recording.results import Held, Results
@@ -245,6 +246,8 @@ class ExampleTrace:
             result = self._call(*args, **kwargs)
             self._torch_calls.check_unseen()
             with torch._C.DisableTorchFunction(), self._torch_calls.kernels.seen():
+                if "" in self._settings.opening.asked_for:
+                    mark_output(self.graph, self.recorder.create_arg(result), "")
                 return self.recorder.create_arg(result) if self._settings.keep_output else None, result
         except LeftBehind:
             raise

@@ -15,13 +15,13 @@ def module_output(value: Any) -> Any:
     return value
 
 
-def mark_output(graph: Graph, value: Argument, path: str) -> None:
-    """Note that the module at `path` has returned `value` at the present end of `graph`.
+def mark_output(graph: Graph, value: Argument, path: str, last: Node | None = None) -> None:
+    """Note that the module at `path` has returned `value` behind the node `last`, by default at the end of `graph`.
 
     The path goes into `meta["returned_by"]` of the node that gave the value, if that is the last one, as what comes
     behind it may write into the value; else into that of a new one.
     """
-    last = graph.root.prev
+    last = last or graph.root.prev
     while last.meta.get("is_guard"):
         last = last.prev
     if not isinstance(value, Node) or value is not last:

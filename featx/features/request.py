@@ -1,0 +1,195 @@
+"""Requests: which values of a model are asked for, by names, patterns, modules or classes, and under which keys."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any, cast
+
+from torch import nn
+
+from featx.errors import ArgumentTypeError, NodeNameError, RequestError
+
+# What the model itself returns, unless a module or an operation of the model has this name.
+OUTPUT = "output"
+_WILDCARDS = re.compile(r"\*\*|\*|\?|\[[^\]]+\]")
+_EXAMPLE = "{'layer4': 'C5'}"
+
+
+class Request(Mapping[str, str]):
+    """Names of nodes, with the keys of the result, in the order in which they were asked for.
+
+    Args:
+        keys: by name.
+        expanded: by pattern or class, the names that it stands for. Of those the ones that do not run are left out.
+        pending: patterns that match no module, with their keys. They may match operations, which a trace knows.
+    """
+
+    def __init__(
+        self, keys: Mapping[str, str], expanded: Mapping[str, list[str]], pending: Mapping[str, str | None]
+    ) -> None:
+        self._keys = dict(keys)
+        self.expanded = dict(expanded)
+        self.pending = dict(pending)
+        self.optional = frozenset(name for names in expanded.values() for name in names)
+
+    def __getitem__(self, name: str) -> str:
+        return self._keys[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._keys)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def among(self, names: Collection[str], argument: str) -> Request:
+        """Return the request with the patterns that match no module matched with these names of nodes.
+
+        Raises:
+            NodeNameError: one matches none of them.
+        """
+        if not self.pending:
+            return self
+        parts = _Parts(argument)
+        parts.keys.update(self._keys)
+        parts.expanded.update(self.expanded)
+        for pattern, key in self.pending.items():
+            if not parts.add_pattern(pattern, key, names):
+                prefixes = {name[: place.start()] for name in names for place in re.finditer(r"\.|$", name)}
+                close = difflib.get_close_matches(_WILDCARDS.sub("", pattern), sorted(prefixes), n=3, cutoff=0.4)
+                hint = f" Near are {', '.join(map(repr, close))}." if close else ""
+                raise NodeNameError(
+                    f"'{pattern}' in {argument} matches no module and no operation.{hint} `*` stands for one part of a "
+                    "path, `**` for any number of parts."
+                )
+        return parts.request()
+
+
+def as_request(return_nodes: Any, argument: str, model: nn.Module | None = None) -> Request:
+    """Return a request with its patterns, modules and classes replaced by paths of modules. O(modules).
+
+    In a key `*` stands for what the wildcards of the pattern have matched, or for the path of a module of the class.
+
+    Args:
+        return_nodes: a dict from names to keys, or a list of names that are the keys too. A name is a text, which may
+            be a pattern (`"blocks.*"`), a module of the model, or a class of modules.
+        argument: what it is called, for messages.
+        model: whose modules are meant.
+
+    Raises:
+        ArgumentTypeError: it is neither a dict nor a list, or something in it is no name, or no key.
+        RequestError: it is empty, gives one key to two nodes, or has a module that is no part of the model.
+        NodeNameError: there is no module of a class.
+    """
+    if isinstance(return_nodes, Mapping):
+        wishes = list(cast(Mapping[Any, Any], return_nodes).items())
+    elif isinstance(return_nodes, Iterable) and not isinstance(return_nodes, (str, bytes)):
+        wishes = [(wish, None) for wish in cast(Iterable[Any], return_nodes)]
+    else:
+        raise ArgumentTypeError(
+            f"{argument} must be a list of node names or a dict from node names to keys, got {return_nodes!r:.200}"
+        )
+    if not wishes:
+        raise RequestError(f"{argument} is empty; name at least one node, such as {argument}={_EXAMPLE}")
+    parts = _Parts(argument)
+    paths = {} if model is None else {path: module for path, module in model.named_modules() if path}
+    named = {name for name, _ in wishes if isinstance(name, str)}
+    for wish, key in wishes:
+        if isinstance(return_nodes, Mapping) and not isinstance(key, str):
+            raise ArgumentTypeError(f"{argument} must give texts as keys, got {key!r:.200} for {_short(wish)}")
+        parts.add(wish, key, paths, named)
+    return parts.request()
+
+
+class _Parts:
+    """A request that is being put together."""
+
+    def __init__(self, argument: str) -> None:
+        self.keys: dict[str, str] = {}
+        self.expanded: dict[str, list[str]] = {}
+        self.pending: dict[str, str | None] = {}
+        self._argument = argument
+
+    def add(self, wish: Any, key: str | None, paths: Mapping[str, nn.Module], named: Collection[str]) -> None:
+        if isinstance(wish, str):
+            is_pattern = _WILDCARDS.search(wish) and wish not in paths
+            if not is_pattern:
+                self.keys[wish] = wish if key is None else key
+            elif not self.add_pattern(wish, key, [path for path in paths if path not in named]):
+                self.pending[wish] = key
+        elif isinstance(wish, nn.Module):
+            found = [path for path, module in paths.items() if module is wish]
+            if not found:
+                raise RequestError(
+                    f"{self._argument} has a {type(wish).__name__} that is no part of the model; give one of its own "
+                    "submodules, such as model.layer4, or a name"
+                )
+            self.keys[found[0]] = found[0] if key is None else key
+        elif isinstance(wish, type) and issubclass(wish, nn.Module):
+            found = [path for path, module in paths.items() if isinstance(module, wish) and path not in named]
+            if not found:
+                raise NodeNameError(f"{self._argument} asks for {wish.__name__}, and the model has no such module")
+            self._add_all(f"class {wish.__name__}", {path: (path,) for path in found}, key)
+        else:
+            raise ArgumentTypeError(
+                f"{self._argument} may have names, modules of the model and classes of modules, got {_short(wish)}"
+            )
+
+    def add_pattern(self, pattern: str, key: str | None, names: Iterable[str]) -> bool:
+        """Add the names that a pattern matches, and say whether there are any."""
+        expression = _expression(pattern)
+        matches = ((name, expression.fullmatch(name)) for name in names)
+        found = {name: match.groups() for name, match in matches if match is not None}
+        if found:
+            self._add_all(pattern, found, key)
+        return bool(found)
+
+    def _add_all(self, what: str, found: Mapping[str, tuple[str, ...]], key: str | None) -> None:
+        new = {name: groups for name, groups in found.items() if name not in self.keys}
+        if key is not None and "*" not in key and len(found) > 1:
+            raise RequestError(
+                f"{self._argument} gives the key '{key}' to all {len(found)} values of '{what}'; put a * into the key, "
+                f"such as '{key}*', which stands for what the pattern has matched"
+            )
+        for name, groups in new.items():
+            self.keys[name] = name if key is None else _filled(key, groups)
+        self.expanded[what] = list(new)
+
+    def request(self) -> Request:
+        """Return the request.
+
+        Raises:
+            RequestError: one key is given to two nodes.
+        """
+        keys = list(self.keys.values())
+        if len(set(keys)) < len(keys):
+            key = next(key for key in keys if keys.count(key) > 1)
+            names = [name for name, other in self.keys.items() if other == key]
+            raise RequestError(f"{self._argument} gives the key '{key}' to {names}; each node needs a key of its own")
+        return Request(self.keys, self.expanded, self.pending)
+
+
+def _expression(pattern: str) -> re.Pattern[str]:
+    # `*` is one part of a path, `**` any number of parts, `?` one character, and `[34]` one of these.
+    parts: list[str] = []
+    end = 0
+    for match in _WILDCARDS.finditer(pattern):
+        parts.append(re.escape(pattern[end : match.start()]))
+        wildcard = match.group()
+        known = {"**": "(.+)", "*": "([^.]*)", "?": "([^.])"}
+        parts.append(known.get(wildcard) or f"({wildcard.replace('[!', '[^', 1)})")
+        end = match.end()
+    return re.compile("".join(parts) + re.escape(pattern[end:]))
+
+
+def _short(wish: object) -> str:
+    return f"a {type(wish).__name__}" if isinstance(wish, nn.Module) else f"{wish!r:.200}"
+
+
+def _filled(key: str, groups: tuple[str, ...]) -> str:
+    if key.count("*") == len(groups):
+        for group in groups:
+            key = key.replace("*", group, 1)
+        return key
+    return key.replace("*", ".".join(groups))

@@ -1,0 +1,158 @@
+"""Requests by patterns, modules and classes, and of what the model returns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+from torch import nn
+
+import featx
+from featx.features.request import as_request
+
+X = torch.rand(2, 3, 32, 32)
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return torchvision.models.resnet18(weights=None).eval()
+
+
+def extracted(model: nn.Module, nodes: Any, **options: Any) -> dict[str, Any]:
+    return featx.create_feature_extractor(model, nodes, suppress_diff_warning=True, **options)(X)
+
+
+def hooked(model: nn.Module, *paths: str) -> list[torch.Tensor]:
+    seen: dict[str, torch.Tensor] = {}
+    handles = [
+        model.get_submodule(path).register_forward_hook(
+            lambda m, args, out, path=path: seen.update({path: out.clone()})
+        )
+        for path in paths
+    ]
+    model(X)
+    for handle in handles:
+        handle.remove()
+    return [seen[path] for path in paths]
+
+
+CONV2 = [f"layer{stage}.{block}.conv2" for stage in (1, 2, 3, 4) for block in (0, 1)]
+REQUESTS: dict[str, tuple[Any, list[str], list[str]]] = {
+    "one part": (["layer*"], ["layer1", "layer2", "layer3", "layer4"], ["layer1", "layer2", "layer3", "layer4"]),
+    "key": ({"layer*": "C*"}, ["layer1", "layer2", "layer3", "layer4"], ["C1", "C2", "C3", "C4"]),
+    "class of characters": ({"layer[34].*.conv2": "c*_*"}, CONV2[4:], ["c3_0", "c3_1", "c4_0", "c4_1"]),
+    "not one of these": (["layer[!12]"], ["layer3", "layer4"], ["layer3", "layer4"]),
+    "joined": ({"layer[4].*.conv2": "c*"}, CONV2[6:], ["c4.0", "c4.1"]),
+    "one character": (["layer?.1"], [f"layer{i}.1" for i in range(1, 5)], [f"layer{i}.1" for i in range(1, 5)]),
+    "any parts": (["**.conv2"], CONV2, CONV2),
+    "a name first": ({"layer2": "two", "layer*": "C*"}, ["layer2", "layer1", "layer3"], ["two", "C1", "C3"]),
+}
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_patterns_match_paths_of_modules(model: nn.Module, name: str) -> None:
+    request, paths, keys = REQUESTS[name]
+    found = extracted(model, request)
+    if name == "a name first":
+        assert list(found) == ["two", "C1", "C3", "C4"]
+    else:
+        assert list(found) == keys
+    for key, expected in zip(keys, hooked(model, *paths), strict=True):
+        assert torch.equal(found[key], expected)
+
+
+def test_a_pattern_that_matches_no_module_matches_operations(model: nn.Module) -> None:
+    found = extracted(model, {"layer[12].*.add": "sum*_*"})
+    assert list(found) == ["sum1_0", "sum1_1", "sum2_0", "sum2_1"]
+    alone = extracted(model, ["layer2.0.add"])
+    assert torch.equal(found["sum2_0"], alone["layer2.0.add"])
+
+
+def test_modules_and_classes(model: nn.Module) -> None:
+    found = extracted(model, {model.layer4: "C5", nn.MaxPool2d: "pool"})
+    assert list(found) == ["C5", "pool"]
+    assert all(map(torch.equal, found.values(), hooked(model, "layer4", "maxpool")))
+    found = extracted(model, [nn.MaxPool2d, model.layer1, "conv1"])
+    assert list(found) == ["maxpool", "layer1", "conv1"]
+    norms = [path for path, module in model.named_modules() if isinstance(module, nn.BatchNorm2d)]
+    assert list(extracted(model, {nn.BatchNorm2d: "norm of *"})) == [f"norm of {path}" for path in norms]
+
+
+def test_modules_that_do_not_run_are_left_out_of_patterns() -> None:
+    class Parts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.ModuleList([nn.Conv2d(3, 3, 1), nn.ReLU(), nn.Dropout(), nn.Tanh()])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.parts[3](self.parts[0](x))
+            return self.parts[2](x) if self.training else x
+
+    model = Parts().eval()
+    extractor = featx.create_feature_extractor(model, ["parts.*"], example_inputs=X, suppress_diff_warning=True)
+    assert list(extractor(X)) == ["parts.0", "parts.3"]
+    assert list(extractor.train()(X)) == ["parts.0", "parts.2", "parts.3"]
+    with pytest.raises(featx.NodeNameError, match=r"No node 'parts.1'.*which 'parts.\[1\]' matches"):
+        featx.create_feature_extractor(model, ["parts.[1]"], example_inputs=X)
+
+
+@pytest.mark.parametrize("tracer", ["example", "symbolic"])
+@pytest.mark.parametrize(
+    "result",
+    [lambda x, y: y, lambda x, y: (x, y), lambda x, y: {"x": x, "y": [y]}, lambda x, y: x, lambda x, y: y.relu_()],
+)
+def test_output_is_what_the_model_returns(result: Any, tracer: Any) -> None:
+    class Returns(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 3, 1)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return result(x, self.conv(x))
+
+    model = Returns().eval()
+    options: Any = {"tracer": tracer} if tracer == "symbolic" else {"example_inputs": X}
+    found = extracted(model, ["output", "conv"], **options)
+    assert list(found) == ["output", "conv"]
+    torch.testing.assert_close(found["output"], model(X), rtol=0, atol=0)
+    assert torch.equal(found["conv"], model.conv(X))
+
+
+def test_output_is_a_module_of_that_name_where_there_is_one() -> None:
+    model = nn.Sequential()
+    model.add_module("output", nn.Conv2d(3, 3, 1))
+    model.add_module("last", nn.ReLU())
+    assert torch.equal(extracted(model.eval(), ["output"], example_inputs=X)["output"], model.output(X))
+
+
+WRONG: dict[str, tuple[Any, type[Exception], str]] = {
+    "a function": ([print], featx.ArgumentTypeError, "may have names, modules of the model and classes"),
+    "a number as a key": ({"layer2": 3}, featx.ArgumentTypeError, "must give texts as keys, got 3"),
+    "None as a key": ({"layer1": None}, featx.ArgumentTypeError, "must give texts as keys, got None"),
+    "a number": ([1], featx.ArgumentTypeError, "may have names"),
+    "another class": ([str], featx.ArgumentTypeError, "may have names"),
+    "the wrong way round": ({"C3": "layer2"}, featx.NodeNameError, r"from names to keys: \{'layer2': 'C3'\}"),
+    "a module of another model": ([nn.ReLU()], featx.RequestError, "a ReLU that is no part of the model"),
+    "a class that is not there": ([nn.Conv3d], featx.NodeNameError, "Conv3d, and the model has no such module"),
+    "nothing near": (["layr*"], featx.NodeNameError, "'layr\\*' in return_nodes matches no module.*'layer4'"),
+    "one key for several": ({"layer*": "C"}, featx.RequestError, r"to all 4 values.*'C\*'"),
+    "one key for two": ({"layer1": "a", "conv1": "a"}, featx.RequestError, "the key 'a' to"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_no_request_is_refused(model: nn.Module, name: str) -> None:
+    request, kind, message = WRONG[name]
+    with pytest.raises(kind, match=message):
+        featx.create_feature_extractor(model, request, example_inputs=X)
+
+
+def test_names_with_the_characters_of_patterns_are_names_where_a_module_has_them() -> None:
+    model = nn.Sequential()
+    model.add_module("a*", nn.ReLU())
+    model.add_module("ab", nn.ReLU())
+    assert dict(as_request(["a*"], "return_nodes", model)) == {"a*": "a*"}
+    assert dict(as_request(["a?"], "return_nodes", model)) == {"a*": "a*", "ab": "ab"}
