@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
 
 from featx.codegen.emit import PythonCode
 from featx.features.cases import Cases, with_cases
+from featx.features.info import FeatureInfos
 from featx.ir.equality import is_same_graph
 from featx.ir.graph import Graph
 from featx.module import GraphModule
@@ -33,6 +34,8 @@ class DualGraphModule(GraphModule):
             neither of the two gives them.
         exceptions: by mode, the paths of the submodules that `root` itself keeps in the other one, as a `train()` that
             freezes batch norm does.
+        infos: by mode, what is returned. It is there as `feature_info`, `channels` and `strides`, unless `root` has a
+            module or tensor of such a name.
         cases: makes further graphs, for inputs for which these do not hold.
 
     Raises:
@@ -41,8 +44,13 @@ class DualGraphModule(GraphModule):
 
     __jit_unused_properties__: ClassVar[list[str]] = [*GraphModule.__jit_unused_properties__, "free_dims"]
     __jit_ignored_attributes__: ClassVar[list[str]] = [
-        *GraphModule.__jit_ignored_attributes__, "train_graph", "eval_graph", "_resting", "_exceptions", "_cases"
+        *GraphModule.__jit_ignored_attributes__, "train_graph", "eval_graph", "_resting", "_exceptions", "_cases",
+        "feature_info", "channels", "strides",
     ]  # fmt: skip
+    if TYPE_CHECKING:  # at run time they are attributes of instances, so that a model may have such names
+        feature_info: FeatureInfos
+        channels: list[int | None]
+        strides: list[Any]
     train_graph: Graph
     eval_graph: Graph
     _resting: dict[str, Any] | None
@@ -58,6 +66,7 @@ class DualGraphModule(GraphModule):
         *,
         present_graph: Graph | None = None,
         exceptions: Mapping[bool, Iterable[str]] | None = None,
+        infos: Mapping[bool, FeatureInfos] | None = None,
         cases: Cases | None = None,
     ) -> None:
         self.__dict__["_cases"] = cases
@@ -71,6 +80,8 @@ class DualGraphModule(GraphModule):
             if other is not first:
                 self._copy_targets(root, [other])
                 other.owning_module = self
+        self.meta["feature_info"] = dict(infos or {})
+        self._show_infos()
         if cases is not None:
             cases.start((train_graph, eval_graph))
 
@@ -91,11 +102,22 @@ class DualGraphModule(GraphModule):
             else:
                 state.update(resting)
         super().train(mode)
+        self._show_infos()
         for path in self._exceptions.get(mode, ()):
             module = _submodule(self, path)
             if module is not None:
                 module.training = not mode
         return self
+
+    def _show_infos(self) -> None:
+        infos = self.meta.get("feature_info", {}).get(self.training, FeatureInfos(()))
+        shown = {"feature_info": infos, "channels": infos.channels(), "strides": infos.reduction()}
+        own = (*self._modules, *self._parameters, *self._buffers)
+        self.__dict__.update({name: value for name, value in shown.items() if name not in own})
+
+    def __repr__(self) -> str:
+        infos = self.meta.get("feature_info", {}).get(self.training)
+        return f"{infos}\n\n{super().__repr__()}" if infos else super().__repr__()
 
     def compiled(self, graph: Graph) -> Callable[..., Any]:
         """Return a function that runs another graph on a module with the parts of this one, which stays as it is.

@@ -15,6 +15,7 @@ from featx.features.cases import Cases
 from featx.features.decisions import decides_by_inputs
 from featx.features.dual import DualGraphModule
 from featx.features.examples import Example
+from featx.features.info import FeatureInfos, infos_of
 from featx.features.nodes import names_of, warn_of_differences
 from featx.features.prune import prune
 from featx.features.request import Request, as_request
@@ -177,6 +178,7 @@ def _build(model: nn.Module, requests: dict[bool, Request], options: _Options, e
         type(model).__name__,
         present_graph=present,
         exceptions={training: mode.exceptions for training, mode in modes.items()},
+        infos={training: mode.infos for training, mode in modes.items()},
         cases=_cases(model, requests, options) if _is_adapted(modes.values(), options) else None,
     )
     extractor.meta["free_dims"] = {training: mode.free_dims for training, mode in modes.items()}
@@ -225,6 +227,7 @@ class _Mode:
     graph: Graph = field(default_factory=Graph)
     names: list[str] = field(default_factory=lambda: list[str]())
     free_dims: FreeDims | None = None
+    infos: FeatureInfos = field(default_factory=lambda: FeatureInfos(()))
     error: Exception | None = None
 
     @property
@@ -248,6 +251,7 @@ def _trace_mode(tracing: ModelTracing, request: Request, training: bool) -> _Mod
         mode.names = names_of(traced.graph)
         mode.graph = prune(traced.graph, traced.wanted, tracing.model_in_mode())
         mode.free_dims = traced.free_dims
+        mode.infos = infos_of(traced.wanted, traced.request, tracing.model, tracing.image)
     return mode
 
 

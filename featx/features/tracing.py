@@ -108,9 +108,13 @@ class FeatureTracer(Tracer):
 
 @dataclass(frozen=True)
 class TracedModel:
-    """A model in one mode: its graph, the requested nodes by key, and which dimensions of its inputs are free."""
+    """A model in one mode: its graph, the requested nodes by key, and which dimensions of its inputs are free.
+
+    `request` has the names that were asked for, with their keys.
+    """
 
     graph: Graph
+    request: Request
     wanted: dict[str, Node]
     free_dims: FreeDims | None
 
@@ -237,6 +241,18 @@ class ModelTracing:
             example = Example(example.args, {**example.kwargs, **fixed}, example.source)
         return example
 
+    @property
+    def image(self) -> tuple[int, ...] | None:
+        """The sizes of the example's dimensions that are places, where an input is an image, a video or a signal."""
+        example = self._given or self._found
+        values = () if example is None else (*example.args, *example.kwargs.values())
+        for value in values:
+            shape = next((each.shape for each in tree_leaves(value) if _is_of_places(each)), None)
+            if shape is not None:
+                is_image_of_list = len(shape) == 3 and isinstance(value, (tuple, list))
+                return tuple(map(int, shape[1:] if is_image_of_list else shape[2:]))
+        return None
+
     def model_in_mode(self) -> nn.Module:
         """Return the model as it is in the mode in which it is traced, to be asked and not to be run."""
         is_in_mode = all(each.training is self.training for each in self._modules.values())
@@ -296,7 +312,7 @@ class ModelTracing:
             return trace.graph
 
         graph = self._either(follow, request)
-        return TracedModel(graph, select(graph, request, owner), found[0] if found else None)
+        return TracedModel(graph, request, select(graph, request, owner), found[0] if found else None)
 
     def _opened(self, example: Example, request: Mapping[str, str], owner: str, found: list[FreeDims]) -> ExampleTrace:
         tracer = self._on_example(request, opened_for(self._modules, request))
@@ -335,6 +351,10 @@ class ModelTracing:
                     f"cannot trace {type(self.model).__name__} on inputs guessed from {example.source}: {error} "
                     "Give example_inputs that the model takes."
                 ) from error
+
+
+def _is_of_places(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point() and 3 <= value.dim() <= 5
 
 
 def _has_placeholder(value: Any) -> bool:

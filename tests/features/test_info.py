@@ -1,0 +1,151 @@
+"""feature_info: shapes, channels, strides and layouts of what an extractor returns."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+from torch import nn
+
+import featx
+
+
+def info_of(model: nn.Module, nodes: Any, **options: Any) -> Any:
+    return featx.create_feature_extractor(model, nodes, suppress_diff_warning=True, **options).feature_info
+
+
+@pytest.fixture(scope="module")
+def resnet() -> featx.DualGraphModule:
+    model = torchvision.models.resnet18(weights=None).eval()
+    nodes = {"layer*": "C*", "layer4.1.add": "sum", "avgpool": "pool", "output": "logits"}
+    return featx.create_feature_extractor(model, nodes, example_inputs=torch.rand(2, 3, 64, 96))
+
+
+def test_it_says_what_comes_out(resnet: featx.DualGraphModule) -> None:
+    infos = resnet.feature_info
+    found = resnet(torch.rand(2, 3, 64, 96))
+    assert [info.key for info in infos] == list(found)
+    assert [info.shape for info in infos] == [tuple(value.shape) for value in found.values()]
+    assert [info.dtype for info in infos] == [value.dtype for value in found.values()]
+    assert [info.node for info in infos] == [
+        "layer1", "layer2", "layer3", "layer4", "layer4.1.add", "avgpool", "output"
+    ]  # fmt: skip
+    assert [info.module for info in infos] == [*["Sequential"] * 4, None, "AdaptiveAvgPool2d", None]
+    assert [info.layout for info in infos] == [*["NCHW"] * 6, "NC"]
+    assert resnet.channels == infos.channels() == [64, 128, 256, 512, 512, 512, 1000]
+    assert resnet.strides == infos.reduction() == [4, 8, 16, 32, 32, (64, 96), None]
+
+
+def test_it_has_timms_accessors(resnet: featx.DualGraphModule) -> None:
+    infos = resnet.feature_info
+    assert infos.channels(1) == 128
+    assert infos.channels([1, 2]) == [128, 256]
+    assert infos.reduction(2) == 16
+    assert infos.module_name([0, 4]) == ["layer1", "layer4.1.add"]
+    assert infos.get_dicts()[3]["num_chs"] == 512
+    assert infos["C4"].stride == infos[3].stride == 32
+    assert len(infos) == 7
+
+
+def test_repr_begins_with_it(resnet: featx.DualGraphModule) -> None:
+    lines = repr(resnet).splitlines()
+    assert lines[0].split() == ["key", "node", "module", "shape", "layout", "channels", "stride"]
+    assert lines[2].split() == ["C2", "layer2", "Sequential", "2x128x8x12", "NCHW", "128", "8"]
+
+
+def test_copies_have_it(resnet: featx.DualGraphModule) -> None:
+    for each in (copy.deepcopy(resnet), copy.copy(resnet), pickle.loads(pickle.dumps(resnet))):
+        assert list(each.feature_info) == list(resnet.feature_info)
+        assert each.channels == resnet.channels
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    "name",
+    ["resnet18", "convnext_atto", "inception_v3", "efficientnet_b0", "regnetx_002", "mobilenetv3_small_050", "vgg11",
+     "densenet121", "darknet17"],
+)  # fmt: skip
+def test_channels_and_strides_are_those_that_timm_declares(name: str) -> None:
+    timm = pytest.importorskip("timm")
+    theirs = timm.create_model(name, pretrained=False, features_only=True).feature_info
+    model = timm.create_model(name, pretrained=False).eval()
+    names = [each["module"] for each in model.feature_info]
+    ours = info_of(model, names)
+    assert ours.channels() == [each["num_chs"] for each in model.feature_info]
+    assert [ours[names.index(each)].stride for each in names] == [each["reduction"] for each in model.feature_info]
+    assert set(theirs.channels()) <= set(ours.channels())
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    ("name", "node", "layout", "channels", "stride", "prefix"),
+    [
+        ("vit_tiny_patch16_224", "blocks.0", "NLC", 192, 16, 1),
+        ("vit_small_patch14_dinov2", "blocks.0", "NLC", 384, 14, 1),
+        ("vit_small_patch14_reg4_dinov2", "blocks.0", "NLC", 384, 14, 5),
+        ("swin_tiny_patch4_window7_224", "layers.2", "NHWC", 384, 16, 0),
+        ("mixer_s32_224", "blocks.0", "NLC", 512, 32, 0),
+    ],
+)
+def test_layouts_of_transformers(name: str, node: str, layout: str, channels: int, stride: int, prefix: int) -> None:
+    timm = pytest.importorskip("timm")
+    [info] = info_of(timm.create_model(name, pretrained=False).eval(), [node])
+    assert (info.layout, info.channels, info.stride, info.prefix_tokens) == (layout, channels, stride, prefix)
+
+
+def test_videos_signals_and_texts() -> None:
+    video = nn.Sequential(nn.Conv3d(3, 8, 3, stride=(1, 2, 2), padding=1), nn.ReLU())
+    [info] = info_of(video, ["0"], example_inputs=torch.rand(1, 3, 8, 32, 32))
+    assert (info.layout, info.channels, info.stride) == ("NCDHW", 8, (1, 2, 2))
+    signal = nn.Sequential(nn.Conv1d(1, 8, 5, stride=4, padding=2), nn.ReLU())
+    conv, relu = info_of(signal, ["0", "1"], example_inputs=torch.rand(1, 1, 400))
+    assert (conv.layout, conv.channels, conv.stride) == ("NCL", 8, 4)
+    assert (relu.layout, relu.channels, relu.stride) == (None, None, None)
+    text = nn.Sequential(nn.Embedding(10, 6), nn.Linear(6, 4))
+    [info] = info_of(text, ["1"], example_inputs=torch.randint(10, (2, 7)))
+    assert (info.layout, info.channels, info.stride) == ("NLC", 4, None)
+
+
+def test_what_is_no_tensor_and_what_was_traced_on_symbols_has_no_shape() -> None:
+    lstm = nn.Sequential(nn.LSTM(4, 5))
+    [info] = info_of(lstm, ["0"], example_inputs=torch.rand(3, 2, 4))
+    assert (info.shape, info.layout, info.channels) == (None, None, None)
+    [info] = info_of(nn.Sequential(nn.Linear(2, 3)), ["0"], tracer="symbolic")
+    assert (info.module, info.shape) == ("Linear", None)
+
+
+def test_each_mode_has_its_own() -> None:
+    class ByMode(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.conv(x if self.training else x[..., ::2, ::2])
+
+    extractor = featx.create_feature_extractor(
+        ByMode().eval(), ["conv"], example_inputs=torch.rand(1, 3, 8, 8), suppress_diff_warning=True
+    )
+    assert extractor.strides == [2]
+    assert extractor.train().strides == [1]
+    assert extractor.eval().strides == [2]
+
+
+def test_a_module_of_that_name_is_the_models() -> None:
+    class Names(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.channels, self.strides = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.strides(self.channels(x))
+
+    model, x = Names().eval(), torch.rand(1, 3, 8, 8)
+    extractor = featx.create_feature_extractor(model, ["strides"], example_inputs=x)
+    assert torch.equal(extractor(x)["strides"], model(x))
+    assert extractor.channels is model.channels
+    assert extractor.feature_info.channels() == [4]
