@@ -8,6 +8,7 @@ import torch
 import torchvision
 
 import featx
+from featx.features.request import as_request
 from featx.features.tracing import ModelTracing
 
 ROOT = Path(__file__).parents[1]
@@ -63,7 +64,7 @@ def test_worked_example_has_the_figures_and_lines_of_the_page() -> None:
     model = torchvision.models.resnet50(weights=None)
     extractor = featx.create_feature_extractor(model, request, example_inputs=images)
     tracing = ModelTracing(model, example_inputs=images)
-    traced = tracing.wanted(request, "train").graph
+    traced = tracing.wanted(as_request(request, "return_nodes"), "train").graph
     tracing.drop()
     parameters = sum(parameter.numel() for parameter in extractor.parameters())
     figures = (
