@@ -10,6 +10,7 @@ from featx.errors import (
     ControlFlowError,
     CostError,
     DrawingError,
+    DrawnAwayError,
     FeatxError,
     ForeignNodeError,
     GraphError,
@@ -34,6 +35,8 @@ from featx.errors import (
 from featx.features.adaptive import AdaptiveExtractor
 from featx.features.dual import DualGraphModule
 from featx.features.extractor import create_feature_extractor
+from featx.features.feature import Feature
+from featx.features.info import FeatureInfo, FeatureInfos
 from featx.features.nodes import get_graph_node_names
 from featx.features.prune import prune
 from featx.features.select import select
@@ -72,8 +75,12 @@ __all__ = [
     "CostError",
     "Drawing",
     "DrawingError",
+    "DrawnAwayError",
     "DualGraphModule",
     "ExampleTracer",
+    "Feature",
+    "FeatureInfo",
+    "FeatureInfos",
     "FeatureTracer",
     "FeatxError",
     "ForeignNodeError",

@@ -24,6 +24,7 @@ FeatxError
 ├── LeftOutImportError      ImportError     the same, imported
 └── RequestError            ValueError, AssertionError  a feature request that is empty or contradicts itself
     └── NodeNameError       KeyError        a name that the model does not have in this mode
+        └── DrawnAwayError                  one that it may have next time, as it decides by random numbers what runs
 
 Each class also derives from the built-in that callers of torch.fx and torchvision catch today.
 A message names the object, what was expected, and the next step.

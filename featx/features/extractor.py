@@ -15,11 +15,12 @@ from featx.features.cases import Cases
 from featx.features.decisions import decides_by_inputs
 from featx.features.dual import DualGraphModule
 from featx.features.examples import Example
+from featx.features.feature import Feature, process, with_heads
 from featx.features.info import FeatureInfos, infos_of
 from featx.features.nodes import names_of, warn_of_differences
 from featx.features.prune import prune
 from featx.features.request import Request, as_request
-from featx.features.tracing import ModelTracing, TracerName, check_model
+from featx.features.tracing import ModelTracing, TracedModel, TracerName, check_model
 from featx.features.untraced import untraced_graph
 from featx.ir.graph import Graph
 from featx.tracing.checks.free_sizes import FreeDims
@@ -27,7 +28,7 @@ from featx.tracing.example.tracer import CheckSizes
 
 # A node by its name, a pattern of names, a module of the model, or a class of modules.
 Name = str | nn.Module | type[nn.Module]
-Nodes = Mapping[Any, str] | Sequence[Name]
+Nodes = Mapping[Any, str | Feature] | Sequence[Name]
 
 
 @overload
@@ -104,7 +105,8 @@ def create_feature_extractor(
             that list, that call. "output" is what the model returns. A name may also be a pattern (`"blocks.*"`,
             `"layer[34].*.conv2"`; `*` is one part of a path, `**` any number of them), a module of the model, or a
             class of modules; of what they stand for, modules that do not run are left out. In the keys of these `*`
-            is what was matched: `{"layer*": "C*"}`. The result has the order of the request.
+            is what was matched: `{"layer*": "C*"}`. A `Feature` in the place of a key says what is done to the
+            value. The result has the order of the request.
         train_return_nodes: what train mode returns, where the modes differ; together with `eval_return_nodes`.
         eval_return_nodes: what eval mode returns.
         tracer_kwargs: as for `get_graph_node_names`.
@@ -138,6 +140,12 @@ def create_feature_extractor(
         return _build(model, requests, options, example_inputs)
     if tracer == "symbolic":
         raise ArgumentTypeError("adaptive=True follows each new input; tracer='symbolic' follows none")
+    heads = [each.apply for request in requests.values() for each in request.features.values()]
+    if any(isinstance(head, nn.Module) for head in heads):
+        raise ArgumentTypeError(
+            "an extractor with adaptive=True has the parts of the model alone, so a Feature cannot apply a module; "
+            "call the module on what the extractor returns"
+        )
     first = _build(model, requests, options, example_inputs)
     options = replace(options, suppress_diff_warning=True)
     return AdaptiveExtractor(model, first, functools.partial(_build, model, requests, options))
@@ -167,16 +175,16 @@ def _build(model: nn.Module, requests: dict[bool, Request], options: _Options, e
     if tracing.flags() != modes[model.training].flags:
         # Somebody has put parts of the model into another mode than the whole.
         tracing.training = None
-        traced = tracing.wanted(requests[model.training], "as it is now")
-        present = prune(traced.graph, traced.wanted, model)
+        present = _Mode(model.training, {})
+        present.finish(tracing.wanted(requests[model.training], "as it is now"), tracing)
     if not options.suppress_diff_warning and not any(mode.error for mode in modes.values()):
         warn_of_differences(modes[True].names, modes[False].names, level=4)
     extractor = DualGraphModule(
-        model,
+        with_heads(model, {**modes[True].features, **modes[False].features}),
         modes[True].graph,
         modes[False].graph,
         type(model).__name__,
-        present_graph=present,
+        present_graph=None if present is None else present.graph,
         exceptions={training: mode.exceptions for training, mode in modes.items()},
         infos={training: mode.infos for training, mode in modes.items()},
         cases=_cases(model, requests, options) if _is_adapted(modes.values(), options) else None,
@@ -219,6 +227,11 @@ class _Mode:
     Attributes:
         training: which of the two.
         flags: the mode of each submodule, by path.
+        graph: what computes the requested values.
+        names: those of all nodes of the trace.
+        free_dims: which dimensions of the inputs may differ.
+        infos: what is returned.
+        features: what is done to the values, by key.
         error: why it could not be traced, if it could not.
     """
 
@@ -228,7 +241,18 @@ class _Mode:
     names: list[str] = field(default_factory=lambda: list[str]())
     free_dims: FreeDims | None = None
     infos: FeatureInfos = field(default_factory=lambda: FeatureInfos(()))
+    features: dict[str, Feature] = field(default_factory=lambda: dict[str, Feature]())
     error: Exception | None = None
+
+    def finish(self, traced: TracedModel, tracing: ModelTracing) -> None:
+        """Take what a trace found: the graph of what is wanted alone, with what is done to that."""
+        self.names = names_of(traced.graph)
+        self.graph = prune(traced.graph, traced.wanted, tracing.model_in_mode())
+        self.free_dims = traced.free_dims
+        infos = infos_of(traced.wanted, traced.request, tracing.model, tracing.image)
+        self.features = {key: each for key, each in traced.request.features.items() if key in traced.wanted}
+        processed = process(self.graph, self.features, {info.key: info for info in infos})
+        self.infos = FeatureInfos([processed.get(info.key, info) for info in infos])
 
     @property
     def exceptions(self) -> list[str]:
@@ -248,10 +272,7 @@ def _trace_mode(tracing: ModelTracing, request: Request, training: bool) -> _Mod
     except Exception as error:  # the model's own too: a batch of one sample, targets that are missing
         mode.error = error
     else:
-        mode.names = names_of(traced.graph)
-        mode.graph = prune(traced.graph, traced.wanted, tracing.model_in_mode())
-        mode.free_dims = traced.free_dims
-        mode.infos = infos_of(traced.wanted, traced.request, tracing.model, tracing.image)
+        mode.finish(traced, tracing)
     return mode
 
 

@@ -10,6 +10,7 @@ from typing import Any, cast
 from torch import nn
 
 from featx.errors import ArgumentTypeError, NodeNameError, RequestError
+from featx.features.feature import Feature
 
 # What the model itself returns, unless a module or an operation of the model has this name.
 OUTPUT = "output"
@@ -17,19 +18,29 @@ _WILDCARDS = re.compile(r"\*\*|\*|\?|\[[^\]]+\]")
 _EXAMPLE = "{'layer4': 'C5'}"
 
 
+# What stands in a request for a name: a key, a `Feature` with or without one, or nothing in a list.
+_Key = str | Feature | None
+
+
 class Request(Mapping[str, str]):
     """Names of nodes, with the keys of the result, in the order in which they were asked for.
 
     Args:
         keys: by name.
+        features: what is done to values, by key.
         expanded: by pattern or class, the names that it stands for. Of those the ones that do not run are left out.
         pending: patterns that match no module, with their keys. They may match operations, which a trace knows.
     """
 
     def __init__(
-        self, keys: Mapping[str, str], expanded: Mapping[str, list[str]], pending: Mapping[str, str | None]
+        self,
+        keys: Mapping[str, str],
+        features: Mapping[str, Feature],
+        expanded: Mapping[str, list[str]],
+        pending: Mapping[str, _Key],
     ) -> None:
         self._keys = dict(keys)
+        self.features = dict(features)
         self.expanded = dict(expanded)
         self.pending = dict(pending)
         self.optional = frozenset(name for names in expanded.values() for name in names)
@@ -53,6 +64,7 @@ class Request(Mapping[str, str]):
             return self
         parts = _Parts(argument)
         parts.keys.update(self._keys)
+        parts.features.update(self.features)
         parts.expanded.update(self.expanded)
         for pattern, key in self.pending.items():
             if not parts.add_pattern(pattern, key, names):
@@ -73,7 +85,7 @@ def as_request(return_nodes: Any, argument: str, model: nn.Module | None = None)
 
     Args:
         return_nodes: a dict from names to keys, or a list of names that are the keys too. A name is a text, which may
-            be a pattern (`"blocks.*"`), a module of the model, or a class of modules.
+            be a pattern (`"blocks.*"`), a module of the model, or a class of modules. A key may be a `Feature`.
         argument: what it is called, for messages.
         model: whose modules are meant.
 
@@ -96,8 +108,10 @@ def as_request(return_nodes: Any, argument: str, model: nn.Module | None = None)
     paths = {} if model is None else {path: module for path, module in model.named_modules() if path}
     named = {name for name, _ in wishes if isinstance(name, str)}
     for wish, key in wishes:
-        if isinstance(return_nodes, Mapping) and not isinstance(key, str):
-            raise ArgumentTypeError(f"{argument} must give texts as keys, got {key!r:.200} for {_short(wish)}")
+        if isinstance(return_nodes, Mapping) and not isinstance(key, (str, Feature)):
+            raise ArgumentTypeError(
+                f"{argument} must give texts or a featx.Feature as keys, got {key!r:.200} for {_short(wish)}"
+            )
         parts.add(wish, key, paths, named)
     return parts.request()
 
@@ -107,15 +121,16 @@ class _Parts:
 
     def __init__(self, argument: str) -> None:
         self.keys: dict[str, str] = {}
+        self.features: dict[str, Feature] = {}
         self.expanded: dict[str, list[str]] = {}
-        self.pending: dict[str, str | None] = {}
+        self.pending: dict[str, _Key] = {}
         self._argument = argument
 
-    def add(self, wish: Any, key: str | None, paths: Mapping[str, nn.Module], named: Collection[str]) -> None:
+    def add(self, wish: Any, key: _Key, paths: Mapping[str, nn.Module], named: Collection[str]) -> None:
         if isinstance(wish, str):
             is_pattern = _WILDCARDS.search(wish) and wish not in paths
             if not is_pattern:
-                self.keys[wish] = wish if key is None else key
+                self._put(wish, key)
             elif not self.add_pattern(wish, key, [path for path in paths if path not in named]):
                 self.pending[wish] = key
         elif isinstance(wish, nn.Module):
@@ -125,7 +140,7 @@ class _Parts:
                     f"{self._argument} has a {type(wish).__name__} that is no part of the model; give one of its own "
                     "submodules, such as model.layer4, or a name"
                 )
-            self.keys[found[0]] = found[0] if key is None else key
+            self._put(found[0], key)
         elif isinstance(wish, type) and issubclass(wish, nn.Module):
             found = [path for path, module in paths.items() if isinstance(module, wish) and path not in named]
             if not found:
@@ -136,7 +151,7 @@ class _Parts:
                 f"{self._argument} may have names, modules of the model and classes of modules, got {_short(wish)}"
             )
 
-    def add_pattern(self, pattern: str, key: str | None, names: Iterable[str]) -> bool:
+    def add_pattern(self, pattern: str, key: _Key, names: Iterable[str]) -> bool:
         """Add the names that a pattern matches, and say whether there are any."""
         expression = _expression(pattern)
         matches = ((name, expression.fullmatch(name)) for name in names)
@@ -145,16 +160,23 @@ class _Parts:
             self._add_all(pattern, found, key)
         return bool(found)
 
-    def _add_all(self, what: str, found: Mapping[str, tuple[str, ...]], key: str | None) -> None:
+    def _add_all(self, what: str, found: Mapping[str, tuple[str, ...]], key: _Key) -> None:
         new = {name: groups for name, groups in found.items() if name not in self.keys}
-        if key is not None and "*" not in key and len(found) > 1:
+        text = key.key if isinstance(key, Feature) else key
+        if text is not None and "*" not in text and len(found) > 1:
             raise RequestError(
-                f"{self._argument} gives the key '{key}' to all {len(found)} values of '{what}'; put a * into the key, "
-                f"such as '{key}*', which stands for what the pattern has matched"
+                f"{self._argument} gives the key '{text}' to all {len(found)} values of '{what}'; put a * into the "
+                f"key, such as '{text}*', which stands for what the pattern has matched"
             )
         for name, groups in new.items():
-            self.keys[name] = name if key is None else _filled(key, groups)
+            self._put(name, key, groups)
         self.expanded[what] = list(new)
+
+    def _put(self, name: str, key: _Key, groups: tuple[str, ...] | None = None) -> None:
+        text = key.key if isinstance(key, Feature) else key
+        self.keys[name] = name if text is None else text if groups is None else _filled(text, groups)
+        if isinstance(key, Feature):
+            self.features[self.keys[name]] = key
 
     def request(self) -> Request:
         """Return the request.
@@ -167,7 +189,7 @@ class _Parts:
             key = next(key for key in keys if keys.count(key) > 1)
             names = [name for name, other in self.keys.items() if other == key]
             raise RequestError(f"{self._argument} gives the key '{key}' to {names}; each node needs a key of its own")
-        return Request(self.keys, self.expanded, self.pending)
+        return Request(self.keys, self.features, self.expanded, self.pending)
 
 
 def _expression(pattern: str) -> re.Pattern[str]:

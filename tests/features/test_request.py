@@ -130,8 +130,12 @@ def test_output_is_a_module_of_that_name_where_there_is_one() -> None:
 
 WRONG: dict[str, tuple[Any, type[Exception], str]] = {
     "a function": ([print], featx.ArgumentTypeError, "may have names, modules of the model and classes"),
-    "a number as a key": ({"layer2": 3}, featx.ArgumentTypeError, "must give texts as keys, got 3"),
-    "None as a key": ({"layer1": None}, featx.ArgumentTypeError, "must give texts as keys, got None"),
+    "a number as a key": ({"layer2": 3}, featx.ArgumentTypeError, "must give texts or a featx.Feature as keys, got 3"),
+    "None as a key": (
+        {"layer1": None},
+        featx.ArgumentTypeError,
+        "must give texts or a featx.Feature as keys, got None",
+    ),
     "a number": ([1], featx.ArgumentTypeError, "may have names"),
     "another class": ([str], featx.ArgumentTypeError, "may have names"),
     "the wrong way round": ({"C3": "layer2"}, featx.NodeNameError, r"from names to keys: \{'layer2': 'C3'\}"),

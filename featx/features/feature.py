@@ -1,0 +1,194 @@
+"""Feature: what is done to a value before an extractor returns it, as nodes of its graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+import torch
+from torch import nn
+
+from featx.errors import ArgumentTypeError, RequestError
+from featx.features.info import FeatureInfo
+from featx.ir.graph import Graph
+from featx.ir.node import Node
+
+Pool = Literal["avg", "max", "gem", "cls"]
+# Where the modules are that the user gives for features.
+HEADS = "feature_heads"
+_GEM_POWER, _GEM_LEAST = 3.0, 1e-6
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A requested value and what is done to it, in the order of these arguments; it stands in the place of a key.
+
+    Args:
+        key: its key in the result; by default its name. A `*` stands for what a pattern has matched.
+        detach: cut it off from the graph of gradients.
+        pool: reduce its places, or its tokens of patches: "avg" and "max"; "gem", the generalized mean
+            `mean(max(x, 1e-6) ** 3) ** (1 / 3)` (Radenovic et al., Fine-tuning CNN Image Retrieval with No Human
+            Annotation, 2018); "cls", the first token.
+        layout: "NCHW" or "NHWC" for maps, "NCL" or "NLC" for sequences: permute to this.
+        flatten: make one dimension of all but the first.
+        apply: a function of the tensor, or a module, which becomes a part of the extractor with its parameters.
+        dtype: cast to this.
+        of_layout: the layout of the value, where the trace cannot tell.
+
+    Raises:
+        ArgumentTypeError: an argument is of the wrong type, or an unknown name.
+    """
+
+    key: str | None = None
+    detach: bool = False
+    pool: Pool | None = None
+    layout: str | None = None
+    flatten: bool = False
+    apply: Callable[[torch.Tensor], Any] | nn.Module | None = None
+    dtype: torch.dtype | None = None
+    of_layout: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.pool is not None and self.pool not in get_args(Pool):
+            raise ArgumentTypeError(f"pool must be one of {', '.join(get_args(Pool))}, got {self.pool!r}")
+        if self.dtype is not None and not isinstance(self.dtype, torch.dtype):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ArgumentTypeError(f"dtype must be a torch.dtype, got {self.dtype!r}")
+        if self.apply is not None and not callable(self.apply):
+            raise ArgumentTypeError(f"apply must be a function or a module, got {self.apply!r:.80}")
+
+    def with_key(self, key: str) -> Feature:
+        """Return the same with another key."""
+        return replace(self, key=key)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A method call, or an index, of the tensor."""
+
+    method: str
+    args: tuple[Any, ...] = ()
+
+    def on(self, value: Any) -> Any:
+        return value[self.args] if self.method == "[]" else getattr(value, self.method)(*self.args)
+
+    def in_graph(self, graph: Graph, node: Node) -> Node:
+        if self.method == "[]":
+            return graph.call_method("__getitem__", (node, self.args))
+        return graph.call_method(self.method, (node, *self.args))
+
+
+def process(graph: Graph, features: Mapping[str, Feature], infos: Mapping[str, FeatureInfo]) -> dict[str, FeatureInfo]:
+    """Let `graph`, which returns a dict, do to its values what `features` says by key; return what comes out then.
+
+    `graph` is changed. O(features).
+
+    Raises:
+        RequestError: something cannot be done with a value of this layout, or that has none.
+    """
+    output = graph.output_node()
+    values: dict[str, Any] = dict(output.args[0])
+    found: dict[str, FeatureInfo] = {}
+    for key, feature in features.items():
+        steps, info = _steps(feature, infos[key])
+        node = values[key]
+        for step in steps:  # at once, so that no whole map is kept until the end
+            with graph.inserting_after(node):
+                node = step.in_graph(graph, node)
+        with graph.inserting_before(output):  # these may draw random numbers, after the model
+            if isinstance(feature.apply, nn.Module):
+                node = graph.call_module(head_path(key), (node,))
+            elif feature.apply is not None:
+                node = graph.call_function(feature.apply, (node,))
+            if feature.dtype is not None:
+                node = graph.call_method("to", (node, feature.dtype))
+            values[key], found[key] = node, _after(feature, info)
+    output.args = (values,)
+    return found
+
+
+def head_path(key: str) -> str:
+    """Return where the module of a feature is in an extractor."""
+    return f"{HEADS}.{''.join(each if each.isalnum() else '_' for each in key)}"
+
+
+def with_heads(model: nn.Module, features: Mapping[str, Feature]) -> nn.Module:
+    """Return a module that has the parts of `model`, and the modules of `features`; `model` itself if there are none.
+
+    Raises:
+        RequestError: the model has a part of the name that the modules are put under, or two keys give one path.
+    """
+    heads = {key: feature.apply for key, feature in features.items() if isinstance(feature.apply, nn.Module)}
+    if not heads:
+        return model
+    if hasattr(model, HEADS):
+        raise RequestError(f"the model has an attribute '{HEADS}', under which the modules of features are put")
+    holder = nn.Module()
+    for key, head in heads.items():
+        name = head_path(key).rpartition(".")[2]
+        if name in holder._modules:
+            raise RequestError(f"the key '{key}' and another one give the same name to a module, '{name}'")
+        holder.add_module(name, head)
+    root = object.__new__(type(model))
+    root.__dict__.update(model.__dict__, _modules={**model._modules, HEADS: holder})
+    return root
+
+
+def _steps(feature: Feature, info: FeatureInfo) -> tuple[list[_Step], FeatureInfo]:
+    layout = feature.of_layout or info.layout
+    steps = [_Step("detach")] if feature.detach else []
+    if (feature.pool or feature.layout) and layout is None:
+        raise RequestError(
+            f"'{info.node}' is not known to have places or channels (its shape is {info.shape}); say of_layout='NCHW', "
+            "or what it is, in its Feature"
+        )
+    if feature.pool is not None and layout != "NC":
+        steps += _pooled(feature.pool, str(layout), info)
+        layout = "NC"
+    if feature.layout is not None and layout != feature.layout:
+        if sorted(str(layout)) != sorted(feature.layout):
+            raise RequestError(f"'{info.node}' is {layout} and cannot be permuted to {feature.layout}")
+        steps.append(_Step("permute", tuple(str(layout).index(each) for each in feature.layout)))
+        layout = feature.layout
+    if feature.flatten:
+        steps.append(_Step("flatten", (1,)))
+        layout = "NC" if layout == "NC" else None
+    return steps, _seen_after(steps, replace(info, layout=layout))
+
+
+def _pooled(pool: str, layout: str, info: FeatureInfo) -> list[_Step]:
+    if pool == "cls":
+        if layout != "NLC" or not info.prefix_tokens:
+            raise RequestError(f"'{info.node}' is {layout} and has no class token; take pool='avg'")
+        return [_Step("select", (1, 0))]
+    steps: list[_Step] = []
+    if info.prefix_tokens:
+        steps.append(_Step("[]", (slice(None), slice(info.prefix_tokens, None))))
+    places = tuple(place for place, name in enumerate(layout) if name not in "NC")
+    if pool == "gem":
+        return [
+            *steps, _Step("clamp", (_GEM_LEAST,)), _Step("pow", (_GEM_POWER,)), _Step("mean", (places,)),
+            _Step("pow", (1 / _GEM_POWER,)),
+        ]  # fmt: skip
+    return [*steps, _Step("mean" if pool == "avg" else "amax", (places,))]
+
+
+def _seen_after(steps: list[_Step], info: FeatureInfo) -> FeatureInfo:
+    if not steps or info.shape is None:
+        return info
+    value = torch.empty(info.shape, dtype=info.dtype, device="meta")
+    for step in steps:
+        value = step.on(value)
+    shape, layout = tuple(value.shape), info.layout
+    channels = shape[layout.index("C")] if layout is not None else None
+    has_places = layout is not None and layout != "NC"
+    return replace(
+        info, shape=shape, dtype=value.dtype, channels=channels, stride=info.stride if has_places else None,
+        prefix_tokens=info.prefix_tokens if has_places else 0,
+    )  # fmt: skip
+
+
+def _after(feature: Feature, info: FeatureInfo) -> FeatureInfo:
+    if feature.apply is not None:  # which is not run for this
+        info = replace(info, shape=None, dtype=None, layout=None, channels=None, stride=None, prefix_tokens=0)
+    return info if feature.dtype is None else replace(info, dtype=feature.dtype)

@@ -1,0 +1,174 @@
+"""Feature: what is done to a value before an extractor returns it."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+from torch import nn
+
+import featx
+from featx import Feature
+
+X = torch.rand(2, 3, 32, 48)
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return torchvision.models.resnet18(weights=None).eval()
+
+
+@pytest.fixture(scope="module")
+def maps(model: nn.Module) -> torch.Tensor:
+    """What layer3 returns, as a hook sees it."""
+    seen: list[torch.Tensor] = []
+    handle = model.layer3.register_forward_hook(lambda module, args, output: seen.append(output))
+    model(X)
+    handle.remove()
+    return seen[0]
+
+
+def extractor_of(model: nn.Module, nodes: Any, **options: Any) -> featx.DualGraphModule:
+    options.setdefault("example_inputs", X)
+    return featx.create_feature_extractor(model, nodes, suppress_diff_warning=True, **options)
+
+
+def gem(x: torch.Tensor) -> torch.Tensor:
+    return (x.clamp(min=1e-6) ** 3).mean((2, 3)) ** (1 / 3)
+
+
+CASES: dict[str, tuple[Feature, Callable[[torch.Tensor], torch.Tensor], str | None]] = {
+    "nothing": (Feature("key"), lambda x: x, "NCHW"),
+    "average": (Feature("key", pool="avg"), lambda x: x.mean((2, 3)), "NC"),
+    "maximum": (Feature("key", pool="max"), lambda x: x.amax((2, 3)), "NC"),
+    "generalized mean": (Feature("key", pool="gem"), gem, "NC"),
+    "layout": (Feature("key", layout="NHWC"), lambda x: x.permute(0, 2, 3, 1), "NHWC"),
+    "same layout": (Feature("key", layout="NCHW"), lambda x: x, "NCHW"),
+    "flat": (Feature("key", flatten=True), lambda x: x.flatten(1), None),
+    "half": (Feature("key", dtype=torch.float16), lambda x: x.half(), "NCHW"),
+    "all": (
+        Feature("key", detach=True, pool="avg", dtype=torch.float64, flatten=True),
+        lambda x: x.detach().mean((2, 3)).double(),
+        "NC",
+    ),
+    "function": (Feature("key", apply=torch.sigmoid, pool="max"), lambda x: torch.sigmoid(x.amax((2, 3))), None),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_is_done_in_the_graph(model: nn.Module, maps: torch.Tensor, case: str) -> None:
+    feature, expected, layout = CASES[case]
+    extractor = extractor_of(model, {"layer3": feature, "layer4": "C5"})
+    found = extractor(X)
+    assert list(found) == ["key", "C5"]
+    assert torch.equal(found["key"], expected(maps))
+    assert found["key"].requires_grad is not feature.detach
+    info = extractor.feature_info["key"]
+    assert info.layout == layout
+    assert info.shape == (None if feature.apply else tuple(expected(maps).shape))
+    assert info.dtype == (None if feature.apply else expected(maps).dtype)
+    for each in (copy.deepcopy(extractor), pickle.loads(pickle.dumps(extractor)), extractor.train().eval()):
+        assert torch.equal(each(X)["key"], found["key"])
+    other = torch.rand(3, 3, 64, 40)
+    assert extractor(other)["key"].shape[0] == 3
+
+
+def test_a_module_becomes_a_part_of_the_extractor(model: nn.Module, maps: torch.Tensor) -> None:
+    head = nn.Sequential(nn.Dropout(0.5), nn.Linear(256, 5))
+    extractor = extractor_of(model, {"layer3": Feature("my head", pool="avg", apply=head)}).eval()
+    assert torch.equal(extractor(X)["my head"], head[1](maps.mean((2, 3))))
+    assert extractor.feature_heads.my_head is head
+    assert "feature_heads.my_head.1.weight" in extractor.state_dict()
+    extractor(X)["my head"].sum().backward()
+    assert head[1].weight.grad is not None
+    assert not hasattr(model, "feature_heads")
+    copied = copy.deepcopy(extractor)
+    assert copied.feature_heads.my_head is not head
+
+
+def test_the_head_draws_after_the_model() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 4), nn.Dropout(0.5)).train()
+    x = torch.rand(3, 4)
+    torch.manual_seed(0)
+    expected = model(x)
+    extractor = extractor_of(model, {"0": Feature("noise", apply=nn.Dropout(0.5)), "3": "last"}, example_inputs=x)
+    torch.manual_seed(0)
+    assert torch.equal(extractor(x)["last"], expected)
+
+
+def test_patterns_and_lists_take_them(model: nn.Module) -> None:
+    found = extractor_of(model, {"layer[34]": Feature("C*", pool="avg"), "layer1": Feature(pool="max")})(X)
+    assert {key: tuple(value.shape) for key, value in found.items()} == {
+        "C3": (2, 256),
+        "C4": (2, 512),
+        "layer1": (2, 64),
+    }
+
+
+def test_a_value_that_is_overwritten_later_is_pooled_as_it_was() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(inplace=True)).eval()
+    found = extractor_of(model, {"0": Feature("conv", pool="avg"), "1": Feature("flat", flatten=True)})(X)
+    conv = nn.functional.conv2d(X, model[0].weight, model[0].bias)
+    assert torch.equal(found["conv"], conv.mean((2, 3)))
+    assert torch.equal(found["flat"], conv.relu().flatten(1))
+
+
+@pytest.mark.sweep
+def test_tokens_of_a_vision_transformer() -> None:
+    timm = pytest.importorskip("timm")
+    model = timm.create_model("vit_tiny_patch16_224", pretrained=False, img_size=32, depth=2).eval()
+    x = torch.rand(2, 3, 32, 32)
+    tokens = model.forward_features(x)
+    nodes = {"norm": Feature("mean", pool="avg"), "blocks.1": Feature("last", pool="cls"), "output": "logits"}
+    found = extractor_of(model, nodes, example_inputs=x)(x)
+    assert torch.equal(found["mean"], tokens[:, 1:].mean(1))
+    assert torch.equal(model.norm(found["last"]), tokens[:, 0])
+
+
+WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "pool": (lambda: Feature("a", pool="sum"), featx.ArgumentTypeError, "pool must be one of avg, max, gem, cls"),  # type: ignore[arg-type]
+    "dtype": (lambda: Feature("a", dtype="half"), featx.ArgumentTypeError, "dtype must be a torch.dtype"),  # type: ignore[arg-type]
+    "apply": (lambda: Feature("a", apply=3), featx.ArgumentTypeError, "apply must be a function"),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_arguments_are_refused(name: str) -> None:
+    make, kind, message = WRONG[name]
+    with pytest.raises(kind, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("feature", "message"),
+    [
+        (Feature("a", pool="cls"), "is NCHW and has no class token"),
+        (Feature("a", layout="NLC"), "is NCHW and cannot be permuted to NLC"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(model: nn.Module, feature: Feature, message: str) -> None:
+    with pytest.raises(featx.RequestError, match=message):
+        extractor_of(model, {"layer3": feature})
+
+
+def test_a_layout_that_is_not_known_is_asked_for() -> None:
+    model = nn.Sequential(nn.LSTM(4, 5))
+    options: Any = {"tracer": "symbolic", "example_inputs": None}
+    with pytest.raises(featx.RequestError, match="of_layout"):
+        extractor_of(nn.Sequential(nn.Conv2d(3, 4, 1)), {"0": Feature(pool="avg")}, **options)
+    conv = nn.Sequential(nn.Conv2d(3, 4, 1))
+    found = extractor_of(conv, {"0": Feature(pool="avg", of_layout="NCHW")}, **options)(X)
+    assert torch.equal(found["0"], conv(X).mean((2, 3)))
+    with pytest.raises(featx.RequestError, match="of_layout"):
+        extractor_of(model, {"0": Feature(pool="avg")}, example_inputs=torch.rand(3, 2, 4))
+
+
+def test_a_module_and_adaptive_do_not_go_together(model: nn.Module) -> None:
+    with pytest.raises(featx.ArgumentTypeError, match="cannot apply a module"):
+        extractor_of(model, {"layer3": Feature("a", apply=nn.Flatten())}, adaptive=True)
