@@ -16,6 +16,7 @@ from torch import nn
 from featx.codegen.bound import InstanceForward
 from featx.codegen.emit import PythonCode, emit
 from featx.codegen.load import load_function
+from featx.containers import empty_like
 from featx.errors import ArgumentTypeError, GraphError, TargetError
 from featx.ir.equality import is_same_graph
 from featx.ir.graph import Graph
@@ -434,7 +435,7 @@ def _share(source: nn.Module, destination: nn.Module, path: str) -> None:
             return
         if twin is None:
             _check_readable(part, path)
-            twin = nn.Module()
+            twin = empty_like(child)
             twin.training = child.training
             destination.add_module(part, twin)
         source, destination = child, twin

@@ -14,8 +14,8 @@ ROOT = Path(featx.__file__).parent
 # A file imports only from layers before its own, and from its own package; packages that share a layer do not import
 # each other, except the files at the bottom.
 LAYERS = [
-    {"errors", "libraries", "tree"}, {"ir"}, {"codegen", "tracing"}, {"module"}, {"interpret", "rewrite"}, {"passes"},
-    {"draw", "interop"}, {"features"}, {"bulk"}, {"cli"}, {"migration"}, {"fx"},
+    {"containers", "errors", "libraries", "tree"}, {"ir"}, {"codegen", "tracing"}, {"module"},
+    {"interpret", "rewrite"}, {"passes"}, {"draw", "interop"}, {"features"}, {"bulk"}, {"cli"}, {"migration"}, {"fx"},
 ]  # fmt: skip
 PLACE = {package: place for place, layer in enumerate(LAYERS) for package in layer}
 # Graph.python_code is torch.fx's surface: code asks the graph for its code.

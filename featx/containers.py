@@ -1,0 +1,49 @@
+"""Containers of the modules that a graph module has of a container of the model, which may be some of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+
+class PartOfList(nn.ModuleList):
+    """What is left of a `ModuleList` or `Sequential`: its modules have their numbers there, so that there may be gaps.
+
+    `len` and iteration go over the modules that are left. A negative number counts them from the end.
+    """
+
+    def __getitem__(self, idx: int | slice) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Return the module that had this number in the model, or those of a slice as a list.
+
+        Raises:
+            IndexError: there is no such module here.
+        """
+        if isinstance(idx, slice):
+            present = {int(name): module for name, module in self._modules.items()}
+            return [present[each] for each in range(*idx.indices(max(present, default=-1) + 1)) if each in present]
+        names = list(self._modules)
+        if idx < 0 and -idx <= len(names):
+            return self._modules[names[idx]]
+        if str(idx) not in self._modules:
+            raise IndexError(f"this part of the model has the modules {', '.join(names)} of a list, and not {idx}")
+        return self._modules[str(idx)]
+
+    def __iter__(self) -> Iterator[nn.Module]:
+        """Yield the modules that are left."""
+        return iter(self._modules.values())
+
+    def _get_name(self) -> str:
+        return "ModuleList"
+
+    def __repr__(self) -> str:
+        return nn.Module.__repr__(self)
+
+
+def empty_like(module: nn.Module) -> nn.Module:
+    """Return a module without parts that holds some of those of `module` as it does: by number, by key or by name."""
+    numbered = all(name.isdigit() for name in module._modules)
+    if type(module) in (nn.ModuleList, nn.Sequential) and numbered:
+        return PartOfList()
+    return nn.ModuleDict() if type(module) is nn.ModuleDict else nn.Module()

@@ -1,0 +1,123 @@
+"""The parts of an extractor are walked as those of the model: by number, by key, in loops."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import featx
+
+X = torch.rand(2, 4)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.linear(x)
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(*(Block() for _ in range(6)))
+        self.layers = nn.ModuleList(Block() for _ in range(4))
+        self.heads = nn.ModuleDict({"a": Block(), "b": Block()})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.blocks(x)
+        for number in (0, 2, 3):
+            x = self.layers[number](x)
+        return self.heads["a"](x) + self.heads["b"](x)
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    return Model().eval()
+
+
+def extractor_of(model: nn.Module, *names: str) -> featx.DualGraphModule:
+    return featx.create_feature_extractor(model, list(names), example_inputs=X)
+
+
+def test_blocks_have_their_numbers(model: nn.Module) -> None:
+    extractor = extractor_of(model, "blocks.1", "blocks.3")
+    assert len(extractor.blocks) == 4
+    assert list(extractor.blocks) == list(model.blocks[:4])
+    assert all(extractor.blocks[number] is model.blocks[number] for number in range(4))
+    assert extractor.blocks[-1] is model.blocks[3]
+    assert list(extractor.blocks[1:3]) == [model.blocks[1], model.blocks[2]]
+    assert [name for name, _ in extractor.blocks.named_children()] == ["0", "1", "2", "3"]
+    with pytest.raises(IndexError, match="the modules 0, 1, 2, 3 of a list, and not 4"):
+        extractor.blocks[4]
+
+
+def test_there_may_be_gaps(model: nn.Module) -> None:
+    extractor = extractor_of(model, "layers.3")
+    assert len(extractor.layers) == 3
+    assert extractor.layers[2] is model.layers[2]
+    assert extractor.layers[-2] is model.layers[2]
+    assert extractor.layers[1:4] == [model.layers[2], model.layers[3]]
+    with pytest.raises(IndexError):
+        extractor.layers[1]
+    with pytest.raises(IndexError):
+        extractor.layers[-4]
+
+
+def test_dicts_have_their_keys(model: nn.Module) -> None:
+    extractor = extractor_of(model, "heads.a")
+    assert isinstance(extractor.heads, nn.ModuleDict)
+    assert list(extractor.heads) == ["a"]
+    assert extractor.heads["a"] is model.heads["a"]
+
+
+def test_freezing_by_depth_and_rates_by_layer(model: nn.Module) -> None:
+    extractor = extractor_of(model, "blocks.3")
+    for block in extractor.blocks[:2]:
+        block.requires_grad_(False)
+    groups = [
+        {"params": block.parameters(), "lr": 0.1 * 0.5**depth} for depth, block in enumerate(reversed(extractor.blocks))
+    ]
+    assert len(torch.optim.SGD(groups).param_groups) == 4
+    extractor(X)["blocks.3"].sum().backward()
+    assert [block.linear.weight.grad is None for block in model.blocks[:4]] == [True, True, False, False]
+
+
+def test_copies_keep_it_and_its_state_dict_is_the_models(model: nn.Module) -> None:
+    extractor = extractor_of(model, "layers.3", "heads.b")
+    for each in (copy.deepcopy(extractor), pickle.loads(pickle.dumps(extractor))):
+        assert [name for name, _ in each.layers.named_children()] == ["0", "2", "3"]
+        assert torch.equal(each(X)["layers.3"], extractor(X)["layers.3"])
+    assert set(extractor.state_dict()) < set(model.state_dict())
+    extractor.load_state_dict(model.state_dict(), strict=False)
+
+
+def test_an_opened_module_of_another_class_stays_a_module(model: nn.Module) -> None:
+    extractor = extractor_of(model, "blocks.3.linear")
+    assert type(extractor.blocks[3]) is nn.Module
+    assert extractor.blocks[3].linear is model.blocks[3].linear
+
+
+def test_a_sequential_with_names_stays_a_module() -> None:
+    model = nn.Sequential()
+    model.add_module("stem", nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+    inner = nn.Sequential()
+    inner.add_module("a", nn.Linear(4, 4))
+    inner.add_module("b", nn.ReLU())
+    model.add_module("body", inner)
+    extractor = extractor_of(model.eval(), "body.a")
+    assert extractor.body.a is model.body.a
+
+
+def test_compilers_take_it(model: nn.Module) -> None:
+    extractor = extractor_of(model, "layers.3", "heads.b")
+    compiled = torch.compile(extractor, backend="eager", fullgraph=True)
+    exported = torch.export.export(extractor, (X,)).module()
+    for each in (compiled, exported):
+        assert torch.equal(each(X)["heads.b"], extractor(X)["heads.b"])
