@@ -121,8 +121,9 @@ def _info(
     key: str, name: str, node: Node, modules: Mapping[str, nn.Module], image: tuple[int, ...] | None
 ) -> FeatureInfo:
     module = type(modules[name]).__name__ if name in modules else None
-    seen = node.meta.get("shape")
-    shape = None if seen is None else tuple(map(int, seen))
+    seen: Any = node.meta.get("shape")
+    is_plain = seen is not None and all(type(size) is int for size in seen)  # a jagged tensor has another length
+    shape = tuple(seen) if is_plain else None
     layout, prefix = _layout(shape, image, modules.get(name))
     channels = None if layout is None or shape is None else shape[layout.index("C")]
     stride = None
@@ -141,7 +142,7 @@ def _layout(
         return "NC", 0
     places = "DHW"[5 - dims :] if dims > 3 else "L"
     first, last = f"NC{places}", f"N{places}C"
-    if image is None or len(image) not in (dims - 2, 2):
+    if image is None or 0 in image or len(image) not in (dims - 2, 2):
         return (last if dims == 3 else first), 0
     if dims == 3:
         prefix = _prefix_tokens(shape[1], image) if len(image) == 2 else None
@@ -158,11 +159,11 @@ def _layout(
 
 def _is_even(places: tuple[int, ...], image: tuple[int, ...]) -> bool:
     """Say whether all dimensions are reduced alike, up to rounding."""
-    if 0 in places:
+    if 0 in places or len(places) != len(image):
         return False
     ratios = [size / place for size, place in zip(image, places, strict=True)]
     steps = [1 / place for place in places]
-    return all(abs(ratio / ratios[0] - 1) <= 2 * max(steps) for ratio in ratios) and len(places) == len(image)
+    return all(abs(ratio / ratios[0] - 1) <= 2 * max(steps) for ratio in ratios)
 
 
 def _prefix_tokens(tokens: int, image: tuple[int, ...]) -> int | None:

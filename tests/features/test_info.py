@@ -118,6 +118,40 @@ def test_what_is_no_tensor_and_what_was_traced_on_symbols_has_no_shape() -> None
     assert (info.module, info.shape) == ("Linear", None)
 
 
+SHAPES = [
+    (2,),
+    (2, 3),
+    (2, 3, 4),
+    (2, 3, 4, 5),
+    (2, 3, 4, 5, 6),
+    (1, 2, 3, 4, 5, 6),
+    (0, 3, 4, 4),
+    (2, 3, 0, 4),
+    (2, 0, 4),
+]
+
+
+@pytest.mark.parametrize("given", SHAPES[1:6] + SHAPES[7:], ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_any_shape_beside_any_input_has_an_answer(given: tuple[int, ...], shape: tuple[int, ...]) -> None:
+    class Gives(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.new_zeros(shape) + 1
+
+    [info] = info_of(nn.Sequential(Gives()), ["0.add"], example_inputs=torch.rand(given))
+    assert info.shape == shape
+    assert info.layout is None or info.channels == shape[info.layout.index("C")]
+
+
+def test_a_jagged_tensor_has_no_shape() -> None:
+    class Jagged(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return torch.nested.nested_tensor([x[0], x[1, :2]], layout=torch.jagged)
+
+    [info] = info_of(nn.Sequential(Jagged()), ["0"], example_inputs=torch.rand(2, 3, 4))
+    assert info.shape is None
+
+
 def test_each_mode_has_its_own() -> None:
     class ByMode(nn.Module):
         def __init__(self) -> None:
