@@ -34,6 +34,7 @@ from featx.errors import (
 )
 from featx.features.adaptive import AdaptiveExtractor
 from featx.features.dual import DualGraphModule
+from featx.features.edits import zero
 from featx.features.extractor import create_feature_extractor
 from featx.features.feature import Feature
 from featx.features.info import FeatureInfo, FeatureInfos
@@ -135,6 +136,7 @@ __all__ = [
     "to_torch_fx",
     "trace",
     "wrap",
+    "zero",
 ]
 
 

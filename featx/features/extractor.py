@@ -14,6 +14,7 @@ from featx.features.adaptive import AdaptiveExtractor
 from featx.features.cases import Cases
 from featx.features.decisions import decides_by_inputs
 from featx.features.dual import DualGraphModule
+from featx.features.edits import Edit, Edits
 from featx.features.examples import Example
 from featx.features.feature import Feature, process, with_heads
 from featx.features.info import FeatureInfos, infos_of
@@ -45,6 +46,7 @@ def create_feature_extractor(
     tracer: TracerName = "auto",
     adaptive: Literal[False] | None = None,
     check_sizes: CheckSizes = "full",
+    edits: Mapping[Any, Edit] | None = None,
 ) -> DualGraphModule: ...
 
 
@@ -62,6 +64,7 @@ def create_feature_extractor(
     tracer: TracerName = "auto",
     adaptive: bool | None,
     check_sizes: CheckSizes = "full",
+    edits: Mapping[Any, Edit] | None = None,
 ) -> DualGraphModule | AdaptiveExtractor: ...
 
 
@@ -78,6 +81,7 @@ def create_feature_extractor(
     tracer: TracerName = "auto",
     adaptive: bool | None = None,
     check_sizes: CheckSizes = "full",
+    edits: Mapping[Any, Edit] | None = None,
 ) -> DualGraphModule | AdaptiveExtractor:
     """Return a module that computes the requested values of `model`, as a dict, and nothing that they do not need.
 
@@ -125,6 +129,9 @@ def create_feature_extractor(
             long as a trace. It keeps the model for that, and raises where an input needs parts of the model that no
             feature needed so far. With True all extractors do so, for other sizes too, and have all parts of the
             model; see `AdaptiveExtractor`.
+        edits: what the model goes on with in place of values that it has computed, by name as in `return_nodes`: a
+            function of the value, which must not write it, a tensor of the same shape, or `featx.zero`. A requested
+            value that is edited is returned as the edit gives it. The model itself stays as it is.
 
     Raises:
         NodeNameError: a name does not exist in a mode; the message has close matches.
@@ -135,7 +142,9 @@ def create_feature_extractor(
     """
     requests = _requests(model, return_nodes, train_return_nodes, eval_return_nodes)
     is_lenient = return_nodes is not None
-    options = _Options(tracer_kwargs, concrete_args, tracer, check_sizes, is_lenient, suppress_diff_warning, adaptive)
+    options = _Options(
+        tracer_kwargs, concrete_args, tracer, check_sizes, is_lenient, suppress_diff_warning, adaptive, edits
+    )
     if not adaptive:
         return _build(model, requests, options, example_inputs)
     if tracer == "symbolic":
@@ -162,6 +171,7 @@ class _Options:
     is_lenient: bool
     suppress_diff_warning: bool
     adaptive: bool | None
+    edits: Mapping[Any, Edit] | None
 
 
 def _build(model: nn.Module, requests: dict[bool, Request], options: _Options, example_inputs: Any) -> DualGraphModule:
@@ -194,9 +204,11 @@ def _build(model: nn.Module, requests: dict[bool, Request], options: _Options, e
 
 
 def _tracing(model: nn.Module, options: _Options, example_inputs: Any) -> ModelTracing:
-    return ModelTracing(
+    tracing = ModelTracing(
         model, options.tracer_kwargs, options.concrete_args, example_inputs, options.tracer, options.check_sizes
     )
+    tracing.edits = None if options.edits is None else Edits(options.edits, model)
+    return tracing
 
 
 def _is_adapted(modes: Iterable[_Mode], options: _Options) -> bool:
@@ -247,10 +259,13 @@ class _Mode:
     def finish(self, traced: TracedModel, tracing: ModelTracing) -> None:
         """Take what a trace found: the graph of what is wanted alone, with what is done to that."""
         self.names = names_of(traced.graph)
-        self.graph = prune(traced.graph, traced.wanted, tracing.model_in_mode())
+        wanted = traced.wanted
+        if tracing.edits is not None:
+            wanted = tracing.edits.make(traced.graph, wanted, traced.request)
+        self.graph = prune(traced.graph, wanted, tracing.model_in_mode())
         self.free_dims = traced.free_dims
-        infos = infos_of(traced.wanted, traced.request, tracing.model, tracing.image)
-        self.features = {key: each for key, each in traced.request.features.items() if key in traced.wanted}
+        infos = infos_of(wanted, traced.request, tracing.model, tracing.image)
+        self.features = {key: each for key, each in traced.request.features.items() if key in wanted}
         processed = process(self.graph, self.features, {info.key: info for info in infos})
         self.infos = FeatureInfos([processed.get(info.key, info) for info in infos])
 

@@ -122,8 +122,9 @@ def _info(
 ) -> FeatureInfo:
     module = type(modules[name]).__name__ if name in modules else None
     seen: Any = node.meta.get("shape")
-    is_plain = seen is not None and all(type(size) is int for size in seen)  # a jagged tensor has another length
-    shape = tuple(seen) if is_plain else None
+    shape: tuple[int, ...] | None = None
+    if seen is not None and all(type(size) is int for size in seen):  # a jagged tensor has a length of another class
+        shape = tuple(seen)
     layout, prefix = _layout(shape, image, modules.get(name))
     channels = None if layout is None or shape is None else shape[layout.index("C")]
     stride = None

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from featx.errors import ArgumentTypeError, FeatxError, NodeNameError, TraceError
+from featx.features.edits import Edits
 from featx.features.examples import Example, as_example, find_example
 from featx.features.opening import names_are_those_of_all_opened, opened_for
 from featx.features.prune import last_needed
@@ -143,6 +144,8 @@ class ModelTracing:
             raise ArgumentTypeError(f"tracer must be 'auto', 'example' or 'symbolic', got {tracer!r}")
         # The mode in which the model is traced; None for the modes in which it is.
         self.training: bool | None = None
+        # What is done to nodes before the requested values are cut out.
+        self.edits: Edits | None = None
         # What hears in each trace whether anything asks in which mode a module is.
         self.reads: ModeReads | None = None
         self._tracer_kwargs = dict(tracer_kwargs or {})
@@ -289,30 +292,31 @@ class ModelTracing:
         if request.pending:
             names = [node.meta["qualified_name"] for node in self.graph().nodes if "qualified_name" in node.meta]
             request = request.among(names, "return_nodes")
+        asked = request if self.edits is None else self.edits.with_names(request)
         found: list[FreeDims] = []
 
         def follow(example: Example) -> Graph:
             error: Exception | None = None
             try:
-                trace = self._opened(example, request, owner, found)
-                if names_are_those_of_all_opened(trace.graph, request, trace.ran_inside_whole):
+                trace = self._opened(example, asked, owner, found)
+                if names_are_those_of_all_opened(trace.graph, asked, trace.ran_inside_whole):
                     return trace.graph
             except (NodeNameError, TraceError) as caught:
                 # A name may lie in a module that runs inside one it is no part of, or that cannot be followed while its
                 # parts run by themselves; and a list of all names is of help.
                 error = caught
-            wanted = _Wanted(request, owner, self)
-            trace, free = trace_checked(self._on_example(request), self.model, *_inputs(example), wanted)
+            wanted = _Wanted(asked, owner, self)
+            trace, free = trace_checked(self._on_example(asked), self.model, *_inputs(example), wanted)
             self._known(trace)
             found[:] = [free]
             try:
-                select(trace.graph, request, owner)
+                select(trace.graph, asked, owner)
             except NodeNameError as unknown:
                 raise (error if isinstance(error, TraceError) else unknown) from None
             return trace.graph
 
-        graph = self._either(follow, request)
-        return TracedModel(graph, request, select(graph, request, owner), found[0] if found else None)
+        graph = self._either(follow, asked)
+        return TracedModel(graph, request, select(graph, asked, owner), found[0] if found else None)
 
     def _opened(self, example: Example, request: Mapping[str, str], owner: str, found: list[FreeDims]) -> ExampleTrace:
         tracer = self._on_example(request, opened_for(self._modules, request))

@@ -1,0 +1,170 @@
+"""Edits: what a model computes if a value inside it were another one, as a forward hook would make it."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+from torch import nn
+
+import featx
+
+X = torch.rand(2, 3, 32, 32)
+
+
+def twice(value: torch.Tensor) -> torch.Tensor:
+    return value * 2
+
+
+def shifted(value: torch.Tensor) -> torch.Tensor:
+    return value + value.mean(0, keepdim=True)
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return torchvision.models.resnet18(weights=None).eval()
+
+
+def with_hooks(model: nn.Module, edits: dict[str, Callable[[Any], Any]], *paths: str) -> list[Any]:
+    """What modules return while forward hooks change what others do."""
+    seen: dict[str, Any] = {}
+    handles = [
+        model.get_submodule(path).register_forward_hook(lambda module, args, output, edit=edit: edit(output))
+        for path, edit in edits.items()
+    ]
+    handles += [
+        model.get_submodule(path).register_forward_hook(lambda m, args, out, path=path: seen.update({path: out}))
+        for path in paths
+    ]
+    model(X)
+    for handle in handles:
+        handle.remove()
+    return [seen[path] for path in paths]
+
+
+def extractor_of(model: nn.Module, nodes: Any, **options: Any) -> featx.DualGraphModule:
+    options.setdefault("example_inputs", X)
+    return featx.create_feature_extractor(model, nodes, suppress_diff_warning=True, **options)
+
+
+EDITS: dict[str, dict[str, Callable[[Any], Any]]] = {
+    "a stage": {"layer2": twice},
+    "inside a block": {"layer2.0.bn1": shifted},
+    "several": {"conv1": twice, "layer1.1": shifted, "layer3.0.conv2": featx.zero},
+    "one that is asked for": {"layer4": shifted},
+}
+
+
+@pytest.mark.parametrize("tracer", ["example", "symbolic"])
+@pytest.mark.parametrize("name", EDITS)
+def test_the_model_goes_on_with_what_the_edit_gives(model: nn.Module, name: str, tracer: str) -> None:
+    paths = ["layer1", "layer3", "layer4", "fc"]
+    options: Any = {"tracer": tracer, "example_inputs": X if tracer == "example" else None}
+    extractor = extractor_of(model, paths, edits=EDITS[name], **options)
+    expected = with_hooks(model, EDITS[name], *paths)
+    for each in (extractor, copy.deepcopy(extractor), pickle.loads(pickle.dumps(extractor))):
+        found = each(X)
+        assert list(found) == paths
+        assert all(map(torch.equal, found.values(), expected))
+    assert torch.equal(model(X), with_hooks(model, {}, "fc")[0])
+
+
+def test_gradients_flow_through_edits(model: nn.Module) -> None:
+    extractor = extractor_of(model, ["layer4"], edits={"layer2": twice})
+    model.zero_grad()
+    with_hooks(model, {"layer2": twice}, "layer4")[0].sum().backward()
+    expected = model.conv1.weight.grad.clone()
+    model.zero_grad()
+    extractor(X)["layer4"].sum().backward()
+    assert torch.equal(model.conv1.weight.grad, expected)
+
+
+def test_a_recorded_value_takes_the_place_of_another(model: nn.Module) -> None:
+    other = torch.rand(2, 3, 32, 32)
+    [recorded] = with_hooks(model, {}, "layer2")
+    extractor = extractor_of(model, ["layer2", "fc"], edits={model.layer2: recorded.detach()})
+    found = extractor(other)
+    assert torch.equal(found["layer2"], recorded)
+    assert torch.equal(found["fc"], with_hooks(model, {}, "fc")[0])
+    with pytest.raises(featx.RequestError, match=r"of shape \(2, 128, 4, 4\); the value has \(3, 128, 4, 4\)"):
+        extractor(torch.rand(3, 3, 32, 32))
+
+
+def test_patterns_and_classes(model: nn.Module) -> None:
+    extractor = extractor_of(model, ["fc"], edits={"layer[12].*.bn2": twice, nn.MaxPool2d: shifted})
+    edits: dict[str, Any] = {f"layer{stage}.{block}.bn2": twice for stage in (1, 2) for block in (0, 1)}
+    assert torch.equal(extractor(X)["fc"], with_hooks(model, {**edits, "maxpool": shifted}, "fc")[0])
+
+
+def test_operations_and_values_that_are_written_in_place() -> None:
+    class InPlace(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.relu = nn.Conv2d(3, 4, 1), nn.ReLU(inplace=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.relu(self.conv(x))
+            z = y * 3
+            return z + y
+
+    model = InPlace().eval()
+    conv = model.conv(X)
+    found = extractor_of(model, ["conv", "output"], edits={"conv": lambda value: -value})(X)
+    assert torch.equal(found["conv"], -conv)
+    y = torch.relu(-conv)
+    assert torch.equal(found["output"], y * 3 + y)
+    found = extractor_of(model, ["output", "mul"], edits={"mul": featx.zero})(X)
+    assert torch.equal(found["output"], torch.relu(conv))
+    assert not found["mul"].any()
+
+
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_modules_that_return_containers(kind: Any) -> None:
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return kind([self.a(x), self.b(x)])
+
+    class Uses(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.pair, self.last = Pair(), nn.Conv2d(3, 3, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            a, b = self.pair(x)
+            return self.last(a * b)
+
+    model = Uses().eval()
+    swap = lambda value: kind([value[1] + 1, value[0]])  # noqa: E731
+    [expected] = with_hooks(model, {"pair": swap}, "last")
+    for nodes in (["last"], ["last", "pair.a"]):
+        assert torch.equal(extractor_of(model, nodes, edits={"pair": swap})(X)["last"], expected)
+    zeros = extractor_of(model, ["last", "pair.b"], edits={"pair": featx.zero})(X)
+    assert torch.equal(zeros["last"], model.last(torch.zeros_like(X)))
+    assert torch.equal(zeros["pair.b"], model.pair.b(X))
+
+
+@pytest.mark.parametrize(
+    ("edits", "kind", "message"),
+    [
+        (["layer1"], featx.ArgumentTypeError, "must be a dict"),
+        ({"layer1": 3}, featx.ArgumentTypeError, "a function of the value or a tensor"),
+        ({"layer1": nn.ReLU()}, featx.ArgumentTypeError, "give a function that calls it"),
+        ({"layer9": twice}, featx.NodeNameError, "No node 'layer9'"),
+        ({"layer1": twice, "layer*": twice}, featx.RequestError, "two edits are of 'layer1'"),
+        ({"layr*": twice}, featx.RequestError, "matches no module"),
+    ],
+    ids=str,
+)
+def test_what_is_no_edit_is_refused(model: nn.Module, edits: Any, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        extractor_of(model, ["fc"], edits=edits)
