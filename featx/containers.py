@@ -41,9 +41,29 @@ class PartOfList(nn.ModuleList):
         return nn.Module.__repr__(self)
 
 
+class PartOfDict(nn.ModuleDict):
+    """What is left of a `ModuleDict`, with the keys that it has there."""
+
+    def _get_name(self) -> str:
+        return "ModuleDict"
+
+
+def is_of_graph_module(module: nn.Module) -> bool:
+    """Say whether a module is a container that a graph module has made, and none of the user's."""
+    return type(module) in (nn.Module, PartOfList, PartOfDict)
+
+
+def twin_of(container: nn.Module) -> nn.Module:
+    """Return another container with the same modules and tensors in dicts of its own for modules."""
+    twin = type(container)()
+    twin.__dict__.update(container.__dict__)
+    twin.__dict__["_modules"] = container._modules.copy()
+    return twin
+
+
 def empty_like(module: nn.Module) -> nn.Module:
     """Return a module without parts that holds some of those of `module` as it does: by number, by key or by name."""
     numbered = all(name.isdigit() for name in module._modules)
     if type(module) in (nn.ModuleList, nn.Sequential) and numbered:
         return PartOfList()
-    return nn.ModuleDict() if type(module) is nn.ModuleDict else nn.Module()
+    return PartOfDict() if type(module) is nn.ModuleDict else nn.Module()

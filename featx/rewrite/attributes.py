@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from featx.containers import is_of_graph_module
 from featx.errors import TargetError
 from featx.ir.node import Node
 from featx.ir.verify import find_attribute
@@ -97,7 +98,7 @@ class Attributes:
             if not hasattr(owner, part):
                 return True
             owner = getattr(owner, part)
-            if type(owner) is not nn.Module:
+            if not is_of_graph_module(owner):
                 return False  # no mere container: it may belong to the model that was traced
         return not hasattr(owner, name)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from torch import nn
 
+from featx.containers import is_of_graph_module, twin_of
 from featx.ir.graph import Graph
 from featx.module import GraphModule
 
@@ -36,15 +37,12 @@ def _remove(gm: GraphModule, path: str, used: set[str], own: set[nn.Module]) -> 
     *parents, _ = names = path.split(".")
     for part in parents:
         child = owners[-1]._modules.get(part)
-        if child is None or type(child) is not nn.Module:
+        if child is None or not is_of_graph_module(child):
             return
         if child not in own:
             # A shallow copy of `gm` has this container too.
-            twin = nn.Module()
-            twin.__dict__.update(child.__dict__)
-            twin.__dict__["_modules"] = child._modules.copy()
-            owners[-1]._modules[part] = child = twin
-            own.add(twin)
+            child = owners[-1]._modules[part] = twin_of(child)
+            own.add(child)
         owners.append(child)
     for depth in range(len(names), 0, -1):
         if ".".join(names[:depth]) in used:
