@@ -163,7 +163,7 @@ def test_modules_that_return_containers(kind: Any) -> None:
         ({"layer1": twice, "layer*": twice}, featx.RequestError, "two edits are of 'layer1'"),
         ({"layr*": twice}, featx.RequestError, "matches no module"),
     ],
-    ids=str,
+    ids=["a list", "a number", "a module", "no node", "twice", "no match"],
 )
 def test_what_is_no_edit_is_refused(model: nn.Module, edits: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
