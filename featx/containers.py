@@ -64,6 +64,24 @@ def twin_of(container: nn.Module) -> nn.Module:
 def empty_like(module: nn.Module) -> nn.Module:
     """Return a module without parts that holds some of those of `module` as it does: by number, by key or by name."""
     numbered = all(name.isdigit() for name in module._modules)
-    if type(module) in (nn.ModuleList, nn.Sequential) and numbered:
+    if type(module) in (nn.ModuleList, nn.Sequential, PartOfList) and numbered:
         return PartOfList()
-    return PartOfDict() if type(module) is nn.ModuleDict else nn.Module()
+    return PartOfDict() if type(module) in (nn.ModuleDict, PartOfDict) else nn.Module()
+
+
+def plain(module: nn.Module) -> nn.Module:
+    """Return a module, or for a container of a graph module one of torch with the same parts, at any depth. O(modules).
+
+    What is written to a file for others must not need featx.
+    """
+    if not is_of_graph_module(module):
+        return module
+    twin = nn.Module()
+    twin.__dict__.update(module.__dict__)
+    twin.__dict__["_modules"] = plain_parts(module)
+    return twin
+
+
+def plain_parts(module: nn.Module) -> dict[str, nn.Module | None]:
+    """Return the submodules of a module by name, each as `plain` gives it."""
+    return {name: None if child is None else plain(child) for name, child in module._modules.items()}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from featx.codegen.identifiers import is_dotted_name
+from featx.containers import plain_parts
 from featx.errors import ArgumentTypeError
 from featx.ir.identifiers import is_plain
 from featx.ir.names import qualified_name
@@ -55,8 +56,9 @@ def write_package(module: nn.Module, graph: Graph, code: PythonCode, folder: Pat
     folder.mkdir(parents=True, exist_ok=True)
     keys = ("training", "_parameters", "_buffers", "_non_persistent_buffers_set", "_modules")
     reads = {node.target.partition(".")[0] for node in graph.nodes if node.op == "get_attr"}
-    plain = {key: module.__dict__[key] for key in reads if key in module.__dict__}
-    torch.save({**{key: module.__dict__[key] for key in keys}, **plain}, folder / "state.pt")
+    state = {key: module.__dict__[key] for key in (*keys, *reads) if key in module.__dict__}
+    state["_modules"] = plain_parts(module)
+    torch.save(state, folder / "state.pt")
     is_private = _PRIVATE.search(code.src) is not None
     indent = "" if is_private else "    "
     body = "\n".join(indent + line if line.strip() else "" for line in code.src.split("\n")).rstrip()

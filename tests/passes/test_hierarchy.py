@@ -38,4 +38,4 @@ def test_modules_that_are_kept_whole_and_graphs_without_meta() -> None:
     hierarchy = Hierarchy(module)
     call = module.graph.find_nodes(op="call_module")[0]
     assert hierarchy.around(call) == ("", "blocks", "blocks.0")
-    assert [hierarchy.kind(path) for path in hierarchy.around(call)] == ["GraphModule", "Module", "Sequential"]
+    assert [hierarchy.kind(path) for path in hierarchy.around(call)] == ["GraphModule", "ModuleList", "Sequential"]
