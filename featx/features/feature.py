@@ -27,7 +27,8 @@ class Feature:
     Args:
         key: its key in the result; by default its name. A `*` stands for what a pattern has matched.
         detach: cut it off from the graph of gradients.
-        pool: reduce its places, or its tokens of patches: "avg" and "max"; "gem", the generalized mean
+        pool: reduce its places, or its tokens but for those that `FeatureInfo.prefix_tokens` counts: "avg" and "max";
+            "gem", the generalized mean
             `mean(max(x, 1e-6) ** 3) ** (1 / 3)` (Radenovic et al., Fine-tuning CNN Image Retrieval with No Human
             Annotation, 2018); "cls", the first token.
         layout: "NCHW" or "NHWC" for maps, "NCL" or "NLC" for sequences: permute to this.
@@ -56,10 +57,6 @@ class Feature:
             raise ArgumentTypeError(f"dtype must be a torch.dtype, got {self.dtype!r}")
         if self.apply is not None and not callable(self.apply):
             raise ArgumentTypeError(f"apply must be a function or a module, got {self.apply!r:.80}")
-
-    def with_key(self, key: str) -> Feature:
-        """Return the same with another key."""
-        return replace(self, key=key)
 
 
 @dataclass(frozen=True)

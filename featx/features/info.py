@@ -12,8 +12,8 @@ from torch import nn
 
 from featx.ir.node import Node
 
-# Class tokens, registers and the like, ahead of the tokens of patches.
-_MOST_PREFIX_TOKENS = 16
+# What models call the parameter that is their class token.
+_CLASS_TOKENS = frozenset({"cls_token", "class_token", "class_embedding"})
 _LOST_AT_EDGES = 0.2
 _CHANNELS_FIRST = (nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d, nn.MaxPool1d, nn.AvgPool1d)
 _CHANNELS_LAST = (nn.Linear, nn.LayerNorm, nn.Embedding)
@@ -114,48 +114,63 @@ def infos_of(
     """
     by_key = {key: name for name, key in names.items()}
     modules = dict(model.named_modules())
-    return FeatureInfos([_info(key, by_key[key], node, modules, image) for key, node in wanted.items()])
+    prefixes = _prefixes(model)
+    return FeatureInfos([_info(key, by_key[key], node, modules, image, prefixes) for key, node in wanted.items()])
+
+
+def _prefixes(model: nn.Module) -> tuple[int, ...]:
+    """Return how many tokens may stand ahead of those of patches: what the model declares, or one class token.
+
+    It is never guessed from the number of tokens: 32 queries of a model are no 16 patches with 16 others.
+    """
+    declared = getattr(model, "num_prefix_tokens", None)  # of timm
+    if type(declared) is int:
+        return (0, declared)
+    has_class = any(name.rpartition(".")[2] in _CLASS_TOKENS for name, _ in model.named_parameters())
+    return (0, 1) if has_class else (0,)
 
 
 def _info(
-    key: str, name: str, node: Node, modules: Mapping[str, nn.Module], image: tuple[int, ...] | None
+    key: str,
+    name: str,
+    node: Node,
+    modules: Mapping[str, nn.Module],
+    image: tuple[int, ...] | None,
+    prefixes: tuple[int, ...],
 ) -> FeatureInfo:
     module = type(modules[name]).__name__ if name in modules else None
     seen: Any = node.meta.get("shape")
     shape: tuple[int, ...] | None = None
     if seen is not None and all(type(size) is int for size in seen):  # a jagged tensor has a length of another class
         shape = tuple(seen)
-    layout, prefix = _layout(shape, image, modules.get(name))
+    patches = None if image is None or shape is None else _patches(shape, image, prefixes)
+    layout = _layout(shape, image, modules.get(name), has_patches=patches is not None)
     channels = None if layout is None or shape is None else shape[layout.index("C")]
     stride = None
     if image is not None and shape is not None and layout is not None:
-        stride = _stride(layout, shape, image, prefix)
+        stride = _stride(layout, shape, image) if patches is None else patches[0]
+    prefix = 0 if patches is None else patches[1]
     return FeatureInfo(key, name, module, shape, node.meta.get("dtype"), layout, channels, stride, prefix)
 
 
 def _layout(
-    shape: tuple[int, ...] | None, image: tuple[int, ...] | None, module: nn.Module | None
-) -> tuple[str | None, int]:
+    shape: tuple[int, ...] | None, image: tuple[int, ...] | None, module: nn.Module | None, *, has_patches: bool
+) -> str | None:
     dims = 0 if shape is None else len(shape)
     if shape is None or dims < 2 or dims > 5:
-        return None, 0
+        return None
     if dims == 2:
-        return "NC", 0
+        return "NC"
     places = "DHW"[5 - dims :] if dims > 3 else "L"
     first, last = f"NC{places}", f"N{places}C"
     if image is None or 0 in image or len(image) not in (dims - 2, 2):
-        return (last if dims == 3 else first), 0
+        return last if dims == 3 else first
     if dims == 3:
-        prefix = _prefix_tokens(shape[1], image) if len(image) == 2 else None
-        if prefix is not None:
-            return last, prefix
-        if isinstance(module, _CHANNELS_FIRST):
-            return first, 0
+        if not has_patches and isinstance(module, _CHANNELS_FIRST):
+            return first
         # An operation on signals says nothing of which dimension is which.
-        return (last if len(image) == 2 or isinstance(module, _CHANNELS_LAST) else None), 0
-    if _is_even(shape[2:], image) or not _is_even(shape[1:-1], image):
-        return first, 0
-    return last, 0
+        return last if len(image) == 2 or isinstance(module, _CHANNELS_LAST) else None
+    return first if _is_even(shape[2:], image) or not _is_even(shape[1:-1], image) else last
 
 
 def _is_even(places: tuple[int, ...], image: tuple[int, ...]) -> bool:
@@ -167,29 +182,18 @@ def _is_even(places: tuple[int, ...], image: tuple[int, ...]) -> bool:
     return all(abs(ratio / ratios[0] - 1) <= 2 * max(steps) for ratio in ratios)
 
 
-def _prefix_tokens(tokens: int, image: tuple[int, ...]) -> int | None:
-    found = _tokens_of_patches(tokens, image)
-    return None if found is None else found[1]
-
-
-def _tokens_of_patches(tokens: int, image: tuple[int, ...]) -> tuple[int, int] | None:
-    """Return the side of the patches, and how many tokens are none; None where the tokens are no patches."""
-    fitting = [
-        (tokens - math.prod(size // side for size in image), side)
-        for side in range(1, min(image) + 1)
-        if all(size % side == 0 for size in image)
-    ]
-    fitting = [(prefix, side) for prefix, side in fitting if 0 <= prefix <= _MOST_PREFIX_TOKENS]
-    if not fitting:
+def _patches(shape: tuple[int, ...], image: tuple[int, ...], prefixes: tuple[int, ...]) -> tuple[int, int] | None:
+    """Return the side of the patches of tokens, and how many tokens are none; None where the tokens are no patches."""
+    if len(shape) != 3 or len(image) != 2 or 0 in image:
         return None
-    prefix, side = min(fitting)
-    return side, prefix
+    for prefix in sorted(prefixes):
+        for side in range(1, min(image) + 1):
+            if all(size % side == 0 for size in image) and shape[1] - prefix == math.prod(image) // side**2:
+                return side, prefix
+    return None
 
 
-def _stride(layout: str, shape: tuple[int, ...], image: tuple[int, ...], prefix: int) -> Any:
-    if "L" in layout and len(image) == 2:
-        found = _tokens_of_patches(shape[1], image)
-        return None if found is None else found[0]
+def _stride(layout: str, shape: tuple[int, ...], image: tuple[int, ...]) -> Any:
     places = [size for size, name in zip(shape, layout, strict=True) if name not in "NC"]
     if not places or 0 in places or len(places) != len(image):
         return None

@@ -97,6 +97,21 @@ def test_layouts_of_transformers(name: str, node: str, layout: str, channels: in
     assert (info.layout, info.channels, info.stride, info.prefix_tokens) == (layout, channels, stride, prefix)
 
 
+def test_tokens_that_are_as_many_as_patches_by_chance_are_all_pooled() -> None:
+    class Queries(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens, self.last = nn.Parameter(torch.rand(1, 32, 4)), nn.Identity()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(self.tokens * x.mean((1, 2, 3))[:, None, None])
+
+    model, x = Queries().eval(), torch.rand(2, 3, 64, 64)  # 16 patches of 16 pixels, and 16 tokens more
+    nodes = {"last": featx.Feature("pooled", pool="avg")}
+    found = featx.create_feature_extractor(model, nodes, example_inputs=x)(x)["pooled"]
+    assert torch.equal(found, model(x).mean(1))
+
+
 def test_videos_signals_and_texts() -> None:
     video = nn.Sequential(nn.Conv3d(3, 8, 3, stride=(1, 2, 2), padding=1), nn.ReLU())
     [info] = info_of(video, ["0"], example_inputs=torch.rand(1, 3, 8, 32, 32))
