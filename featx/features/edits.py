@@ -80,7 +80,7 @@ class Edits:
 
 
 def _edit(graph: Graph, node: Node, edit: Edit, name: str) -> Node:
-    users = _users_behind(node)
+    users = list(node.users)  # checks too: what Python decides by the value, it would decide by the edited one
     with graph.inserting_after(node):
         if isinstance(edit, torch.Tensor):
             new = graph.call_function(in_place_of, (node, edit, name))
@@ -117,10 +117,6 @@ def _go_on_with_parts(graph: Graph, mark: Node, new: Node, name: str) -> None:
 def _replace_behind(place: Node, old: Node, new: Node) -> None:
     for user in [user for user in old.users if user > place and user is not new]:
         user.replace_input_with(old, new)
-
-
-def _users_behind(node: Node) -> list[Node]:
-    return [user for user in node.users if not user.meta.get("is_guard")]
 
 
 def in_place_of(value: torch.Tensor, given: torch.Tensor, name: str) -> torch.Tensor:

@@ -124,6 +124,46 @@ def test_operations_and_values_that_are_written_in_place() -> None:
     assert not found["mul"].any()
 
 
+def test_an_edit_that_would_change_a_decision_is_refused_when_it_runs() -> None:
+    class Decides(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = nn.Identity()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            is_positive = x.sum() > 0
+            if is_positive:
+                x = x * 2
+            return self.last(x)
+
+    model = Decides().eval()
+    for edits in ({"gt": torch.logical_not}, {"sum": torch.neg}):
+        extractor = extractor_of(model, ["last"], edits=edits)
+        with pytest.raises(featx.SpecializationError):
+            extractor(X)
+    same = extractor_of(model, ["last"], edits={"gt": torch.clone, "sum": twice})
+    assert torch.equal(same(X)["last"], X * 2)
+
+
+def test_an_edit_that_gives_something_else_than_a_tensor_is_refused_where_python_may_look_at_it() -> None:
+    class Block(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+    class Looks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block, self.last = Block(), nn.Identity()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.block(x)
+            return self.last(y[0] if isinstance(y, tuple) else y)
+
+    extractor = extractor_of(Looks().eval(), ["last"], edits={"block": lambda value: (value, value)})
+    with pytest.raises(featx.SpecializationError, match="'block'"):
+        extractor(X)
+
+
 @pytest.mark.parametrize("kind", [tuple, list])
 def test_modules_that_return_containers(kind: Any) -> None:
     class Pair(nn.Module):
