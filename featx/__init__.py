@@ -33,6 +33,7 @@ from featx.errors import (
     UnsupportedArgumentError,
 )
 from featx.features.adaptive import AdaptiveExtractor
+from featx.features.backbone import Backbone, BackboneWithNeck, create_backbone
 from featx.features.dual import DualGraphModule
 from featx.features.edits import zero
 from featx.features.extractor import create_feature_extractor
@@ -41,6 +42,7 @@ from featx.features.info import FeatureInfo, FeatureInfos
 from featx.features.nodes import get_graph_node_names
 from featx.features.prune import prune
 from featx.features.select import select
+from featx.features.table import NodeInfo, NodeTable, nodes
 from featx.features.tracing import FeatureTracer
 from featx.interpret.interpreter import Interpreter
 from featx.interpret.transformer import Transformer
@@ -72,6 +74,8 @@ __all__ = [
     "AdaptiveExtractor",
     "ArgumentTypeError",
     "Attribute",
+    "Backbone",
+    "BackboneWithNeck",
     "ControlFlowError",
     "CostError",
     "Drawing",
@@ -99,7 +103,9 @@ __all__ = [
     "MutationError",
     "Node",
     "NodeInUseError",
+    "NodeInfo",
     "NodeNameError",
+    "NodeTable",
     "NodeTargetError",
     "ParameterProxy",
     "PassError",
@@ -120,6 +126,7 @@ __all__ = [
     "Transformer",
     "UnsupportedArgumentError",
     "cost",
+    "create_backbone",
     "create_feature_extractor",
     "draw",
     "from_torch_fx",
@@ -127,6 +134,7 @@ __all__ = [
     "has_side_effect",
     "map_aggregate",
     "map_arg",
+    "nodes",
     "profile",
     "prune",
     "replace_pattern",

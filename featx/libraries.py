@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 from types import FunctionType
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
@@ -19,6 +19,21 @@ PURE_OPERATORS = frozenset({"torchvision"})
 # What the models of transformers call the input that says which places of a batch are no padding.
 MASK_OF_PADDING = "attention_mask"
 _READ_ONLY = frozenset({"torchvision.ops.misc.SqueezeExcitation", "torchvision.ops.misc.FrozenBatchNorm2d"})
+
+
+def module_that_is_meant(model: nn.Module, name: str) -> str:
+    """Return which module a model of timm means by a name in its `feature_info`, some of which it does not have."""
+    kind = type(model).__name__
+    if kind == "MultiScaleVit":
+        return name.replace("block.", "stages.", 1)
+    if kind == "Twins":
+        return name.replace("block.", "blocks.", 1)
+    if kind == "CoaT" and name == "parallel_blocks":  # a list, whose last item returns all maps
+        return f"{name}.{len(cast(Any, model).parallel_blocks) - 1}"
+    if kind == "HighResolutionNet" and name.startswith("stage"):  # a map behind the last stage, which has all of them
+        has_own = getattr(model, "incre_modules", None) is not None
+        return f"incre_modules.{int(name.removeprefix('stage')) - 1}" if has_own else "stage4"
+    return name
 
 
 def is_read_only(kind: type[nn.Module]) -> bool:

@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, overload
 
 from torch import nn
 
-from featx.errors import ArgumentTypeError, DrawnAwayError, RequestError
+from featx.errors import ArgumentTypeError, RequestError
 from featx.features.adaptive import AdaptiveExtractor
-from featx.features.cases import Cases
-from featx.features.decisions import decides_by_inputs
+from featx.features.building import Options, build
 from featx.features.dual import DualGraphModule
-from featx.features.edits import Edit, Edits
-from featx.features.examples import Example
-from featx.features.feature import Feature, process, with_heads
-from featx.features.info import FeatureInfos, infos_of
-from featx.features.nodes import names_of, warn_of_differences
-from featx.features.prune import prune
+from featx.features.edits import Edit
+from featx.features.feature import Feature
 from featx.features.request import Request, as_request
-from featx.features.tracing import ModelTracing, TracedModel, TracerName, check_model
-from featx.features.untraced import untraced_graph
-from featx.ir.graph import Graph
-from featx.tracing.checks.free_sizes import FreeDims
+from featx.features.tracing import TracerName, check_model
 from featx.tracing.example.tracer import CheckSizes
 
 # A node by its name, a pattern of names, a module of the model, or a class of modules.
@@ -141,12 +133,18 @@ def create_feature_extractor(
             message says where and what to do.
     """
     requests = _requests(model, return_nodes, train_return_nodes, eval_return_nodes)
-    is_lenient = return_nodes is not None
-    options = _Options(
-        tracer_kwargs, concrete_args, tracer, check_sizes, is_lenient, suppress_diff_warning, adaptive, edits
+    options = Options(
+        tracer_kwargs=tracer_kwargs,
+        concrete_args=concrete_args,
+        tracer=tracer,
+        check_sizes=check_sizes,
+        is_lenient=return_nodes is not None,
+        suppress_diff_warning=suppress_diff_warning,
+        adaptive=adaptive,
+        edits=edits,
     )
     if not adaptive:
-        return _build(model, requests, options, example_inputs)
+        return build(model, requests, options, example_inputs)
     if tracer == "symbolic":
         raise ArgumentTypeError("adaptive=True follows each new input; tracer='symbolic' follows none")
     heads = [each.apply for request in requests.values() for each in request.features.values()]
@@ -155,158 +153,9 @@ def create_feature_extractor(
             "an extractor with adaptive=True has the parts of the model alone, so a Feature cannot apply a module; "
             "call the module on what the extractor returns"
         )
-    first = _build(model, requests, options, example_inputs)
+    first = build(model, requests, options, example_inputs)
     options = replace(options, suppress_diff_warning=True)
-    return AdaptiveExtractor(model, first, functools.partial(_build, model, requests, options))
-
-
-@dataclass(frozen=True)
-class _Options:
-    """How an extractor is built: see `create_feature_extractor`; `is_lenient` lets one mode be left out."""
-
-    tracer_kwargs: Mapping[str, Any] | None
-    concrete_args: dict[str, Any] | None
-    tracer: TracerName
-    check_sizes: CheckSizes
-    is_lenient: bool
-    suppress_diff_warning: bool
-    adaptive: bool | None
-    edits: Mapping[Any, Edit] | None
-
-
-def _build(model: nn.Module, requests: dict[bool, Request], options: _Options, example_inputs: Any) -> DualGraphModule:
-    tracing = _tracing(model, options, example_inputs)
-    try:
-        modes = {training: _trace_mode(tracing, request, training) for training, request in requests.items()}
-    finally:
-        tracing.drop()
-    _settle(modes[model.training], modes[not model.training], is_lenient=options.is_lenient)
-    present = None
-    if tracing.flags() != modes[model.training].flags:
-        # Somebody has put parts of the model into another mode than the whole.
-        tracing.training = None
-        present = _Mode(model.training, {})
-        present.finish(tracing.wanted(requests[model.training], "as it is now"), tracing)
-    if not options.suppress_diff_warning and not any(mode.error for mode in modes.values()):
-        warn_of_differences(modes[True].names, modes[False].names, level=4)
-    extractor = DualGraphModule(
-        with_heads(model, {**modes[True].features, **modes[False].features}),
-        modes[True].graph,
-        modes[False].graph,
-        type(model).__name__,
-        present_graph=None if present is None else present.graph,
-        exceptions={training: mode.exceptions for training, mode in modes.items()},
-        infos={training: mode.infos for training, mode in modes.items()},
-        cases=_cases(model, requests, options) if _is_adapted(modes.values(), options) else None,
-    )
-    extractor.meta["free_dims"] = {training: mode.free_dims for training, mode in modes.items()}
-    return extractor
-
-
-def _tracing(model: nn.Module, options: _Options, example_inputs: Any) -> ModelTracing:
-    tracing = ModelTracing(
-        model, options.tracer_kwargs, options.concrete_args, example_inputs, options.tracer, options.check_sizes
-    )
-    tracing.edits = None if options.edits is None else Edits(options.edits, model)
-    return tracing
-
-
-def _is_adapted(modes: Iterable[_Mode], options: _Options) -> bool:
-    return options.adaptive is None and any(decides_by_inputs(mode.graph) for mode in modes if mode.free_dims)
-
-
-def _cases(model: nn.Module, requests: dict[bool, Request], options: _Options) -> Cases:
-    return Cases(model, functools.partial(_graph_of_case, requests, options))
-
-
-def _graph_of_case(
-    requests: dict[bool, Request], options: _Options, model: nn.Module, training: bool, example: Example
-) -> Graph:
-    tracing = _tracing(model, options, example)
-    try:
-        mode = _trace_mode(tracing, requests[training], training)
-    finally:
-        tracing.drop()
-    if mode.error is not None:
-        raise mode.error
-    return mode.graph
-
-
-@dataclass
-class _Mode:
-    """What became of a model in train mode or in eval mode.
-
-    Attributes:
-        training: which of the two.
-        flags: the mode of each submodule, by path.
-        graph: what computes the requested values.
-        names: those of all nodes of the trace.
-        free_dims: which dimensions of the inputs may differ.
-        infos: what is returned.
-        features: what is done to the values, by key.
-        error: why it could not be traced, if it could not.
-    """
-
-    training: bool
-    flags: dict[str, bool]
-    graph: Graph = field(default_factory=Graph)
-    names: list[str] = field(default_factory=lambda: list[str]())
-    free_dims: FreeDims | None = None
-    infos: FeatureInfos = field(default_factory=lambda: FeatureInfos(()))
-    features: dict[str, Feature] = field(default_factory=lambda: dict[str, Feature]())
-    error: Exception | None = None
-
-    def finish(self, traced: TracedModel, tracing: ModelTracing) -> None:
-        """Take what a trace found: the graph of what is wanted alone, with what is done to that."""
-        self.names = names_of(traced.graph)
-        wanted = traced.wanted
-        if tracing.edits is not None:
-            wanted = tracing.edits.make(traced.graph, wanted, traced.request)
-        self.graph = prune(traced.graph, wanted, tracing.model_in_mode())
-        self.free_dims = traced.free_dims
-        infos = infos_of(wanted, traced.request, tracing.model, tracing.image)
-        self.features = {key: each for key, each in traced.request.features.items() if key in wanted}
-        processed = process(self.graph, self.features, {info.key: info for info in infos})
-        self.infos = FeatureInfos([processed.get(info.key, info) for info in infos])
-
-    @property
-    def exceptions(self) -> list[str]:
-        """The paths of the submodules that the model itself keeps in the other mode."""
-        return [path for path, training in self.flags.items() if training != self.training]
-
-
-def _trace_mode(tracing: ModelTracing, request: Request, training: bool) -> _Mode:
-    tracing.training = training
-    mode = _Mode(training, tracing.flags(training))
-    try:
-        traced = tracing.wanted(request, _name_of(training))
-    except DrawnAwayError as error:
-        mode.error = error
-    except RequestError:
-        raise
-    except Exception as error:  # the model's own too: a batch of one sample, targets that are missing
-        mode.error = error
-    else:
-        mode.finish(traced, tracing)
-    return mode
-
-
-def _settle(present: _Mode, other: _Mode, *, is_lenient: bool) -> None:
-    """Let a mode that could not be traced raise when it runs.
-
-    Where that is not lenient, both are such, or a name is missing in the present one, raise now.
-    """
-    error = present.error or other.error
-    if error is None:
-        return
-    if not is_lenient or (present.error and other.error) or isinstance(present.error, RequestError):
-        raise error
-    failed, traced = (present, other) if present.error else (other, present)
-    failed.graph = untraced_graph(traced.graph, error, _name_of(failed.training))
-
-
-def _name_of(training: bool) -> str:
-    return "train" if training else "eval"
+    return AdaptiveExtractor(model, first, functools.partial(build, model, requests, options))
 
 
 def _requests(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
@@ -10,13 +11,17 @@ import torch
 from torch import nn
 
 from featx.errors import ArgumentTypeError, RequestError
+from featx.features.images import ImageInput
 from featx.features.info import FeatureInfo
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 
 Pool = Literal["avg", "max", "gem", "cls"]
+PrefixTokens = Literal["keep", "drop", "apart"]
 # Where the modules are that the user gives for features.
 HEADS = "feature_heads"
+_MAPS, _SEQUENCES, _VOLUMES = ("NCHW", "NHWC"), ("NCL", "NLC"), ("NCDHW", "NDHWC")
+_LAYOUTS = (*_MAPS, *_SEQUENCES, *_VOLUMES)
 _GEM_POWER, _GEM_LEAST = 3.0, 1e-6
 
 
@@ -31,7 +36,11 @@ class Feature:
             "gem", the generalized mean
             `mean(max(x, 1e-6) ** 3) ** (1 / 3)` (Radenovic et al., Fine-tuning CNN Image Retrieval with No Human
             Annotation, 2018); "cls", the first token.
-        layout: "NCHW" or "NHWC" for maps, "NCL" or "NLC" for sequences: permute to this.
+        layout: permute to this: "NCHW" or "NHWC" for maps, "NCL" or "NLC" for sequences, "NCDHW" or "NDHWC" for
+            videos. Tokens of patches become maps by the first two, without those that `FeatureInfo.prefix_tokens`
+            counts, and maps become sequences by "NCL" and "NLC".
+        prefix_tokens: what to do with the tokens that stand ahead of those of patches: "keep" them, "drop" them, or
+            put them "apart", as a value of their own under the key with `_prefix` behind it.
         flatten: make one dimension of all but the first.
         apply: a function of the tensor, or a module, which becomes a part of the extractor with its parameters.
         dtype: cast to this.
@@ -49,14 +58,24 @@ class Feature:
     apply: Callable[[torch.Tensor], Any] | nn.Module | None = None
     dtype: torch.dtype | None = None
     of_layout: str | None = None
+    prefix_tokens: PrefixTokens = "keep"
 
     def __post_init__(self) -> None:
         if self.pool is not None and self.pool not in get_args(Pool):
             raise ArgumentTypeError(f"pool must be one of {', '.join(get_args(Pool))}, got {self.pool!r}")
+        if self.prefix_tokens not in get_args(PrefixTokens):
+            raise ArgumentTypeError(
+                f"prefix_tokens must be one of {', '.join(get_args(PrefixTokens))}, got {self.prefix_tokens!r}"
+            )
         if self.dtype is not None and not isinstance(self.dtype, torch.dtype):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ArgumentTypeError(f"dtype must be a torch.dtype, got {self.dtype!r}")
+        if self.layout is not None and self.layout not in _LAYOUTS:
+            raise ArgumentTypeError(f"layout must be one of {', '.join(_LAYOUTS)}, got {self.layout!r}")
         if self.apply is not None and not callable(self.apply):
             raise ArgumentTypeError(f"apply must be a function or a module, got {self.apply!r:.80}")
+
+
+_AS_IT_IS = Feature()
 
 
 @dataclass(frozen=True)
@@ -75,7 +94,29 @@ class _Step:
         return graph.call_method(self.method, (node, *self.args))
 
 
-def process(graph: Graph, features: Mapping[str, Feature], infos: Mapping[str, FeatureInfo]) -> dict[str, FeatureInfo]:
+@dataclass(frozen=True)
+class _Unfold:
+    """Make two dimensions, the places of patches of an image, of the last one."""
+
+    side: int
+    image: ImageInput
+
+    def on(self, value: Any) -> Any:
+        return value.unflatten(-1, [size // self.side for size in self.image.sizes])
+
+    def in_graph(self, graph: Graph, node: Node) -> Node:
+        (image,) = (each for each in graph.nodes if each.op == "placeholder" and each.target == self.image.name)
+        sizes = [graph.call_method("size", (image, place)) for place in (-2, -1)]
+        counts = [graph.call_function(operator.floordiv, (size, self.side)) for size in sizes]
+        return graph.call_method("unflatten", (node, -1, counts))
+
+
+_Steps = list["_Step | _Unfold"]
+
+
+def process(
+    graph: Graph, features: Mapping[str, Feature], infos: Mapping[str, FeatureInfo], image: ImageInput | None
+) -> dict[str, FeatureInfo]:
     """Let `graph`, which returns a dict, do to its values what `features` says by key; return what comes out then.
 
     `graph` is changed. O(features).
@@ -83,25 +124,50 @@ def process(graph: Graph, features: Mapping[str, Feature], infos: Mapping[str, F
     Raises:
         RequestError: something cannot be done with a value of this layout, or that has none.
     """
+    if not features:
+        return dict(infos)
     output = graph.output_node()
-    values: dict[str, Any] = dict(output.args[0])
+    values: dict[str, Any] = {}
     found: dict[str, FeatureInfo] = {}
-    for key, feature in features.items():
-        steps, info = _steps(feature, infos[key])
-        node = values[key]
-        for step in steps:  # at once, so that no whole map is kept until the end
-            with graph.inserting_after(node):
-                node = step.in_graph(graph, node)
-        with graph.inserting_before(output):  # these may draw random numbers, after the model
-            if isinstance(feature.apply, nn.Module):
-                node = graph.call_module(head_path(key), (node,))
-            elif feature.apply is not None:
-                node = graph.call_function(feature.apply, (node,))
-            if feature.dtype is not None:
-                node = graph.call_method("to", (node, feature.dtype))
-            values[key], found[key] = node, _after(feature, info)
+    for key, node in dict(output.args[0]).items():
+        feature = features.get(key, _AS_IT_IS)
+        if feature.prefix_tokens == "apart" and infos[key].prefix_tokens:
+            own = replace(feature, prefix_tokens="drop")
+            values[key], found[key] = _processed(graph, node, key, own, infos[key], image)
+            if f"{key}_prefix" in infos:
+                raise RequestError(
+                    f"the key '{key}_prefix' is that of the prefix tokens of '{key}'; choose another one"
+                )
+            values[f"{key}_prefix"], found[f"{key}_prefix"] = _prefix_of(graph, node, key, infos[key])
+        else:
+            values[key], found[key] = _processed(graph, node, key, feature, infos[key], image)
     output.args = (values,)
     return found
+
+
+def _processed(
+    graph: Graph, node: Node, key: str, feature: Feature, info: FeatureInfo, image: ImageInput | None
+) -> tuple[Node, FeatureInfo]:
+    steps, info = _steps(feature, info, image)
+    for step in steps:  # at once, so that no whole map is kept until the end
+        with graph.inserting_before(node.next):
+            node = step.in_graph(graph, node)
+    with graph.inserting_before(graph.output_node()):  # these may draw random numbers, after the model
+        if isinstance(feature.apply, nn.Module):
+            node = graph.call_module(head_path(key), (node,))
+        elif feature.apply is not None:
+            node = graph.call_function(feature.apply, (node,))
+        if feature.dtype is not None:
+            node = graph.call_method("to", (node, feature.dtype))
+    return node, _after(feature, info)
+
+
+def _prefix_of(graph: Graph, node: Node, key: str, info: FeatureInfo) -> tuple[Node, FeatureInfo]:
+    step = _Step("[]", (slice(None), slice(None, info.prefix_tokens)))
+    with graph.inserting_before(node.next):
+        prefix = step.in_graph(graph, node)
+    after = _seen_after([step], replace(info, key=f"{key}_prefix"))
+    return prefix, replace(after, stride=None, prefix_tokens=info.prefix_tokens)
 
 
 def head_path(key: str) -> str:
@@ -131,9 +197,9 @@ def with_heads(model: nn.Module, features: Mapping[str, Feature]) -> nn.Module:
     return root
 
 
-def _steps(feature: Feature, info: FeatureInfo) -> tuple[list[_Step], FeatureInfo]:
+def _steps(feature: Feature, info: FeatureInfo, image: ImageInput | None) -> tuple[_Steps, FeatureInfo]:
     layout = feature.of_layout or info.layout
-    steps = [_Step("detach")] if feature.detach else []
+    steps: _Steps = [_Step("detach")] if feature.detach else []
     if (feature.pool or feature.layout) and layout is None:
         raise RequestError(
             f"'{info.node}' is not known to have places or channels (its shape is {info.shape}); say of_layout='NCHW', "
@@ -142,6 +208,14 @@ def _steps(feature: Feature, info: FeatureInfo) -> tuple[list[_Step], FeatureInf
     if feature.pool is not None and layout != "NC":
         steps += _pooled(feature.pool, str(layout), info)
         layout = "NC"
+    if feature.layout in _MAPS and layout == "NLC":
+        steps += _to_map(info, image)
+        layout = "NCHW"
+    elif feature.layout in _SEQUENCES and layout in _MAPS:
+        steps += [_Step("flatten", (2,))] if layout == "NCHW" else [_Step("flatten", (1, 2))]
+        layout = "NCL" if layout == "NCHW" else "NLC"
+    elif feature.prefix_tokens == "drop" and feature.pool is None:
+        steps += _without_prefix(info)
     if feature.layout is not None and layout != feature.layout:
         if sorted(str(layout)) != sorted(feature.layout):
             raise RequestError(f"'{info.node}' is {layout} and cannot be permuted to {feature.layout}")
@@ -153,14 +227,24 @@ def _steps(feature: Feature, info: FeatureInfo) -> tuple[list[_Step], FeatureInf
     return steps, _seen_after(steps, replace(info, layout=layout))
 
 
-def _pooled(pool: str, layout: str, info: FeatureInfo) -> list[_Step]:
+def _to_map(info: FeatureInfo, image: ImageInput | None) -> _Steps:
+    if image is None or image.name is None or type(info.stride) is not int:
+        raise RequestError(
+            f"the {info.shape} of '{info.node}' are not known to be patches of an image, so they are no map"
+        )
+    return [*_without_prefix(info), _Step("transpose", (1, 2)), _Unfold(info.stride, image)]
+
+
+def _without_prefix(info: FeatureInfo) -> _Steps:
+    return [_Step("[]", (slice(None), slice(info.prefix_tokens, None)))] if info.prefix_tokens else []
+
+
+def _pooled(pool: str, layout: str, info: FeatureInfo) -> _Steps:
     if pool == "cls":
         if layout != "NLC" or not info.prefix_tokens:
             raise RequestError(f"'{info.node}' is {layout} and has no class token; take pool='avg'")
         return [_Step("select", (1, 0))]
-    steps: list[_Step] = []
-    if info.prefix_tokens:
-        steps.append(_Step("[]", (slice(None), slice(info.prefix_tokens, None))))
+    steps = _without_prefix(info)
     places = tuple(place for place, name in enumerate(layout) if name not in "NC")
     if pool == "gem":
         return [
@@ -170,7 +254,7 @@ def _pooled(pool: str, layout: str, info: FeatureInfo) -> list[_Step]:
     return [*steps, _Step("mean" if pool == "avg" else "amax", (places,))]
 
 
-def _seen_after(steps: list[_Step], info: FeatureInfo) -> FeatureInfo:
+def _seen_after(steps: _Steps, info: FeatureInfo) -> FeatureInfo:
     if not steps or info.shape is None:
         return info
     value = torch.empty(info.shape, dtype=info.dtype, device="meta")
@@ -179,9 +263,10 @@ def _seen_after(steps: list[_Step], info: FeatureInfo) -> FeatureInfo:
     shape, layout = tuple(value.shape), info.layout
     channels = shape[layout.index("C")] if layout is not None else None
     has_places = layout is not None and layout != "NC"
+    has_prefix = layout in _SEQUENCES and shape[layout.index("L")] == info.shape[1]
     return replace(
         info, shape=shape, dtype=value.dtype, channels=channels, stride=info.stride if has_places else None,
-        prefix_tokens=info.prefix_tokens if has_places else 0,
+        prefix_tokens=info.prefix_tokens if has_prefix else 0,
     )  # fmt: skip
 
 

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, overload
 
 import torch
 from torch import nn
 
+from featx.features.images import ImageInput
 from featx.ir.node import Node
+from featx.tracing.recording.module_output import module_output
 
 # What models call the parameter that is their class token.
-_CLASS_TOKENS = frozenset({"cls_token", "class_token", "class_embedding"})
-_LOST_AT_EDGES = 0.2
+_CLASS_TOKEN = re.compile(r"(cls_token|class_token|class_embedding)\d*")
+# How much of an image convolutions without padding may lose at its edges, in all and where none has a stride.
+_LOST_AT_EDGES, _LOST_WITHOUT_STRIDE = 0.2, 0.05
 _CHANNELS_FIRST = (nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d, nn.MaxPool1d, nn.AvgPool1d)
 _CHANNELS_LAST = (nn.Linear, nn.LayerNorm, nn.Embedding)
+_FIRST_OF_MAPS = (nn.Conv2d, nn.ConvTranspose2d, nn.BatchNorm2d, nn.MaxPool2d, nn.AvgPool2d, nn.Conv3d, nn.BatchNorm3d)
 
 
 @dataclass(frozen=True)
@@ -102,7 +107,11 @@ class FeatureInfos(Sequence[FeatureInfo]):
 
 
 def infos_of(
-    wanted: Mapping[str, Node], names: Mapping[str, str], model: nn.Module, image: tuple[int, ...] | None
+    wanted: Mapping[str, Node],
+    names: Mapping[str, str],
+    model: nn.Module,
+    image: ImageInput | None,
+    wider: Callable[[], Mapping[str, tuple[int, ...]]] = dict,
 ) -> FeatureInfos:
     """Return what is known of the wanted nodes of a traced graph. O(features).
 
@@ -110,12 +119,82 @@ def infos_of(
         wanted: the nodes by key.
         names: from the names in the request to keys.
         model: has the modules that are named.
-        image: the sizes of the dimensions of the input that are places; None where it has none.
+        image: the input that is an image; None where there is none.
+        wider: says which shapes come out, by key, for an image of twice the width. It is asked where a shape fits two
+            layouts, such as 64x64x64, and may know nothing.
     """
     by_key = {key: name for name, key in names.items()}
-    modules = dict(model.named_modules())
-    prefixes = _prefixes(model)
-    return FeatureInfos([_info(key, by_key[key], node, modules, image, prefixes) for key, node in wanted.items()])
+    known = _Known(model, image, wider)
+    return FeatureInfos([known.info(key, by_key[key], node) for key, node in wanted.items()])
+
+
+class _Known:
+    """What is known of a model and its input, to tell what the dimensions of values mean."""
+
+    def __init__(
+        self, model: nn.Module, image: ImageInput | None, wider: Callable[[], Mapping[str, tuple[int, ...]]]
+    ) -> None:
+        self._modules = dict(model.named_modules())
+        self._sizes = None if image is None or 0 in image.sizes else image.sizes
+        self._batch = None if image is None else image.batch
+        self._wider = wider
+        self._prefixes = _prefixes(model)
+        self._declared: object = getattr(model, "output_fmt", None)  # of timm: "NHWC" of swin
+
+    def info(self, key: str, name: str, node: Node) -> FeatureInfo:
+        module = self._modules.get(name)
+        kind = None if module is None else type(module).__name__
+        node = _that_made(node)
+        seen: Any = node.meta.get("shape")
+        dtype = node.meta.get("dtype")
+        if seen is None or not all(type(size) is int for size in seen):
+            return FeatureInfo(key, name, kind, None, dtype, None, None, None, 0)
+        shape = tuple(seen)
+        is_of_batch = self._batch in (None, shape[0] if shape else None)
+        patches = _patches(shape, self._sizes, self._prefixes) if self._sizes and is_of_batch else None
+        layout = self._layout(key, shape, module, has_patches=patches is not None)
+        channels = None if layout is None else shape[layout.index("C")]
+        stride = None
+        if self._sizes is not None and layout is not None and is_of_batch:
+            stride = _stride(layout, shape, self._sizes) if patches is None else patches[0]
+        return FeatureInfo(
+            key, name, kind, shape, dtype, layout, channels, stride, 0 if patches is None else patches[1]
+        )
+
+    def _layout(self, key: str, shape: tuple[int, ...], module: nn.Module | None, *, has_patches: bool) -> str | None:
+        dims = len(shape)
+        if dims < 2 or dims > 5:
+            return None
+        if dims == 2:
+            return "NC"
+        places = "DHW"[5 - dims :] if dims > 3 else "L"
+        first, last = f"NC{places}", f"N{places}C"
+        sizes = self._sizes
+        if sizes is None or len(sizes) not in (dims - 2, 2):
+            return last if dims == 3 else first
+        if dims == 3:
+            if not has_patches and isinstance(module, _CHANNELS_FIRST):
+                return first
+            # An operation on signals says nothing of which dimension is which.
+            return last if len(sizes) == 2 or isinstance(module, _CHANNELS_LAST) else None
+        fits_first, fits_last = _is_even(shape[2:], sizes), _is_even(shape[1:-1], sizes)
+        if not (fits_first and fits_last):
+            return last if fits_last else first
+        if isinstance(module, _FIRST_OF_MAPS):
+            return first
+        if isinstance(module, _CHANNELS_LAST):
+            return last
+        there = self._wider().get(key)
+        if there is not None and len(there) == dims:
+            return first if there[-1] != shape[-1] else last
+        return self._declared if self._declared in (first, last) else None
+
+
+def _that_made(node: Node) -> Node:
+    """Return the node behind marks that a module has returned its value."""
+    while node.target is module_output and isinstance(node.args[0], Node):
+        node = node.args[0]
+    return node
 
 
 def _prefixes(model: nn.Module) -> tuple[int, ...]:
@@ -126,51 +205,8 @@ def _prefixes(model: nn.Module) -> tuple[int, ...]:
     declared = getattr(model, "num_prefix_tokens", None)  # of timm
     if type(declared) is int:
         return (0, declared)
-    has_class = any(name.rpartition(".")[2] in _CLASS_TOKENS for name, _ in model.named_parameters())
+    has_class = any(_CLASS_TOKEN.fullmatch(name.rpartition(".")[2]) for name, _ in model.named_parameters())
     return (0, 1) if has_class else (0,)
-
-
-def _info(
-    key: str,
-    name: str,
-    node: Node,
-    modules: Mapping[str, nn.Module],
-    image: tuple[int, ...] | None,
-    prefixes: tuple[int, ...],
-) -> FeatureInfo:
-    module = type(modules[name]).__name__ if name in modules else None
-    seen: Any = node.meta.get("shape")
-    shape: tuple[int, ...] | None = None
-    if seen is not None and all(type(size) is int for size in seen):  # a jagged tensor has a length of another class
-        shape = tuple(seen)
-    patches = None if image is None or shape is None else _patches(shape, image, prefixes)
-    layout = _layout(shape, image, modules.get(name), has_patches=patches is not None)
-    channels = None if layout is None or shape is None else shape[layout.index("C")]
-    stride = None
-    if image is not None and shape is not None and layout is not None:
-        stride = _stride(layout, shape, image) if patches is None else patches[0]
-    prefix = 0 if patches is None else patches[1]
-    return FeatureInfo(key, name, module, shape, node.meta.get("dtype"), layout, channels, stride, prefix)
-
-
-def _layout(
-    shape: tuple[int, ...] | None, image: tuple[int, ...] | None, module: nn.Module | None, *, has_patches: bool
-) -> str | None:
-    dims = 0 if shape is None else len(shape)
-    if shape is None or dims < 2 or dims > 5:
-        return None
-    if dims == 2:
-        return "NC"
-    places = "DHW"[5 - dims :] if dims > 3 else "L"
-    first, last = f"NC{places}", f"N{places}C"
-    if image is None or 0 in image or len(image) not in (dims - 2, 2):
-        return last if dims == 3 else first
-    if dims == 3:
-        if not has_patches and isinstance(module, _CHANNELS_FIRST):
-            return first
-        # An operation on signals says nothing of which dimension is which.
-        return last if len(image) == 2 or isinstance(module, _CHANNELS_LAST) else None
-    return first if _is_even(shape[2:], image) or not _is_even(shape[1:-1], image) else last
 
 
 def _is_even(places: tuple[int, ...], image: tuple[int, ...]) -> bool:
@@ -198,18 +234,22 @@ def _stride(layout: str, shape: tuple[int, ...], image: tuple[int, ...]) -> Any:
     if not places or 0 in places or len(places) != len(image):
         return None
     strides = [_ratio(size, place) for size, place in zip(image, places, strict=True)]
+    if None in strides:
+        return None
     return strides[0] if len(set(strides)) == 1 else tuple(strides)
 
 
-def _ratio(size: int, place: int) -> float:
+def _ratio(size: int, place: int) -> float | None:
     """Return the stride that makes `place` of `size`: their ratio, or a power of two that is near.
 
-    Convolutions without padding lose places at the edges.
+    Convolutions without padding lose places at the edges. There is none where so many places are no places of the
+    image, as the 197 tokens on both sides of an attention.
     """
     ratio = size / place
     if ratio.is_integer():
         return int(ratio)
     power = 2.0 ** round(math.log2(ratio))
-    if abs(ratio / power - 1) < _LOST_AT_EDGES or ratio < 1:
+    lost = _LOST_AT_EDGES if power > 1 else _LOST_WITHOUT_STRIDE if power == 1 else 1e-9
+    if abs(ratio / power - 1) < lost:
         return int(power) if power >= 1 else power
-    return round(ratio)
+    return round(ratio) if ratio > 2 else None

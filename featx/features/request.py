@@ -153,7 +153,7 @@ class _Parts:
 
     def add_pattern(self, pattern: str, key: _Key, names: Iterable[str]) -> bool:
         """Add the names that a pattern matches, and say whether there are any."""
-        expression = _expression(pattern)
+        expression = expression_of(pattern)
         matches = ((name, expression.fullmatch(name)) for name in names)
         found = {name: match.groups() for name, match in matches if match is not None}
         if found:
@@ -192,8 +192,11 @@ class _Parts:
         return Request(self.keys, self.features, self.expanded, self.pending)
 
 
-def _expression(pattern: str) -> re.Pattern[str]:
-    # `*` is one part of a path, `**` any number of parts, `?` one character, and `[34]` one of these.
+def expression_of(pattern: str) -> re.Pattern[str]:
+    """Return a regular expression for a pattern of names, with a group for each wildcard.
+
+    `*` is one part of a path, `**` any number of parts, `?` one character, and `[34]` one of these.
+    """
     parts: list[str] = []
     end = 0
     for match in _WILDCARDS.finditer(pattern):

@@ -15,6 +15,7 @@ from torch import nn
 from featx.errors import ArgumentTypeError, FeatxError, NodeNameError, TraceError
 from featx.features.edits import Edits
 from featx.features.examples import Example, as_example, find_example
+from featx.features.images import ImageInput, image_of
 from featx.features.opening import names_are_those_of_all_opened, opened_for
 from featx.features.prune import last_needed
 from featx.features.request import OUTPUT, Request
@@ -245,16 +246,15 @@ class ModelTracing:
         return example
 
     @property
-    def image(self) -> tuple[int, ...] | None:
-        """The sizes of the example's dimensions that are places, where an input is an image, a video or a signal."""
+    def image(self) -> ImageInput | None:
+        """The first input of the example that is an image, a video or a signal; None where there is none."""
         example = self._given or self._found
-        values = () if example is None else (*example.args, *example.kwargs.values())
-        for value in values:
-            shape = next((each.shape for each in tree_leaves(value) if _is_of_places(each)), None)
-            if shape is not None:
-                is_image_of_list = len(shape) == 3 and isinstance(value, (tuple, list))
-                return tuple(map(int, shape[1:] if is_image_of_list else shape[2:]))
-        return None
+        return None if example is None else image_of(example, inspect.signature(self.model.forward))
+
+    @property
+    def example(self) -> Example | None:
+        """The inputs that were followed; None after a symbolic trace."""
+        return self._given or self._found
 
     def model_in_mode(self) -> nn.Module:
         """Return the model as it is in the mode in which it is traced, to be asked and not to be run."""
@@ -273,13 +273,23 @@ class ModelTracing:
             return dict.fromkeys(self._modules, training)
         return {path: module.training for module, path in replica_of(self.model, training).paths.items()}
 
-    def graph(self) -> Graph:
+    def graph(self, request: Iterable[str] = (), *, keep_source: bool = False) -> Graph:
         """Return the graph of everything that the model does in the mode `training`.
+
+        Args:
+            request: the paths of modules; what they return is marked in the graph.
+            keep_source: note the line of the model in `node.meta["source"]`, if an example is followed.
 
         Raises:
             TraceError: the model cannot be traced; the message says where and what to do.
         """
-        return self._either(lambda example: self._known(self._on_example().trace(self.model, *_inputs(example))).graph)
+
+        def follow(example: Example) -> Graph:
+            tracer = self._on_example(request)
+            tracer.keep_source = keep_source
+            return self._known(tracer.trace(self.model, *_inputs(example))).graph
+
+        return self._either(follow, request)
 
     def wanted(self, request: Request, mode: str) -> TracedModel:
         """Return the graph in which each requested name has a node, opened no further than that, and these nodes.
@@ -355,10 +365,6 @@ class ModelTracing:
                     f"cannot trace {type(self.model).__name__} on inputs guessed from {example.source}: {error} "
                     "Give example_inputs that the model takes."
                 ) from error
-
-
-def _is_of_places(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.is_floating_point() and 3 <= value.dim() <= 5
 
 
 def _has_placeholder(value: Any) -> bool:

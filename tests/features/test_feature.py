@@ -131,9 +131,84 @@ def test_tokens_of_a_vision_transformer() -> None:
     assert torch.equal(model.norm(found["last"]), tokens[:, 0])
 
 
+TOKENS: dict[str, tuple[Feature, Callable[[torch.Tensor], torch.Tensor], str]] = {
+    "maps": (Feature("a", layout="NCHW"), lambda x: x[:, 2:].mT.reshape(-1, 24, 4, 6), "NCHW"),
+    "maps, channels last": (Feature("a", layout="NHWC"), lambda x: x[:, 2:].reshape(-1, 4, 6, 24), "NHWC"),
+    "without prefix": (Feature("a", prefix_tokens="drop"), lambda x: x[:, 2:], "NLC"),
+    "channels first": (Feature("a", layout="NCL"), lambda x: x.mT, "NCL"),
+    "of patches, channels first": (
+        Feature("a", layout="NCL", prefix_tokens="drop"), lambda x: x[:, 2:].mT, "NCL"
+    ),
+}  # fmt: skip
+
+
+class Tokens(nn.Module):
+    """Patches of 8 x 8 pixels behind two tokens of another kind; any size of image."""
+
+    num_prefix_tokens = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = nn.Conv2d(3, 24, 8, 8)
+        self.prefix = nn.Parameter(torch.rand(1, 2, 24))
+        self.block = nn.Linear(24, 24)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        patches = self.patch(x).flatten(2).transpose(1, 2)
+        return self.block(torch.cat([self.prefix.expand(len(x), -1, -1), patches], 1))
+
+
+@pytest.mark.parametrize("name", TOKENS)
+def test_tokens_of_patches(name: str) -> None:
+    feature, expected, layout = TOKENS[name]
+    model = Tokens()
+    extractor = extractor_of(model, {"block": feature})
+    assert torch.equal(extractor(X)["a"], expected(model(X)))
+    info = extractor.feature_info["a"]
+    assert (info.layout, info.shape, info.channels) == (layout, tuple(expected(model(X)).shape), 24)
+
+
+def test_maps_of_tokens_follow_the_size_of_the_image() -> None:
+    model = Tokens()
+    extractor = extractor_of(model, {"block": Feature("a", layout="NCHW")})
+    x = torch.rand(1, 3, 72, 16)
+    assert torch.equal(extractor(x)["a"], model(x)[:, 2:].mT.reshape(1, 24, 9, 2))
+
+
+def test_prefix_tokens_are_put_apart() -> None:
+    model = Tokens()
+    extractor = extractor_of(model, {"block": Feature("a", layout="NCHW", prefix_tokens="apart")})
+    found = extractor(X)
+    assert list(found) == ["a", "a_prefix"] == [info.key for info in extractor.feature_info]
+    assert torch.equal(found["a_prefix"], model(X)[:, :2])
+    assert extractor.feature_info["a_prefix"].shape == (2, 2, 24)
+
+
+def test_maps_become_sequences(model: nn.Module, maps: torch.Tensor) -> None:
+    found = extractor_of(model, {"layer3": Feature("a", layout="NLC")})(X)
+    assert torch.equal(found["a"], maps.flatten(2).mT)
+
+
+def test_tokens_of_a_list_of_images_are_no_map() -> None:
+    class OfList(Tokens):
+        def forward(self, images: list[torch.Tensor]) -> torch.Tensor:  # type: ignore[override]
+            return super().forward(torch.stack(images))
+
+    with pytest.raises(featx.RequestError, match="not known to be patches of an image"):
+        extractor_of(OfList(), {"block": Feature("a", layout="NCHW")}, example_inputs=([X[0], X[1]],))
+
+
+def test_a_key_of_prefix_tokens_that_is_taken_is_refused() -> None:
+    nodes = {"block": Feature("a", prefix_tokens="apart"), "patch": "a_prefix"}
+    with pytest.raises(featx.RequestError, match="'a_prefix' is that of the prefix tokens of 'a'"):
+        extractor_of(Tokens(), nodes)
+
+
 WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "pool": (lambda: Feature("a", pool="sum"), featx.ArgumentTypeError, "pool must be one of avg, max, gem, cls"),  # type: ignore[arg-type]
     "dtype": (lambda: Feature("a", dtype="half"), featx.ArgumentTypeError, "dtype must be a torch.dtype"),  # type: ignore[arg-type]
+    "layout": (lambda: Feature("a", layout="CHW"), featx.ArgumentTypeError, "layout must be one of NCHW, NHWC"),
+    "prefix": (lambda: Feature("a", prefix_tokens="x"), featx.ArgumentTypeError, "prefix_tokens must be one of keep"),  # type: ignore[arg-type]
     "apply": (lambda: Feature("a", apply=3), featx.ArgumentTypeError, "apply must be a function"),  # type: ignore[arg-type]
 }
 
@@ -149,7 +224,7 @@ def test_wrong_arguments_are_refused(name: str) -> None:
     ("feature", "message"),
     [
         (Feature("a", pool="cls"), "is NCHW and has no class token"),
-        (Feature("a", layout="NLC"), "is NCHW and cannot be permuted to NLC"),
+        (Feature("a", layout="NCDHW"), "is NCHW and cannot be permuted to NCDHW"),
     ],
 )
 def test_what_cannot_be_done_is_refused(model: nn.Module, feature: Feature, message: str) -> None:

@@ -198,3 +198,67 @@ def test_a_module_of_that_name_is_the_models() -> None:
     assert torch.equal(extractor(x)["strides"], model(x))
     assert extractor.channels is model.channels
     assert extractor.feature_info.channels() == [4]
+
+
+class Square(nn.Module):
+    """Gives 16x16x16 for an image of 32 x 32, with channels first or last."""
+
+    def __init__(self, *, channels_last: bool, is_fixed: bool = False) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 16, 2, 2)
+        self.body = nn.Sequential(Permuted() if channels_last else nn.Identity(), Twice())
+        self.is_fixed = is_fixed
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.is_fixed:
+            assert x.shape[-1] == 32
+        return self.body(self.conv(x))
+
+
+class Permuted(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.permute(0, 2, 3, 1)
+
+
+class Twice(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_a_shape_that_fits_two_layouts_is_settled_by_a_wider_image(channels_last: bool) -> None:
+    model = Square(channels_last=channels_last)
+    infos = info_of(model, ["body", "conv"], example_inputs=torch.rand(2, 3, 32, 32))
+    assert [info.shape for info in infos] == [(2, 16, 16, 16)] * 2
+    assert [info.layout for info in infos] == ["NHWC" if channels_last else "NCHW", "NCHW"]
+
+
+def test_a_shape_that_fits_two_layouts_is_not_guessed() -> None:
+    model = Square(channels_last=True, is_fixed=True)
+    (info,) = info_of(model, ["body"], example_inputs=torch.rand(2, 3, 32, 32))
+    assert (info.layout, info.channels, info.stride) == (None, None, None)
+    model.output_fmt = "NHWC"  # what models of timm declare
+    (info,) = info_of(model, ["body"], example_inputs=torch.rand(2, 3, 32, 32))
+    assert (info.layout, info.stride) == ("NHWC", 2)
+
+
+class Attention(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = nn.functional.pad(nn.functional.unfold(x, 4, stride=4).mT, (0, 0, 1, 0))
+        return (tokens @ tokens.mT)[:, None].softmax(-1)
+
+
+def test_tokens_on_both_sides_of_an_attention_are_no_map() -> None:
+    (info,) = info_of(Attention(), ["softmax"], example_inputs=torch.rand(2, 3, 64, 64))
+    assert info.shape == (2, 1, 257, 257)
+    assert info.stride is None
+
+
+def test_windows_in_the_batch_have_no_stride() -> None:
+    class Windows(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.unflatten(2, (2, 16)).unflatten(4, (2, 16)).permute(0, 2, 4, 1, 3, 5).reshape(-1, 3, 16, 16).relu()
+
+    (info,) = info_of(Windows(), ["relu"], example_inputs=torch.rand(2, 3, 32, 32))
+    assert info.shape == (8, 3, 16, 16)
+    assert info.stride is None

@@ -78,7 +78,7 @@ class ExampleTracer:
         self._autowrap = (tuple(autowrap_modules), tuple(autowrap_functions))
         # What another trace knew of the same model, if nobody has touched that since; found out for each trace else.
         self.surroundings: Surroundings | None = None
-        self._keep_source = keep_source
+        self.keep_source = keep_source
         self.keep_output = keep_output
         self.training = training
         self.check_sizes = check_sizes
@@ -96,7 +96,7 @@ class ExampleTracer:
     def _settings(self) -> Settings:
         return Settings(
             Opening(self.is_leaf, self.opened, self.asked_for, self.whole),
-            self._keep_source,
+            self.keep_source,
             self.keep_output,
             self.hears_calls,
             self.keeps_replicas,

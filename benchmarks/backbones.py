@@ -1,0 +1,212 @@
+"""Compare `featx.create_backbone` with timm's `features_only` and `forward_intermediates`, and write docs/backbones.md.
+
+    python benchmarks/backbones.py --jobs 2
+    python benchmarks/backbones.py --filter '^resnet' --one-per-family
+    python benchmarks/backbones.py --report                         only write the report
+
+Every result is appended to a file when it is there, so a sweep can be stopped and goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import models
+import timm
+import torch
+from models import build, input_shapes, list_names, make_input, seeded
+from parity_records import EQUAL, TRACED, Outcome, Record, Task, load, message_of, states
+from parity_report import Table
+from parity_values import is_out_of_memory
+from parity_workers import Check, Job
+from sweep import parser_of, sweep
+from torch import nn
+
+import featx
+
+_MODELS_OF_ONE_WORKER = 20
+_COMPARISONS = ("features_only", "forward_intermediates")
+_DIFFERENT = "different"
+_NOT_COMPARABLE = "not comparable"
+_ABOUT = """\
+# Backbones of timm's models
+
+Written by `benchmarks/backbones.py`; do not edit. Made with featx {featx}, torch {torch} and timm {timm}, without
+pretrained weights, in eval mode.
+
+For each model of timm, `featx.create_backbone` of the plain model is compared with what timm itself offers: the module
+that `timm.create_model(..., features_only=True)` returns, given the same weights, with its maps, channels and
+reductions (by `strides` where they differ from each other, else by `blocks`), and the maps that the model's
+`forward_intermediates` returns, all of them, by `blocks`. Maps are NCHW, and equal means equal bit for bit.
+
+| comparison | models | equal | different | not comparable |
+| --- | --- | --- | --- | --- |
+{counts}
+
+{checked} of timm's {all} models were compared. Below is each one that is not equal in both, with the reason.
+"""
+
+
+def main() -> None:
+    """Run what the command line asks for."""
+    parser = parser_of(cast(str, __doc__), "backbones", ["backbone"], ["timm"], seconds=400, memory=16)
+    options = parser.parse_args()
+    records = load(options.results)
+    if not options.report:
+        job = Job(_family_of, _start)
+        sweep(_tasks(options), options, records, _MODELS_OF_ONE_WORKER, job, lambda each: each.is_good, _in_short)
+    _write_report(list(records.values()), options.output)
+    print(f"wrote {options.output}")
+
+
+def _tasks(options: argparse.Namespace) -> list[Task]:
+    names = [name for name in list_names("timm") if re.search(options.filter, name)]
+    names = [name for name in names if not options.models or name in options.models]
+    if options.one_per_family:
+        by_family: dict[str, list[str]] = {}
+        for name in names:
+            by_family.setdefault(models.family_of("timm", name), []).append(name)
+        names = [min(group, key=_size) for group in by_family.values()]
+    return [Task("backbone", "timm", name) for name in names]
+
+
+def _size(name: str) -> int:
+    return sum(parameter.numel() for parameter in models.build_without_weights("timm", name).parameters())
+
+
+def _in_short(record: Record) -> str:
+    return record.problem or ", ".join(f"{name} {each.status} {each.detail}" for name, each in record.modes.items())
+
+
+def _family_of(library: str, name: str) -> str:
+    return models.family_of("timm", name)
+
+
+def _start(folder: Path) -> Check:
+    return check
+
+
+def check(record: Record) -> None:
+    """Fill in whether the backbone of a model is what timm has for it."""
+    model = build("timm", record.model).eval()
+    record.parameters = sum(parameter.numel() for parameter in model.parameters())
+    net = timm.create_model(record.model, pretrained=False, features_only=True).eval()
+    lacking = _share_weights(model, net)
+    shape, expected = _run(model, net)
+    record.pixels = shape[-1]
+    record.featx = TRACED
+    image = make_input(shape, 2)
+    if lacking:
+        # What features_only builds besides the model.
+        record.modes["features_only"] = Outcome(_NOT_COMPARABLE, f"has parameters of its own: {', '.join(lacking[:3])}")
+    else:
+        record.modes["features_only"] = _outcome(lambda: _as_features_only(model, net, image, expected))
+    record.modes["forward_intermediates"] = _outcome(lambda: _as_intermediates(model, image))
+
+
+def _share_weights(model: nn.Module, net: nn.Module) -> list[str]:
+    """Give `net` the weights of `model`, and return the names of those that the model lacks."""
+    state = {_plain(name): tensor for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+    found = dict(cast(Any, [*net.named_parameters(), *net.named_buffers()]))
+    lacking = [name for name in found if _plain(name) not in state]
+    if not lacking:
+        with torch.no_grad():
+            for name, tensor in found.items():
+                tensor.data = state[_plain(name)].data
+    return lacking
+
+
+def _plain(name: str) -> str:
+    return name.removeprefix("model.").removeprefix("body.").replace(".", "_")
+
+
+def _run(model: nn.Module, net: nn.Module) -> tuple[tuple[int, ...], Any]:
+    error: Exception | None = None
+    for shape in input_shapes("timm", "", model):
+        try:
+            with torch.no_grad():
+                model(make_input(shape, 2))
+                return shape, net(make_input(shape, 2))
+        except Exception as caught:  # whatever a model raises for a size that it does not take
+            error = caught
+    raise RuntimeError(f"the model runs on no image: {error}")
+
+
+def _outcome(compare: Callable[[], str]) -> Outcome:
+    try:
+        difference = compare()
+    except Exception as error:  # whatever is raised is what the comparison found
+        if is_out_of_memory(error):
+            raise
+        return Outcome(_DIFFERENT, message_of(error))
+    return Outcome(_DIFFERENT, difference) if difference else Outcome(EQUAL)
+
+
+def _as_features_only(model: nn.Module, net: Any, image: torch.Tensor, expected: Any) -> str:
+    info = net.feature_info
+    reductions, channels = info.reduction(), info.channels()
+    if len(set(reductions)) == len(reductions) > 1:
+        backbone = featx.create_backbone(model, strides=reductions, example_inputs=image)
+    else:
+        backbone = featx.create_backbone(model, blocks=list(info.out_indices), example_inputs=image)
+    if backbone.channels != channels or backbone.strides != reductions:
+        return f"channels {backbone.channels} and strides {backbone.strides}, timm's {channels} and {reductions}"
+    return _compared(backbone, image, [_as_nchw(each, size) for each, size in zip(expected, channels, strict=True)])
+
+
+def _as_intermediates(model: Any, image: torch.Tensor) -> str:
+    with torch.no_grad(), seeded():
+        expected = model.forward_intermediates(image, intermediates_only=True, output_fmt="NCHW")
+    backbone = featx.create_backbone(model, blocks=list(range(len(expected))), example_inputs=image)
+    return _compared(backbone, image, expected)
+
+
+def _compared(backbone: nn.Module, image: torch.Tensor, expected: Sequence[torch.Tensor]) -> str:
+    with torch.no_grad(), seeded():
+        maps = list(backbone(image).values())
+    for place, (found, theirs) in enumerate(zip(maps, expected, strict=True)):
+        if found.shape != theirs.shape:
+            return f"map {place} is {tuple(found.shape)}, timm's {tuple(theirs.shape)}"
+        if not torch.equal(found, theirs):
+            return f"map {place} differs by {float((found - theirs).abs().max()):.2g}"
+    return ""
+
+
+def _as_nchw(value: torch.Tensor, channels: int) -> torch.Tensor:
+    """Return a map of timm as NCHW; swin's are NHWC."""
+    is_last = value.shape[1] != channels and value.shape[-1] == channels
+    return value.permute(0, 3, 1, 2) if is_last else value
+
+
+def _write_report(records: list[Record], path: Path) -> None:
+    counts: list[str] = []
+    for name in _COMPARISONS:
+        found = Counter(each.modes[name].status for each in records if name in each.modes)
+        cells = [found[EQUAL], found[_DIFFERENT], found[_NOT_COMPARABLE]]
+        counts.append(f"| `{name}` | {sum(cells)} | {' | '.join(map(str, cells))} |")
+    about = _ABOUT.format(
+        featx=featx.__version__,
+        torch=torch.__version__,
+        timm=timm.__version__,
+        counts="\n".join(counts),
+        checked=sum(not each.problem for each in records),
+        all=len(list_names("timm")),
+    )
+    table = Table("What is not equal", ["model", "comparison", "what is different"])
+    for record in sorted(records, key=lambda each: each.model):
+        if record.problem:
+            table.add(record.model, "-", record.problem)
+        for name, outcome in record.modes.items():
+            if outcome.status != EQUAL:
+                table.add(record.model, f"`{name}`", outcome.detail or outcome.status)
+    stale = "" if len(states(records)) < 2 else "\nThe results come from several states of featx's source.\n"
+    path.write_text(f"{about}{stale}\n{table.text()}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,285 @@
+"""Backbones: the maps of a model at chosen strides, or after chosen blocks, for heads that need nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal, cast
+
+import torch
+from torch import nn
+
+from featx.errors import ArgumentTypeError, RequestError
+from featx.features.building import Options, build
+from featx.features.dual import DualGraphModule
+from featx.features.feature import Feature
+from featx.features.info import FeatureInfos
+from featx.features.request import Request
+from featx.features.select import select
+from featx.features.stages import Stage, Stages, stages_of
+from featx.features.table import traced_rows
+from featx.features.tracing import ModelTracing, check_model
+from featx.ir.node import Node
+from featx.tracing.example.tracer import CheckSizes
+
+Layout = Literal["NCHW", "NHWC", "NLC"]
+_DEFAULT_BLOCKS = 4
+# What keeps statistics of the batches that it sees in train mode.
+_Norm = nn.modules.batchnorm._NormBase
+
+
+class Backbone(DualGraphModule):
+    """An extractor of maps, with what heads ask of a backbone: `channels`, `strides`, `out_channels` and freezing.
+
+    It is made by `create_backbone`.
+    """
+
+    @property
+    def out_channels(self) -> Any:
+        """The number of channels where it is the same for all maps, as torchvision's detectors ask; else a list."""
+        channels = self.feature_info.channels()
+        return channels[0] if len(set(channels)) == 1 else channels
+
+    def freeze(self, until: str | int | None = None) -> Backbone:
+        """Train no more what a map depends on, by default everything, and return this backbone.
+
+        The parameters get `requires_grad=False`, and batch norm stays in eval mode, also after `train()`. Both are
+        those of the model, with which the backbone shares them. O(nodes).
+
+        Args:
+            until: a key of the result, a stride, or the name of a node of the model such as `"layer2"`.
+
+        Raises:
+            RequestError: the backbone has no such map.
+            NodeNameError: the backbone has no such node.
+        """
+        targets = self._targets_until(until)
+        for path in targets:
+            value: Any = self
+            for part in path.split("."):
+                value = getattr(value, part)
+            for parameter in value.parameters() if isinstance(value, nn.Module) else (value,):
+                if isinstance(parameter, nn.Parameter):
+                    parameter.requires_grad_(False)
+        self._freeze_norms(
+            name for name, _ in self.named_modules() if any(f"{name}.".startswith(f"{path}.") for path in targets)
+        )
+        return self
+
+    def freeze_batch_norm(self) -> Backbone:
+        """Let all batch norms stay in eval mode, train their parameters no more, and return this backbone."""
+        self._freeze_norms(name for name, _ in self.named_modules())
+        return self
+
+    def with_neck(self, neck: nn.Module) -> BackboneWithNeck:
+        """Return this backbone followed by a module that takes its result, such as torchvision's feature pyramid.
+
+        The neck runs once, on zeros of the shapes of the maps, so that the number of its channels is known.
+        """
+        return BackboneWithNeck(self, neck)
+
+    def train(self, mode: bool = True) -> Backbone:
+        """Switch to the train graph or the eval graph, and the submodules to that mode, but for frozen batch norms."""
+        super().train(mode)
+        modules = dict(self.named_modules())
+        for path in self.meta.get("frozen_norms", ()):
+            modules[path].training = False
+        return self
+
+    def _freeze_norms(self, paths: Iterable[str]) -> None:
+        modules = dict(self.named_modules())
+        norms = [path for path in paths if isinstance(modules[path], _Norm)]
+        self.meta["frozen_norms"] = list(dict.fromkeys([*self.meta.get("frozen_norms", ()), *norms]))
+        for path in norms:
+            modules[path].training = False
+            for parameter in modules[path].parameters():
+                parameter.requires_grad_(False)
+
+    def _targets_until(self, until: str | int | None) -> list[str]:
+        found: dict[str, None] = {}
+        for graph in {id(graph): graph for graph in (self.graph, self.train_graph, self.eval_graph)}.values():
+            returned = graph.output_node().args[0]
+            keys = [info.key for info in self.feature_info]
+            nodes: dict[str, Node] = returned if isinstance(returned, dict) else dict(zip(keys, returned, strict=True))
+            if until is None:
+                pending = list(nodes.values())
+            elif until in nodes:
+                pending = [nodes[str(until)]]
+            elif isinstance(until, int):
+                matching = [info.key for info in self.feature_info if info.stride == until]
+                if not matching:
+                    raise RequestError(f"no map has stride {until}; the strides are {self.feature_info.reduction()}")
+                pending = [nodes[matching[-1]]]
+            else:
+                pending = list(select(graph, {until: until}, self._get_name()).values())
+            seen: set[Node] = set()
+            while pending:
+                node = pending.pop()
+                if node not in seen:
+                    seen.add(node)
+                    pending += node.all_input_nodes
+            found.update((str(node.target), None) for node in seen if node.op in ("call_module", "get_attr"))
+        return list(found)
+
+
+class BackboneWithNeck(nn.Module):
+    """A backbone and a module that takes its result.
+
+    Attributes:
+        body: the backbone.
+        neck: the module.
+        channels: of each value that the neck returns.
+        out_channels: one number where all of them are the same, else a list.
+    """
+
+    def __init__(self, body: Backbone, neck: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+        self.neck = neck
+        maps = {info.key: torch.zeros(info.shape or (), dtype=info.dtype) for info in body.feature_info}
+        is_list = not isinstance(body.graph.output_node().args[0], dict)
+        weight = next(neck.parameters(), None)
+        given: Any = {key: value.to(weight) for key, value in maps.items()} if weight is not None else maps
+        mode = neck.training
+        with torch.no_grad():
+            result: Any = neck.eval()(list(given.values()) if is_list else given)
+        neck.train(mode)
+        values = result.values() if isinstance(result, Mapping) else [result] if torch.is_tensor(result) else result
+        self.channels = [value.shape[1] for value in cast("Iterable[torch.Tensor]", values)]
+        self.out_channels: Any = self.channels[0] if len(set(self.channels)) == 1 else self.channels
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the neck makes of the maps of these inputs."""
+        return self.neck(self.body(*args, **kwargs))
+
+
+def create_backbone(
+    model: nn.Module,
+    strides: int | Sequence[int] | Mapping[int, str] | None = None,
+    blocks: int | Sequence[int] | Mapping[int, str] | None = None,
+    *,
+    layout: Layout = "NCHW",
+    prefix_tokens: bool = False,
+    as_list: bool = False,
+    frozen_batch_norm: bool = False,
+    example_inputs: Any = None,
+    tracer_kwargs: Mapping[str, Any] | None = None,
+    concrete_args: dict[str, Any] | None = None,
+    check_sizes: CheckSizes = "full",
+) -> Backbone:
+    """Return the maps of a model at some strides, or after some of its blocks, as a module without its head.
+
+    The maps are found: those of the stages that the model declares (timm, transformers' backbones), or else, for each
+    stride, the last value of it that the model computes at the outermost level. A vision transformer has blocks that
+    all have the same stride; its tokens become maps. Values are those of the model, bit for bit, and weights are
+    shared with it. It costs two traces, see `create_feature_extractor`.
+
+    Args:
+        model: a model of images.
+        strides: the stride of each map against the image; 1 is the image itself where the model has no such map. In a
+            dict their values are the keys of the result; else these are "0", "1" and so on, as torchvision's detectors
+            have them. By default all strides of 2 and more.
+        blocks: numbers of blocks, of those from which all maps have the same stride, or of the stages that the model
+            declares, as timm's `out_indices`; negative ones count from the end. One number means so many of them,
+            evenly spread, the last one among them. By default 4, where there are blocks. In a dict, with keys.
+        layout: "NCHW" or "NHWC" for maps, "NLC" for the tokens of patches alone.
+        prefix_tokens: return class and register tokens too, under the key of their map with `_prefix` behind it.
+        as_list: return a list in place of a dict.
+        frozen_batch_norm: keep batch norm in eval mode, as `Backbone.freeze_batch_norm` does.
+        example_inputs: as for `create_feature_extractor`.
+        tracer_kwargs: as for `create_feature_extractor`.
+        concrete_args: as for `create_feature_extractor`.
+        check_sizes: as for `create_feature_extractor`.
+
+    Raises:
+        RequestError: the model has no map of a stride, no such block, or no maps at all.
+        ArgumentTypeError: `model` is not a module, or an argument has the wrong type.
+        TraceError: the model cannot be traced; the message says where and what to do.
+    """
+    tracing = ModelTracing(check_model(model), tracer_kwargs, concrete_args, example_inputs)
+    tracing.training = False
+    stages = stages_of(model, traced_rows(tracing))
+    image = None if tracing.image is None else tracing.image.name
+    chosen = _chosen(stages, image, strides, blocks, type(model).__name__)
+    features: dict[str, Feature] = {}
+    for key, stage in chosen.items():
+        is_image = stage.name == image
+        features[key] = Feature(
+            key, layout=layout, of_layout=stage.layout,
+            prefix_tokens="apart" if prefix_tokens and not is_image else "drop",
+        )  # fmt: skip
+    names = {stage.name: key for key, stage in chosen.items()}
+    request = Request(names, features, {}, {})
+    options = Options(
+        tracer_kwargs=tracer_kwargs,
+        concrete_args=concrete_args,
+        check_sizes=check_sizes,
+        suppress_diff_warning=True,
+        kind=Backbone,
+        is_list=as_list,
+    )
+    backbone = cast("Backbone", build(model, {True: request, False: request}, options, tracing.example))
+    strides_of = {key: stage.stride for key, stage in chosen.items()}
+    for mode, infos in backbone.meta["feature_info"].items():
+        declared = [replace(info, stride=strides_of.get(info.key, info.stride)) for info in infos]
+        backbone.meta["feature_info"][mode] = FeatureInfos(declared)
+    backbone._show_infos()
+    return backbone.freeze_batch_norm() if frozen_batch_norm else backbone
+
+
+def _chosen(stages: Stages, image: str | None, strides: Any, blocks: Any, model: str) -> dict[str, Stage]:
+    """Return the chosen stages by the key of the result."""
+    if strides is not None and blocks is not None:
+        raise RequestError("give strides or blocks, not both")
+    if not stages.all:
+        raise RequestError(
+            f"{model} is not known to have maps: no value has a stride against an image among its inputs; "
+            "featx.nodes(model) shows all values, and create_feature_extractor takes their names"
+        )
+    if strides is None and blocks is None:
+        if not stages.are_blocks:
+            return {str(place): stage for place, stage in enumerate(each for each in stages.all if each.stride > 1)}
+        blocks = min(_DEFAULT_BLOCKS, len(stages.all))
+    if strides is not None:
+        return _at_strides(
+            stages, image, _with_keys([strides] if isinstance(strides, int) else strides, "strides"), model
+        )
+    count = len(stages.all)
+    if isinstance(blocks, int):
+        if not 1 <= blocks <= count:
+            raise RequestError(f"{model} has {count} blocks, so {blocks} of them cannot be chosen")
+        blocks = [round((place + 1) * count / blocks) - 1 for place in range(blocks)]
+    found: dict[str, Stage] = {}
+    for number, key in _with_keys(blocks, "blocks").items():
+        if not -count <= number < count:
+            raise RequestError(f"{model} has {count} blocks; there is none of number {number}")
+        found[key] = stages.all[number]
+    return found
+
+
+def _at_strides(stages: Stages, image: str | None, strides: Mapping[int, str], model: str) -> dict[str, Stage]:
+    by_stride = {stage.stride: stage for stage in stages.all}
+    if 1 not in by_stride and image is not None:
+        by_stride[1] = Stage(image, 1, "NCHW")
+    missing = [stride for stride in strides if stride not in by_stride]
+    if missing:
+        known = sorted({stage.stride for stage in stages.all})
+        hint = f" Its {len(stages.all)} blocks can be had by blocks=(...)." if stages.are_blocks else ""
+        raise RequestError(f"{model} has no map of stride {missing[0]}; it has {', '.join(map(str, known))}.{hint}")
+    return {key: by_stride[stride] for stride, key in strides.items()}
+
+
+def _with_keys(numbers: Any, argument: str) -> dict[int, str]:
+    if isinstance(numbers, Mapping):
+        keys = dict(cast("Mapping[Any, Any]", numbers))
+    elif isinstance(numbers, Sequence) and not isinstance(numbers, str):
+        keys = {number: str(place) for place, number in enumerate(cast("Sequence[Any]", numbers))}
+    else:
+        raise ArgumentTypeError(f"{argument} must be numbers, or a dict from numbers to keys, got {numbers!r:.80}")
+    if not keys:
+        raise RequestError(f"{argument} is empty")
+    if any(type(number) is not int for number in keys) or any(not isinstance(key, str) for key in keys.values()):
+        raise ArgumentTypeError(f"{argument} must be numbers, or a dict from numbers to keys, got {numbers!r:.80}")
+    if len(set(keys.values())) < len(keys):
+        raise RequestError(f"{argument} gives one key to two maps")
+    return keys

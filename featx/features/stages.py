@@ -1,0 +1,182 @@
+"""Stages of a model: the values that a backbone can return, declared by the model or found in its nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from torch import nn
+
+from featx.features.table import NodeInfo, TracedRows
+from featx.ir.arguments import map_arg
+from featx.ir.node import Node
+from featx.libraries import module_that_is_meant
+from featx.tracing.recording.module_output import module_output
+
+_PLACES = {"NCHW": (2, 3), "NHWC": (1, 2)}
+# Their maps have the same size for each image, so they have no stride.
+_OF_FIXED_SIZE = frozenset({"AdaptiveAvgPool2d", "AdaptiveMaxPool2d", "adaptive_avg_pool2d", "adaptive_max_pool2d"})
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A value that a backbone can return.
+
+    Attributes:
+        name: under which it can be asked for.
+        stride: by how many pixels of the image two neighbours are apart.
+        layout: the meaning of its dimensions: NCHW, NHWC or NLC.
+        channels: how many.
+        depth: how deep in the model the module or operation lies that gives it.
+    """
+
+    name: str
+    stride: int
+    layout: str
+    channels: int | None = None
+    depth: int = 0
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The stages of a model, the first ones first.
+
+    Attributes:
+        all: stages of a pyramid, or blocks that all have the same stride, as in a vision transformer.
+        are_blocks: whether they are blocks.
+    """
+
+    all: tuple[Stage, ...]
+    are_blocks: bool
+
+
+def stages_of(model: nn.Module, traced: TracedRows) -> Stages:
+    """Return the stages of a model: those that it declares, if it does, else those that its nodes show. O(rows).
+
+    Models of timm declare modules, strides and channels in `feature_info`, and backbones of transformers return their
+    `feature_maps`. Else, if the values of the model have several strides, the stage of a stride is the last value of
+    it, among those of least depth: `layer2` of a ResNet, and not what the first convolutions of `layer3` give ahead of
+    their stride. If they have one, stages are the blocks: the longest row of modules of one class, in one container,
+    that return the same shape.
+    """
+    maps = {row.name: found for row in traced.rows if (found := _maps_of(row, traced))}
+    found = _feature_maps(model, traced, maps) or _of_timm(model, traced, maps)
+    if not found:
+        of_image = [each for each in _all(maps) if _is_of_image(each, traced)]
+        found = _in_order(_last_at_each_stride(of_image, traced), traced)
+        if len(found) < 2:
+            found = _blocks(traced.rows, set(of_image)) or found
+    return Stages(tuple(found), are_blocks=len({stage.stride for stage in found}) < 2 and len(found) > 1)
+
+
+def _maps_of(row: NodeInfo, traced: TracedRows) -> list[Stage]:
+    """Return the map of a row, or those in the tuple or list that a module returns."""
+    stage = _stage(row)
+    if stage is not None:
+        return [stage]
+    node = traced.nodes[row.name]
+    if row.kind != "module" or node.target is not module_output or isinstance(node.args[0], Node):
+        return []
+    names = [str(part.meta.get("qualified_name")) for part in _nodes_in(node.args[0])]
+    parts = [_stage(traced.by_name[name]) for name in names if name in traced.by_name]
+    return [replace(part, depth=row.depth) for part in parts if part is not None]
+
+
+def _all(maps: Mapping[str, list[Stage]]) -> list[Stage]:
+    return [stage for found in maps.values() for stage in found]
+
+
+def _stage(row: NodeInfo) -> Stage | None:
+    if row.kind not in ("module", "operation") or row.shape is None or row.layout is None:
+        return None
+    if type(row.stride) is not int or row.type in _OF_FIXED_SIZE:
+        return None
+    if row.layout in _PLACES:
+        is_map = all(row.shape[place] > 1 for place in _PLACES[row.layout])
+    else:
+        is_map = row.layout == "NLC" and row.shape[1] - row.prefix_tokens > 1
+    return Stage(row.name, row.stride, row.layout, row.channels, row.depth) if is_map else None
+
+
+def _nodes_in(value: Any) -> list[Node]:
+    found: list[Node] = []
+    map_arg(value, found.append)
+    return found
+
+
+def _feature_maps(model: nn.Module, traced: TracedRows, maps: Mapping[str, list[Stage]]) -> list[Stage]:
+    """Return what a backbone of transformers returns as `feature_maps`, if the model is one."""
+    if not hasattr(model, "out_features") or not hasattr(model, "channels"):
+        return []
+    for node in traced.graph.nodes:
+        if "" in node.meta.get("returned_by", ()) and "feature_maps" in node.kwargs:
+            names = [str(each.meta.get("qualified_name")) for each in _nodes_in(node.kwargs["feature_maps"])]
+            return [maps[name][0] for name in names] if all(name in maps for name in names) else []
+    return []
+
+
+def _of_timm(model: nn.Module, traced: TracedRows, maps: Mapping[str, list[Stage]]) -> list[Stage]:
+    """Return the stages that timm's `feature_info` declares.
+
+    Where it names a module that the model does not have, or that returns something else, stride and channels count.
+    """
+    declared: object = getattr(model, "feature_info", None)
+    try:
+        entries = [(entry["module"], entry["reduction"], entry["num_chs"]) for entry in cast(Iterable[Any], declared)]
+    except (KeyError, TypeError, AttributeError, IndexError):
+        return []
+    found: list[Stage] = []
+    for name, stride, channels in entries:
+        named = maps.get(module_that_is_meant(model, name), [])
+        fitting = [each for each in named if each.channels == channels]
+        fitting = [each for each in fitting if each.stride == stride] or fitting
+        if not fitting:
+            alike = [each for each in _all(maps) if (each.stride, each.channels) == (stride, channels)]
+            fitting = _last_at_each_stride([each for each in alike if _is_of_image(each, traced)], traced)
+        if not fitting or type(stride) is not int:
+            return []
+        found.append(replace(fitting[0], stride=stride))
+    return found if len({stage.name for stage in found}) == len(found) else []
+
+
+def _is_of_image(stage: Stage, traced: TracedRows) -> bool:
+    """Say whether a value grows with the image, as far as the model takes larger ones."""
+    wider = traced.wider()
+    before, there = traced.nodes[stage.name].meta.get("shape"), wider.get(stage.name)
+    if not wider or there is None or before is None:
+        return not wider
+    places = _PLACES.get(stage.layout, (1,))
+    return len(there) == len(before) and there[places[-1]] > 1.5 * int(before[places[-1]])
+
+
+def _last_at_each_stride(maps: Iterable[Stage], traced: TracedRows) -> list[Stage]:
+    last: dict[int, Stage] = {}
+    for stage in sorted(maps, key=lambda each: traced.nodes[each.name]):
+        if stage.stride not in last or stage.depth <= last[stage.stride].depth:
+            last[stage.stride] = stage
+    return [last[stride] for stride in sorted(last)]
+
+
+def _in_order(stages: list[Stage], traced: TracedRows) -> list[Stage]:
+    """Return the stages without those that the model computes ahead of one of a smaller stride.
+
+    Where that leaves one alone, as in a model that scales its maps up again, all of them are returned.
+    """
+    kept: list[Stage] = []
+    for stage in stages:
+        if not kept or traced.nodes[stage.name] > traced.nodes[kept[-1].name]:
+            kept.append(stage)
+    return kept if len(kept) > 1 else stages
+
+
+def _blocks(rows: Iterable[NodeInfo], maps: Set[Stage]) -> list[Stage]:
+    groups: dict[tuple[Any, ...], list[Stage]] = {}
+    for row in rows:
+        stage = _stage(row)
+        if stage is not None and stage in maps and row.kind == "module":
+            container = row.name.rpartition(".")[0]
+            groups.setdefault((container, row.type, row.shape, row.layout), []).append(stage)
+    # Of rows of equal length the outer one counts.
+    longest = max(groups.values(), key=lambda group: (len(group), -group[0].depth), default=[])
+    return longest if len(longest) > 1 else []

@@ -1,0 +1,419 @@
+"""create_backbone: maps at strides and behind blocks, found in the model."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+from torch import nn
+from torchvision.models import detection, segmentation
+from torchvision.ops import FeaturePyramidNetwork
+from torchvision.ops.feature_pyramid_network import LastLevelMaxPool, LastLevelP6P7
+
+import featx
+
+X = torch.rand(2, 3, 64, 96)
+
+
+@pytest.fixture
+def resnet() -> Any:
+    torch.manual_seed(0)
+    return torchvision.models.resnet18(weights=None).eval()
+
+
+def hooked(model: nn.Module, *paths: str) -> list[torch.Tensor]:
+    """Return what the last call of each module returns, as hooks see it."""
+    seen: dict[str, torch.Tensor] = {}
+    handles = [
+        model.get_submodule(path).register_forward_hook(lambda _, args, output, path=path: seen.update({path: output}))
+        for path in paths
+    ]
+    model(X)
+    for handle in handles:
+        handle.remove()
+    return [seen[path] for path in paths]
+
+
+def is_equal(found: Any, expected: list[torch.Tensor]) -> bool:
+    values = list(found.values()) if isinstance(found, dict) else found
+    return len(values) == len(expected) and all(map(torch.equal, values, expected))
+
+
+# The last map at each stride, read off the source of each model.
+FOUND: dict[str, tuple[Callable[[], nn.Module], dict[int, str]]] = {
+    "resnet": (lambda: torchvision.models.resnet18(), {8: "layer2", 16: "layer3", 32: "layer4"}),
+    "mobilenet": (
+        lambda: torchvision.models.mobilenet_v2(),
+        {2: "features.1", 4: "features.3", 8: "features.6", 16: "features.13", 32: "features.18"},
+    ),
+    "vgg": (lambda: torchvision.models.vgg11(), {1: "features.1", 4: "features.9", 32: "features.20"}),
+    "convnext": (
+        lambda: torchvision.models.convnext_tiny(),
+        {4: "features.1", 8: "features.3", 16: "features.5", 32: "features.7"},
+    ),
+    "regnet": (
+        lambda: torchvision.models.regnet_y_400mf(),
+        {2: "stem", 4: "trunk_output.block1", 8: "trunk_output.block2", 32: "trunk_output.block4"},
+    ),
+    "shufflenet": (lambda: torchvision.models.shufflenet_v2_x0_5(), {4: "maxpool", 8: "stage2", 32: "conv5"}),
+    "efficientnet": (lambda: torchvision.models.efficientnet_b0(), {8: "features.3", 16: "features.5"}),
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_the_last_map_at_each_stride_is_found(name: str) -> None:
+    make, paths = FOUND[name]
+    torch.manual_seed(0)
+    model = make().eval()
+    backbone = featx.create_backbone(model, strides=tuple(paths), example_inputs=X)
+    expected = hooked(model, *paths.values())
+    assert is_equal(backbone(X), expected)
+    assert backbone.strides == list(paths)
+    assert backbone.channels == [value.shape[1] for value in expected]
+    assert list(backbone(X)) == [str(place) for place in range(len(paths))]
+
+
+def test_maps_of_a_model_that_works_with_channels_last() -> None:
+    model = torchvision.models.swin_t(weights=None).eval()
+    backbone = featx.create_backbone(model, strides=(4, 8, 16), example_inputs=X)
+    expected = [value.permute(0, 3, 1, 2) for value in hooked(model, "features.1", "features.3", "features.5")]
+    assert is_equal(backbone(X), expected)
+    assert backbone.channels == [96, 192, 384]
+    last = featx.create_backbone(model, strides=(4,), layout="NHWC", example_inputs=X)
+    assert is_equal(last(X), hooked(model, "features.1"))
+
+
+def test_keys_and_the_image_itself(resnet: nn.Module) -> None:
+    backbone = featx.create_backbone(resnet, strides={1: "image", 32: "out"})
+    found = backbone(X)
+    assert list(found) == ["image", "out"]
+    assert found["image"] is X
+    assert torch.equal(found["out"], *hooked(resnet, "layer4"))
+    assert backbone.channels == [3, 512]
+
+
+def test_all_strides_by_default(resnet: nn.Module) -> None:
+    backbone = featx.create_backbone(resnet)
+    assert backbone.strides == [2, 4, 8, 16, 32]
+    assert [info.node for info in backbone.feature_info] == ["relu", "layer1", "layer2", "layer3", "layer4"]
+
+
+def test_a_list_in_place_of_a_dict(resnet: nn.Module) -> None:
+    backbone = featx.create_backbone(resnet, strides=(8, 16), as_list=True)
+    found = backbone(X)
+    assert type(found) is list
+    assert is_equal(found, hooked(resnet, "layer2", "layer3"))
+
+
+def test_other_sizes_and_batches(resnet: nn.Module) -> None:
+    backbone = featx.create_backbone(resnet, strides=(32,))
+    for shape in ((1, 3, 224, 224), (3, 3, 97, 65), (5, 3, 32, 32)):
+        x = torch.rand(shape)
+        expected = nn.Sequential(*list(resnet.children())[:-2])(x)
+        assert torch.equal(backbone(x)["0"], expected)
+
+
+@pytest.fixture(scope="module")
+def vit() -> Any:
+    torch.manual_seed(0)
+    return torchvision.models.VisionTransformer(
+        image_size=48, patch_size=8, num_layers=6, num_heads=2, hidden_dim=24, mlp_dim=32
+    ).eval()
+
+
+def tokens(model: nn.Module, x: torch.Tensor, *numbers: int) -> list[torch.Tensor]:
+    layers = [getattr(model.encoder.layers, f"encoder_layer_{number}") for number in numbers]  # type: ignore[union-attr]
+    seen: list[torch.Tensor] = []
+    handles = [layer.register_forward_hook(lambda _, args, output: seen.append(output)) for layer in layers]
+    model(x)
+    for handle in handles:
+        handle.remove()
+    return seen
+
+
+SQUARE = torch.rand(2, 3, 48, 48)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "numbers"), [((1, 3, 5), (1, 3, 5)), (3, (1, 3, 5)), ((-1,), (5,)), (1, (5,)), (None, (1, 2, 3, 5))]
+)  # 4 of 6: round(1.5), 3, round(4.5), 6, less one
+def test_blocks_of_a_vision_transformer(vit: nn.Module, blocks: Any, numbers: tuple[int, ...]) -> None:
+    backbone = featx.create_backbone(vit, blocks=blocks, example_inputs=SQUARE)
+    expected = [value[:, 1:].mT.reshape(2, 24, 6, 6) for value in tokens(vit, SQUARE, *numbers)]
+    assert is_equal(backbone(SQUARE), expected)
+    assert set(backbone.strides) == {8}
+    assert backbone.out_channels == 24
+
+
+def test_tokens_and_their_prefix(vit: nn.Module) -> None:
+    backbone = featx.create_backbone(
+        vit, blocks={2: "mid", 5: "last"}, layout="NLC", prefix_tokens=True, example_inputs=SQUARE
+    )
+    found = backbone(SQUARE)
+    assert list(found) == ["mid", "mid_prefix", "last", "last_prefix"]
+    mid, last = tokens(vit, SQUARE, 2, 5)
+    assert is_equal(found, [mid[:, 1:], mid[:, :1], last[:, 1:], last[:, :1]])
+
+
+class Pair(nn.Module):
+    """A stage that returns its map with the size of it."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(inputs, outputs, 3, 2, 1)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Size]:
+        y = self.conv(x) * 2
+        return y, y.shape[2:]
+
+
+class Pairs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stages = nn.ModuleList([Pair(3, 4), Pair(4, 8), Pair(8, 16)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for stage in self.stages:
+            x, _ = stage(x)
+        return x.mean((2, 3))
+
+
+def test_stages_that_return_more_than_a_map() -> None:
+    model = Pairs().eval()
+    backbone = featx.create_backbone(model, example_inputs=X)
+    assert backbone.strides == [2, 4, 8]
+    assert is_equal(backbone(X), [value for value, _ in hooked(model, "stages.0", "stages.1", "stages.2")])  # type: ignore[misc]
+
+
+class UNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.down1, self.down2 = nn.Conv2d(3, 4, 3, 2, 1), nn.Conv2d(4, 8, 3, 2, 1)
+        self.up = nn.ConvTranspose2d(8, 4, 2, 2)
+        self.gate = nn.AdaptiveAvgPool2d(8)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        a = self.down1(x)
+        b = self.down2(a)
+        return self.up(b) + a, self.gate(b)
+
+
+def test_a_model_that_scales_up_again_has_the_last_map_of_a_stride() -> None:
+    model = UNet().eval()
+    backbone = featx.create_backbone(model, strides=(2, 4), example_inputs=X)
+    assert [info.node for info in backbone.feature_info] == ["add", "down2"]
+    # 8 x 8 is 8 x 12 pixels of X, but of any other image too.
+    with pytest.raises(featx.RequestError, match="no map of stride 8; it has 2, 4"):
+        featx.create_backbone(model, strides=(8,), example_inputs=torch.rand(2, 3, 64, 64))
+
+
+WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "stride": ({"strides": (3,)}, featx.RequestError, "no map of stride 3; it has 2, 4, 8, 16, 32"),
+    "block": ({"blocks": (7,)}, featx.RequestError, "has 5 blocks; there is none of number 7"),
+    "too many": ({"blocks": 9}, featx.RequestError, "has 5 blocks, so 9 of them cannot be chosen"),
+    "both": ({"strides": (4,), "blocks": (1,)}, featx.RequestError, "give strides or blocks, not both"),
+    "none": ({"strides": ()}, featx.RequestError, "strides is empty"),
+    "text": ({"strides": "layer4"}, featx.ArgumentTypeError, "strides must be numbers"),
+    "name": ({"blocks": ["layer4"]}, featx.ArgumentTypeError, "blocks must be numbers"),
+    "key": ({"strides": {4: "a", 8: "a"}}, featx.RequestError, "one key to two maps"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_arguments_are_refused(resnet: nn.Module, name: str) -> None:
+    options, kind, message = WRONG[name]
+    with pytest.raises(kind, match=message):
+        featx.create_backbone(resnet, **options)
+
+
+def test_a_stride_that_blocks_do_not_have(vit: nn.Module) -> None:
+    with pytest.raises(featx.RequestError, match=r"no map of stride 16; it has 8\. Its 6 blocks"):
+        featx.create_backbone(vit, strides=(16,), example_inputs=SQUARE)
+
+
+def test_a_model_without_maps_is_refused() -> None:
+    with pytest.raises(featx.RequestError, match="Linear is not known to have maps"):
+        featx.create_backbone(nn.Linear(3, 4))
+
+
+# -- training ------------------------------------------------------------------------------------------------------
+
+
+def test_freezing_until_a_map(resnet: Any) -> None:
+    backbone = featx.create_backbone(resnet, strides=(4, 8, 16)).freeze(until=8).train()
+    before = resnet.layer2[0].bn1.running_mean.clone()
+    sum(value.sum() for value in backbone(X).values()).backward()
+    trained = {name.split(".")[0] for name, value in backbone.named_parameters() if value.grad is not None}
+    assert trained == {"layer3"}
+    assert torch.equal(resnet.layer2[0].bn1.running_mean, before)
+    assert backbone.training
+    assert backbone.layer3[0].bn1.training
+    assert not backbone.layer2[0].bn1.training
+
+
+@pytest.mark.parametrize("until", ["2", "layer3", 16])
+def test_freezing_by_key_name_or_stride(resnet: nn.Module, until: Any) -> None:
+    backbone = featx.create_backbone(resnet).freeze(until=until if until != "2" else "3")
+    trainable = {name.split(".")[0] for name, value in backbone.named_parameters() if value.requires_grad}
+    assert trainable == {"layer4"}
+
+
+def test_freezing_all(resnet: nn.Module) -> None:
+    assert not any(value.requires_grad for value in featx.create_backbone(resnet).freeze().parameters())
+    with pytest.raises(featx.RequestError, match="no map has stride 3"):
+        featx.create_backbone(resnet).freeze(until=3)
+    with pytest.raises(featx.NodeNameError, match="No node 'layer9'"):
+        featx.create_backbone(resnet).freeze(until="layer9")
+
+
+def test_frozen_batch_norm(resnet: Any) -> None:
+    backbone = featx.create_backbone(resnet, strides=(32,), frozen_batch_norm=True)
+    expected = copy.deepcopy(backbone)(X)["0"]
+    before = {name: value.clone() for name, value in backbone.named_buffers()}
+    assert torch.equal(backbone.train()(X)["0"], expected)
+    assert all(torch.equal(value, before[name]) for name, value in backbone.named_buffers())
+    names = [name for name, value in backbone.named_parameters() if not value.requires_grad]
+    norms = [name for name, module in backbone.named_modules() if isinstance(module, nn.BatchNorm2d)]
+    assert {name.rpartition(".")[0] for name in names} == set(norms)
+    assert not any(module.training for module in backbone.modules() if isinstance(module, nn.BatchNorm2d))
+
+
+def test_copies_are_backbones(resnet: nn.Module) -> None:
+    backbone = featx.create_backbone(resnet, strides=(8, 32), frozen_batch_norm=True)
+    for each in (copy.deepcopy(backbone), copy.copy(backbone), pickle.loads(pickle.dumps(backbone))):
+        assert each.channels == [128, 512]
+        assert is_equal(each.train()(X), list(backbone.eval()(X).values()))
+
+
+# -- heads ---------------------------------------------------------------------------------------------------------
+
+
+IMAGES = [torch.rand(3, 64, 96), torch.rand(3, 80, 64)]
+TARGETS = [{"boxes": torch.tensor([[4.0, 4.0, 40.0, 40.0]]), "labels": torch.tensor([1])}] * 2
+
+
+def test_torchvisions_detectors_take_it(resnet: nn.Module) -> None:
+    backbone = featx.create_backbone(resnet, strides=(4, 8, 16, 32))
+    neck = FeaturePyramidNetwork(backbone.channels, 32, LastLevelMaxPool())
+    body = backbone.with_neck(neck)
+    assert body.out_channels == 32
+    detector = detection.FasterRCNN(body, num_classes=3, min_size=64, max_size=96).train()
+    sum(detector(IMAGES, TARGETS).values()).backward()
+    assert resnet.get_parameter("layer1.0.conv1.weight").grad is not None
+    assert torch.equal(neck(backbone.eval()(X))["pool"], body.eval()(X)["pool"])
+
+
+def test_torchvisions_retinanet_takes_it(resnet: nn.Module) -> None:
+    backbone = featx.create_backbone(resnet, strides=(8, 16, 32))
+    body = backbone.with_neck(FeaturePyramidNetwork(backbone.channels, 32, LastLevelP6P7(32, 32)))
+    detector = detection.RetinaNet(body, num_classes=3, min_size=64, max_size=96).eval()
+    assert [set(each) for each in detector(IMAGES)] == [{"boxes", "scores", "labels"}] * 2
+
+
+def test_one_map_is_a_backbone_of_torchvision(resnet: nn.Module) -> None:
+    backbone = featx.create_backbone(resnet, strides=(32,))
+    assert backbone.out_channels == 512
+    anchors = detection.anchor_utils.AnchorGenerator(((32,),), ((1.0,),))
+    pool = torchvision.ops.MultiScaleRoIAlign(["0"], 7, 2)
+    detector = detection.FasterRCNN(
+        backbone, 3, rpn_anchor_generator=anchors, box_roi_pool=pool, min_size=64, max_size=96
+    ).eval()
+    assert len(detector(IMAGES)) == 2
+
+
+def test_torchvisions_segmentation_heads_take_it(resnet: nn.Module) -> None:
+    backbone = featx.create_backbone(resnet, strides={16: "aux", 32: "out"})
+    of_aux, of_out = backbone.channels
+    model = segmentation.deeplabv3.DeepLabV3(
+        backbone, segmentation.deeplabv3.DeepLabHead(of_out, 5), segmentation.fcn.FCNHead(of_aux, 5)
+    ).eval()
+    assert {key: tuple(value.shape) for key, value in model(X).items()} == {
+        "out": (2, 5, 64, 96), "aux": (2, 5, 64, 96)
+    }  # fmt: skip
+
+
+def test_decoders_that_take_a_list(resnet: nn.Module) -> None:
+    smp = pytest.importorskip("segmentation_models_pytorch")
+    backbone = featx.create_backbone(resnet, strides=(1, 2, 4, 8, 16, 32), as_list=True)
+    decoder = smp.decoders.unet.decoder.UnetDecoder(
+        encoder_channels=backbone.out_channels, decoder_channels=(32, 16, 8, 8, 8), n_blocks=5
+    )
+    assert decoder(backbone(X)).shape == (2, 8, 64, 96)
+
+
+# -- timm and transformers -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    "name",
+    ["resnet10t", "convnext_atto", "efficientnet_b0", "mobilenetv3_small_050", "regnetx_002", "vgg11", "pit_ti_224",
+     "levit_128", "hrnet_w18_small", "mvitv2_tiny", "inception_v3", "twins_pcpvt_small"],
+)  # fmt: skip
+def test_maps_are_those_of_timm(name: str) -> None:
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    model = timm.create_model(name, pretrained=False).eval()
+    x = torch.rand(1, *model.pretrained_cfg["input_size"])
+    expected = model.forward_intermediates(x, intermediates_only=True)
+    backbone = featx.create_backbone(model, blocks=range(len(expected)))
+    assert is_equal(backbone(x), expected)
+    assert backbone.strides == [each["reduction"] for each in model.feature_info]
+    assert backbone.channels == [each["num_chs"] for each in model.feature_info]
+
+
+@pytest.mark.sweep
+def test_tokens_are_those_of_timm() -> None:
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    model = timm.create_model("vit_tiny_patch16_224", reg_tokens=3, dynamic_img_size=True, depth=3).eval()
+    backbone = featx.create_backbone(model, blocks=(0, 2), prefix_tokens=True)
+    x = torch.rand(1, 3, 64, 160)
+    (first, prefix), (last, last_prefix) = model.forward_intermediates(
+        x, indices=[0, 2], intermediates_only=True, return_prefix_tokens=True
+    )
+    assert is_equal(backbone(x), [first, prefix, last, last_prefix])
+    assert prefix.shape[1] == 4
+
+
+def transformers_backbone(name: str, **config: Any) -> Any:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    return getattr(transformers, f"{name}Backbone")(getattr(transformers, f"{name}Config")(**config)).eval()
+
+
+BACKBONES: dict[str, dict[str, Any]] = {
+    "ResNet": {"embedding_size": 8, "hidden_sizes": [8, 16, 24, 32], "depths": [1] * 4, "layer_type": "basic"},
+    "ConvNext": {"hidden_sizes": [8, 16, 24, 32], "depths": [1] * 4},
+    "Swin": {"embed_dim": 12, "depths": [1] * 4, "num_heads": [1, 2, 2, 2], "image_size": 224},
+    "Dinov2": {"hidden_size": 24, "num_hidden_layers": 4, "num_attention_heads": 2, "image_size": 98},
+}
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", BACKBONES)
+def test_backbones_of_transformers(name: str) -> None:
+    model = transformers_backbone(name, **BACKBONES[name], out_indices=[2, 4])
+    x = torch.rand(1, 3, 98, 98) if name == "Dinov2" else torch.rand(1, 3, 224, 224)
+    backbone = featx.create_backbone(model)
+    assert is_equal(backbone(x), list(model(x).feature_maps))
+    assert backbone.channels == model.channels
+
+
+@pytest.mark.sweep
+def test_models_of_transformers_that_declare_nothing() -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.ViTConfig(
+        hidden_size=24, num_hidden_layers=4, num_attention_heads=2, intermediate_size=32, image_size=64, patch_size=16
+    )
+    model = transformers.ViTModel(config).eval()
+    x = torch.rand(2, 3, 64, 64)
+    states = model(x, output_hidden_states=True).hidden_states
+    backbone = featx.create_backbone(model, blocks=(1, 2))
+    assert is_equal(backbone(x), [each[:, 1:].mT.reshape(2, 24, 4, 4) for each in states[2:4]])

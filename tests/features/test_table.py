@@ -1,0 +1,157 @@
+"""nodes: the table of all values inside a model."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import featx
+
+
+@pytest.fixture(scope="module")
+def table() -> featx.NodeTable:
+    return featx.nodes(torchvision.models.resnet18(weights=None), torch.rand(2, 3, 64, 96))
+
+
+def test_it_has_the_names_that_can_be_asked_for(table: featx.NodeTable) -> None:
+    model = torchvision.models.resnet18(weights=None).eval()
+    _, names = featx.get_graph_node_names(model)
+    assert set(names) <= set(table.names)
+    containers = {"layer1", "layer1.0", "layer2.0.downsample"}
+    assert containers <= set(table.names)
+    modules = dict(model.named_modules())
+    assert set(table.names) - set(names) <= set(modules)
+
+
+def test_each_row_says_what_a_hook_sees(table: featx.NodeTable) -> None:
+    model = torchvision.models.resnet18(weights=None).eval()
+    paths = {module: path for path, module in model.named_modules() if path}
+    seen: dict[str, tuple[int, ...]] = {}
+    for module, path in paths.items():
+        module.register_forward_hook(lambda _, args, output, path=path: seen.update({path: tuple(output.shape)}))
+    model(torch.rand(2, 3, 64, 96))
+    # Some modules are called twice; the row of their path tells of the last call, as a request does.
+    assert {path: table[path].shape for path in seen} == seen
+    assert {path: table[path].type for path in seen} == {path: type(module).__name__ for module, path in paths.items()}
+    assert all(table[path].kind == "module" for path in seen)
+
+
+def test_costs_are_those_of_torchs_counter(table: featx.NodeTable) -> None:
+    model = torchvision.models.resnet18(weights=None).eval()
+    with FlopCounterMode(display=False) as counter:
+        model(torch.rand(2, 3, 64, 96))
+    counts = counter.get_flop_counts()
+    for path in ("conv1", "layer1", "layer2.0", "fc"):
+        assert table[path].flops == sum(counts[f"ResNet.{path}"].values())
+        assert table[path].parameters == sum(each.numel() for each in model.get_submodule(path).parameters())
+    assert table["relu"].flops == 0
+
+
+def test_it_says_where_a_value_comes_from(table: featx.NodeTable) -> None:
+    file, _, line = str(table["layer1.0.add"].source).rpartition(":")
+    with open(file) as lines:
+        assert lines.read().splitlines()[int(line) - 1].strip() == "out += identity"
+
+
+def test_rows_are_filtered(table: featx.NodeTable) -> None:
+    assert table.filter("layer?").names == ["layer1", "layer2", "layer3", "layer4"]
+    assert table.filter(stride=32, kind="module", depth=1).names == ["layer4"]
+    assert table.filter("layer1.**", type="Conv2d").names == table.filter("layer1.**", type=nn.Conv2d).names
+    assert len(table.filter("layer1.**", type="Conv2d")) == 4
+    assert len(table.filter(type="BatchNorm*")) == 20
+    assert set(table.filter(shape=(None, 512, 1, 1)).names) == {"avgpool"}
+    assert table.filter(layout="NC").names == ["flatten", "fc"]
+    assert set(table.filter(kind="operation").filter(stride=4).names) == {"layer1.0.add", "layer1.1.add"}
+    assert table.filter(kind=("input", "operation")).names[0] == "x"
+
+
+def test_its_names_are_what_an_extractor_takes(table: featx.NodeTable) -> None:
+    model = torchvision.models.resnet18(weights=None).eval()
+    x = torch.rand(2, 3, 64, 96)
+    names = table.filter(depth=1, kind="module").names
+    found = featx.create_feature_extractor(model, names)(x)
+    assert [tuple(found[name].shape) for name in names] == [table[name].shape for name in names]
+
+
+def test_it_is_a_sequence(table: featx.NodeTable) -> None:
+    assert table[0].name == "x"
+    assert [row.name for row in table[1:3]] == ["conv1", "bn1"]
+    assert len(list(table)) == len(table)
+    with pytest.raises(featx.NodeNameError, match="no node 'layer9'"):
+        table["layer9"]
+    with pytest.raises(featx.ArgumentTypeError, match="kind may be access, input, module, operation, weight"):
+        table.filter(kind="layer")  # type: ignore[arg-type]
+
+
+def test_it_prints_modules_down_to_a_depth(table: featx.NodeTable) -> None:
+    lines = str(table).splitlines()
+    assert lines[0].split() == ["name", "type", "shape", "layout", "stride", "params", "FLOPs", "mode"]
+    (row,) = (line for line in lines if line.startswith("layer2 "))
+    assert row.split()[:5] == ["layer2", "Sequential", "2x128x8x12", "NCHW", "8"]
+    assert not any("getitem" in line or line.startswith("layer1.0.conv1") for line in lines[:-1])
+    assert any(line.startswith("layer1.0.conv1 ") for line in table.to_text(depth=3).splitlines())
+    assert len(table.to_text(everything=True).splitlines()) == len(table) + 2
+    assert repr(table) == str(table)
+
+
+def test_it_folds_in_a_notebook(table: featx.NodeTable) -> None:
+    html = table._repr_html_()
+    assert html.count("<details") == len([row for row in table if row.type in ("Sequential", "BasicBlock")])
+    assert html.index("layer1  ") < html.index("layer1.0  ") < html.index("layer1.0.conv1  ")
+
+
+def test_rich_prints_it(table: featx.NodeTable) -> None:
+    console = pytest.importorskip("rich.console")
+    printer = console.Console(width=200, record=True, file=io.StringIO())
+    printer.print(table)
+    assert "layer4.1" in printer.export_text()
+
+
+def test_it_becomes_json(table: featx.NodeTable) -> None:
+    rows = json.loads(json.dumps(table.to_dicts()))
+    assert rows[1]["name"] == "conv1"
+    assert rows[1]["shape"] == [2, 64, 32, 48]
+    assert rows[1]["dtype"] == "float32"
+
+
+class Dropped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.extra = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.fc(x)
+        x = self.extra(x) if self.training else x.exp()
+        return x.relu()
+
+
+def test_it_says_in_which_mode_a_value_exists() -> None:
+    table = featx.nodes(Dropped(), torch.rand(2, 4))
+    assert {row.name: row.mode for row in table} == {
+        "x": "both", "fc": "both", "extra": "train", "exp": "eval", "relu": "both"
+    }  # fmt: skip
+
+
+def test_a_model_that_cannot_be_traced_is_refused() -> None:
+    class Fails(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise ValueError("not today")
+
+    with pytest.raises(ValueError, match="not today"):
+        featx.nodes(Fails(), torch.rand(2))
+
+
+def test_the_model_is_only_read() -> None:
+    model = torchvision.models.resnet18(weights=None)
+    before: dict[str, Any] = {name: value.clone() for name, value in model.state_dict().items()}
+    featx.nodes(model)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(module.training for module in model.modules())
