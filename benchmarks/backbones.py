@@ -10,6 +10,8 @@ Every result is appended to a file when it is there, so a sweep can be stopped a
 from __future__ import annotations
 
 import argparse
+import gzip
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -29,6 +31,7 @@ from torch import nn
 
 import featx
 
+_COVERAGE = Path(__file__).resolve().parent / "results" / "coverage.jsonl.gz"
 _MODELS_OF_ONE_WORKER = 20
 _COMPARISONS = ("features_only", "forward_intermediates")
 _DIFFERENT = "different"
@@ -59,9 +62,20 @@ def main() -> None:
     records = load(options.results)
     if not options.report:
         job = Job(_family_of, _start)
-        sweep(_tasks(options), options, records, _MODELS_OF_ONE_WORKER, job, lambda each: each.is_good, _in_short)
+        known = {**_of_other_sweeps(), **records}  # small models first
+        sweep(_tasks(options), options, known, _MODELS_OF_ONE_WORKER, job, lambda each: each.is_good, _in_short)
+        records = load(options.results)
     _write_report(list(records.values()), options.output)
     print(f"wrote {options.output}")
+
+
+def _of_other_sweeps() -> dict[Task, Record]:
+    with gzip.open(_COVERAGE, "rt") as lines:
+        found = (json.loads(line) for line in lines)
+        records = (
+            Record(each["check"], each["library"], each["model"], parameters=each["parameters"]) for each in found
+        )
+        return {record.task: record for record in records}
 
 
 def _tasks(options: argparse.Namespace) -> list[Task]:
