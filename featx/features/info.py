@@ -152,7 +152,8 @@ class _Known:
         shape = tuple(seen)
         is_of_batch = self._batch in (None, shape[0] if shape else None)
         patches = _patches(shape, self._sizes, self._prefixes) if self._sizes and is_of_batch else None
-        layout = self._layout(key, shape, module, has_patches=patches is not None)
+        has_layout = "has_no_layout" not in node.meta  # attention from tokens to tokens
+        layout = self._layout(key, shape, module, has_patches=patches is not None) if has_layout else None
         channels = None if layout is None else shape[layout.index("C")]
         stride = None
         if self._sizes is not None and layout is not None and is_of_batch:

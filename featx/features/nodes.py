@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from featx.features.attention import with_probabilities
 from featx.features.tracing import ModelTracing, TracerName
 from featx.ir.graph import Graph
 from featx.tracing.replica.mode_reads import ModeReads
@@ -22,6 +23,7 @@ def get_graph_node_names(
     *,
     example_inputs: Any = None,
     tracer: TracerName = "auto",
+    attention_probabilities: bool = False,
 ) -> tuple[list[str], list[str]]:
     """Return the names of the nodes of `model` in execution order, in train and in eval mode.
 
@@ -41,6 +43,8 @@ def get_graph_node_names(
         concrete_args: inputs that are fixed to a value, by name.
         example_inputs: as for `create_feature_extractor`.
         tracer: as for `create_feature_extractor`.
+        attention_probabilities: list `....probabilities` too, behind each call of fused attention: what it weighs the
+            values with, which is computed if it is asked for.
 
     Raises:
         ArgumentTypeError: `model` is not a module.
@@ -50,6 +54,9 @@ def get_graph_node_names(
     names, errors = _in_each_mode(tracing)
     if len(errors) == 2:
         raise errors[model.training]
+    if attention_probabilities:
+        modules = dict(model.named_modules())
+        names = {training: list(with_probabilities(each, modules)) for training, each in names.items()}
     if not suppress_diff_warning:
         if errors:
             _warn_of_failure(errors)

@@ -6,10 +6,14 @@ import difflib
 from collections.abc import Mapping
 
 from featx.errors import DrawnAwayError, NodeNameError
+from featx.features.attention import FUSED_FUNCTIONS, PROBABILITIES
 from featx.features.decisions import decides_by_draws
 from featx.features.request import OUTPUT, Request
 from featx.ir.graph import Graph
 from featx.ir.node import Node
+
+# What the probabilities of attention, or the dropout behind them, are called where attention is not fused.
+_OF_ATTENTION = ("softmax", "attn", "attention", "dropout", "scores")
 
 
 def select(graph: Graph, request: Mapping[str, str], owner: str) -> dict[str, Node]:
@@ -62,6 +66,9 @@ def _unknown_name(name: str, known: list[str], owner: str, graph: Graph, request
     hint = f" Did you mean {' or '.join(repr(match) for match in close)}?" if close else ""
     if not close and request[name] in known:
         hint = f" A request goes from names to keys: {{'{request[name]}': '{name}'}}."
+    module, _, last = f".{name}".rpartition(".")
+    if last.startswith(_OF_ATTENTION) and any(f"{module}.{each}"[1:] in known for each in FUSED_FUNCTIONS):
+        hint = f" Attention is fused there; ask for its probabilities by '{f'{module}.{PROBABILITIES}'[1:]}'."
     text = (
         f"No node '{name}' in {owner}.{hint}{_kept_whole(graph)} List all names with "
         "featx.get_graph_node_names(model); a name may exist in one mode only, then give train_return_nodes and "

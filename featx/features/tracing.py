@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from featx.errors import ArgumentTypeError, FeatxError, NodeNameError, TraceError
+from featx.features.attention import FUSED_FUNCTIONS, Probabilities, with_probabilities
 from featx.features.edits import Edits
 from featx.features.examples import Example, as_example, find_example
 from featx.features.images import ImageInput, image_of
@@ -301,8 +302,24 @@ class ModelTracing:
         owner = f"{type(self.model).__name__} ({mode})"
         if request.pending:
             names = [node.meta["qualified_name"] for node in self.graph().nodes if "qualified_name" in node.meta]
-            request = request.among(names, "return_nodes")
+            request = request.among(list(with_probabilities(names, self._modules)), "return_nodes")
+        missing: list[str] = []
+        for function in FUSED_FUNCTIONS:
+            probabilities = Probabilities(request, self._modules, function)
+            try:
+                return self._wanted(request, probabilities, owner)
+            except NodeNameError as error:
+                if not probabilities.is_meant_by(error):
+                    raise
+                missing = probabilities.names
+        raise NodeNameError(
+            f"{owner} has no fused attention for all of {', '.join(map(repr, missing))}; "
+            "get_graph_node_names(model, attention_probabilities=True) lists the probabilities that there are"
+        )
+
+    def _wanted(self, request: Request, probabilities: Probabilities, owner: str) -> TracedModel:
         asked = request if self.edits is None else self.edits.with_names(request)
+        asked = probabilities.as_fused(asked) if probabilities.names else asked
         found: list[FreeDims] = []
 
         def follow(example: Example) -> Graph:
@@ -326,7 +343,10 @@ class ModelTracing:
             return trace.graph
 
         graph = self._either(follow, asked)
-        return TracedModel(graph, request, select(graph, asked, owner), found[0] if found else None)
+        nodes = select(graph, asked, owner)
+        if probabilities.names:
+            nodes = probabilities.make(graph, nodes, request)
+        return TracedModel(graph, request, nodes, found[0] if found else None)
 
     def _opened(self, example: Example, request: Mapping[str, str], owner: str, found: list[FreeDims]) -> ExampleTrace:
         tracer = self._on_example(request, opened_for(self._modules, request))

@@ -1,0 +1,284 @@
+"""Probabilities of fused attention: `....probabilities`, beside calls that never compute them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812 - as torch's documentation has it
+
+import featx
+from featx.features.attention import attention_probabilities
+
+
+def extractor_of(model: nn.Module, nodes: Any, example: Any, **options: Any) -> featx.DualGraphModule:
+    return featx.create_feature_extractor(
+        model, nodes, example_inputs=example, suppress_diff_warning=True, **options
+    )  # fmt: skip
+
+
+MASK = torch.tensor([[True, True, False, True], [True, False, False, False], [True, True, True, True]])
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal": {"is_causal": True},
+    "mask of booleans": {"attn_mask": MASK},
+    "mask that is added": {"attn_mask": torch.randn(2, 1, 3, 4)},
+    "scale": {"scale": 0.3},
+    "dropout": {"dropout_p": 0.4},
+    "all": {"attn_mask": MASK, "scale": 2.0, "dropout_p": 0.4},
+}
+
+
+class Attention(nn.Module):
+    """Fused attention, and what it gives with an identity for values: its probabilities."""
+
+    def __init__(self, options: dict[str, Any], groups: int = 1) -> None:
+        super().__init__()
+        self.options = options
+        self.groups = groups
+        self.q, self.k = nn.Linear(8, 8), nn.Linear(8, 8 // groups)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        q = self.q(x).unflatten(-1, (4, 2)).transpose(1, 2)
+        k = self.k(y).unflatten(-1, (4 // self.groups, 2)).transpose(1, 2)
+        values = torch.eye(y.shape[1]).expand(*k.shape[:2], -1, -1)
+        return F.scaled_dot_product_attention(q, k, values, **self.options, enable_gqa=self.groups > 1)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_they_are_what_the_values_are_weighed_with(name: str, groups: int) -> None:
+    options = OPTIONS[name]
+    model = nn.ModuleDict({"attn": Attention(options, groups)}).eval()
+    inputs = torch.randn(2, 3, 8), torch.randn(2, 4, 8)
+    expected = Attention({**options, "dropout_p": 0.0}, groups)
+    expected.load_state_dict(model["attn"].state_dict())
+    extractor = extractor_of(Wrapped(model["attn"]), ["attn.probabilities", "attn"], inputs)
+    torch.manual_seed(0)
+    found = extractor(*inputs)
+    torch.manual_seed(0)
+    assert torch.equal(found["attn"], model["attn"](*inputs))
+    assert torch.allclose(found["attn.probabilities"], expected(*inputs), atol=1e-6)
+    assert extractor.feature_info[0].shape == tuple(found["attn.probabilities"].shape) == (2, 4, 3, 4)
+
+
+class Wrapped(nn.Module):
+    def __init__(self, attn: nn.Module) -> None:
+        super().__init__()
+        self.attn = attn
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+        return self.attn(x, y)
+
+
+def test_a_query_without_keys_has_none() -> None:
+    mask = torch.tensor([[True, True], [False, False]])
+    found = attention_probabilities(torch.randn(1, 2, 4), torch.randn(1, 2, 4), mask)
+    assert torch.equal(found[0, 1], torch.zeros(2))
+    assert torch.allclose(found[0, 0].sum(), torch.tensor(1.0))
+
+
+def test_they_are_computed_in_float32_and_returned_as_the_queries_are() -> None:
+    q, k = torch.randn(1, 3, 4).half(), torch.randn(1, 3, 4).half()
+    found = attention_probabilities(q, k)
+    assert found.dtype == torch.float16
+    assert torch.allclose(found.float(), (q.float() @ k.float().mT / 2).softmax(-1), atol=2e-3)
+
+
+def test_only_they_are_computed_where_nothing_else_is_asked() -> None:
+    model = Wrapped(Attention({}))
+    extractor = extractor_of(model, ["attn.probabilities"], (torch.randn(2, 3, 8), torch.randn(2, 4, 8)))
+    assert "scaled_dot_product_attention" not in extractor.code
+
+
+def test_gradients_flow_through_them() -> None:
+    model = Wrapped(Attention({}))
+    x, y = torch.randn(2, 3, 8, requires_grad=True), torch.randn(2, 4, 8)
+    extractor = extractor_of(model, ["attn.probabilities"], (x, y))
+    extractor(x, y)["attn.probabilities"][..., 0].sum().backward()
+    assert x.grad is not None
+    assert x.grad.abs().sum() > 0
+
+
+class Twice(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.scaled_dot_product_attention(x, x, x)
+        return F.scaled_dot_product_attention(x, x, x, is_causal=True)
+
+
+def test_a_module_that_attends_twice() -> None:
+    x = torch.randn(2, 3, 4)
+    names = featx.get_graph_node_names(Twice(), example_inputs=x, attention_probabilities=True)[1]
+    assert names == [
+        "x", "scaled_dot_product_attention", "probabilities", "scaled_dot_product_attention_1", "probabilities_1"
+    ]  # fmt: skip
+    found = extractor_of(Twice(), ["probabilities", "probabilities_1"], x)(x)
+    assert torch.allclose(found["probabilities"] @ x, F.scaled_dot_product_attention(x, x, x), atol=1e-6)
+    assert torch.equal(found["probabilities_1"].triu(1), torch.zeros(2, 3, 3))
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("options", [{}, {"kdim": 6, "vdim": 5}, {"add_bias_kv": True}, {"add_zero_attn": True}])
+def test_multihead_attention_of_torch(options: dict[str, Any], batch_first: bool) -> None:
+    torch.manual_seed(0)
+    attention = nn.MultiheadAttention(8, 2, batch_first=batch_first, dropout=0.5, **options).eval()
+    q, k = torch.randn(3, 3, 8), torch.randn(3, 3, options.get("kdim", 8))
+    v = torch.randn(3, 3, options.get("vdim", 8))
+    padding = torch.tensor([[False, False, True]] * 3)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = attention
+
+        def forward(self, q: Any, k: Any, v: Any, padding: Any) -> Any:
+            return self.attention(q, k, v, key_padding_mask=padding, need_weights=False)[0]
+
+    model = Model().eval()
+    extractor = extractor_of(model, ["attention.probabilities", "output"], (q, k, v, padding))
+    found = extractor(q, k, v, padding)
+    expected = attention(q, k, v, key_padding_mask=padding, average_attn_weights=False)[1]
+    assert torch.equal(found["attention.probabilities"], expected)
+    assert torch.equal(found["output"], model(q, k, v, padding))
+    # In train mode the model draws what it would draw without them, and they are those ahead of dropout.
+    extractor.train()
+    torch.manual_seed(1)
+    found = extractor(q, k, v, padding)
+    torch.manual_seed(1)
+    assert torch.equal(found["output"], model.train()(q, k, v, padding))
+    assert torch.equal(found["attention.probabilities"], expected)
+
+
+def test_the_encoder_of_torch() -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+    x = torch.randn(2, 5, 8)
+    attention = model.layers[1].self_attn
+    hidden = model.layers[0](x)
+    expected = attention(hidden, hidden, hidden, average_attn_weights=False)[1]
+    with torch.no_grad():  # the fast path of the layers computes no attention that can be seen
+        found = extractor_of(model, ["layers.1.self_attn.probabilities"], x)(x)
+    assert torch.allclose(found["layers.1.self_attn.probabilities"], expected, atol=1e-6)
+
+
+class OwnMultihead(nn.MultiheadAttention):
+    """As libraries have it that put their own layers into it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return F.multi_head_attention_forward(
+            x, x, x, self.embed_dim, self.num_heads, self.in_proj_weight, self.in_proj_bias, None, None, False, 0.0,
+            self.out_proj.weight, self.out_proj.bias, training=self.training, need_weights=False,
+        )[0]  # fmt: skip
+
+
+def test_a_call_of_torchs_function() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(OwnMultihead(8, 2)).eval()
+    x = torch.randn(5, 2, 8)
+    found = extractor_of(model, ["0.probabilities", "0"], x)(x)
+    expected = nn.MultiheadAttention.forward(model[0], x, x, x, average_attn_weights=False)[1]  # type: ignore[arg-type]
+    assert torch.equal(found["0.probabilities"], expected)
+    assert torch.equal(found["0"], model(x))
+
+
+def test_edits_ahead_of_it_are_seen() -> None:
+    model = Wrapped(Attention({}))
+    inputs = torch.randn(2, 3, 8), torch.randn(2, 4, 8)
+    extractor = extractor_of(model, ["attn.probabilities"], inputs, edits={"attn.q": featx.zero})
+    assert torch.allclose(extractor(*inputs)["attn.probabilities"], torch.full((2, 4, 3, 4), 0.25))
+
+
+def test_a_module_of_that_name_is_itself() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.probabilities = nn.Softmax(-1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.probabilities(F.scaled_dot_product_attention(x, x, x))
+
+    x = torch.randn(2, 3, 4)
+    found = extractor_of(Named(), ["probabilities"], x)(x)
+    assert torch.equal(found["probabilities"], Named()(x))
+
+
+def test_who_asks_for_a_softmax_is_told() -> None:
+    model = Wrapped(Attention({}))
+    example = torch.randn(2, 3, 8), torch.randn(2, 4, 8)
+    with pytest.raises(featx.NodeNameError, match=r"fused there; ask for its probabilities by 'attn\.probabilities'"):
+        extractor_of(model, ["attn.softmax"], example)
+
+
+def test_where_there_is_none_it_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    with pytest.raises(featx.NodeNameError, match=r"has no fused attention for all of '0\.probabilities'"):
+        extractor_of(model, ["0.probabilities"], torch.randn(2, 4))
+
+
+def test_a_pattern_names_all_of_them() -> None:
+    class Stack(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(Wrapped(Attention({})) for _ in range(3))
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+            return [block(x, y) for block in self.blocks]
+
+    inputs = torch.randn(2, 3, 8), torch.randn(2, 4, 8)
+    model = Stack()
+    found = extractor_of(model, {"blocks.*.attn.probabilities": "p*"}, inputs)(*inputs)
+    assert list(found) == ["p0", "p1", "p2"]
+    one = extractor_of(model, ["blocks.1.attn.probabilities"], inputs)(*inputs)
+    assert torch.equal(found["p1"], one["blocks.1.attn.probabilities"])
+
+
+@pytest.mark.sweep
+def test_timms_attention_without_fusing() -> None:
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    model = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=2).eval()
+    x = torch.rand(2, 3, 64, 64)
+    found = extractor_of(model, ["blocks.1.attn.probabilities", "output"], x)(x)
+    assert torch.equal(found["output"], model(x))
+    for block in model.blocks:
+        block.attn.fused_attn = False
+    expected = extractor_of(model, ["blocks.1.attn.softmax"], x)(x)["blocks.1.attn.softmax"]
+    assert torch.allclose(found["blocks.1.attn.probabilities"], expected, atol=1e-6)
+
+
+TEXT: dict[str, dict[str, Any]] = {
+    "Bert": {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 16},
+    "Llama": {
+        "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "intermediate_size": 16,
+    },
+    "GPT2": {"n_embd": 16, "n_layer": 2, "n_head": 4, "bos_token_id": None, "eos_token_id": None},
+}  # fmt: skip
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", TEXT)
+@pytest.mark.parametrize("padded", [False, True])
+def test_eager_attentions_of_transformers(name: str, padded: bool) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config, kind = getattr(transformers, f"{name}Config"), getattr(transformers, f"{name}Model")
+    options = {"vocab_size": 50, **TEXT[name]}
+    model = kind._from_config(config(**options), attn_implementation="sdpa").eval()
+    eager = kind._from_config(config(**options), attn_implementation="eager").eval()
+    eager.load_state_dict(model.state_dict())
+    batch = {"input_ids": torch.randint(0, 50, (2, 6)), "attention_mask": torch.ones(2, 6, dtype=torch.int64)}
+    if padded:
+        batch["attention_mask"][1, 4:] = 0
+    names = featx.get_graph_node_names(model, suppress_diff_warning=True, attention_probabilities=True)[1]
+    wanted = [each for each in names if each.endswith("probabilities")]
+    extractor = featx.create_feature_extractor(model, wanted, suppress_diff_warning=True)
+    batch |= {} if name == "Bert" else {"use_cache": False}  # type: ignore[dict-item]
+    found = list(extractor(**batch).values())
+    expected = eager(**batch, output_attentions=True).attentions
+    rows = batch["attention_mask"].bool()[:, None, :, None].expand_as(expected[0])  # of tokens that are no padding
+    assert len(found) == len(expected) == 2
+    assert all(torch.allclose(a[rows], b[rows], atol=1e-6) for a, b in zip(found, expected, strict=True))
