@@ -21,6 +21,7 @@ from featx.features.info import FeatureInfos, infos_of
 from featx.features.nodes import names_of, warn_of_differences
 from featx.features.prune import prune
 from featx.features.request import Request
+from featx.features.starts import Starts
 from featx.features.tracing import ModelTracing, TracedModel, TracerName
 from featx.features.untraced import untraced_graph
 from featx.ir.graph import Graph
@@ -44,6 +45,7 @@ class Options:
     suppress_diff_warning: bool = False
     adaptive: bool | None = None
     edits: Mapping[Any, Edit] | None = None
+    inputs: Any = None
     kind: type[DualGraphModule] = DualGraphModule
     is_list: bool = False
 
@@ -83,6 +85,7 @@ def _tracing(model: nn.Module, options: Options, example_inputs: Any) -> ModelTr
         model, options.tracer_kwargs, options.concrete_args, example_inputs, options.tracer, options.check_sizes
     )
     tracing.edits = None if options.edits is None else Edits(options.edits, model)
+    tracing.starts = None if options.inputs is None else Starts(options.inputs, model)
     return tracing
 
 
@@ -134,11 +137,15 @@ class _Mode:
     def finish(self, traced: TracedModel, tracing: ModelTracing, options: Options) -> None:
         """Take what a trace found: the graph of what is wanted alone, with what is done to that."""
         self.names = names_of(traced.graph)
-        wanted = traced.wanted
+        wanted, starts = traced.wanted, tracing.starts
         if tracing.edits is not None:
-            wanted = tracing.edits.make(traced.graph, wanted, traced.request)
+            kept = traced.request if starts is None else starts.with_names(traced.request)
+            wanted = tracing.edits.make(traced.graph, wanted, kept)
+        if starts is not None:
+            root = tracing.model_in_mode()
+            wanted = starts.make(traced.graph, wanted, traced.request, root, traced.free_dims)
         self.graph = prune(traced.graph, wanted, tracing.model_in_mode())
-        self.free_dims = traced.free_dims
+        self.free_dims = traced.free_dims if starts is None else None
         infos = self._infos(wanted, traced, tracing)
         self.features = {key: each for key, each in traced.request.features.items() if key in wanted}
         processed = process(self.graph, self.features, {info.key: info for info in infos}, tracing.image)

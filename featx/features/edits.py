@@ -76,22 +76,35 @@ class Edits:
         # From the last node to the first: an edit does not see those behind it.
         order = sorted(self._of, key=lambda name: wanted[keys[name]], reverse=True)
         edited = {wanted[keys[name]]: _edit(graph, wanted[keys[name]], self._of[name], name) for name in order}
-        return {key: edited.get(wanted[key], wanted[key]) for key in request.values()}
+        return {key: edited.get(wanted[key], wanted[key]) for key in request.values() if key in wanted}
 
 
 def _edit(graph: Graph, node: Node, edit: Edit, name: str) -> Node:
-    users = list(node.users)  # checks too: what Python decides by the value, it would decide by the edited one
+    users = list(node.users)
     with graph.inserting_after(node):
         if isinstance(edit, torch.Tensor):
             new = graph.call_function(in_place_of, (node, edit, name))
         else:
             new = graph.call_function(edit, (node,))
     new.meta.update({key: value for key, value in node.meta.items() if key in ("shape", "dtype", "nn_module_stack")})
-    for user in users:
+    _replace(graph, node, new, name, users)
+    return new
+
+
+def put_in_place_of(graph: Graph, node: Node, new: Node, name: str) -> None:
+    """Let all that uses the value of `node`, which the name means, use that of `new`.
+
+    Raises:
+        RequestError: the node gives a container in which values cannot be told apart.
+    """
+    _replace(graph, node, new, name, list(node.users))
+
+
+def _replace(graph: Graph, node: Node, new: Node, name: str, users: list[Node]) -> None:
+    for user in users:  # checks too: what Python decides by the value, it would decide by the other one
         user.replace_input_with(node, new)
     if node.target is module_output:
         _go_on_with_parts(graph, node, new, name)
-    return new
 
 
 def _go_on_with_parts(graph: Graph, mark: Node, new: Node, name: str) -> None:
@@ -106,8 +119,8 @@ def _go_on_with_parts(graph: Graph, mark: Node, new: Node, name: str) -> None:
     elif isinstance(returned, (tuple, list)):
         parts = list(enumerate(cast(list[Any], returned)))
     if not parts or any(not isinstance(part, Node) for _, part in parts):
-        raise RequestError(f"'{name}' returns a container in containers; edit a value inside it")
-    last = new
+        raise RequestError(f"'{name}' returns a container in containers; name a value inside it")
+    last = max(new, mark)
     for key, part in parts:
         with graph.inserting_after(last):
             last = graph.call_method("__getitem__", (new, key))

@@ -39,6 +39,7 @@ def create_feature_extractor(
     adaptive: Literal[False] | None = None,
     check_sizes: CheckSizes = "full",
     edits: Mapping[Any, Edit] | None = None,
+    inputs: Mapping[Any, str] | Sequence[Name] | None = None,
 ) -> DualGraphModule: ...
 
 
@@ -57,6 +58,7 @@ def create_feature_extractor(
     adaptive: bool | None,
     check_sizes: CheckSizes = "full",
     edits: Mapping[Any, Edit] | None = None,
+    inputs: Mapping[Any, str] | Sequence[Name] | None = None,
 ) -> DualGraphModule | AdaptiveExtractor: ...
 
 
@@ -74,6 +76,7 @@ def create_feature_extractor(
     adaptive: bool | None = None,
     check_sizes: CheckSizes = "full",
     edits: Mapping[Any, Edit] | None = None,
+    inputs: Mapping[Any, str] | Sequence[Name] | None = None,
 ) -> DualGraphModule | AdaptiveExtractor:
     """Return a module that computes the requested values of `model`, as a dict, and nothing that they do not need.
 
@@ -124,6 +127,9 @@ def create_feature_extractor(
         edits: what the model goes on with in place of values that it has computed, by name as in `return_nodes`: a
             function of the value, which must not write it, a tensor of the same shape, or `featx.zero`. A requested
             value that is edited is returned as the edit gives it. The model itself stays as it is.
+        inputs: what the extractor takes in place of the inputs of the model, to start in the middle: names as in
+            `return_nodes`, such as `["layer2"]`, or a dict from names to those of the parameters. What computes these
+            values is left out. An error names what has to be given too. `example_inputs` are those of the model.
 
     Raises:
         NodeNameError: a name does not exist in a mode; the message has close matches.
@@ -142,7 +148,12 @@ def create_feature_extractor(
         suppress_diff_warning=suppress_diff_warning,
         adaptive=adaptive,
         edits=edits,
+        inputs=inputs,
     )
+    if inputs is not None and adaptive:
+        raise ArgumentTypeError("adaptive=True traces the model again, from its own inputs; leave it or inputs out")
+    if inputs is not None:
+        options = replace(options, adaptive=False)
     if not adaptive:
         return build(model, requests, options, example_inputs)
     if tracer == "symbolic":

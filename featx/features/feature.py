@@ -105,7 +105,9 @@ class _Unfold:
         return value.unflatten(-1, [size // self.side for size in self.image.sizes])
 
     def in_graph(self, graph: Graph, node: Node) -> Node:
-        (image,) = (each for each in graph.nodes if each.op == "placeholder" and each.target == self.image.name)
+        image = next((each for each in graph.find_nodes(op="placeholder") if each.target == self.image.name), None)
+        if image is None:
+            raise RequestError(f"tokens become maps by the size of '{self.image.name}', which is no input any more")
         sizes = [graph.call_method("size", (image, place)) for place in (-2, -1)]
         counts = [graph.call_function(operator.floordiv, (size, self.side)) for size in sizes]
         return graph.call_method("unflatten", (node, -1, counts))

@@ -21,6 +21,7 @@ from featx.features.opening import names_are_those_of_all_opened, opened_for
 from featx.features.prune import last_needed
 from featx.features.request import OUTPUT, Request
 from featx.features.select import select
+from featx.features.starts import Starts
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.libraries import torchvision_operators
@@ -148,6 +149,8 @@ class ModelTracing:
         self.training: bool | None = None
         # What is done to nodes before the requested values are cut out.
         self.edits: Edits | None = None
+        # Where the graph begins, if that is not at the inputs of the model.
+        self.starts: Starts | None = None
         # What hears in each trace whether anything asks in which mode a module is.
         self.reads: ModeReads | None = None
         self._tracer_kwargs = dict(tracer_kwargs or {})
@@ -318,7 +321,9 @@ class ModelTracing:
         )
 
     def _wanted(self, request: Request, probabilities: Probabilities, owner: str) -> TracedModel:
-        asked = request if self.edits is None else self.edits.with_names(request)
+        asked = request
+        for others in (self.edits, self.starts):
+            asked = asked if others is None else others.with_names(asked)
         asked = probabilities.as_fused(asked) if probabilities.names else asked
         found: list[FreeDims] = []
 

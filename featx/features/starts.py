@@ -1,0 +1,274 @@
+"""Start in the middle of a model: values that it would compute become the inputs of an extractor."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from operator import getitem
+from typing import Any
+
+from torch import nn
+
+from featx.errors import RequestError
+from featx.features.edits import put_in_place_of
+from featx.features.request import Request, as_request
+from featx.ir.effects import Effects
+from featx.ir.form import computes_form, reads_form
+from featx.ir.graph import Graph
+from featx.ir.memory import MemoryGroups
+from featx.ir.names import identifier_of
+from featx.ir.node import Node
+from featx.tracing.checks.free_sizes import FreeDims
+from featx.tracing.checks.variation import REFUSED
+from featx.tracing.guards.guards import check_dtype, check_is_tensor, check_rank, check_size
+from featx.tree import clone_tensors
+
+# Any dimension.
+_UNKNOWN = -1
+
+
+class Starts:
+    """What the inputs of an extractor are in place of the model's.
+
+    Args:
+        inputs: names of nodes, or modules of the model; in a dict their values are the names of the parameters.
+        model: whose nodes are meant.
+
+    Raises:
+        ArgumentTypeError: `inputs` is neither a list nor a dict, or has something else than names.
+        RequestError: it is empty, has a pattern, or two inputs have one name.
+    """
+
+    def __init__(self, inputs: Any, model: nn.Module) -> None:
+        request = as_request(inputs, "inputs", model)
+        if request.pending or request.expanded:
+            raise RequestError("inputs may not have patterns or classes; name each value that is given")
+        self._parameters = {name: identifier_of(key) for name, key in request.items()}
+        if len(set(self._parameters.values())) < len(self._parameters):
+            names = ", ".join(self._parameters)
+            raise RequestError(f"two of {names} get one name of a parameter; give a dict with others")
+
+    def with_names(self, request: Request) -> Request:
+        """Return a request that has the names of the inputs too."""
+        others = {name: f"input {name}" for name in self._parameters if name not in request}
+        return Request({**dict(request), **others}, request.features, request.expanded, request.pending)
+
+    def make(
+        self, graph: Graph, wanted: Mapping[str, Node], request: Request, root: nn.Module, free_dims: FreeDims | None
+    ) -> dict[str, Node]:
+        """Let a traced graph begin at the inputs, and return the wanted nodes by key. O(nodes).
+
+        What the model decides ahead of them by the form of its own inputs no longer shows; so the inputs must have the
+        form that they had on the example, as far as that matters.
+
+        Args:
+            graph: is changed.
+            wanted: the nodes by key, those of `with_names` too.
+            request: the request of the caller.
+            root: the model.
+            free_dims: which dimensions of the model's inputs may differ.
+
+        Raises:
+            RequestError: something else has to be given too; the message names it.
+        """
+        keys = self.with_names(request)
+        given: dict[Node, Node] = {}
+        first = next(iter(graph.nodes))
+        for name, parameter in self._parameters.items():
+            node = wanted[keys[name]]
+            if node.op == "placeholder":
+                first.prepend(node)
+                node.args = ()
+                given[node] = node
+                continue
+            with graph.inserting_before(first):
+                start = graph.placeholder(parameter)
+            start.meta.update({key: node.meta[key] for key in ("shape", "dtype") if key in node.meta})
+            start.meta.update(qualified_name=name, nn_module_stack={})
+            put_in_place_of(graph, node, start, name)
+            given[node] = start
+        found = {key: given.get(wanted[key], wanted[key]) for key in request.values() if key in wanted}
+        starts = list(given.values())
+        _require_all(graph, starts, found.values(), self._parameters)
+        fixed = _drop_guards(graph, starts)
+        if free_dims is not None:
+            fixed.note_dims(free_dims)
+        new = [start for node, start in given.items() if start is not node]
+        _erase_what_follows_from_others(graph, starts)
+        _clone_what_is_written(graph, new, root)
+        _check_form(graph, new, fixed)
+        return found
+
+
+def _require_all(graph: Graph, starts: Collection[Node], wanted: Collection[Node], names: Iterable[str]) -> None:
+    """Raise where the wanted nodes need what follows from other inputs of the model alone."""
+    behind, from_others = _closure(starts, graph), _closure(_others(graph, starts), graph)
+    crossing: dict[str, None] = {}
+    pending, seen = list(wanted), set(wanted)
+    while pending:
+        node = pending.pop()
+        if node not in behind and node in from_others:
+            crossing.update(dict.fromkeys(_names_of_tensors(node)))
+            continue
+        for source in node.all_input_nodes:
+            if source not in seen:
+                seen.add(source)
+                pending.append(source)
+    if crossing:
+        raise RequestError(
+            f"what is requested does not follow from {', '.join(map(repr, names))} alone; inputs must have "
+            f"{', '.join(map(repr, crossing))} too"
+        )
+
+
+def _erase_what_follows_from_others(graph: Graph, starts: Collection[Node]) -> None:
+    unknown = _closure(_others(graph, starts), graph)
+    for node in reversed([node for node in graph.nodes if node in unknown]):
+        if not node.users and node.op != "output":
+            graph.erase_node(node)
+
+
+def _others(graph: Graph, starts: Collection[Node]) -> list[Node]:
+    return [node for node in graph.find_nodes(op="placeholder") if node not in starts]
+
+
+def _closure(nodes: Iterable[Node], graph: Graph) -> set[Node]:
+    found = set(nodes)
+    for node in graph.nodes:
+        if not found.isdisjoint(node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+def _names_of_tensors(node: Node) -> list[str]:
+    """Return the name of a tensor, or of the tensors of whose form a number is made."""
+    while "shape" not in node.meta and node.all_input_nodes and computes_form(node):
+        node = node.all_input_nodes[0]
+    return [str(node.meta.get("qualified_name", node.name))]
+
+
+@dataclass
+class _Fixed:
+    """What the given values must share with those of the example: lengths of dimensions, and the dtype."""
+
+    batch: bool = False
+    places: bool = False
+    dtype: bool = False
+
+    def note_dims(self, free_dims: FreeDims) -> None:
+        """Note which dimensions of the model's inputs it does something else for."""
+        for first, *others in free_dims.of.values():
+            self.batch = self.batch or not _may_differ(first)
+            self.places = self.places or not all(map(_may_differ, others))
+
+    def note_guard(self, guard: Node) -> None:
+        """Note what a guard asks that follows from the form of values ahead of the start."""
+        reads = [guard, *_behind_guard(guard)]
+        self.dtype = self.dtype or guard.target is check_dtype or any("dtype" in read.args for read in reads)
+        dims = {_dim_of(read, guard) for read in reads if reads_form(read) or read.target is getitem} - {None}
+        self.batch = self.batch or not dims.isdisjoint({0, _UNKNOWN})
+        self.places = self.places or bool(dims - {0})
+
+
+def _dim_of(read: Node, guard: Node) -> int | None:
+    """Return which length is read of a shape; None for what is no length, and `_UNKNOWN` for all of them."""
+    if read.target == "size" and len(read.args) > 1:
+        return read.args[1] if type(read.args[1]) is int else _UNKNOWN
+    if read.target is getitem:
+        source, index = list(read.args)[:2]
+        is_of_shape = isinstance(source, Node) and ("shape" in source.args or source.target == "size")
+        return (index if type(index) is int else _UNKNOWN) if is_of_shape else None
+    is_whole = read.target == "size" or "shape" in read.args
+    return _UNKNOWN if is_whole and not all(user.target is getitem for user in read.users) else None
+
+
+def _behind_guard(guard: Node) -> list[Node]:
+    """Return the nodes of which the numbers are made that a guard checks, without the tensors."""
+    found: list[Node] = []
+    pending = guard.all_input_nodes
+    while pending:
+        node = pending.pop()
+        if "shape" not in node.meta and node not in found:
+            found.append(node)
+            pending += node.all_input_nodes
+    return found
+
+
+def _may_differ(dim: str) -> bool:
+    return dim == REFUSED or dim.startswith("free")
+
+
+def _drop_guards(graph: Graph, starts: Collection[Node]) -> _Fixed:
+    """Remove the guards that follow from other inputs of the model alone, and return what follows from that.
+
+    Raises:
+        RequestError: one is about values.
+    """
+    behind, from_others = _closure(starts, graph), _closure(_others(graph, starts), graph)
+    fixed = _Fixed()
+    for guard in [node for node in graph.nodes if node.meta.get("is_guard")]:
+        if guard in behind or guard not in from_others:
+            continue
+        is_about_inputs = guard.meta.get("is_check_of_input") or guard.meta.get("is_form_check")
+        if guard.target not in (check_rank, check_size, check_is_tensor) and not is_about_inputs:
+            if guard.target is not check_dtype and not all(map(_is_of_form, guard.all_input_nodes)):
+                raise RequestError(
+                    f"inputs must have {', '.join(map(repr, _placeholders_of(guard)))} too: the model decides by "
+                    f"values of it ({guard.args[-1]})"
+                )
+            fixed.note_guard(guard)
+        graph.erase_node(guard)
+    return fixed
+
+
+def _placeholders_of(node: Node) -> list[str]:
+    pending, seen = [node], {node}
+    while pending:
+        new = [source for source in pending.pop().all_input_nodes if source not in seen]
+        seen.update(new)
+        pending += new
+    return sorted(each.target for each in seen if each.op == "placeholder")
+
+
+def _is_of_form(node: Node) -> bool:
+    """Say whether a value is made of the form of tensors alone."""
+    if "shape" in node.meta:
+        return False
+    return computes_form(node) and all("shape" in each.meta or _is_of_form(each) for each in node.all_input_nodes)
+
+
+def _clone_what_is_written(graph: Graph, starts: Iterable[Node], root: nn.Module) -> None:
+    """Let the model write into copies of the values that are given to it in the middle."""
+    memory = MemoryGroups(graph, Effects(graph, root))
+    written = {group for node in graph.nodes for group in memory.written_by(node)}
+    for start in starts:
+        if memory.of(start) in written:
+            users = list(start.users)
+            with graph.inserting_before(_first_behind_inputs(graph)):
+                clone = graph.call_function(clone_tensors, (start,))
+            clone.meta.update({key: start.meta[key] for key in ("shape", "dtype") if key in start.meta})
+            for user in users:
+                user.replace_input_with(start, clone)
+
+
+def _check_form(graph: Graph, starts: Iterable[Node], fixed: _Fixed) -> None:
+    with graph.inserting_before(_first_behind_inputs(graph)):
+        for start in starts:
+            shape, dtype = start.meta.get("shape"), start.meta.get("dtype")
+            if shape is None:
+                continue
+            what = f"input '{start.target}'"
+            checks: list[tuple[Any, ...]] = [(check_is_tensor, start, what), (check_rank, start, len(shape), what)]
+            reason = f"{what} is fixed: the model has decided by sizes of its own inputs"
+            dims = [dim for dim in range(len(shape)) if (fixed.places if dim else fixed.batch)]
+            checks += [(check_size, start, dim, int(shape[dim]), reason) for dim in dims]
+            if fixed.dtype:
+                read = graph.call_function(getattr, (start, "dtype"))
+                checks.append((check_dtype, read, [dtype], f"the dtype of {what}"))
+            for function, *args in checks:
+                check = graph.call_function(function, tuple(args))
+                check.meta["is_guard"] = check.meta["is_check_of_input"] = True
+
+
+def _first_behind_inputs(graph: Graph) -> Node:
+    return next(node for node in graph.nodes if node.op != "placeholder")
