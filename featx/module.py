@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MethodType
 from typing import Any, ClassVar, cast
@@ -234,17 +234,60 @@ class GraphModule(nn.Module):
             print(text)  # noqa: T201 - printing is what it is for
         return text
 
-    def to_folder(self, folder: str | Path, module_name: str = "FxModule") -> None:
-        """Write this module to `folder` as a package: `from folder import <module_name>` gives it back.
+    def to_folder(
+        self,
+        folder: str | Path,
+        module_name: str = "FxModule",
+        *,
+        example_inputs: Any = None,
+        pickled: bool | None = None,
+    ) -> None:
+        """Write this module to `folder` as a package: `from folder import <module_name>` gives a class that makes it.
 
-        The code becomes a Python file, submodules and tensors a file beside it that is loaded with pickle.
+        The package is one readable Python file that imports torch and nothing else, and a safetensors file beside it
+        (which needs the package safetensors to be written). Modules of other libraries are followed to those of
+        torch.nn that they call; for that the module is traced once more, and the code holds for inputs like those.
+
+        Args:
+            folder: is made if it is not there.
+            module_name: of the class.
+            example_inputs: inputs to follow through this module, a tensor or a tuple; by default those from which an
+                extractor was made, with other values.
+            pickled: write the code as it is, which imports featx and what the classes of the modules come from, with
+                the modules in a file that is loaded with pickle. By default only where the code cannot stand alone;
+                with False that raises.
 
         Raises:
-            ArgumentTypeError: the code refers to an object that Python cannot import by name.
+            ArgumentTypeError: with `pickled=False`, the code needs something else than torch; else it refers to an
+                object that Python cannot import by name. The message names it.
+            MissingExtraError: safetensors is not installed.
         """
-        from featx.codegen.package import write_package
+        from featx.codegen.standalone import is_standalone, write_standalone
 
-        write_package(self, self._graph, self.recompile(), Path(folder), module_name)
+        modules = {} if pickled else self._standalone_modules(example_inputs)
+        if pickled is False or (all(is_standalone(each, each.graph) for each in modules.values()) and modules):
+            codes = {mode: module.recompile() for mode, module in modules.items()}
+            root = _joined(list(modules.values()), is_training=self.training)
+            graphs = {mode: module.graph for mode, module in modules.items()}
+            write_standalone(root, codes, graphs, Path(folder), module_name, self._about())
+        else:
+            from featx.codegen.package import write_package
+
+            write_package(self, self._graph, self.recompile(), Path(folder), module_name)
+
+    def _standalone_modules(self, example_inputs: Any) -> dict[bool, GraphModule]:
+        """Return modules, by mode, whose graphs call torch alone, as far as that is possible."""
+        from featx.codegen.standalone import is_standalone
+
+        if is_standalone(self, self._graph) or example_inputs is None:
+            return {self.training: self}
+        args = example_inputs if isinstance(example_inputs, (tuple, list)) else (example_inputs,)
+        module = opened(self, self.training, tuple(args), {})
+        require_mode(module.graph, self.training, "in which it was written; write it again in the other one")
+        return {self.training: module}
+
+    def _about(self) -> str:
+        return f"It computes what a {self._get_name()} does."
 
     # -- submodules --------------------------------------------------------------------------------------------------
 
@@ -344,6 +387,29 @@ def _check_name(node: Node, kind: type[GraphModule], own_state: set[str]) -> Non
             f"node '{node.name}' refers to '{node.target}', but '{first}' of a GraphModule is something else; "
             f"rename that attribute of the model"
         )
+
+
+def opened(root: nn.Module, training: bool, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> GraphModule:
+    """Trace a module in a mode, through all modules that a constructor of torch.nn does not make, and return it.
+
+    Raises:
+        TraceError: something cannot be followed; the message says where and what to do.
+    """
+    from featx.codegen.constructors import constructor_of
+
+    leaves = {path for path, module in root.named_modules(remove_duplicate=False) if constructor_of(module) is not None}
+    tracer = ExampleTracer(lambda module, path: path in leaves, training=training, follows_wrapped=True)
+    trace, _ = trace_checked(tracer, root, args, kwargs)
+    return GraphModule(root, trace.graph, type(root).__name__)
+
+
+def _joined(modules: list[GraphModule], *, is_training: bool) -> GraphModule:
+    """Return a module with the parts of several."""
+    root = copy.copy(modules[0])
+    for other in modules[1:]:
+        root._copy_targets(other, [other.graph])
+    root.training = is_training
+    return root
 
 
 def check_graph_module(gm: object) -> GraphModule:

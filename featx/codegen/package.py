@@ -38,7 +38,7 @@ class {name}(torch.nn.Module):
 {code}
 '''
 # A name in a class body that starts with two underscores is read as one with the class's name ahead of it.
-_PRIVATE = re.compile(r"\b__\w*(?<!__)\b")
+PRIVATE = re.compile(r"\b__\w*(?<!__)\b")
 
 
 def write_package(module: nn.Module, graph: Graph, code: PythonCode, folder: Path, name: str) -> None:
@@ -59,7 +59,7 @@ def write_package(module: nn.Module, graph: Graph, code: PythonCode, folder: Pat
     state = {key: module.__dict__[key] for key in (*keys, *reads) if key in module.__dict__}
     state["_modules"] = plain_parts(module)
     torch.save(state, folder / "state.pt")
-    is_private = _PRIVATE.search(code.src) is not None
+    is_private = PRIVATE.search(code.src) is not None
     indent = "" if is_private else "    "
     body = "\n".join(indent + line if line.strip() else "" for line in code.src.split("\n")).rstrip()
     if is_private:

@@ -76,6 +76,8 @@ def build(model: nn.Module, requests: dict[bool, Request], options: Options, exa
         infos={training: mode.infos for training, mode in modes.items()},
         cases=_cases(model, requests, options) if _is_adapted(modes.values(), options) else None,
     )
+    if options.inputs is None and tracing.example is not None:
+        extractor.meta["example"] = tracing.example.without_values()
     extractor.meta["free_dims"] = {training: mode.free_dims for training, mode in modes.items()}
     return extractor
 

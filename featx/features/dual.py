@@ -10,11 +10,14 @@ import torch
 from torch import nn
 
 from featx.codegen.emit import PythonCode
+from featx.codegen.standalone import is_standalone
 from featx.features.cases import Cases, with_cases
+from featx.features.examples import as_example
 from featx.features.info import FeatureInfos
 from featx.ir.equality import is_same_graph
 from featx.ir.graph import Graph
-from featx.module import GraphModule
+from featx.module import GraphModule, opened
+from featx.tree import tree_map
 
 _COMPILED_STATE = ("_graph", "_code", "_bound", "_compiled_edits")
 
@@ -148,6 +151,23 @@ class DualGraphModule(GraphModule):
             share_buffers()
         return self
 
+    def _standalone_modules(self, example_inputs: Any) -> dict[bool, GraphModule]:
+        modules = {mode: _with_graph(self, graph) for mode, graph in self._graphs().items()}
+        needy = [mode for mode, module in modules.items() if not is_standalone(module, module.graph)]
+        if not needy:
+            return modules
+        inputs = self.meta.get("example") if example_inputs is None else as_example(example_inputs)
+        if inputs is None:
+            return super()._standalone_modules(None)
+        args, kwargs = tree_map(_with_values, (inputs.args, inputs.kwargs))
+        return {**modules, **{mode: opened(modules[mode], mode, args, kwargs) for mode in needy}}
+
+    def _graphs(self) -> dict[bool, Graph]:
+        return {True: self.train_graph, False: self.eval_graph}
+
+    def _about(self) -> str:
+        return f"It computes what {self._get_name()} does, and returns a dict of:\n\n{self.feature_info}"
+
     def __prepare_scriptable__(self) -> GraphModule:
         """Return this module without further graphs, of which TorchScript knows nothing.
 
@@ -174,6 +194,18 @@ class DualGraphModule(GraphModule):
         super().__setstate__({**state, "_cases": None if cases is None else copy.copy(cases)})
         if self._cases is not None:
             self._cases.start((self.train_graph, self.eval_graph))
+
+
+def _with_graph(module: GraphModule, graph: Graph) -> GraphModule:
+    """Return a module of one graph, a copy, with the parts of `module`."""
+    own = Graph()
+    own.output(own.graph_copy(graph, {}))
+    return GraphModule(module, own, module._get_name())
+
+
+def _with_values(value: Any) -> Any:
+    is_empty = isinstance(value, torch.Tensor) and value.is_meta
+    return torch.rand(value.shape, dtype=value.dtype) if is_empty else value
 
 
 def _submodule(module: nn.Module, path: str) -> nn.Module | None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from featx.errors import ArgumentTypeError
+from featx.tree import tree_map
 
 # What asking strangers raises: a config that lacks a value, has one of another kind, or one that fits nothing.
 _UNKNOWN = (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError)
@@ -36,6 +37,15 @@ class Example:
     kwargs: dict[str, Any]
     source: str
     is_for_one_mode: bool = False
+
+    def without_values(self) -> Example:
+        """Return these inputs with tensors on the meta device in place of those of floating point."""
+        args, kwargs = tree_map(_without_values, (self.args, self.kwargs))
+        return Example(args, kwargs, self.source, self.is_for_one_mode)
+
+
+def _without_values(value: Any) -> Any:
+    return value.to("meta") if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 def as_example(example_inputs: Any) -> Example:

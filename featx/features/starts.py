@@ -175,7 +175,8 @@ def _dim_of(read: Node, guard: Node) -> int | None:
     if read.target == "size" and len(read.args) > 1:
         return read.args[1] if type(read.args[1]) is int else _UNKNOWN
     if read.target is getitem:
-        source, index = list(read.args)[:2]
+        parts: list[Any] = list(read.args)
+        source, index = parts[:2]
         is_of_shape = isinstance(source, Node) and ("shape" in source.args or source.target == "size")
         return (index if type(index) is int else _UNKNOWN) if is_of_shape else None
     is_whole = read.target == "size" or "shape" in read.args

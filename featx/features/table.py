@@ -26,7 +26,6 @@ from featx.ir.text import format_target
 from featx.module import GraphModule
 from featx.passes.cost import cost
 from featx.tracing.replica.mode_reads import ModeReads
-from featx.tree import tree_map
 
 Kind = Literal["input", "module", "operation", "access", "weight"]
 Mode = Literal["both", "train", "eval"]
@@ -374,21 +373,17 @@ def _flops(graph: Graph, tracing: ModelTracing) -> dict[str, int]:
     example = tracing.example
     if example is None:
         return {}
-    args, kwargs = tree_map(_without_values, (example.args, example.kwargs))
+    inputs = example.without_values()
     copy = Graph()
     copy.graph_copy(graph, {})
     copy.output(None)
     try:
-        report = cost(GraphModule(tracing.model_in_mode(), copy), *args, unknown="list", **kwargs)
+        report = cost(GraphModule(tracing.model_in_mode(), copy), *inputs.args, unknown="list", **inputs.kwargs)
     except Exception:  # whatever a model does that cannot be run without values
         return {}
     found = {row.name: row.flops for row in report.nodes}
     found.update({row.path: row.flops for row in report.modules if row.path})
     return found
-
-
-def _without_values(value: Any) -> Any:
-    return value.to("meta") if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
 
 def _merged(rows: Mapping[bool, list[NodeInfo]]) -> list[NodeInfo]:

@@ -61,12 +61,14 @@ def find_places(
     functions: Iterable[Callable[..., Any]],
     *,
     is_recording: bool,
+    follows_marked: bool = False,
 ) -> list[Place]:
     """Find where wrapped functions, `functions`, and the public functions of `modules` have names.
 
     They are looked for where their Python module marked them, in `modules` themselves, and in `seen_globals`: the
     globals of the code that will be traced. So are functions of einops, and those of Python and numpy that draw. For a
-    trace that is recording, functions that are cached, and `range`, `min` and `max` come with them. O(size of those).
+    trace that is recording, functions that are cached, and `range`, `min` and `max` come with them. With
+    `follows_marked`, those that their Python module has marked are none of them. O(size of those).
     """
     seen = list(seen_globals)
     wanted = {id(function) for function in functions}
@@ -76,7 +78,7 @@ def find_places(
         )
         wanted.update(id(function) for function in functions)
     places: dict[tuple[int, str], dict[str, Any]] = {}
-    for namespace, names in _marked(_with_referenced(seen)):
+    for namespace, names in () if follows_marked else _marked(_with_referenced(seen)):
         for name in names:
             places[id(namespace), name] = namespace
             if name in namespace:

@@ -35,6 +35,7 @@ class Surroundings:
         example: its arguments.
         modules: Python modules whose functions are recorded as one node each.
         functions: functions of which the same holds.
+        follows_wrapped: whether functions are followed that their Python module has marked with `wrap`.
 
     Raises:
         TraceError: the module's class does something of its own in `__call__`, or parameters are not initialized.
@@ -46,6 +47,8 @@ class Surroundings:
         example: Any,
         modules: Iterable[ModuleType],
         functions: Iterable[Callable[..., Any]],
+        *,
+        follows_wrapped: bool = False,
     ) -> None:
         self.traced = root
         # What owns the modules and tensors.
@@ -77,7 +80,10 @@ class Surroundings:
         self.missed_writes = MissedWrites()
         # The globals in which calls of `int`, `float` and `len` are followed; traces find them out.
         self.converting: list[dict[str, Any]] = []
-        self.passing = PassThroughs(find_places(self.namespaces, modules, functions, is_recording=True))
+        places = find_places(
+            self.namespaces, modules, functions, is_recording=True, follows_marked=follows_wrapped
+        )  # fmt: skip
+        self.passing = PassThroughs(places)
         self.caches = Caches(self.namespaces, self.kinds)
 
     @functools.cached_property

@@ -57,6 +57,7 @@ class ExampleTracer:
         keep_output: return what the root returns; otherwise the graph returns None, and the output may be of any kind.
         training: trace the model as it is in train mode, or in eval mode; by default in the modes in which it is.
         check_sizes: of which dimensions of the inputs other lengths are tried: all, the first one, or none.
+        follows_wrapped: follow functions that their Python module has marked with `wrap`, which are one node else.
     """
 
     def __init__(
@@ -71,11 +72,13 @@ class ExampleTracer:
         keep_output: bool = True,
         training: bool | None = None,
         check_sizes: CheckSizes = "full",
+        follows_wrapped: bool = False,
     ) -> None:
         self.is_leaf = is_leaf or (lambda module, path: is_leaf_class(type(module)))
         self.opened = opened
         self.asked_for = asked_for
         self._autowrap = (tuple(autowrap_modules), tuple(autowrap_functions))
+        self._follows_wrapped = follows_wrapped
         # What another trace knew of the same model, if nobody has touched that since; found out for each trace else.
         self.surroundings: Surroundings | None = None
         self.keep_source = keep_source
@@ -120,7 +123,9 @@ class ExampleTracer:
         Raises:
             TraceError: what the root module itself does cannot be followed; the message says where and what to do.
         """
-        around = self.surroundings or Surroundings(root, (args, kwargs), *self._autowrap)
+        around = self.surroundings or Surroundings(
+            root, (args, kwargs), *self._autowrap, follows_wrapped=self._follows_wrapped
+        )
         is_without_values = any(
             value.is_meta for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)
         )

@@ -1,0 +1,301 @@
+"""Write a graph as a Python file that needs torch and nothing else, with its tensors in a safetensors file."""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+import json
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from featx.codegen import standalone_checks
+from featx.codegen.constructors import constructor_of
+from featx.codegen.emit import PythonCode
+from featx.codegen.identifiers import is_dotted_name
+from featx.codegen.package import PRIVATE
+from featx.errors import ArgumentTypeError, MissingExtraError
+from featx.ir.graph import Graph
+from featx.ir.identifiers import is_plain
+from featx.ir.names import qualified_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+WEIGHTS = "weights.safetensors"
+_CHECKS = {
+    f"featx.{module}.{name}": getattr(standalone_checks, name)
+    for module, names in {
+        "tracing.guards.guards": (
+            "check_decision check_constant check_not_given check_dtype check_is_tensor check_rank check_size "
+            "check_distinct check_form"
+        ),
+        "tree": "clone_tensors",
+        "features.untraced": "raise_untraced",
+    }.items()
+    for name in names.split()
+}
+# Those that return nothing.
+_STATEMENTS = frozenset(check.__name__ for check in _CHECKS.values()) - {"clone_tensors"}
+_KNOWN = frozenset({"torch", "inf", "nan", "device", "NoneType"})
+# In messages that say where a model decides something.
+_FOLDERS = re.compile(r"(?<= at )/\S*/(?:site-packages/)")
+_NAMES = frozenset({"Path", "Any", "Optional", "json", "nn", "torch"})
+_STANDARD = frozenset({"builtins", "math", "operator", "_operator", "itertools", "functools"})
+_TEMPLATE = '''"""{name}, written by featx as PyTorch code that needs nothing else.
+
+{about}
+"""
+
+from __future__ import annotations
+
+import json
+from math import inf, nan
+from pathlib import Path
+from typing import Any, Optional
+
+import torch
+from torch import device, nn
+{imports}
+
+NoneType = type(None)
+
+
+{functions}
+
+
+class {name}(nn.Module):
+    """Computes what the docstring of this file lists.
+
+    Args:
+        weights: a safetensors file with the tensors; by default the one beside this file.
+    """
+
+    def __init__(self, weights: Any = None) -> None:
+        super().__init__()
+        with torch.device("meta"):
+{modules}
+        tensors = read_safetensors(weights or Path(__file__).with_name("{weights}"))
+{tensors}
+        self.train({training})
+
+{methods}
+'''
+
+
+def is_standalone(module: nn.Module, graph: Graph) -> bool:
+    """Say whether all that a graph calls is torch, or can be written down. O(nodes)."""
+    return not _reasons(module, graph)
+
+
+def write_standalone(
+    module: nn.Module,
+    codes: Mapping[bool, PythonCode],
+    graphs: Mapping[bool, Graph],
+    folder: Path,
+    name: str,
+    about: str,
+) -> None:
+    """Write the class `name` to `folder`, as `__init__.py`, with the tensors beside it.
+
+    Args:
+        module: has the targets of the graphs.
+        codes: what runs in train mode (True) and in eval mode.
+        graphs: the graphs of these.
+        folder: is made if it is not there.
+        name: of the class.
+        about: goes into the docstring of the file.
+
+    Raises:
+        ArgumentTypeError: the code needs something else than torch; the message names it.
+        MissingExtraError: safetensors is not installed.
+    """
+    for graph in graphs.values():
+        reasons = _reasons(module, graph)
+        if reasons:
+            raise ArgumentTypeError(
+                f"the code cannot stand alone: {reasons[0]}. Give example_inputs, so that modules are followed, or "
+                "pickled=True for code that imports featx and what the modules come from"
+            )
+    known = {alias: value for code in codes.values() for alias, value in code.globals.items()}
+    is_taken = name in known or name in _NAMES or hasattr(builtins, name) or hasattr(standalone_checks, name)
+    if not is_plain(name) or is_taken:
+        raise ArgumentTypeError(f"cannot write a class named {name!r}; choose an identifier that the code does not use")
+    save = _safetensors()
+    sources, aliases, imports = _functions(known)
+    methods = _methods({mode: _renamed(code.src, aliases) for mode, code in codes.items()}, name)
+    constructors = _constructors(module, graphs.values())
+    tensors, lines = _tensors(module, constructors)
+    text = _TEMPLATE.format(
+        name=name,
+        about=about.replace("\\", "\\\\").replace('"""', "'''"),
+        imports="\n".join(imports),
+        functions="\n\n\n".join(sources),
+        modules="\n".join(f"            put(self, {_quoted(path)}, {text})" for path, text in constructors.items())
+        or "            pass",
+        weights=WEIGHTS,
+        tensors="\n".join(f"        {line}" for line in lines),
+        training=module.training,
+        methods=methods,
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    save(tensors, str(folder / WEIGHTS))
+    (folder / "__init__.py").write_text(re.sub(r"\n{4,}", "\n\n\n", text), encoding="utf-8")
+
+
+def _safetensors() -> Callable[..., None]:
+    try:
+        from safetensors.torch import save_file
+    except ImportError:
+        raise MissingExtraError("safetensors writes the tensors: pip install safetensors") from None
+    return save_file
+
+
+def _reasons(module: nn.Module, graph: Graph) -> list[str]:
+    found: list[str] = []
+    modules: dict[str, bool] = {}
+    for node in graph.nodes:
+        if node.op == "call_module":
+            target = module.get_submodule(node.target)
+            if not modules.setdefault(node.target, constructor_of(target) is not None):
+                found.append(f"'{node.target}' is a {type(target).__module__}.{type(target).__qualname__}")
+        elif node.op == "call_function" and not _is_known(node.target):
+            found.append(f"'{node.name}' calls {qualified_name(node.target)}")
+        elif node.op == "get_attr" and node.target != "training" and not _is_tensor(module, node.target):
+            found.append(f"'{node.target}' is neither a module nor a tensor")
+    return found
+
+
+def _is_known(target: Any) -> bool:
+    if isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        return str(target).partition(".")[0] in ("aten", "prims")  # those of other libraries have to be registered
+    path = qualified_name(target)
+    if path in _CHECKS:
+        return True
+    owner, _, name = path.rpartition(".")
+    owner = owner or builtins.__name__
+    is_there = owner in sys.modules and getattr(sys.modules[owner], name, None) is target
+    return is_there and owner.partition(".")[0] in (*_STANDARD, "torch")
+
+
+def _is_tensor(module: nn.Module, path: str) -> bool:
+    owner, _, name = path.rpartition(".")
+    holder = module.get_submodule(owner)
+    return name in holder._parameters or name in holder._buffers
+
+
+def _functions(known: Mapping[str, Any]) -> tuple[list[str], dict[str, str], list[str]]:
+    """Return the sources of the checks, what names in the code become, and the imports."""
+    needed: dict[Any, None] = {standalone_checks.read_safetensors: None, standalone_checks.put: None}
+    aliases: dict[str, str] = {}
+    imports: list[str] = []
+    for alias, value in known.items():
+        if alias in _KNOWN:
+            continue
+        check = _CHECKS.get(qualified_name(value))
+        if check is not None:
+            needed[check] = None
+            aliases[alias] = check.__name__
+        else:
+            imports.append(_import(alias, value))
+    if standalone_checks.check_form in needed:
+        needed[standalone_checks.form_of] = None
+    if len(needed) > 2:
+        needed = {standalone_checks.SpecializationError: None, **needed}
+    return [inspect.getsource(each).rstrip() for each in needed], aliases, sorted(set(imports))
+
+
+def _import(alias: str, value: Any) -> str:
+    path = qualified_name(value)
+    owner, _, name = path.rpartition(".")
+    owner = owner or builtins.__name__
+    if not is_dotted_name(path) or getattr(sys.modules.get(owner), name, None) is not value:
+        raise ArgumentTypeError(f"cannot write the global '{alias}' of the generated code: {path} cannot be imported")
+    return f"from {owner} import {name} as {alias}"
+
+
+def _renamed(source: str, aliases: Mapping[str, str]) -> str:
+    """Return code that calls the checks by their own names, as statements without a result."""
+    for alias, name in aliases.items():
+        source = re.sub(rf"\b{re.escape(alias)}\(", f"{name}(", source)
+    return "\n".join(map(_without_result, _FOLDERS.sub("", source).split("\n")))
+
+
+def _without_result(line: str) -> str:
+    # `check = check_size(x, 1, 3);  x = check = None`
+    found = re.fullmatch(r"(\s*)(\w+) = (\w+\(.*\));  (.*)", line)
+    if found is None or found[3].partition("(")[0] not in _STATEMENTS:
+        return line
+    indent, result, call, deleted = found.groups()
+    others = [name for name in deleted.split(" = ") if name not in (result, "None")]
+    return f"{indent}{call}" + (f";  {' = '.join([*others, 'None'])}" if others else "")
+
+
+def _methods(sources: Mapping[bool, str], name: str) -> str:
+    functions = {f"forward_{'train' if mode else 'eval'}": source.strip() for mode, source in sources.items()}
+    if len(set(functions.values())) == 1:
+        functions = {"forward": next(iter(functions.values()))}
+    else:
+        functions = {key: source.replace("def forward(", f"def {key}(", 1) for key, source in functions.items()}
+        functions["forward"] = (
+            "def forward(self, *args: Any, **kwargs: Any) -> Any:\n"
+            "    return (self.forward_train if self.training else self.forward_eval)(*args, **kwargs)"
+        )
+    if not any(map(PRIVATE.search, functions.values())):
+        return "\n\n".join(map(_indented, functions.values()))
+    # In the body of a class they would be read as names of that class.
+    return "\n\n\n".join(["", *functions.values(), "\n".join(f"{name}.{each} = {each}" for each in functions)])
+
+
+def _indented(source: str) -> str:
+    return "\n".join(f"    {line}" if line.strip() else "" for line in source.strip().split("\n"))
+
+
+def _constructors(module: nn.Module, graphs: Iterable[Graph]) -> dict[str, str]:
+    paths = dict.fromkeys(node.target for graph in graphs for node in graph.find_nodes(op="call_module"))
+    in_order = [path for path, _ in module.named_modules(remove_duplicate=False) if path in paths]
+    return {path: str(constructor_of(module.get_submodule(path))) for path in in_order}
+
+
+def _tensors(module: nn.Module, constructors: Iterable[str]) -> tuple[dict[str, torch.Tensor], list[str]]:
+    """Return the tensors to save, each once, and the lines that put them into the module."""
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    buffers = dict(module.named_buffers(remove_duplicate=False))
+    tensors: dict[str, torch.Tensor] = {}
+    first: dict[int, str] = {}
+    tied: list[str] = []
+    for name, tensor in {**parameters, **buffers}.items():
+        if id(tensor) not in first:
+            first[id(tensor)] = name
+            tensors[name] = tensor.detach().cpu().contiguous().clone()
+        else:
+            kind = "parameter" if name in parameters else "buffer"
+            tied.append(f"put(self, {_quoted(name)}, self.get_{kind}({_quoted(first[id(tensor)])}))")
+    made = tuple(f"{path}." for path in constructors)
+    others = sorted(name for name in parameters if name in tensors and not name.startswith(made))
+    frozen = sorted(name for name, value in parameters.items() if name in tensors and not value.requires_grad)
+    persistent = module.state_dict().keys()
+    lines = [
+        f"parameters = {{name for name, _ in self.named_parameters()}} | {_set(others)}",
+        f"frozen = {_set(frozen)}",
+        f"temporary = {_set(sorted(name for name in buffers if name not in persistent))}",
+        "for name, value in tensors.items():",
+        "    is_trained = value.is_floating_point() and name not in frozen",
+        "    tensor = nn.Parameter(value, is_trained) if name in parameters else value",
+        "    put(self, name, tensor, persistent=name not in temporary)",
+        *tied,
+    ]
+    return tensors, lines
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text)
+
+
+def _set(names: Iterable[str]) -> str:
+    return f"{{{', '.join(map(_quoted, names))}}}" if names else "set()"

@@ -1,0 +1,130 @@
+"""What code that stands alone checks and loads; the source of these functions is written into it.
+
+This file imports torch and nothing of featx, and its functions need nothing but torch and one another.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class SpecializationError(RuntimeError):
+    """The code was made from one run of a model, which would do something else for this input."""
+
+
+def check_decision(value: Any, expected: Any, what: str) -> None:
+    """Raise unless the model would decide as it did on the example."""
+    if not bool(value == expected) and not (value != value and expected != expected):
+        raise SpecializationError(f"{what}: {value!r:.80} now, {expected!r:.80} on the example")
+
+
+def check_constant(value: Any, expected: Any, what: str) -> None:
+    """Raise unless an input that is no tensor is what it was on the example."""
+    if type(value) is not type(expected) or value != expected:
+        raise SpecializationError(f"{what}: {value!r:.80} now, {expected!r:.80} on the example")
+
+
+def check_not_given(value: Any, what: str) -> None:
+    """Raise where an input is given that was left out on the example."""
+    if value is not None:
+        raise SpecializationError(f"{what} is given now, and was left out, or None, on the example")
+
+
+def check_dtype(value: torch.dtype, allowed: list[torch.dtype], what: str) -> None:
+    """Raise unless a dtype is one of those in which the model was traced."""
+    if value not in allowed:
+        raise SpecializationError(f"{what}: {value} now; the model was traced in {allowed}")
+
+
+def check_is_tensor(value: Any, what: str) -> None:
+    """Raise unless a value is a tensor, as on the example."""
+    if not isinstance(value, torch.Tensor):
+        raise SpecializationError(f"{what} is {value!r:.80} now, a tensor on the example")
+
+
+def check_rank(value: torch.Tensor, expected: int, what: str) -> None:
+    """Raise unless a tensor has as many dimensions as on the example."""
+    if value.dim() != expected:
+        raise SpecializationError(f"{what} has {value.dim()} dimensions now, {expected} on the example")
+
+
+def check_size(value: torch.Tensor, dim: int, expected: int | None, what: str) -> None:
+    """Raise unless a dimension has the length that it had on the example; with None, any but 0."""
+    length = value.shape[dim] if value.dim() > dim else -1
+    if length < 1 if expected is None else length != expected:
+        raise SpecializationError(f"dimension {dim} of {what}: the input has shape {tuple(value.shape)}")
+
+
+def check_distinct(values: Any) -> None:
+    """Raise where one tensor is given as two inputs."""
+    tensors = [id(value) for value in values if isinstance(value, torch.Tensor)]
+    if len(set(tensors)) < len(tensors):
+        raise SpecializationError("one tensor is given as two inputs; give a copy as one of them")
+
+
+def check_form(value: Any, form: Any, what: str) -> None:
+    """Raise unless a value is nested as on the example."""
+    if form_of(value) != form:
+        raise SpecializationError(f"the form of {what}: {form_of(value)} now, {form} on the example")
+
+
+def form_of(value: Any) -> Any:
+    """Describe how a value is nested, with its tensors by number of dimensions and its numbers by kind."""
+    if isinstance(value, torch.Tensor):
+        return f"tensor of {value.dim()} dimensions"
+    if isinstance(value, (tuple, list)):
+        return (type(value).__name__, *[form_of(item) for item in value])
+    if isinstance(value, dict):
+        return ("dict", *[(key, form_of(item)) for key, item in value.items()])
+    return value if value is None or isinstance(value, (bool, str)) else type(value).__name__
+
+
+def raise_untraced(mode: str, reason: str) -> None:
+    """Raise, since the model could not be traced in this mode."""
+    raise SpecializationError(f"there is no code for {mode} mode, in which the model could not be traced: {reason}")
+
+
+def clone_tensors(value: Any) -> Any:
+    """Return a value with each tensor in it cloned, which the model overwrites later."""
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    if isinstance(value, (tuple, list)):
+        return type(value)([clone_tensors(item) for item in value])
+    return {key: clone_tensors(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def read_safetensors(path: Any) -> dict[str, torch.Tensor]:
+    """Return the tensors of a safetensors file by name."""
+    dtypes = {
+        "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+        "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8,
+        "BOOL": torch.bool, "C64": torch.complex64,
+    }  # fmt: skip
+    with open(path, "rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        data = bytearray(file.read())
+    header.pop("__metadata__", None)
+    tensors = {}
+    for name, entry in header.items():
+        start, end = entry["data_offsets"]
+        flat = torch.frombuffer(data[start:end], dtype=dtypes[entry["dtype"]]) if end > start else torch.empty(0)
+        tensors[name] = flat.to(dtypes[entry["dtype"]]).reshape(entry["shape"])
+    return tensors
+
+
+def put(root: nn.Module, path: str, value: Any, persistent: bool = True) -> None:
+    """Put a module, a parameter or a buffer at a dotted path below a module."""
+    owner = root
+    *parents, name = path.split(".")
+    for parent in parents:
+        if owner._modules.get(parent) is None:
+            owner.add_module(parent, nn.Module())
+        owner = getattr(owner, parent)
+    if isinstance(value, (nn.Module, nn.Parameter)):
+        setattr(owner, name, value)
+    else:
+        owner.register_buffer(name, value, persistent)

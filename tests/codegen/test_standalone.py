@@ -1,0 +1,352 @@
+"""Code that stands alone: to_folder writes a file that imports torch, and tensors beside it."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+from safetensors.torch import load_file
+from torch import nn
+
+import featx
+from featx.codegen import standalone_checks
+from featx.codegen.constructors import constructor_of
+from featx.errors import ArgumentTypeError, MissingExtraError
+from featx.tracing.guards import guards
+
+X = torch.rand(2, 3, 64, 64)
+
+
+def extractor_of(model: nn.Module, nodes: Any, example: Any = X) -> featx.DualGraphModule:
+    return featx.create_feature_extractor(model, nodes, example_inputs=example, suppress_diff_warning=True)
+
+
+def written(module: featx.GraphModule, folder: Path, **options: Any) -> Any:
+    """Write a module, check what its file imports, and return the class."""
+    module.to_folder(folder, "Written", **options)
+    source = (folder / "__init__.py").read_text()
+    tree = ast.parse(source)
+    imported = {
+        (node.module or "").split(".")[0] if isinstance(node, ast.ImportFrom) else node.names[0].name.split(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+    }
+    assert imported <= {"__future__", "json", "math", "pathlib", "typing", "torch", "operator", "builtins"}
+    namespace: dict[str, Any] = {"__file__": str(folder / "__init__.py"), "__name__": "written"}
+    exec(compile(source, str(folder / "__init__.py"), "exec"), namespace)
+    return namespace["Written"]
+
+
+def resnet() -> nn.Module:
+    return torchvision.models.resnet18(weights=None)
+
+
+def swin() -> nn.Module:
+    return torchvision.models.SwinTransformer([4, 4], 12, [1, 1], [1, 2], [4, 4], num_classes=5)
+
+
+def vit() -> nn.Module:
+    return torchvision.models.VisionTransformer(64, 16, 2, 2, 16, 16)
+
+
+def mobilenet() -> nn.Module:
+    return torchvision.models.mobilenet_v3_small(weights=None)
+
+
+class Odd(nn.Module):
+    """Parameters and buffers of its own, a buffer that is not saved, tied weights, and a frozen one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(8).double())
+        self.register_buffer("shift", torch.rand(8).half())
+        self.register_buffer("table", torch.arange(8), persistent=False)
+        self.one, self.two = nn.Linear(8, 8), nn.Linear(8, 8, bias=False)
+        self.two.weight = self.one.weight
+        self.scale.requires_grad_(False)
+        self.rnn = nn.LSTM(8, 8, batch_first=True)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.two(self.one(x)) * self.scale.float() + self.shift.float() + self.table
+        x, _ = self.rnn(x)
+        return self.attention(x, x, x)[0] + torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0])
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], Any, torch.Tensor]] = {
+    "resnet": (resnet, ["layer2", "layer3.0.add"], X),
+    "swin": (swin, ["features.1", "features.3"], X),
+    "vit": (vit, ["encoder.layers.encoder_layer_1", "heads"], X),
+    "mobilenet": (mobilenet, {"features.4": featx.Feature("pooled", pool="avg"), "output": "logits"}, X),
+    "odd": (Odd, ["one", "output"], torch.rand(2, 5, 8)),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_it_computes_the_same_in_both_modes(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    make, nodes, x = MODELS[name]
+    extractor = extractor_of(make().eval(), nodes, x)
+    copy = written(extractor, tmp_path / "code")()
+    assert not copy.training
+    for mode in (False, True):
+        torch.manual_seed(1)
+        expected = extractor.train(mode)(x)
+        torch.manual_seed(1)
+        found = copy.train(mode)(x)
+        assert list(found) == list(expected)
+        assert all(torch.equal(found[key], expected[key]) for key in expected)
+    # Train mode has changed the statistics of both.
+    assert all(torch.equal(copy.state_dict()[key], value) for key, value in extractor.state_dict().items())
+
+
+def test_the_state_is_that_of_the_module(tmp_path: Path) -> None:
+    extractor = extractor_of(Odd().eval(), ["output"], torch.rand(2, 5, 8))
+    copy = written(extractor, tmp_path / "code")()
+    assert {name: value.dtype for name, value in copy.named_parameters()} == {
+        name: value.dtype for name, value in extractor.named_parameters()
+    }
+    assert not copy.scale.requires_grad
+    assert copy.one.weight is copy.two.weight
+    assert "table" not in copy.state_dict()
+    assert "table" in dict(copy.named_buffers())
+    copy.load_state_dict(extractor.state_dict())
+    copy(torch.rand(2, 5, 8))["output"].sum().backward()
+    assert copy.rnn.weight_ih_l0.grad is not None
+
+
+def test_the_tensors_are_a_safetensors_file(tmp_path: Path) -> None:
+    extractor = extractor_of(resnet().eval(), ["layer1"])
+    cls = written(extractor, tmp_path / "code")
+    state = load_file(tmp_path / "code" / "weights.safetensors")
+    assert state.keys() == extractor.state_dict().keys()
+    assert all(torch.equal(state[key], value) for key, value in extractor.state_dict().items())
+    moved = tmp_path / "elsewhere.safetensors"
+    (tmp_path / "code" / "weights.safetensors").rename(moved)
+    assert torch.equal(cls(moved)(X)["layer1"], extractor(X)["layer1"])
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int16, torch.uint8, torch.bool]
+)
+def test_tensors_of_any_dtype_and_shape_are_read(tmp_path: Path, dtype: torch.dtype) -> None:
+    from safetensors.torch import save_file
+
+    tensors = {
+        "full": torch.randint(0, 2, (3, 4)).to(dtype), "empty": torch.zeros(0, 3, dtype=dtype),
+        "scalar": torch.ones((), dtype=dtype),
+    }  # fmt: skip
+    save_file(tensors, str(tmp_path / "a.safetensors"))
+    found = standalone_checks.read_safetensors(tmp_path / "a.safetensors")
+    assert all(found[key].dtype == dtype and torch.equal(found[key], tensors[key]) for key in tensors)
+
+
+def test_it_runs_where_featx_is_not(tmp_path: Path) -> None:
+    extractor = extractor_of(swin().eval(), ["features.3"])
+    extractor.to_folder(tmp_path / "alone", "Swin")
+    torch.save((X, extractor(X)), tmp_path / "values.pt")
+    program = (
+        "import sys, torch; sys.path.insert(0, '.'); from alone import Swin; x, expected = torch.load('values.pt');"
+        "assert torch.equal(Swin()(x)['features.3'], expected['features.3']);"
+        "assert not {'featx', 'torchvision', 'safetensors'} & {name.split('.')[0] for name in sys.modules}"
+    )
+    subprocess.run([sys.executable, "-I", "-c", program], cwd=tmp_path, check=True)
+
+
+def test_other_sizes_and_what_the_model_refuses(tmp_path: Path) -> None:
+    extractor = extractor_of(resnet().eval(), ["layer2"])
+    copy = written(extractor, tmp_path / "code")()
+    x = torch.rand(1, 3, 96, 32)
+    assert torch.equal(copy(x)["layer2"], extractor(x)["layer2"])
+
+    class ByLength(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return sum((x[i] for i in range(x.shape[0])), torch.zeros(()))
+
+    copy = written(extractor_of(ByLength(), ["output"], torch.rand(3)), tmp_path / "other")()
+    assert torch.equal(copy(torch.ones(3))["output"], torch.tensor(3.0))
+    with pytest.raises(RuntimeError, match="the input has shape"):
+        copy(torch.ones(4))
+
+
+def test_it_says_what_it_is(tmp_path: Path) -> None:
+    written(extractor_of(resnet().eval(), {"layer2": "C3"}), tmp_path / "code")
+    source = (tmp_path / "code" / "__init__.py").read_text()
+    assert "C3   layer2  Sequential  2x128x8x8  NCHW" in str(ast.get_docstring(ast.parse(source)))
+    assert 'put(self, "conv1", nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False))' in source
+    assert str(Path(torchvision.__file__).parent.parent) not in source
+
+
+def test_a_graph_module_is_followed_on_an_example(tmp_path: Path) -> None:
+    module = featx.trace(swin().eval(), X)
+    copy = written(module, tmp_path / "code", example_inputs=X, pickled=False)()
+    assert torch.equal(copy(X), module(X))
+
+
+def test_a_mode_that_could_not_be_traced_raises(tmp_path: Path) -> None:
+    class EvalOnly(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.training:
+                raise ValueError("no")
+            return x.exp()
+
+    extractor = extractor_of(EvalOnly().eval(), ["exp"], torch.rand(2))
+    copy = written(extractor, tmp_path / "code")()
+    assert torch.equal(copy(torch.ones(2))["exp"], torch.ones(2).exp())
+    with pytest.raises(RuntimeError, match="no code for train mode"):
+        copy.train()(torch.ones(2))
+
+
+@torch.library.custom_op("featx_standalone_test::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@twice.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+def test_what_needs_more_than_torch_is_refused_or_pickled(tmp_path: Path) -> None:
+    class Custom(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.ops.featx_standalone_test.twice(x)
+
+    extractor = extractor_of(Custom(), ["output"], torch.rand(2))
+    with pytest.raises(ArgumentTypeError, match=r"cannot stand alone: 'twice.*' calls .*twice"):
+        extractor.to_folder(tmp_path / "code", pickled=False)
+    assert not (tmp_path / "code").exists()
+    extractor.to_folder(tmp_path / "code")
+    assert (tmp_path / "code" / "state.pt").exists()
+
+
+def test_without_safetensors_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def fails(name: str, *args: Any) -> ModuleType:
+        if name.startswith("safetensors"):
+            raise ImportError(name)
+        return real(name, *args)
+
+    extractor = extractor_of(resnet().eval(), ["layer1"])
+    monkeypatch.setattr(builtins, "__import__", fails)
+    with pytest.raises(MissingExtraError, match="pip install safetensors"):
+        extractor.to_folder(tmp_path / "code")
+    assert not (tmp_path / "code").exists()
+
+
+MADE: dict[str, nn.Module] = {
+    "nn.Conv2d(3, 8, 3, stride=2, padding=1, bias=False)": nn.Conv2d(3, 8, 3, 2, 1, bias=False),
+    'nn.Conv2d(3, 8, (3, 1), padding="same")': nn.Conv2d(3, 8, (3, 1), padding="same"),
+    "nn.Linear(3, 4)": nn.Linear(3, 4),
+    "nn.Linear(3, 4, bias=False)": nn.Linear(3, 4, bias=False),
+    "nn.BatchNorm1d(5, momentum=None)": nn.BatchNorm1d(5, momentum=None),
+    "nn.BatchNorm1d(5, affine=False)": nn.BatchNorm1d(5, affine=False),
+    "nn.LayerNorm(5, eps=1e-06)": nn.LayerNorm(5, eps=1e-6),
+    "nn.LayerNorm((2, 5), bias=False)": nn.LayerNorm((2, 5), bias=False),
+    "nn.GroupNorm(2, 4)": nn.GroupNorm(2, 4),
+    "nn.Embedding(5, 3, padding_idx=0)": nn.Embedding(5, 3, padding_idx=0),
+    "nn.GELU(approximate='tanh')": nn.GELU("tanh"),
+    "nn.Identity()": nn.Identity(1, 2),
+    "nn.Upsample(scale_factor=2.0, mode='bilinear', align_corners=False)": nn.Upsample(None, 2, "bilinear", False),
+    "nn.AdaptiveAvgPool2d((1, None))": nn.AdaptiveAvgPool2d((1, None)),
+    "nn.MultiheadAttention(8, 2, bias=False, add_bias_kv=True)": nn.MultiheadAttention(
+        8, 2, bias=False, add_bias_kv=True
+    ),
+    "nn.LSTM(3, 4, num_layers=2, bidirectional=True)": nn.LSTM(3, 4, 2, bidirectional=True),
+    'nn.Threshold(0.1, float("inf"))': nn.Threshold(0.1, float("inf")),
+}
+
+
+@pytest.mark.parametrize("expected", MADE)
+def test_constructors_of_torchs_modules(expected: str) -> None:
+    assert str(constructor_of(MADE[expected])).replace("'", '"') == expected.replace("'", '"')
+
+
+class OwnLinear(nn.Linear):
+    pass
+
+
+def hooked() -> nn.Module:
+    module = nn.Linear(2, 2)
+    module.register_forward_hook(lambda module, args, output: output + 1)
+    return module
+
+
+def overridden() -> nn.Module:
+    module = nn.Linear(2, 2)
+    module.forward = lambda x: x  # type: ignore[method-assign]
+    return module
+
+
+OTHER: dict[str, Callable[[], nn.Module]] = {
+    "a subclass": lambda: OwnLinear(2, 2),
+    "a hook": hooked,
+    "a forward of its own": overridden,
+    "a parametrization": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)),
+    "children": lambda: nn.Sequential(nn.ReLU()),
+}
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_other_modules_have_no_constructor(name: str) -> None:
+    assert constructor_of(OTHER[name]()) is None
+
+
+CHECKS: dict[str, list[tuple[Any, ...]]] = {
+    "check_decision": [(1, 1, "x"), (1, 2, "x"), (float("nan"), float("nan"), "x"), (torch.tensor(3), 3, "x")],
+    "check_constant": [(1, 1, "x"), (True, 1, "x"), ("a", "a", "x"), (None, None, "x"), (torch.tensor(1), 1, "x")],
+    "check_not_given": [(None, "x"), (0, "x")],
+    "check_dtype": [(torch.float32, [torch.float32], "x"), (torch.float16, [torch.float32], "x")],
+    "check_is_tensor": [(torch.ones(1), "x"), (1, "x"), (None, "x")],
+    "check_rank": [(torch.ones(1), 1, "x"), (torch.ones(1), 2, "x")],
+    "check_size": [
+        (torch.ones(2, 3), 1, 3, "x"), (torch.ones(2, 3), 1, 2, "x"), (torch.ones(2, 0), 1, None, "x"),
+        (torch.ones(2), 1, None, "x"), (torch.ones(2, 5), 1, None, "x"),
+    ],
+    "check_distinct": [((X, X),), ((X, X + 1),), ((1, 1),)],
+    "check_form": [
+        ((X, [1, None, True]), ("tuple", "tensor of 4 dimensions", ("list", "int", None, True)), "x"),
+        ({"a": X}, ("dict", ("a", "tensor of 4 dimensions")), "x"), (X, "tensor of 3 dimensions", "x"),
+        ((X,), ("list", "tensor of 4 dimensions"), "x"),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_checks_raise_where_those_of_featx_do(name: str) -> None:
+    def raises(function: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+        try:
+            function(*args)
+        except RuntimeError:
+            return True
+        return False
+
+    for args in CHECKS[name]:
+        own = getattr(standalone_checks, name)
+        assert raises(own, args) is raises(getattr(guards, name), args), args
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    "name",
+    ["vit_tiny_patch16_224", "efficientnet_b0", "convnext_atto", "swin_tiny_patch4_window7_224", "maxvit_pico_rw_256"],
+)
+def test_models_of_timm(name: str, tmp_path: Path) -> None:
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    model = timm.create_model(name, pretrained=False).eval()
+    x = torch.rand(1, *model.pretrained_cfg["input_size"])
+    backbone = featx.create_backbone(model)
+    copy = written(backbone, tmp_path / "code", pickled=False)()
+    found, expected = copy(x), backbone(x)
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
