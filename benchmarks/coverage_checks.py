@@ -26,7 +26,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.utils._pytree import tree_map_only
 
 import featx
-from featx.features.examples import Example, find_example
+from featx.examples import Example, find_example
 
 SIZES = ("traced", "batch", "size")
 REFUSED = "refused"

@@ -9,7 +9,7 @@ import torch
 from models import seeded
 from torch import nn
 
-from featx.features.examples import Example, find_example
+from featx.examples import Example, find_example
 
 # What the message of the error begins with where the guesses of this file do not fit; the report lists these apart.
 DOES_NOT_RUN = "does not run"

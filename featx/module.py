@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import itertools
 import uuid
 from collections.abc import Callable, Iterable, Mapping
@@ -18,6 +19,7 @@ from featx.codegen.emit import PythonCode, emit
 from featx.codegen.load import load_function
 from featx.containers import empty_like
 from featx.errors import ArgumentTypeError, GraphError, TargetError
+from featx.examples import Example, find_example
 from featx.ir.equality import is_same_graph
 from featx.ir.graph import Graph
 from featx.ir.names import Namespace
@@ -389,6 +391,25 @@ def _check_name(node: Node, kind: type[GraphModule], own_state: set[str]) -> Non
         )
 
 
+def as_graph_module(root: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+    """Return a module that has a graph, and its inputs: what is given, or a trace of a model, and an example for it."""
+    if not isinstance(root, nn.Module) or hasattr(root, "graph") or hasattr(root, "extractors"):
+        return root, args, kwargs
+    if not args and not kwargs:
+        example = _guessed(root)
+        args, kwargs = (args, kwargs) if example is None else (example.args, example.kwargs)
+    return trace(root, *args, **kwargs), args, kwargs
+
+
+def _guessed(root: nn.Module) -> Example | None:
+    """Return an example for a model that cannot be called without inputs."""
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = inspect.signature(root.forward).parameters.values()
+    needs_inputs = any(each.default is each.empty and each.kind not in variadic for each in parameters)
+    is_of_transformers = hasattr(root, "main_input_name")  # whose inputs all default to None
+    return find_example(root, root.training) if needs_inputs or is_of_transformers else None
+
+
 def opened(root: nn.Module, training: bool, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> GraphModule:
     """Trace a module in a mode, through all modules that a constructor of torch.nn does not make, and return it.
 
@@ -440,6 +461,9 @@ def symbolic_trace(
 def trace(root: nn.Module | Callable[..., Any], *args: Any, **kwargs: Any) -> GraphModule:
     """Follow `root(*args, **kwargs)` and return the graph of every operation that ran, as a module.
 
+    Without inputs, for a model that takes some, they are what it declares or its first layer suggests, as in
+    `create_feature_extractor`.
+
     A replica of the model runs on tensors that have a form and no values; where it asks for a value, on a copy of the
     example. The model and the inputs are only read. Each node's meta has `qualified_name`, `source` (the line of the
     model) and, for a tensor, `shape` and `dtype`. `module.meta["free_dims"]` says which dimensions of the inputs are
@@ -451,6 +475,9 @@ def trace(root: nn.Module | Callable[..., Any], *args: Any, **kwargs: Any) -> Gr
     Raises:
         TraceError: something cannot be followed; the message says where and what to do.
     """
+    if not args and not kwargs and isinstance(root, nn.Module):
+        example = _guessed(root)
+        args, kwargs = (args, kwargs) if example is None else (example.args, example.kwargs)
     found, free_dims, is_for_both_modes = _traced(root, args, kwargs)
     name = type(root).__name__ if isinstance(root, nn.Module) else getattr(root, "__name__", "GraphModule")
     if isinstance(root, nn.Module) and not is_for_both_modes:

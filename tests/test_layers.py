@@ -14,7 +14,7 @@ ROOT = Path(featx.__file__).parent
 # A file imports only from layers before its own, and from its own package; packages that share a layer do not import
 # each other, except the files at the bottom.
 LAYERS = [
-    {"containers", "errors", "libraries", "tree"}, {"ir"}, {"codegen", "tracing"}, {"module"},
+    {"containers", "errors", "examples", "libraries", "tree"}, {"ir"}, {"codegen", "tracing"}, {"module"},
     {"interpret", "rewrite"}, {"passes"}, {"draw", "interop"}, {"features"}, {"bulk"}, {"cli"}, {"migration"}, {"fx"},
 ]  # fmt: skip
 PLACE = {package: place for place, layer in enumerate(LAYERS) for package in layer}

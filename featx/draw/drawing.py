@@ -6,6 +6,7 @@ import html
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -20,12 +21,12 @@ from featx.draw.svg import render_svg
 from featx.errors import ArgumentTypeError, DrawingError, ForeignNodeError
 from featx.ir.graph import Graph
 from featx.ir.node import Node
-from featx.module import GraphModule
+from featx.module import GraphModule, as_graph_module
 
 
 def draw(
-    graph: GraphModule | Graph,
-    *,
+    graph: nn.Module | Graph,
+    *inputs: Any,
     depth: int | None = None,
     cost: Costs = None,
     highlight: Iterable[Node | str] = (),
@@ -42,7 +43,8 @@ def draw(
 
     Args:
         graph: what to draw. A GraphModule also says what its submodules and weights are; of an extractor it is the
-            graph of the present mode.
+            graph of the present mode. A model is traced.
+        inputs: for a model; by default those that it declares or its first layer suggests.
         depth: how many levels of modules are open at first: 0 shows those that the model itself calls, a large number
             everything. By default as many as fit on a screen.
         cost: numbers to show, by node or name of a node: each a number, a mapping from names to numbers, or an object
@@ -60,6 +62,9 @@ def draw(
         GraphError: a node reads one that is not ahead of it.
         ForeignNodeError: a node in `highlight` is not in the graph.
     """
+    is_of_fx = type(graph).__module__.startswith("torch.fx")
+    if not isinstance(graph, Graph) and not is_of_fx:
+        graph = as_graph_module(graph, inputs, {})[0]
     module = graph if isinstance(graph, GraphModule) else None
     drawn = module.graph if module is not None else graph
     if not isinstance(drawn, Graph):
@@ -78,9 +83,7 @@ def _advice(given: object) -> str:
         return "draw takes graphs of featx; for one of torch.fx: featx.draw(featx.from_torch_fx(module))"
     if isinstance(given, nn.Module) and hasattr(given, "extractors"):
         return f"a {kind.__name__} has a graph for each case; draw one of them: featx.draw(extractor.extractors[0])"
-    if isinstance(given, nn.Module):
-        return f"a {kind.__name__} has no graph yet; trace it first: featx.draw(featx.trace(model, example_input))"
-    return f"graph must be a featx GraphModule or Graph, got {kind.__name__}"
+    return f"graph must be a model, or a featx GraphModule or Graph, got {kind.__name__}"
 
 
 def _marked(graph: Graph, module: nn.Module | None, highlight: Iterable[Node | str]) -> set[Node]:

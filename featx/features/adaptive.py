@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from featx.errors import TraceError
+from featx.examples import Example
 from featx.features.attempt import Attempts
 from featx.features.dual import DualGraphModule
-from featx.features.examples import Example
 from featx.tree import tree_leaves
 
 Build = Callable[[Any], DualGraphModule]

@@ -10,11 +10,11 @@ from typing import Any
 from torch import nn
 
 from featx.errors import DrawnAwayError, RequestError
+from featx.examples import Example
 from featx.features.cases import Cases
 from featx.features.decisions import decides_by_inputs
 from featx.features.dual import DualGraphModule
 from featx.features.edits import Edit, Edits
-from featx.features.examples import Example
 from featx.features.feature import Feature, process, with_heads
 from featx.features.images import shapes_of_wider_image
 from featx.features.info import FeatureInfos, infos_of

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from featx.errors import SpecializationError, TargetError
+from featx.examples import Example
 from featx.features.attempt import Attempts
-from featx.features.examples import Example
 from featx.ir.graph import Graph
 
 if TYPE_CHECKING:

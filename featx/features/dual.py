@@ -11,8 +11,8 @@ from torch import nn
 
 from featx.codegen.emit import PythonCode
 from featx.codegen.standalone import is_standalone
+from featx.examples import as_example
 from featx.features.cases import Cases, with_cases
-from featx.features.examples import as_example
 from featx.features.info import FeatureInfos
 from featx.ir.equality import is_same_graph
 from featx.ir.graph import Graph

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from featx.errors import FeatxError
-from featx.features.examples import Example
+from featx.examples import Example
 from featx.ir.graph import Graph
 from featx.module import GraphModule
 from featx.passes.shapes import ShapeProp

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from featx.errors import ArgumentTypeError, FeatxError, NodeNameError, TraceError
+from featx.examples import Example, as_example, find_example
 from featx.features.attention import FUSED_FUNCTIONS, Probabilities, with_probabilities
 from featx.features.edits import Edits
-from featx.features.examples import Example, as_example, find_example
 from featx.features.images import ImageInput, image_of
 from featx.features.opening import names_are_those_of_all_opened, opened_for
 from featx.features.prune import last_needed

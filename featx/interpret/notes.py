@@ -10,10 +10,12 @@ from featx.ir.node import Node
 def describe(node: Node) -> str:
     """Return the line of `node` in its graph and, where the tracer left them, its module and its line in the model."""
     lines = [f"While executing {node.format_node()}"]
+    name = node.meta.get("qualified_name", node.name)
+    named = "" if name == node.name else f", named '{name}'"
     stack = node.meta.get("nn_module_stack")
     if stack:
         path, kind = list(stack.values())[-1]
-        lines.append(f"in module '{path}' ({getattr(kind, '__name__', kind)})")
+        lines.append(f"in module '{path}' ({getattr(kind, '__name__', kind)}){named}")
     source = node.meta.get("source")
     if source:
         file, _, number = source.rpartition(":")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import inspect
 import operator
 import warnings
@@ -11,7 +12,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from featx.errors import ForeignNodeError, GraphError, NodeInUseError
+from featx.errors import ForeignNodeError, GraphError, NodeInUseError, NodeNameError
 from featx.ir.arguments import Argument, map_arg
 from featx.ir.identifiers import legal_target
 from featx.ir.names import Namespace, name_of_target
@@ -272,6 +273,25 @@ class Graph:
                 return (value, node) if return_output_node else value
             val_map[node] = self.node_copy(node, val_map.__getitem__)
         return None
+
+    __iter__ = None  # a graph is no sequence: `graph.nodes` is
+
+    def __getitem__(self, name: str) -> Node:
+        """Return the node of this name: as it can be asked for (`"layer1.0.add"`), or else as the code has it.
+
+        The path of a module means its first call, as in `get_graph_node_names`. O(nodes).
+
+        Raises:
+            NodeNameError: there is none.
+        """
+        nodes = list(self.nodes)
+        for names in ([node.meta.get("qualified_name") for node in nodes], [node.name for node in nodes]):
+            if name in names:
+                return nodes[names.index(name)]
+        known = [str(node.meta.get("qualified_name", node.name)) for node in nodes]
+        close = difflib.get_close_matches(str(name), known, n=3)
+        hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
+        raise NodeNameError(f"the graph has no node {name!r}.{hint} print(graph) lists all.")
 
     def process_inputs(self, *args: Any) -> Any:
         """Return the inputs as the placeholders take them: as they are, since featx does not flatten them."""

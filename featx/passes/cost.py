@@ -12,6 +12,7 @@ from featx.errors import ArgumentTypeError, CostError
 from featx.interpret.interpreter import Interpreter
 from featx.ir.node import Node
 from featx.ir.text import format_target
+from featx.module import as_graph_module
 from featx.passes.cost_report import CostReport, NodeCost, sum_by_module
 from featx.passes.counting import Count, OperatorCount
 from featx.passes.flops import Rule
@@ -32,7 +33,7 @@ def cost(
     gradients: bool = False,
     **kwargs: Any,
 ) -> CostReport:
-    """Count what a graph computes, moves and holds in memory for these inputs, for each node and each module.
+    """Count what a model or a graph computes, moves and holds in memory for these inputs, for each node and module.
 
     The graph runs on fake tensors, which have the device of the model and no values, and each operator that torch runs
     below a node is counted: a module that is kept whole counts as what runs inside it. Nothing is computed and no
@@ -50,8 +51,9 @@ def cost(
     microseconds each; the first call in a process loads torch's fake tensors, which takes seconds.
 
     Args:
-        gm: a graph module.
-        args: its inputs; those on the meta device stand for ones beside the weights.
+        gm: a graph module, or a model, which is traced.
+        args: its inputs; those on the meta device stand for ones beside the weights. For a model they are by default
+            what it declares or its first layer suggests.
         unknown: what to do with an operator that has no rule: "raise", or "list" it in `CostReport.unknown` and count
             no FLOPs for it.
         rules: FLOPs of your own operators: by `torch.ops.mylib.attention`, a function that gets the arguments of the
@@ -65,6 +67,7 @@ def cost(
     """
     if unknown not in ("raise", "list"):
         raise ArgumentTypeError(f"unknown must be 'raise' or 'list', got {unknown!r}")
+    gm, args, kwargs = as_graph_module(gm, args, kwargs)
     run = _Run(gm, is_unknown_listed=unknown == "list", rules=rules)
     with torch.set_grad_enabled(gradients):
         try:
@@ -171,6 +174,7 @@ class _CountingInterpreter(Interpreter):
         self.rows.append(
             NodeCost(
                 name=node.name,
+                qualified_name=node.meta.get("qualified_name", node.name),
                 op=node.op,
                 target=format_target(node.target),
                 path=around[-1],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from html import escape
 
 import torch
 
@@ -67,13 +68,14 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeCost(Cost):
-    """The cost of one node, named `name`, which belongs to the module at `path`.
+    """The cost of one node, named `name` in the code, which belongs to the module at `path`.
 
-    `operators` has how often each operator of torch ran (`aten::addmm`), and `unknown` those without a rule. `shape` is
-    that of the value, where it is a tensor.
+    `qualified_name` is what it can be asked for as. `operators` has how often each operator of torch ran
+    (`aten::addmm`), and `unknown` those without a rule. `shape` is that of the value, where it is a tensor.
     """
 
     name: str
+    qualified_name: str
     op: str
     target: str
     path: str
@@ -91,7 +93,7 @@ class ModuleCost(Cost):
     nodes: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class CostReport:
     """The cost of a graph.
 
@@ -126,7 +128,12 @@ class CostReport:
     def node_table(self) -> str:
         """Return a table with a row for each node."""
         rows = [
-            (node.name, clipped(node.target, 40), "" if node.shape is None else str(node.shape), *node._cells())
+            (
+                node.qualified_name,
+                clipped(node.target, 40),
+                "" if node.shape is None else str(node.shape),
+                *node._cells(),
+            )
             for node in self.nodes
         ]
         return format_table(("node", "target", "shape", *_HEADINGS), rows, text_columns=3)
@@ -143,6 +150,16 @@ class CostReport:
             if depth is None or _depth(module.path) <= depth
         ]
         return format_table(("module", "class", *_HEADINGS), rows)
+
+    def __repr__(self) -> str:
+        total = self.total
+        return (
+            f"<CostReport of {total.kind}: {with_prefix(total.parameters)} parameters, "
+            f"{with_prefix(total.flops, 'FLOPs')}, {len(self.nodes)} nodes; print it for a table>"
+        )
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
 
     def __str__(self) -> str:
         total = self.total

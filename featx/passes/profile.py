@@ -14,6 +14,7 @@ from featx.errors import ArgumentTypeError, InputError
 from featx.interpret.interpreter import Interpreter
 from featx.ir.node import Node
 from featx.ir.text import format_target
+from featx.module import as_graph_module
 from featx.passes.hierarchy import Hierarchy
 from featx.passes.left_as_was import WrittenMemory, model_kept
 from featx.passes.profile_report import ModuleTime, NodeTime, ProfileReport
@@ -21,7 +22,7 @@ from featx.tree import tree_leaves
 
 
 def profile(gm: nn.Module, *args: Any, repeats: int = 10, warmup: int = 2, **kwargs: Any) -> ProfileReport:
-    """Measure how long each node of a graph takes for these inputs, and sum it for each module.
+    """Measure how long each node of a model or a graph takes for these inputs, and sum it for each module.
 
     The graph is run node by node, `warmup` times and then `repeats` times, in turn with calls of `gm` as a whole. A
     node's time is the median of its runs and has nothing of the interpreter in it; on an accelerator, which is waited
@@ -32,8 +33,8 @@ def profile(gm: nn.Module, *args: Any, repeats: int = 10, warmup: int = 2, **kwa
     2 * `repeats` + `warmup` + 1 runs.
 
     Args:
-        gm: a graph module.
-        args: its inputs.
+        gm: a graph module, or a model, which is traced.
+        args: its inputs; for a model by default those that it declares or its first layer suggests.
         repeats: how often each node is measured.
         warmup: runs before that, of at least 0; one more, in which writes are watched, always goes first.
         kwargs: inputs by name.
@@ -45,6 +46,7 @@ def profile(gm: nn.Module, *args: Any, repeats: int = 10, warmup: int = 2, **kwa
         raise ArgumentTypeError(
             f"repeats must be at least 1 and warmup at least 0, both ints, got {repeats} and {warmup}"
         )
+    gm, args, kwargs = as_graph_module(gm, args, kwargs)
     interpreter = _TimingInterpreter(gm)
     inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     tensors = [*gm.parameters(), *gm.buffers(), *inputs]
@@ -128,7 +130,8 @@ def _report(interpreter: _TimingInterpreter, call_seconds: float, repeats: int) 
         took = median(times)
         target = format_target(node.target)
         share = took / total if total else 0.0
-        nodes.append(NodeTime(node.name, node.op, target, around[-1], took, min(times), max(times), share))
+        name = node.meta.get("qualified_name", node.name)
+        nodes.append(NodeTime(node.name, node.op, target, around[-1], took, min(times), max(times), share, name))
         for path in around:
             sums.setdefault(path, []).append(took)
     modules = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from html import escape
 
 from featx.passes.figures import clipped, format_table, in_seconds
 
@@ -12,7 +13,7 @@ class NodeTime:
     """The time of one node, in seconds.
 
     Attributes:
-        name: of the node.
+        name: of the node, in the code.
         op: its opcode.
         target: what it calls.
         path: of the module that it belongs to.
@@ -20,6 +21,7 @@ class NodeTime:
         fastest: the shortest.
         slowest: the longest.
         share: of the sum of all nodes.
+        qualified_name: what the node can be asked for as, where that is known.
     """
 
     name: str
@@ -30,6 +32,7 @@ class NodeTime:
     fastest: float
     slowest: float
     share: float
+    qualified_name: str = ""
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class ModuleTime:
     share: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ProfileReport:
     """The times of a graph.
 
@@ -68,7 +71,15 @@ class ProfileReport:
         for node in sorted(self.nodes, key=lambda node: -node.seconds)[:top]:
             so_far += node.share
             times = (in_seconds(node.seconds), in_seconds(node.fastest), in_seconds(node.slowest))
-            rows.append((node.name, clipped(node.target, 40), *times, _percent(node.share), _percent(so_far)))
+            rows.append(
+                (
+                    node.qualified_name or node.name,
+                    clipped(node.target, 40),
+                    *times,
+                    _percent(node.share),
+                    _percent(so_far),
+                )
+            )
         return format_table(("node", "target", "median", "fastest", "slowest", "share", "so far"), rows)
 
     def module_table(self, depth: int | None = None) -> str:
@@ -80,6 +91,15 @@ class ProfileReport:
                 name = f"{'  ' * level}{module.path.rpartition('.')[2] or module.kind}"
                 rows.append((name, module.kind, str(module.nodes), in_seconds(module.seconds), _percent(module.share)))
         return format_table(("module", "class", "nodes", "time", "share"), rows)
+
+    def __repr__(self) -> str:
+        return (
+            f"<ProfileReport of {self.modules[0].kind}: {in_seconds(self.call_seconds)} a call, {len(self.nodes)} "
+            "nodes; print it for a table>"
+        )
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
 
     def __str__(self) -> str:
         return "\n\n".join(

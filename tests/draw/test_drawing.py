@@ -105,7 +105,6 @@ def test_replaced_and_transformed_graphs_are_drawn() -> None:
 @pytest.mark.parametrize(
     ("given", "advice"),
     [
-        (nn.Linear(2, 2), r"a Linear has no graph yet; trace it first"),
         (torch.fx.symbolic_trace(nn.ReLU()), r"from_torch_fx"),
         (3, "got int"),
     ],

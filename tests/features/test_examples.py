@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import featx
-from featx.features.examples import Example, as_example, find_example
+from featx.examples import Example, as_example, find_example
 
 Watch = Callable[[nn.Module], Callable[[], None]]
 

@@ -61,14 +61,15 @@ def test_note_names_the_node_its_module_and_its_line_in_the_model() -> None:
     assert str(caught.value) == str(eager.value)
     assert type(caught.value) is type(eager.value)
     assert notes_of(caught.value) == [
-        f"While executing {VIEW}\nin module 'inner' (Inner)\nat {__file__}:{LINE}: `return x.view(3, -1)`"
+        f"While executing {VIEW}\nin module 'inner' (Inner), named 'inner.view'\n"
+        f"at {__file__}:{LINE}: `return x.view(3, -1)`"
     ]
 
 
 def test_note_of_a_symbolic_trace_names_the_module() -> None:
     with pytest.raises(RuntimeError) as caught:
         Interpreter(symbolic_trace(Model())).run(BAD)
-    assert notes_of(caught.value) == [f"While executing {VIEW}\nin module 'inner' (Inner)"]
+    assert notes_of(caught.value) == [f"While executing {VIEW}\nin module 'inner' (Inner), named 'inner.view'"]
 
 
 def test_note_quotes_what_the_tracer_recorded_of_the_stack() -> None:

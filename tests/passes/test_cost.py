@@ -321,7 +321,7 @@ def test_tables() -> None:
         "1.00 M parameters, 16.0 MFLOPs, 8.00 k element-wise operations, 4.13 MB moved",
         "memory: 4.10 MB (weights 4.00 MB, inputs 32.0 kB, other values at most 64.0 kB)",
     ]
-    assert report.node_table().splitlines()[2].split()[:4] == ["_0", "0", "(8,", "1000)"]
+    assert report.node_table().splitlines()[2].split()[:4] == ["0", "0", "(8,", "1000)"]
     assert len(report.module_table(depth=0).splitlines()) == 3
 
 
@@ -411,7 +411,7 @@ def test_errors() -> None:
     with pytest.raises(featx.ArgumentTypeError, match="'raise' or 'list'"):
         featx.cost(traced, torch.rand(2, 3), unknown="ignore")
     with pytest.raises(featx.ArgumentTypeError, match="no featx graph"):
-        featx.cost(nn.Linear(3, 4), torch.rand(2, 3))
+        featx.cost(torch.fx.symbolic_trace(nn.Linear(3, 4)), torch.rand(2, 3))
     with pytest.raises(featx.InputError, match="takes the inputs"):
         featx.cost(traced)
     with pytest.raises(RuntimeError):

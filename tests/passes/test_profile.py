@@ -97,8 +97,8 @@ def test_tables(clock: Clock) -> None:
     assert str(featx.profile(module, torch.rand(3), repeats=2)).splitlines() == [
         "node  target  median  fastest  slowest   share   so far",
         "----  ------  ------  -------  -------  ------  -------",
-        "_1_0  1.0       3 ms     3 ms     3 ms  75.0 %   75.0 %",
-        "_0    0         1 ms     1 ms     1 ms  25.0 %  100.0 %",
+        "1.0   1.0       3 ms     3 ms     3 ms  75.0 %   75.0 %",
+        "0     0         1 ms     1 ms     1 ms  25.0 %  100.0 %",
         "",
         "module      class       nodes  time    share",
         "----------  ----------  -----  ----  -------",
@@ -162,6 +162,6 @@ def test_errors() -> None:
     with pytest.raises(featx.ArgumentTypeError, match="repeats must be at least 1"):
         featx.profile(module, torch.rand(2, 3), repeats=0)
     with pytest.raises(featx.ArgumentTypeError, match="no featx graph"):
-        featx.profile(nn.Linear(3, 4), torch.rand(2, 3))
+        featx.profile(torch.fx.symbolic_trace(nn.Linear(3, 4)), torch.rand(2, 3))
     with pytest.raises(featx.InputError, match="takes the inputs"):
         featx.profile(module)
