@@ -15,7 +15,8 @@ ROOT = Path(featx.__file__).parent
 # each other, except the files at the bottom.
 LAYERS = [
     {"containers", "errors", "examples", "libraries", "tree"}, {"ir"}, {"codegen", "tracing"}, {"module"},
-    {"interpret", "rewrite"}, {"passes"}, {"draw", "interop"}, {"features"}, {"bulk"}, {"cli"}, {"migration"}, {"fx"},
+    {"interpret", "rewrite"}, {"passes"}, {"draw", "interop"}, {"features"}, {"bulk"},
+    {"cli"}, {"__main__"}, {"migration"}, {"fx"},
 ]  # fmt: skip
 PLACE = {package: place for place, layer in enumerate(LAYERS) for package in layer}
 # Graph.python_code is torch.fx's surface: code asks the graph for its code.

@@ -18,7 +18,7 @@ from featx.features.info import infos_of
 from featx.features.prune import prune
 from featx.features.request import OUTPUT, expression_of
 from featx.features.select import select
-from featx.features.table_text import html_of, rich_table_of, text_of
+from featx.features.table_text import HINT, html_of, rich_table_of, text_of
 from featx.features.tracing import ModelTracing
 from featx.ir.graph import Graph
 from featx.ir.node import Node
@@ -41,7 +41,7 @@ class NodeInfo:
         name: under which it can be asked for.
         kind: "module" is what a module returns; "operation" what a function or method computes outside of torch's own
             layers; "access" reads a part or a property of a value; "input" and "weight" are not computed.
-        type: the class of the module, the name of the operation, or that of the class of the weight.
+        type: the class of the module or the name of the operation; "input" or "weight" for what is neither.
         shape: its shape on the example; None for what is no tensor.
         dtype: its dtype.
         layout: the meaning of its dimensions, as in `FeatureInfo`.
@@ -171,14 +171,15 @@ class NodeTable(Sequence[NodeInfo]):
             for row in self._rows
         ]
 
-    def to_text(self, depth: int | None = None, *, everything: bool = False) -> str:
+    def to_text(self, depth: int | None = None, *, everything: bool = False, hint: str = HINT) -> str:
         """Return the table as text.
 
         Args:
             depth: fold modules that lie deeper; by default as deep as forty rows go.
-            everything: operations, accesses, inputs and weights too.
+            everything: operations, accesses and weights too.
+            hint: how to see the rows that are left out.
         """
-        return text_of(self._rows, self._model, depth or self._depth, everything=everything)
+        return text_of(self._rows, self._model, depth or self._depth, everything=everything, hint=hint)
 
     def __str__(self) -> str:
         return self.to_text()
@@ -334,6 +335,8 @@ def _kind(node: Node, is_module: bool) -> Kind:
 
 
 def _type(node: Node, module: nn.Module | None) -> str:
+    if node.op in ("placeholder", "get_attr"):
+        return "input" if node.op == "placeholder" else "weight"
     if module is not None:
         return type(module).__name__
     stack = cast(dict[str, Any], node.meta.get("nn_module_stack") or {})
@@ -343,8 +346,8 @@ def _type(node: Node, module: nn.Module | None) -> str:
 
 
 def _operation(node: Node) -> str:
-    if node.op in ("call_method", "get_attr", "placeholder"):
-        return str(node.target).rpartition(".")[2]
+    if isinstance(node.target, str):
+        return node.target.rpartition(".")[2]
     return format_target(node.target).rpartition(".")[2]
 
 

@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 _HEADINGS = ("name", "type", "shape", "layout", "stride", "params", "FLOPs")
 _MOST_ROWS = 40
 _WIDEST_NAME = 60
+HINT = ".to_text(depth=...) and .to_text(everything=True) show them, and .filter('layer1.*') what is like that"
 
 
-def text_of(rows: Sequence[NodeInfo], model: str, depth: int | None, *, everything: bool) -> str:
+def text_of(rows: Sequence[NodeInfo], model: str, depth: int | None, *, everything: bool, hint: str) -> str:
     """Return the rows of modules down to a depth, or all rows, and a line that says what is left out."""
     shown = list(rows) if everything else _shown(rows, depth)
     table = format_table((*_HEADINGS, "mode"), [(*cells_of(row), _mode(row)) for row in shown], text_columns=4)
@@ -24,8 +25,8 @@ def text_of(rows: Sequence[NodeInfo], model: str, depth: int | None, *, everythi
     lines = ["\n".join(line.rstrip() for line in table.splitlines())]
     if left_out:
         lines.append(
-            f"{left_out} more of the {len(rows)} nodes of {model}: modules that lie deeper, operations, inputs and "
-            "weights; see them with .to_text(depth=...), .to_text(everything=True) and .filter('layer1.*')"
+            f"{left_out} more of the {len(rows)} nodes of {model} are modules that lie deeper, operations and weights; "
+            f"{hint}"
         )
     return "\n".join(lines)
 

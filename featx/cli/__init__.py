@@ -1,0 +1,1 @@
+"""The command line: `featx nodes`, `draw`, `cost`, `code` and `features`, by typer (the extra `cli`)."""

@@ -1,0 +1,211 @@
+"""The commands: each makes a model, asks featx, and prints a table, JSON or code, or writes a file."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from featx.cli.errors import UserError, told
+from featx.cli.images import read_images
+from featx.cli.models import FORMS, load_model
+from featx.cli.pictures import save_picture
+from featx.draw.drawing import draw as draw_graph
+from featx.features.dual import DualGraphModule
+from featx.features.extractor import create_feature_extractor
+from featx.features.feature import Feature
+from featx.features.table import nodes as list_nodes
+from featx.module import trace
+from featx.passes.cost import cost as count_cost
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", help=FORMS)]
+Pretrained = Annotated[bool, typer.Option("--pretrained", help="Load the weights that the library offers.")]
+Weights = Annotated[Path | None, typer.Option(metavar="FILE", help="A state dict, of safetensors or torch.")]
+Seed = Annotated[int | None, typer.Option(metavar="N", help="The seed of random weights.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Nodes = Annotated[
+    list[str],
+    typer.Option("--nodes", "-n", metavar="NAME", help="A node or a pattern, as NAME or NAME=KEY; several times."),
+]
+
+
+class Pool(StrEnum):
+    """How places or tokens are reduced."""
+
+    avg = "avg"
+    max = "max"
+    gem = "gem"
+    cls = "cls"
+
+
+def main(verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Tell of each trace.")] = False) -> None:
+    """Get any intermediate feature out of a PyTorch model."""
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("featx").setLevel(logging.DEBUG if verbose else logging.WARNING)
+
+
+def nodes(
+    model: Model,
+    match: Annotated[str | None, typer.Option(help="A pattern of names: 'layer[34].*'.")] = None,
+    type: Annotated[str | None, typer.Option(help="A class of modules or an operation: 'Conv2d', '*Norm*'.")] = None,
+    stride: Annotated[float | None, typer.Option(help="Only maps of this stride.")] = None,
+    depth: Annotated[int | None, typer.Option(help="Fold modules that lie deeper.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Operations, inputs and weights too.")] = False,
+    pretrained: Pretrained = False,
+    weights: Weights = None,
+    seed: Seed = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the values inside a model, with shapes, strides, parameters and FLOPs."""
+    with told():
+        table = list_nodes(load_model(model, pretrained=pretrained, weights=weights, seed=seed), depth=depth)
+        found = table.filter(match, type=type, stride=stride)
+        if not found:
+            raise UserError("no node is like that; leave out --match, --type or --stride to see all")
+        if as_json:
+            typer.echo(json.dumps(found.to_dicts()))
+        else:
+            hint = "--depth N and --all show them, and --match 'layer1.*' what is like that"
+            typer.echo(found.to_text(depth, everything=everything or len(found) < len(table), hint=hint))
+
+
+def cost(
+    model: Model,
+    depth: Annotated[int, typer.Option(help="Fold modules that lie deeper.")] = 2,
+    pretrained: Pretrained = False,
+    weights: Weights = None,
+    seed: Seed = None,
+    as_json: AsJson = False,
+) -> None:
+    """Count parameters, FLOPs, bytes moved and memory of each module."""
+    with told():
+        report = count_cost(load_model(model, pretrained=pretrained, weights=weights, seed=seed), unknown="list")
+        if as_json:
+            typer.echo(json.dumps([dataclasses.asdict(module) for module in report.modules]))
+        else:
+            typer.echo(report.module_table(depth))
+            typer.echo("\n" + "\n".join(str(report).splitlines()[-2 - len(report.unknown) :]))
+
+
+def draw(
+    model: Model,
+    output: Annotated[Path, typer.Option("--output", "-o", help="A .html page, .svg or .dot.")] = Path("model.html"),
+    depth: Annotated[int | None, typer.Option(help="How many levels are open.")] = None,
+    pretrained: Pretrained = False,
+    weights: Weights = None,
+    seed: Seed = None,
+) -> None:
+    """Draw the graph of a model, folded by its modules, as a page that opens in any browser."""
+    with told():
+        drawing = draw_graph(load_model(model, pretrained=pretrained, weights=weights, seed=seed), depth=depth)
+        drawing.save(output)
+        typer.echo(f"wrote {output}")
+
+
+def code(
+    model: Model,
+    node: Nodes = [],  # noqa: B006 - typer reads it
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="A folder, for code with its weights.")] = None,
+    pretrained: Pretrained = False,
+    weights: Weights = None,
+    seed: Seed = None,
+) -> None:
+    """Print the generated code of an extractor, or of the whole model; or write code that needs torch alone."""
+    with told():
+        loaded = load_model(model, pretrained=pretrained, weights=weights, seed=seed)
+        module: Any = _extractor(loaded, node, None) if node else trace(loaded)
+        if output is None:
+            typer.echo(module.code.strip())
+        else:
+            module.to_folder(output, type(loaded).__name__ + "Features" * bool(node), pickled=False)
+            typer.echo(f"wrote {output}")
+
+
+def features(
+    model: Model,
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Images, or folders of images.")],
+    node: Nodes,
+    output: Annotated[Path, typer.Option("--output", "-o", help="A .safetensors or .npz file.")] = Path(
+        "features.safetensors"
+    ),
+    picture: Annotated[Path | None, typer.Option(help="A picture of the maps, by their principal components.")] = None,
+    pool: Annotated[Pool | None, typer.Option(help="Reduce the places, or the tokens.")] = None,
+    size: Annotated[int | None, typer.Option(help="Height and width of the images.")] = None,
+    batch: Annotated[int, typer.Option(help="How many images run at once.")] = 16,
+    pretrained: Pretrained = False,
+    weights: Weights = None,
+    seed: Seed = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compute features of images, and write them as arrays and as a picture."""
+    with told():
+        if output.suffix not in (".safetensors", ".npz"):
+            raise UserError(f"'{output}' must end in .safetensors or .npz")
+        loaded = load_model(model, pretrained=pretrained, weights=weights, seed=seed)
+        names, batches, described = read_images(images, loaded, size, spec=model, pretrained=pretrained)
+        typer.echo(f"{len(names)} images: {described}", err=True)
+        extractor = _extractor(loaded, node, pool, batches[:2])
+        found = _run(extractor, batches, batch)
+        _save(output, found, names)
+        if picture is not None:
+            drawn = save_picture(picture, batches, found, extractor.feature_info)
+            typer.echo(f"wrote {picture}: {', '.join(['the image', *drawn])}", err=True)
+        if as_json:
+            typer.echo(json.dumps({key: list(value.shape) for key, value in found.items()}))
+        else:
+            typer.echo(f"{extractor.feature_info}\nwrote {output}")
+
+
+def make_app() -> typer.Typer:
+    """Return the command line with all its commands."""
+    app = typer.Typer(
+        help="Get any intermediate feature out of a PyTorch model.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(main)
+    for command in (nodes, cost, draw, code, features):
+        app.command()(command)
+    return app
+
+
+def _extractor(model: Any, names: list[str], pool: Pool | None, example: Any = None) -> DualGraphModule:
+    request: dict[str, Feature] = {}
+    for each in names:
+        name, _, key = each.partition("=")
+        request[name] = Feature(key or None, pool=None if pool is None else pool.value)
+    return create_feature_extractor(model, request, suppress_diff_warning=True, example_inputs=example, adaptive=None)
+
+
+def _run(extractor: DualGraphModule, images: torch.Tensor, batch: int) -> dict[str, torch.Tensor]:
+    parts: list[dict[str, Any]] = []
+    with torch.inference_mode(), typer.progressbar(images.split(batch), label="features", file=sys.stderr) as bar:
+        for each in bar:
+            parts.append(extractor(each))
+    not_tensors = [key for key, value in parts[0].items() if not isinstance(value, torch.Tensor)]
+    if not_tensors:
+        raise UserError(f"'{not_tensors[0]}' is no tensor; name a value inside it")
+    return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
+
+
+def _save(path: Path, found: dict[str, torch.Tensor], names: list[str]) -> None:
+    if path.suffix == ".npz":
+        import numpy as np
+
+        arrays: dict[str, Any] = {key: value.numpy() for key, value in found.items()}
+        np.savez(path, **arrays, images=np.array(names))
+        return
+    try:
+        from safetensors.torch import save_file
+    except ImportError as error:
+        raise UserError("safetensors is not installed: pip install safetensors, or write an .npz file") from error
+    tensors = {key: value.contiguous().clone() for key, value in found.items()}
+    save_file(tensors, str(path), metadata={"images": json.dumps(names)})

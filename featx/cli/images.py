@@ -1,0 +1,98 @@
+"""Read images as a model takes them: with the transform that it declares, or torch's usual one."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from featx.cli.errors import UserError
+from featx.examples import find_example
+
+# Of ImageNet, with which most networks are trained.
+_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff"})
+
+
+def read_images(
+    paths: Sequence[Path], model: nn.Module, size: int | None, *, spec: str, pretrained: bool
+) -> tuple[list[str], torch.Tensor, str]:
+    """Return the names of images, the images as one batch, and how they were made.
+
+    Folders stand for the images in them. They are made as the model declares: timm's data configuration, the transforms
+    of torchvision's weights, the processor of transformers; where there is none, or a size is asked for, the middle is
+    scaled, and normalized as for ImageNet. O(images) memory.
+
+    Raises:
+        UserError: a file is missing or no image, or Pillow is not installed.
+    """
+    try:
+        image: Any = importlib.import_module("PIL.Image")
+    except ImportError as error:
+        raise UserError("Pillow is not installed: pip install pillow") from error
+    files = [file for path in paths for file in _files_of(path)]
+    if not files:
+        raise UserError(f"no images in {', '.join(map(str, paths))}")
+    transform, described = _declared(model, spec, pretrained) if size is None else (None, "")
+    if transform is None:
+        transform, described = _usual(model, size)
+    tensors: list[torch.Tensor] = []
+    for file in files:
+        try:
+            with image.open(file) as opened:
+                tensors.append(transform(opened.convert("RGB")))
+        except FileNotFoundError:
+            raise UserError(f"there is no file '{file}'") from None
+        except OSError as error:
+            raise UserError(f"'{file}' cannot be read as an image: {error}") from error
+    return [str(file) for file in files], torch.stack(tensors), described
+
+
+def _files_of(path: Path) -> list[Path]:
+    return sorted(each for each in path.iterdir() if each.suffix.lower() in _SUFFIXES) if path.is_dir() else [path]
+
+
+def _declared(model: nn.Module, spec: str, pretrained: bool) -> tuple[Callable[[Any], torch.Tensor] | None, str]:
+    library, _, name = spec.partition(":")
+    if library == "timm":
+        data: Any = importlib.import_module("timm.data")
+        transform = data.create_transform(**data.resolve_model_data_config(model), is_training=False)
+        return transform, f"timm's transform: {_in_a_line(transform)}"
+    if library == "torchvision" and pretrained:
+        models: Any = importlib.import_module("torchvision.models")
+        transform = models.get_model_weights(name).DEFAULT.transforms()
+        return transform, f"torchvision's transform: {_in_a_line(transform)}"
+    if library == "hf":
+        transformers: Any = importlib.import_module("transformers")
+        try:
+            processor = transformers.AutoImageProcessor.from_pretrained(name)
+        except (OSError, ValueError):
+            return None, ""
+        kind = type(processor).__name__
+        return lambda image: processor(image, return_tensors="pt")["pixel_values"][0], f"transformers' {kind}"
+    return None, ""
+
+
+def _in_a_line(transform: object) -> str:
+    return " ".join(repr(transform).split())
+
+
+def _usual(model: nn.Module, size: int | None) -> tuple[Callable[[Any], torch.Tensor], str]:
+    example = find_example(model) if size is None else None
+    shape = example.args[0].shape if example is not None and example.args else torch.Size([1, 3, 224, 224])
+    pixels = int(shape[-1]) if size is None else size
+
+    def transform(image: Any) -> torch.Tensor:
+        width, height = image.size
+        longer = pixels * max(width, height) // min(width, height)
+        resized = image.resize((pixels, longer) if width < height else (longer, pixels), 3)  # bicubic
+        left, top = round((resized.width - pixels) / 2), round((resized.height - pixels) / 2)
+        data = bytearray(resized.crop((left, top, left + pixels, top + pixels)).tobytes())
+        values = torch.frombuffer(data, dtype=torch.uint8).view(pixels, pixels, 3).permute(2, 0, 1).float() / 255
+        return (values - torch.tensor(_MEAN)[:, None, None]) / torch.tensor(_STD)[:, None, None]
+
+    return transform, f"{pixels} x {pixels} pixels, the middle, with mean {_MEAN} and deviation {_STD}"

@@ -1,0 +1,127 @@
+"""Make a model of what somebody types: torchvision:resnet50, timm:..., hf:FOLDER, package.module:function."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from featx.cli.errors import UserError
+
+FORMS = "torchvision:resnet50, timm:vit_small_patch16_224, hf:FOLDER-or-name, package.module:function"
+
+
+def load_model(spec: str, *, pretrained: bool, weights: Path | None, seed: int | None) -> nn.Module:
+    """Return the model, in eval mode.
+
+    Args:
+        spec: what was typed, in one of `FORMS`.
+        pretrained: load the weights that the library offers.
+        weights: a file with a state dict, of safetensors or of torch.
+        seed: of random weights.
+
+    Raises:
+        UserError: there is no such model, a library is missing, or the weights do not fit.
+    """
+    if pretrained and weights is not None:
+        raise UserError("give --pretrained or --weights, not both")
+    library, separator, name = spec.partition(":")
+    if not separator or not name:
+        raise UserError(f"'{spec}' names no model; write one of {FORMS}")
+    if seed is not None:
+        torch.manual_seed(seed)
+    make = {"torchvision": _of_torchvision, "timm": _of_timm, "hf": _of_transformers}.get(library)
+    model = make(name, pretrained) if make is not None else _of_function(library, name, pretrained=pretrained)
+    if weights is not None:
+        _load_weights(model, weights)
+    return model.eval()
+
+
+def _of_torchvision(name: str, pretrained: bool) -> nn.Module:
+    models: Any = _library("torchvision.models", "torchvision")
+    _require_known(name, models.list_models(), "torchvision")
+    return models.get_model(name, weights="DEFAULT" if pretrained else None)
+
+
+def _of_timm(name: str, pretrained: bool) -> nn.Module:
+    timm: Any = _library("timm", "timm")
+    if not name.startswith("hf-hub:"):
+        _require_known(name.partition(".")[0], timm.list_models(), "timm")
+    return timm.create_model(name, pretrained=pretrained)
+
+
+def _of_transformers(name: str, pretrained: bool) -> nn.Module:
+    transformers: Any = _library("transformers", "transformers")
+    try:
+        config = transformers.AutoConfig.from_pretrained(name)
+        if pretrained or (Path(name) / "model.safetensors").exists():
+            return transformers.AutoModel.from_pretrained(name)
+        return transformers.AutoModel.from_config(config)
+    except (OSError, ValueError) as error:
+        raise UserError(f"transformers has no model '{name}': {str(error).splitlines()[0]}") from error
+
+
+def _of_function(module: str, name: str, *, pretrained: bool) -> nn.Module:
+    if pretrained:
+        raise UserError(f"--pretrained is for models of libraries; let '{module}:{name}' load its weights itself")
+    sys.path.insert(0, os.getcwd())
+    try:
+        found: Any = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise UserError(f"there is no Python module '{error.name}'; a model is one of {FORMS}") from error
+    finally:
+        sys.path.remove(os.getcwd())
+    function = getattr(found, name, None)
+    if function is None:
+        close = difflib.get_close_matches(name, dir(found), n=3)
+        raise UserError(f"'{module}' has no '{name}'{_did_you_mean(close)}")
+    model = function if isinstance(function, nn.Module) else function()
+    if not isinstance(model, nn.Module):
+        raise UserError(f"'{module}:{name}' gives a {type(model).__name__}, and no nn.Module")
+    return model
+
+
+def _library(module: str, package: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise UserError(f"{package} is not installed: pip install {package}") from error
+
+
+def _require_known(name: str, known: Iterable[str], library: str) -> None:
+    names = list(known)
+    if name not in names:
+        raise UserError(f"{library} has no model '{name}'{_did_you_mean(difflib.get_close_matches(name, names, n=3))}")
+
+
+def _did_you_mean(close: list[str]) -> str:
+    return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
+
+
+def _load_weights(model: nn.Module, path: Path) -> None:
+    if not path.exists():
+        raise UserError(f"there is no file '{path}'")
+    load: Callable[[], Any]
+    if path.suffix == ".safetensors":
+        load_file = _library("safetensors.torch", "safetensors").load_file
+        load = lambda: load_file(path)  # noqa: E731
+    else:
+        load = lambda: torch.load(path, map_location="cpu", weights_only=True)  # noqa: E731
+    try:
+        state = load()
+        state = state.get("state_dict", state.get("model", state)) if isinstance(state, dict) else state
+        model.load_state_dict(state)
+    except Exception as error:  # whatever a file that is no state dict leads to
+        raise UserError(f"'{path}' does not fit the model: {_short(error)}") from error
+
+
+def _short(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:3])[:300] or type(error).__name__

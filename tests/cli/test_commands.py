@@ -1,0 +1,281 @@
+"""The command line: what each command prints and writes, and what it says to mistakes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner, Result
+
+import featx
+from featx.cli.commands import make_app
+from featx.cli.pictures import principal_components
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(make_app(), [str(each) for each in arguments])
+
+
+def done(*arguments: object) -> str:
+    result = run(*arguments)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for number in range(3):
+        values = np.random.default_rng(number).integers(0, 256, (40 + number, 60, 3), dtype=np.uint8)
+        Image.fromarray(values).save(folder / f"{number}.png")
+    (folder / "notes.txt").write_text("no image")
+    return folder
+
+
+# -- nodes, cost, draw, code ---------------------------------------------------------------------------------------
+
+
+def test_nodes() -> None:
+    lines = done("nodes", "torchvision:resnet18").splitlines()
+    assert lines[0].split()[:3] == ["name", "type", "shape"]
+    assert any(line.split()[:2] == ["layer4", "Sequential"] for line in lines)
+    assert "--all" in lines[-1]
+    assert "layer1.0.add" in done("nodes", "torchvision:resnet18", "--all")
+    matching = done("nodes", "torchvision:resnet18", "--match", "layer?").splitlines()[2:]
+    assert [line.split()[0] for line in matching] == ["layer1", "layer2", "layer3", "layer4"]
+
+
+def test_nodes_as_json() -> None:
+    rows = json.loads(done("nodes", "torchvision:resnet18", "--json", "--type", "Conv2d"))
+    assert len(rows) == 20
+    assert rows[0]["name"] == "conv1"
+    assert rows[0]["shape"] == [2, 64, 112, 112]
+
+
+def test_cost() -> None:
+    assert "11.7 M parameters" in done("cost", "torchvision:resnet18")
+    modules = json.loads(done("cost", "torchvision:resnet18", "--json"))
+    report = featx.cost(torchvision.models.resnet18(weights=None).eval())
+    assert modules[0]["flops"] == report.total.flops
+
+
+def test_draw(tmp_path: Path) -> None:
+    assert done("draw", "torchvision:resnet18", "-o", tmp_path / "a.html") == f"wrote {tmp_path / 'a.html'}\n"
+    assert "layer4" in (tmp_path / "a.html").read_text()
+
+
+def test_code(tmp_path: Path) -> None:
+    source = done("code", "torchvision:resnet18", "--nodes", "layer1=C2", "-n", "layer2")
+    assert source.startswith("def forward(self, x")
+    assert "'C2': layer1" in source
+    assert "fc" in done("code", "torchvision:resnet18")
+    done("code", "torchvision:resnet18", "-n", "layer1", "--seed", 3, "-o", tmp_path / "code")
+    program = (
+        "import sys, torch; sys.path.insert(0, '.'); from code import ResNetFeatures as R;"
+        "torch.save(R()(torch.ones(1, 3, 64, 64))['layer1'], 'value.pt')"
+    ).replace("from code", "from written")
+    (tmp_path / "code").rename(tmp_path / "written")
+    subprocess.run([sys.executable, "-I", "-c", program], cwd=tmp_path, check=True)
+    torch.manual_seed(3)
+    model = torchvision.models.resnet18(weights=None).eval()
+    x = model.maxpool(model.relu(model.bn1(model.conv1(torch.ones(1, 3, 64, 64)))))
+    assert torch.equal(torch.load(tmp_path / "value.pt"), model.layer1(x))
+
+
+# -- features ------------------------------------------------------------------------------------------------------
+
+
+def test_features(photos: Path, tmp_path: Path) -> None:
+    output, picture = tmp_path / "f.safetensors", tmp_path / "f.png"
+    arguments = ["features", "torchvision:resnet18", photos, "-n", "layer3=C4", "-n", "layer?", "--seed", 1]
+    printed = done(*arguments, "-o", output, "--picture", picture, "--size", 64, "--batch", 2)
+    assert "C4" in printed
+    found = load_file(output)
+    assert list(found) == ["C4", "layer1", "layer2", "layer4"]
+    torch.manual_seed(1)
+    model = torchvision.models.resnet18(weights=None).eval()
+    assert found["C4"].shape == (3, 256, 4, 4)
+    images = torch.stack([as_usual(path, 64) for path in sorted(photos.glob("*.png"))])
+    expected = torch.nn.Sequential(*list(model.children())[:7])(images)
+    assert torch.allclose(found["C4"], expected, atol=1e-5)
+    with Image.open(picture) as opened:
+        assert opened.size == (8 + 200 * 5, 8 + 200 * 3)  # the image and four maps, of three images
+
+
+def as_usual(path: Path, pixels: int) -> torch.Tensor:
+    """Scale the shorter side, cut the middle out, and normalize, by torchvision."""
+    transform = torchvision.transforms.Compose([
+        torchvision.transforms.Resize(pixels, torchvision.transforms.InterpolationMode.BICUBIC),
+        torchvision.transforms.CenterCrop(pixels),
+        torchvision.transforms.ToTensor(),
+        torchvision.transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    ])  # fmt: skip
+    with Image.open(path) as image:
+        return transform(image.convert("RGB"))
+
+
+def test_features_are_pooled_and_written_as_npz(photos: Path, tmp_path: Path) -> None:
+    output = tmp_path / "f.npz"
+    shapes = json.loads(
+        done(
+            "features",
+            "torchvision:resnet18",
+            photos / "0.png",
+            "-n",
+            "layer4",
+            "--pool",
+            "avg",
+            "-o",
+            output,
+            "--json",
+        )
+    )
+    assert shapes == {"layer4": [1, 512]}
+    with np.load(output) as arrays:
+        assert arrays["layer4"].shape == (1, 512)
+        assert arrays["images"].tolist() == [str(photos / "0.png")]
+
+
+@pytest.mark.sweep
+def test_features_of_timm_use_its_transform(photos: Path, tmp_path: Path) -> None:
+    timm = pytest.importorskip("timm")
+    output = tmp_path / "f.safetensors"
+    done("features", "timm:resnet10t", photos, "-n", "layer4", "--pool", "avg", "--seed", 0, "-o", output)
+    torch.manual_seed(0)
+    model = timm.create_model("resnet10t").eval()
+    transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model), is_training=False)
+    images = torch.stack([transform(Image.open(path).convert("RGB")) for path in sorted(photos.glob("*.png"))])
+    expected = model.forward_features(images).mean((2, 3))
+    assert torch.allclose(load_file(output)["layer4"], expected, atol=1e-5)
+
+
+def test_principal_components_are_those_of_numpy() -> None:
+    maps = torch.randn(2, 5, 3, 4)
+    found = principal_components(maps)
+    values = maps.permute(0, 2, 3, 1).reshape(-1, 5).numpy()
+    values = values - values.mean(0)
+    _, vectors = np.linalg.eigh(values.T @ values)
+    for number in range(3):
+        scores = values @ vectors[:, -1 - number]
+        scaled = (scores - scores.min()) / (scores.max() - scores.min())
+        own = found[:, number].reshape(-1).numpy()
+        assert np.allclose(own, scaled, atol=1e-4) or np.allclose(1 - own, scaled, atol=1e-4)
+    assert principal_components(torch.randn(1, 2, 3, 3))[:, 2].eq(0).all()
+
+
+# -- models --------------------------------------------------------------------------------------------------------
+
+
+def test_a_function_of_a_file_beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_models_of_a_test.py").write_text(
+        "from torch import nn\ndef small():\n    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())\nnumber = int\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert "Conv2d" in done("nodes", "own_models_of_a_test:small", "--all")
+    assert "did you mean 'small'" in failed("nodes", "own_models_of_a_test:smal")
+    assert "gives a int, and no nn.Module" in failed("nodes", "own_models_of_a_test:number")
+    assert str(tmp_path) not in sys.path
+
+
+def test_weights_of_a_file(tmp_path: Path, photos: Path) -> None:
+    torch.manual_seed(5)
+    model = torchvision.models.resnet18(weights=None).eval()
+    save_file(model.state_dict(), str(tmp_path / "w.safetensors"))
+    torch.save({"state_dict": model.state_dict()}, tmp_path / "w.pt")
+    for name in ("w.safetensors", "w.pt"):
+        output = tmp_path / f"{name}.npz"
+        done("features", "torchvision:resnet18", photos, "-n", "layer1", "--weights", tmp_path / name, "-o", output)
+        with np.load(output) as arrays:
+            images = torch.stack([as_usual(path, 224) for path in sorted(photos.glob("*.png"))])
+            x = model.maxpool(model.relu(model.bn1(model.conv1(images))))
+            assert np.allclose(arrays["layer1"], model.layer1(x).detach().numpy(), atol=1e-5)
+    arguments = ["torchvision:resnet18", photos, "-n", "fc", "-o", tmp_path / "w.pt" / "f.npz"]
+    assert "Not a directory" in run("features", *arguments).stderr
+    torch.save(torchvision.models.resnet34().state_dict(), tmp_path / "other.pt")
+    assert "does not fit the model" in failed("nodes", "torchvision:resnet18", "--weights", tmp_path / "other.pt")
+
+
+@pytest.mark.sweep
+def test_a_folder_of_transformers(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic")
+    transformers.ResNetModel(config).save_pretrained(tmp_path / "model")
+    assert "encoder.stages.1" in done("nodes", f"hf:{tmp_path / 'model'}")
+
+
+# -- mistakes ------------------------------------------------------------------------------------------------------
+
+
+def failed(*arguments: object) -> str:
+    result = run(*arguments)
+    assert result.exit_code == 1
+    assert "Traceback" not in result.output
+    assert result.stderr.startswith("featx: ")
+    assert result.stdout == ""
+    return result.stderr
+
+
+MISTAKES: dict[str, tuple[list[Any], str]] = {
+    "no library": (["nodes", "resnet18"], "names no model; write one of torchvision:"),
+    "no model": (["nodes", "torchvision:resnet19"], "did you mean 'resnet18'"),
+    "no timm model": (["nodes", "timm:resnet19"], "timm has no model 'resnet19'; did you mean"),
+    "no module": (["nodes", "nowhere_at_all:f"], "there is no Python module 'nowhere_at_all'"),
+    "no node": (["code", "torchvision:resnet18", "-n", "layer9"], "Did you mean 'layer4'"),
+    "no match": (["nodes", "torchvision:resnet18", "--match", "zzz"], "no node is like that"),
+    "no image": (["features", "torchvision:resnet18", "nowhere.png", "-n", "fc"], "there is no file 'nowhere.png'"),
+    "no array": (["features", "torchvision:resnet18", "a.png", "-n", "fc", "-o", "a.txt"], "must end in"),
+    "no file": (["nodes", "torchvision:resnet18", "--weights", "nowhere.pt"], "there is no file 'nowhere.pt'"),
+    "both": (["nodes", "torchvision:resnet18", "--weights", "a.pt", "--pretrained"], "or --weights, not both"),
+    "own": (["nodes", "collections:Counter", "--pretrained"], "load its weights itself"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_are_told_in_a_line(name: str) -> None:
+    arguments, message = MISTAKES[name]
+    assert message in failed(*arguments)
+
+
+def test_what_is_no_image_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_text("no image")
+    assert f"'{tmp_path / 'a.png'}' cannot be read" in failed(
+        "features", "torchvision:resnet18", tmp_path / "a.png", "-n", "fc"
+    )
+    (tmp_path / "empty").mkdir()
+    assert "no images in" in failed("features", "torchvision:resnet18", tmp_path / "empty", "-n", "fc")
+
+
+def test_usage() -> None:
+    assert run("nodes").exit_code == 2
+    assert run("features", "torchvision:resnet18").exit_code == 2
+    help_text = run("--help").output
+    assert all(command in help_text for command in ("nodes", "cost", "draw", "code", "features", "completion"))
+
+
+def test_python_m_featx() -> None:
+    found = subprocess.run(
+        [sys.executable, "-m", "featx", "nodes", "torchvision:nothing"], capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 1
+    assert found.stderr.startswith("featx: torchvision has no model 'nothing'")
+
+
+def test_without_typer_it_says_what_to_install(tmp_path: Path) -> None:
+    program = (
+        "import importlib.util, sys; found = importlib.util.find_spec;"
+        "importlib.util.find_spec = lambda name, *a: None if name == 'typer' else found(name, *a);"
+        "from featx.cli.entry import main; main()"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert found.returncode == 1
+    assert "pip install 'featx[cli]'" in found.stderr
