@@ -1,4 +1,4 @@
-"""Show feature maps as pictures: their first three principal components as red, green and blue."""
+"""Write feature maps as a picture."""
 
 from __future__ import annotations
 
@@ -9,31 +9,10 @@ from typing import Any
 
 import torch
 
+from featx.draw.components import principal_components
 from featx.features.info import FeatureInfos
 
 _TILE, _GAP = 192, 8
-
-
-def principal_components(maps: torch.Tensor, count: int = 3) -> torch.Tensor:
-    """Return the first principal components of the channels of maps, scaled to 0 to 1.
-
-    Args:
-        maps: of shape (N, C, H, W).
-        count: how many; where there are fewer channels, the rest is 0.
-
-    Returns:
-        A tensor of shape (N, count, H, W). The components are those of all places of all maps together.
-    """
-    samples, channels, height, width = maps.shape
-    values = maps.float().permute(0, 2, 3, 1).reshape(-1, channels)
-    values = values - values.mean(0)
-    kept = min(count, *values.shape)
-    left, sizes, _ = torch.linalg.svd(values, full_matrices=False)
-    found = torch.zeros(len(values), count)
-    found[:, :kept] = left[:, :kept] * sizes[:kept]
-    low, high = found.amin(0), found.amax(0)
-    scaled = (found - low) / (high - low).clamp(min=1e-12)
-    return scaled.reshape(samples, height, width, count).permute(0, 3, 1, 2)
 
 
 def save_picture(

@@ -6,7 +6,7 @@ import html
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
@@ -18,6 +18,7 @@ from featx.draw.leaves import Describer
 from featx.draw.nesting import describe_graph, nested_graphs
 from featx.draw.page import write_page
 from featx.draw.svg import render_svg
+from featx.draw.thumbnails import thumbnails_of
 from featx.errors import ArgumentTypeError, DrawingError, ForeignNodeError
 from featx.ir.graph import Graph
 from featx.ir.node import Node
@@ -27,6 +28,7 @@ from featx.module import GraphModule, as_graph_module
 def draw(
     graph: nn.Module | Graph,
     *inputs: Any,
+    thumbnails: bool = False,
     depth: int | None = None,
     cost: Costs = None,
     highlight: Iterable[Node | str] = (),
@@ -45,6 +47,8 @@ def draw(
         graph: what to draw. A GraphModule also says what its submodules and weights are; of an extractor it is the
             graph of the present mode. A model is traced.
         inputs: for a model; by default those that it declares or its first layer suggests.
+        thumbnails: run the graph on the inputs, which must be given, and show in each box of the page the map that it
+            computes of the first image, as its first three principal components. About 5 KB a map.
         depth: how many levels of modules are open at first: 0 shows those that the model itself calls, a large number
             everything. By default as many as fit on a screen.
         cost: numbers to show, by node or name of a node: each a number, a mapping from names to numbers, or an object
@@ -62,17 +66,22 @@ def draw(
         GraphError: a node reads one that is not ahead of it.
         ForeignNodeError: a node in `highlight` is not in the graph.
     """
+    model = graph
     is_of_fx = type(graph).__module__.startswith("torch.fx")
     if not isinstance(graph, Graph) and not is_of_fx:
         graph = as_graph_module(graph, inputs, {})[0]
     module = graph if isinstance(graph, GraphModule) else None
+    if thumbnails and (module is None or not inputs):
+        raise ArgumentTypeError("thumbnails need a model or a GraphModule, and an image: draw(model, image, ...)")
+    pictures = thumbnails_of(module, inputs, cast(nn.Module, model)) if thumbnails and module is not None else {}
     drawn = module.graph if module is not None else graph
     if not isinstance(drawn, Graph):
         raise ArgumentTypeError(_advice(drawn))
     owner = drawn.owning_module if module is None else module
     owner = owner if isinstance(owner, nn.Module) else None
     name = owner._get_name() if owner is not None else "Graph"
-    described = list(describe_graph(Describer(drawn, cost, _marked(drawn, owner, highlight)), drawn, owner))
+    describer = Describer(drawn, cost, _marked(drawn, owner, highlight), pictures)
+    described = list(describe_graph(describer, drawn, owner))
     root = build_tree([leaf for leaf, _ in described], [scope for _, scope in described], name)
     return Drawing(title or name, root, depth, sizes, max_nodes)
 

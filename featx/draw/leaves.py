@@ -15,6 +15,7 @@ from featx.draw.call_text import CallText
 from featx.draw.costs import Costs, costs_by_node, numbers_in
 from featx.draw.forms import form_of
 from featx.draw.kinds import NUMBERS_OF_TENSORS, kind_of_call, kind_of_module
+from featx.draw.thumbnails import Thumbnail
 from featx.errors import GraphError
 from featx.ir.arguments import collect_nodes
 from featx.ir.effects import Effects
@@ -37,6 +38,7 @@ class Leaf:
         settings: what the module prints of itself.
         shape: lengths joined by ×, or "".
         parameters: numbers in the weights that it uses; new_parameters: those that no node before it uses.
+        thumbnail: a picture of the map that it computes, where the graph was run on an image.
         is_minor: it is a number made of sizes, or serves only checks of what was seen on the example.
     """
 
@@ -55,6 +57,7 @@ class Leaf:
     parameters: int = 0
     new_parameters: int = 0
     costs: dict[str, float] = field(default_factory=lambda: dict[str, float]())
+    thumbnail: Thumbnail | None = None
     is_minor: bool = False
     is_highlighted: bool = False
     title: str = ""
@@ -73,13 +76,16 @@ class Describer:
     """Describes the nodes of a graph, and of those nested in it, in the order in which they are drawn.
 
     `costs` gives numbers for nodes, which are otherwise looked for in `node.meta["cost"]`; `outer` is the graph whose
-    nodes it may name.
+    nodes it may name. `thumbnails` are pictures of what nodes have computed.
     """
 
-    def __init__(self, outer: Graph, costs: Costs, highlight: set[Node]) -> None:
+    def __init__(
+        self, outer: Graph, costs: Costs, highlight: set[Node], thumbnails: Mapping[Node, Thumbnail] | None = None
+    ) -> None:
         self._outer = outer
         self._costs = costs_by_node(costs)
         self._highlight = highlight
+        self._thumbnails = thumbnails or {}
         self._count = 0
         # Which leaf gives the value of a node, and which nodes a nested graph gets as an input.
         self._indices: dict[Node, int] = {}
@@ -147,6 +153,7 @@ class Describer:
             dtype=dtype,
             source=self._source(meta),
             costs=self._costs_of(node),
+            thumbnail=self._thumbnails.get(node),
             is_minor=node in self._checks or kind == "number",
             is_highlighted=node in self._highlight,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import html
 import json
 import math
@@ -85,6 +86,11 @@ def page_data(root: Folder, opened: set[Folder], sizes: bool, title: str) -> dic
         "name": {place: leaf.name for place, leaf in enumerate(leaves) if leaf.name != leaf.title},
         "nodeName": {
             place: leaf.node_name for place, leaf in enumerate(leaves) if leaf.node_name != _usual_name(leaf.name)
+        },
+        "thumbnails": {
+            place: [leaf.thumbnail.width, leaf.thumbnail.height, base64.b64encode(leaf.thumbnail.pixels).decode()]
+            for place, leaf in enumerate(leaves)
+            if leaf.thumbnail is not None
         },
         "texts": texts.all,
     }

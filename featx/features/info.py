@@ -211,12 +211,13 @@ def _prefixes(model: nn.Module) -> tuple[int, ...]:
 
 
 def _is_even(places: tuple[int, ...], image: tuple[int, ...]) -> bool:
-    """Say whether all dimensions are reduced alike, up to rounding."""
+    """Say whether one stride, up to rounding, makes all of these places of the image."""
     if 0 in places or len(places) != len(image):
         return False
-    ratios = [size / place for size, place in zip(image, places, strict=True)]
-    steps = [1 / place for place in places]
-    return all(abs(ratio / ratios[0] - 1) <= 2 * max(steps) for ratio in ratios)
+    pairs = list(zip(image, places, strict=True))
+    least = max(size / (place + 1) for size, place in pairs)
+    most = min(size / (place - 1) if place > 1 else math.inf for size, place in pairs)
+    return least < most
 
 
 def _patches(shape: tuple[int, ...], image: tuple[int, ...], prefixes: tuple[int, ...]) -> tuple[int, int] | None:

@@ -92,7 +92,7 @@ def test_first_view_shows_the_stages(opened: Opened, resnet: featx.GraphModule) 
     assert boxes(browser) == STAGES
     assert browser.evaluate("document.title") == "ResNet"
     summary = browser.evaluate("document.getElementById('summary').textContent")
-    assert summary == f"{len(resnet.graph.nodes)} nodes · 11.7 M parameters"
+    assert summary == f"{len(resnet.graph.nodes) - 1} nodes (and 1 hidden) · 11.7 M parameters"
     assert "11.7 M" in details(browser)
 
 
@@ -130,7 +130,8 @@ def test_fold_all_and_unfold_all(opened: Opened, resnet: featx.GraphModule) -> N
     browser = opened(resnet)
     browser.click_on("#unfold-all")
     labels = boxes(browser)
-    assert len(labels) == len(resnet.graph.nodes) + 4 + 8 + 3  # with stages, blocks and downsamples
+    # With stages, blocks and downsamples; without the check that the input is a tensor.
+    assert len(labels) == len(resnet.graph.nodes) - 1 + 4 + 8 + 3
     browser.click_on("#fold-all")
     assert boxes(browser) == STAGES
 
@@ -343,3 +344,113 @@ def test_page_in_the_frame_of_a_notebook_works(browser: Chromium, tmp_path: Path
     picture = tmp_path / "notebook.png"
     browser.screenshot(picture)
     assert len(picture.read_bytes()) > 10_000  # an empty frame takes about 5,000
+
+
+# -- ticks and thumbnails ------------------------------------------------------------------------------------------
+
+
+def tick(browser: Chromium, label: str) -> None:
+    """Click on the box to tick of a row in the list."""
+    browser.evaluate(f"""[...document.querySelectorAll('.row')]
+        .find((row) => row.querySelector('.label').textContent === {json.dumps(label)})
+        .querySelector('.tick').click()""")
+
+
+def call(browser: Chromium) -> str:
+    return browser.evaluate("document.getElementById('ticked-call').textContent")
+
+
+def test_what_is_ticked_is_a_call_that_extracts_it(opened: Opened, resnet: featx.GraphModule) -> None:
+    browser = opened(resnet, depth=0)
+    assert browser.evaluate("document.getElementById('ticked').hidden") is True
+    tick(browser, "layer4")
+    tick(browser, "layer2")
+    tick(browser, "conv1")
+    assert call(browser) == 'featx.create_feature_extractor(model, ["conv1", "layer2", "layer4"])'
+    assert browser.evaluate("document.getElementById('ticked').hidden") is False
+    model = torchvision.models.resnet18(weights=None).eval()
+    extractor = eval(call(browser), {"featx": featx, "model": model})
+    assert list(extractor(torch.rand(1, 3, 64, 64))) == ["conv1", "layer2", "layer4"]
+    tick(browser, "conv1")
+    assert call(browser) == 'featx.create_feature_extractor(model, ["layer2", "layer4"])'
+    browser.evaluate("document.getElementById('ticked-clear').click()")
+    assert browser.evaluate("document.getElementById('ticked').hidden") is True
+
+
+def test_ticks_by_key_and_in_the_details(opened: Opened, resnet: featx.GraphModule) -> None:
+    browser = opened(resnet, depth=0)
+    click_box(browser, "bn1")
+    browser.press("t")
+    assert call(browser) == 'featx.create_feature_extractor(model, ["bn1"])'
+    assert browser.evaluate("document.querySelector('#details .take input').checked") is True
+    browser.evaluate("document.querySelector('#details .take input').click()")
+    assert call(browser) == ""
+    # What the model gave no name to has no box.
+    click_box(browser, "output")
+    assert browser.evaluate("document.querySelector('#details .take')") is None
+
+
+def test_operations_inside_are_ticked_by_their_names(opened: Opened, resnet: featx.GraphModule) -> None:
+    browser = opened(resnet, depth=9)
+    browser.evaluate("""(() => {
+        const { model } = window.page;
+        const id = [...Array(model.size).keys()].find((id) => model.nameOf(id) === "layer3.0.add");
+        window.page.tick(id);
+    })()""")
+    assert call(browser) == 'featx.create_feature_extractor(model, ["layer3.0.add"])'
+
+
+def picture(browser: Chromium, label: str) -> list[int] | None:
+    """Return the pixels of the picture of a node, red, green and blue of each."""
+    return browser.evaluate(f"""(() => {{
+        const {{ model }} = window.page;
+        const ids = [...Array(model.size + model.folders.length).keys()];
+        const canvas = model.pictureOf(ids.find((id) => model.labelOf(id) === {json.dumps(label)}));
+        if (!canvas) return null;
+        const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+        return [...data].filter((_, place) => place % 4 < 3);
+    }})()""")
+
+
+class Edges(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.right = nn.Conv2d(3, 1, (1, 2), bias=False)
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        with torch.no_grad():
+            self.right.weight.copy_(torch.tensor([[-1.0, 1.0]] * 3).view(1, 3, 1, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.pool(self.right(nn.functional.pad(x, (0, 1))))
+
+
+def test_each_map_has_a_picture(opened: Opened, browser: Chromium, tmp_path: Path) -> None:
+    image = torch.zeros(1, 3, 8, 8)
+    image[..., 4:] = 1.0
+    drawing = featx.draw(Edges(), image, thumbnails=True)
+    drawing.save(tmp_path / "page.html")
+    browser.open(tmp_path / "page.html")
+    assert picture(browser, "x") == [0, 0, 0] * 4 + [255] * 12 + ([0, 0, 0] * 4 + [255] * 12) * 7
+    found = picture(browser, "right")
+    assert found is not None
+    first = found[0 : 8 * 3 : 3]  # the one component of the first row: an edge up, and one down at the end
+    assert len({*first[:3], *first[4:7]}) == 1
+    assert {first[3], first[7]} == {0, 255}
+    assert picture(browser, "pool") is None
+    click_box(browser, "right")
+    assert browser.evaluate("document.querySelector('#details .picture').width") == 240
+
+
+def test_thumbnails_need_an_image(resnet: featx.GraphModule) -> None:
+    with pytest.raises(featx.ArgumentTypeError, match="thumbnails need a model or a GraphModule, and an image"):
+        featx.draw(resnet, thumbnails=True)
+    assert featx.draw(resnet, torch.rand(1, 3, 64, 64), thumbnails=True).html().count("layer4") > 0
+    assert '"thumbnails":{}' in featx.draw(nn.Linear(3, 4), torch.rand(2, 3), thumbnails=True).html()
+
+
+@pytest.mark.sweep
+def test_tokens_have_pictures(browser: Chromium, tmp_path: Path) -> None:
+    model = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=2, reg_tokens=2).eval()
+    featx.draw(model, torch.rand(1, 3, 64, 64), thumbnails=True, depth=2).save(tmp_path / "page.html")
+    browser.open(tmp_path / "page.html")
+    assert len(picture(browser, "blocks") or []) == 4 * 4 * 3

@@ -5,6 +5,7 @@ const HEADER = 30;
 const PADDING = 16;
 const LINE_WIDTH = 10;
 const MOST_WIDENING = 140;
+const PICTURE = 56; // the height of a thumbnail on a box
 
 class Boxes {
   constructor(model, open, measure) {
@@ -38,7 +39,10 @@ class Boxes {
     const subtitle = model.subtitleOf(id);
     const label = shorten(model.labelOf(id));
     const width = Math.max(this.measure(label, "label") + (isFolder ? 18 : 0), subtitle ? this.measure(subtitle, "subtitle") : 0);
-    return { id, label, subtitle, w: Math.max(Math.ceil(width) + 26, 56), h: subtitle ? 40 : 26 };
+    const text = subtitle ? 40 : 26;
+    const picture = model.pictureOf(id);
+    const room = picture ? PICTURE + 10 : 0;
+    return { id, label, subtitle, picture, text, w: Math.max(Math.ceil(width) + 26, picture ? PICTURE + 28 : 56), h: text + room };
   }
 
   openBox(id) {

@@ -1,8 +1,8 @@
 // The panel that says all that is known of what is chosen, and of the whole where nothing is.
 
 class Details {
-  constructor(panel, model, { choose, copy }) {
-    Object.assign(this, { panel, model, choose, copy });
+  constructor(panel, model, state, { choose, copy, tick }) {
+    Object.assign(this, { panel, model, state, choose, copy, tick });
   }
 
   show(id) {
@@ -30,7 +30,7 @@ class Details {
     this.heading("Keys");
     const keys = this.add("div", "", "keys");
     const help = [["↑ ↓", "next, previous"], ["→ ←", "open, close or go out"], ["Enter", "open or close"], ["/", "search"],
-      ["c", "copy the name"], ["+ − 0", "zoom, fit"], ["Esc", "back to the whole"]];
+      ["c", "copy the name"], ["t", "take as a feature"], ["+ − 0", "zoom, fit"], ["Esc", "back to the whole"]];
     for (const [key, text] of help) {
       const cap = document.createElement("kbd");
       cap.textContent = key;
@@ -42,7 +42,9 @@ class Details {
   showFolder(id) {
     const { model } = this;
     this.title(model.labelOf(id), [model.typeOf(id), model.rowOf(id)].filter(Boolean).join(" · "));
+    this.picture(id);
     if (model.typeOf(id)) this.copyable("Path of the module", model.nameOf(id), "It means the last value that is computed inside.");
+    this.tickable(id);
     this.numbers(id, [["last shape", model.shapeOf(id)], ["nodes", model.countOf(id).toLocaleString()]]);
     const [start, end] = [model.start[id - model.size], model.end[id - model.size]];
     const reads = new Set();
@@ -60,8 +62,10 @@ class Details {
     const kind = model.text("kind", id);
     this.title(model.label[id], model.kinds[kind], kind);
     const name = model.nameOf(id);
+    this.picture(id);
     if (model.isQualified(id)) this.copyable("Name", name);
     else this.copyable("Name in the graph", model.nodeNameOf(id), "The model gave no name to it, so no feature can be asked for.");
+    this.tickable(id);
     this.numbers(id, [["shape", model.text("shape", id)], ["dtype", model.text("dtype", id)]]);
     this.heading("Call");
     this.block(model.callOf(id));
@@ -111,6 +115,31 @@ class Details {
     });
     row.append(code, button);
     if (note) this.add("p", note, "dim");
+  }
+
+  // A box to take the value as a feature.
+  tickable(id) {
+    if (!this.model.canBeAskedFor(id)) return;
+    const label = this.add("label", "", "take");
+    const box = document.createElement("input");
+    box.type = "checkbox";
+    box.checked = this.state.ticked.has(id);
+    box.addEventListener("change", () => this.tick(id));
+    label.append(box, "take as a feature");
+  }
+
+  // The map that it has computed, larger than on the box.
+  picture(id) {
+    const small = this.model.pictureOf(id);
+    if (!small) return;
+    const large = this.add("canvas", "", "picture");
+    const size = Math.max(1, Math.floor(240 / Math.max(small.width, small.height)));
+    [large.width, large.height] = [small.width * size, small.height * size];
+    const context = large.getContext("2d");
+    context.imageSmoothingEnabled = false;
+    context.drawImage(small, 0, 0, large.width, large.height);
+    large.setAttribute("role", "img");
+    large.setAttribute("aria-label", "The first three principal components of the map");
   }
 
   numbers(id, rows) {

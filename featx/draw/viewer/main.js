@@ -7,12 +7,15 @@ class Page {
     this.model = model;
     this.state = {
       open: new Set(model.open.map((number) => model.size + number)), selected: null, hovered: null, query: "", found: [],
+      ticked: new Set(),
     };
     this.initial = new Set(this.state.open);
-    const calls = { choose: (id) => this.choose(id), toggle: (id) => this.toggle(id), copy: (text) => copyText(text) };
+    const calls = {
+      choose: (id) => this.choose(id), toggle: (id) => this.toggle(id), copy: (text) => copyText(text), tick: (id) => this.tick(id),
+    };
     this.diagram = new Diagram(element("canvas"), model, this.state);
     this.outline = new Outline(element("outline"), element("rows"), model, this.state, calls);
-    this.details = new Details(element("details"), model, calls);
+    this.details = new Details(element("details"), model, this.state, calls);
     this.listen();
     element("sizes").checked = model.showSizes;
     element("sizes-label").hidden = !model.flags.some((flags) => flags & 4);
@@ -99,6 +102,42 @@ class Page {
     else this.outline.update();
   }
 
+  // Take a value as a feature, or no more; the call that extracts all of them stands below the drawing.
+  tick(id) {
+    const { ticked } = this.state;
+    if (!this.model.canBeAskedFor(id)) return;
+    if (!ticked.delete(id)) ticked.add(id);
+    this.showTicked();
+  }
+
+  clearTicked() {
+    this.state.ticked.clear();
+    this.showTicked();
+  }
+
+  // In the order in which the model computes them.
+  request() {
+    const { model } = this;
+    const last = (id) => (model.isFolder(id) ? model.end[id - model.size] - 1 : id);
+    const names = [...this.state.ticked].sort((one, other) => last(one) - last(other)).map((id) => model.nameOf(id));
+    return `featx.create_feature_extractor(model, [${names.map((name) => JSON.stringify(name)).join(", ")}])`;
+  }
+
+  showTicked() {
+    const count = this.state.ticked.size;
+    element("ticked").hidden = !count;
+    element("ticked-call").textContent = count ? this.request() : "";
+    this.diagram.redraw();
+    this.outline.render();
+    this.details.show(this.state.selected);
+  }
+
+  async copyTicked() {
+    const button = element("ticked-copy");
+    button.textContent = (await copyText(this.request())) ? "Copied" : "Not copied";
+    setTimeout(() => { button.textContent = "Copy"; }, 1200);
+  }
+
   async copyChosen() {
     const { selected } = this.state;
     if (selected === null) return;
@@ -111,6 +150,8 @@ class Page {
     element("fold-all").addEventListener("click", () => this.foldAll());
     element("unfold-all").addEventListener("click", () => this.unfoldAll());
     element("sizes").addEventListener("change", (event) => this.setSizes(event.target.checked));
+    element("ticked-copy").addEventListener("click", () => this.copyTicked());
+    element("ticked-clear").addEventListener("click", () => this.clearTicked());
     element("zoom-in").addEventListener("click", () => this.diagram.zoom(1.25));
     element("zoom-out").addEventListener("click", () => this.diagram.zoom(0.8));
     element("zoom-fit").addEventListener("click", () => this.diagram.fitAll());
@@ -221,6 +262,7 @@ class Page {
       " ": () => { if (isFolder) this.toggle(selected); },
       "/": () => element("query").select(),
       c: () => this.copyChosen(),
+      t: () => { if (selected !== null) this.tick(selected); },
       "+": () => this.diagram.zoom(1.25),
       "=": () => this.diagram.zoom(1.25),
       "-": () => this.diagram.zoom(0.8),

@@ -79,6 +79,24 @@ class Model {
     return this.text("call", node).replace(/⟨(\d+)⟩/g, (_, place) => this.nodeNameOf(this.inputs[node][place]));
   }
 
+  // What a request names: a node with a name of the model, or a module.
+  canBeAskedFor(id) {
+    if (id === this.root) return false;
+    return this.isFolder(id) ? Boolean(this.typeOf(id)) : (this.flags[id] & 2) !== 0 && this.text("kind", id) !== "check";
+  }
+
+  // A picture of the map that a node has computed, or, of a folder, of the last one in it; null where there is none.
+  pictureOf(id) {
+    let node = id;
+    if (this.isFolder(id)) {
+      for (node = this.end[id - this.size] - 1; node >= this.start[id - this.size]; node--) if (node in this.thumbnails) break;
+    }
+    if (!(node in this.thumbnails) || (this.isFolder(id) && node < this.start[id - this.size])) return null;
+    this.pictures ??= new Map();
+    if (!this.pictures.has(node)) this.pictures.set(node, pictureFrom(...this.thumbnails[node]));
+    return this.pictures.get(node);
+  }
+
   countOf(id) { return this.sumOf("shown", (node) => (this.isHidden(node) ? 0 : 1), id); }
   parametersOf(id) {
     if (!this.isFolder(id)) return this.parameters[id] ?? 0;
@@ -115,4 +133,19 @@ class Model {
     });
     return found;
   }
+}
+
+// A canvas with pixels of red, green and blue, a byte each, in base64.
+function pictureFrom(width, height, text) {
+  const canvas = document.createElement("canvas");
+  canvas.width = width;
+  canvas.height = height;
+  const image = new ImageData(width, height);
+  const bytes = atob(text);
+  for (let pixel = 0; pixel < width * height; pixel++) {
+    for (let colour = 0; colour < 3; colour++) image.data[4 * pixel + colour] = bytes.charCodeAt(3 * pixel + colour);
+    image.data[4 * pixel + 3] = 255;
+  }
+  canvas.getContext("2d").putImageData(image, 0, 0);
+  return canvas;
 }

@@ -3,15 +3,16 @@
 const ROW = 24;
 
 class Outline {
-  // `choose(id)` and `toggle(id)` are called for clicks.
-  constructor(pane, list, model, state, { choose, toggle }) {
-    Object.assign(this, { pane, list, model, state, choose, toggle });
+  // `choose(id)`, `toggle(id)` and `tick(id)` are called for clicks.
+  constructor(pane, list, model, state, { choose, toggle, tick }) {
+    Object.assign(this, { pane, list, model, state, choose, toggle, tick });
     this.rows = [];
     pane.addEventListener("scroll", () => this.render(), { passive: true });
     list.addEventListener("click", (event) => {
       const row = event.target.closest(".row");
       if (!row) return;
       const id = Number(row.dataset.id);
+      if (event.target.closest(".tick")) return this.tick(id);
       if (event.target.closest(".twist") && this.model.isFolder(id)) this.toggle(id);
       else this.choose(id);
     });
@@ -85,7 +86,16 @@ class Outline {
     else mark.style.background = `var(--${model.text("kind", id)})`;
     if (!isFolder && !state.query) mark.style.margin = "0 3px";
     row.append(mark, span("label", state.query ? model.nameOf(id) : model.labelOf(id)), span("what", this.whatOf(id)));
+    if (model.canBeAskedFor(id)) row.append(this.tickBox(id));
     return row;
+  }
+
+  tickBox(id) {
+    const box = span("tick", this.state.ticked.has(id) ? "☑" : "☐");
+    box.setAttribute("role", "checkbox");
+    box.setAttribute("aria-checked", this.state.ticked.has(id));
+    box.title = "Take as a feature (t)";
+    return box;
   }
 
   whatOf(id) {

@@ -187,6 +187,7 @@ class Painter {
     context.font = FONTS.label;
     context.fillStyle = this.state.selected === box.id ? colours.accent : colours.text;
     context.fillText(label, 27, 15.5);
+    if (this.state.ticked.has(box.id)) this.paintTick(labelWidth + restWidth + 40, 9.5);
     if (!isFar) {
       context.font = FONTS.subtitle;
       context.fillStyle = colours.dim;
@@ -242,9 +243,11 @@ class Painter {
     context.roundRect(x, y, box.w, box.h, 6);
     context.stroke();
     this.paintFound(box, x, y);
+    if (box.picture) this.paintPicture(box, x, y);
+    if (state.ticked.has(box.id)) this.paintTick(x + box.w - 15, y + 4);
     if (scale < TYPE) return;
     const hasSubtitle = box.subtitle && scale >= SMALL_TYPE;
-    const middle = y + (hasSubtitle ? 13.5 : box.h / 2 + 0.5);
+    const middle = y + (hasSubtitle ? 13.5 : box.text / 2 + 0.5);
     if (isFolder) this.paintTwist(x + 11, middle - 0.5, false);
     context.font = FONTS.label;
     context.fillStyle = kind === "number" || kind === "check" || kind === "constant" ? colours.dim : colours.text;
@@ -253,6 +256,29 @@ class Painter {
     context.font = FONTS.subtitle;
     context.fillStyle = colours.dim;
     context.fillText(box.subtitle, x + 14, y + 28);
+  }
+
+  paintPicture(box, x, y) {
+    const { context } = this;
+    const { picture } = box;
+    const size = Math.min(PICTURE / picture.height, (box.w - 28) / picture.width);
+    context.imageSmoothingEnabled = false;
+    context.drawImage(picture, x + 14, y + box.text, picture.width * size, picture.height * size);
+  }
+
+  paintTick(x, y) {
+    const { context, colours } = this;
+    context.beginPath();
+    context.roundRect(x, y, 11, 11, 3);
+    context.fillStyle = colours.accent;
+    context.fill();
+    context.beginPath();
+    context.moveTo(x + 2.5, y + 5.5);
+    context.lineTo(x + 4.8, y + 8);
+    context.lineTo(x + 8.8, y + 3);
+    context.strokeStyle = colours.card;
+    context.lineWidth = 1.6;
+    context.stroke();
   }
 
   paintStack(box, x, y) {
