@@ -127,16 +127,24 @@ def _share_weights(model: nn.Module, net: nn.Module) -> list[str]:
     """Give `net` the weights of `model`, and return the names of those that the model lacks."""
     state = {_plain(name): tensor for name, tensor in (*model.named_parameters(), *model.named_buffers())}
     found = dict(cast(Any, [*net.named_parameters(), *net.named_buffers()]))
-    lacking = [name for name in found if _plain(name) not in state]
+    # Some of timm's modules have the model inside them as `model` or `body`.
+    own = {
+        name: next((each for each in (_plain(name), *_without_first(name)) if each in state), None) for name in found
+    }
+    lacking = [name for name, other in own.items() if other is None]
     if not lacking:
         with torch.no_grad():
             for name, tensor in found.items():
-                tensor.data = state[_plain(name)].data
+                tensor.data = state[str(own[name])].data
     return lacking
 
 
+def _without_first(name: str) -> list[str]:
+    return [_plain(name.removeprefix(f"{first}.")) for first in ("model", "body") if name.startswith(f"{first}.")]
+
+
 def _plain(name: str) -> str:
-    return name.removeprefix("model.").removeprefix("body.").replace(".", "_")
+    return name.replace(".", "_")
 
 
 def _run(model: nn.Module, net: nn.Module) -> tuple[tuple[int, ...], Any]:

@@ -16,6 +16,8 @@ from torch import nn
 LAYERS = ("torch.nn.modules.", "torchvision.ops.")
 # Namespaces of operators that compute their result from their arguments alone, unless they are tagged as random.
 PURE_OPERATORS = frozenset({"torchvision"})
+# Of timm and transformers: tokens that are pooled together stand side by side, or some are left out at random.
+_REORDERING = frozenset({"Hiera", "HieraEncoder", "ViTMAEEmbeddings"})
 # What the models of transformers call the input that says which places of a batch are no padding.
 MASK_OF_PADDING = "attention_mask"
 _READ_ONLY = frozenset({"torchvision.ops.misc.SqueezeExcitation", "torchvision.ops.misc.FrozenBatchNorm2d"})
@@ -28,12 +30,19 @@ def module_that_is_meant(model: nn.Module, name: str) -> str:
         return name.replace("block.", "stages.", 1)
     if kind == "Twins":
         return name.replace("block.", "blocks.", 1)
+    if kind == "TResNet" and not name:
+        return "body.conv1"
     if kind == "CoaT" and name == "parallel_blocks":  # a list, whose last item returns all maps
         return f"{name}.{len(cast(Any, model).parallel_blocks) - 1}"
     if kind == "HighResolutionNet" and name.startswith("stage"):  # a map behind the last stage, which has all of them
         has_own = getattr(model, "incre_modules", None) is not None
         return f"incre_modules.{int(name.removeprefix('stage')) - 1}" if has_own else "stage4"
     return name
+
+
+def tokens_are_in_order(model: nn.Module) -> bool:
+    """Say whether tokens stand in the order of the patches of the image, row by row, which is the custom."""
+    return not any(type(module).__name__ in _REORDERING for module in model.modules())
 
 
 def is_read_only(kind: type[nn.Module]) -> bool:

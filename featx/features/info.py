@@ -13,6 +13,7 @@ from torch import nn
 
 from featx.features.images import ImageInput
 from featx.ir.node import Node
+from featx.libraries import tokens_are_in_order
 from featx.tracing.recording.module_output import module_output
 
 # What models call the parameter that is their class token.
@@ -139,6 +140,7 @@ class _Known:
         self._batch = None if image is None else image.batch
         self._wider = wider
         self._prefixes = _prefixes(model)
+        self._is_in_order = tokens_are_in_order(model)
         self._declared: object = getattr(model, "output_fmt", None)  # of timm: "NHWC" of swin
 
     def info(self, key: str, name: str, node: Node) -> FeatureInfo:
@@ -151,7 +153,8 @@ class _Known:
             return FeatureInfo(key, name, kind, None, dtype, None, None, None, 0)
         shape = tuple(seen)
         is_of_batch = self._batch in (None, shape[0] if shape else None)
-        patches = _patches(shape, self._sizes, self._prefixes) if self._sizes and is_of_batch else None
+        has_patches = self._sizes is not None and is_of_batch and self._is_in_order
+        patches = _patches(shape, self._sizes, self._prefixes) if self._sizes and has_patches else None
         has_layout = "has_no_layout" not in node.meta  # attention from tokens to tokens
         layout = self._layout(key, shape, module, has_patches=patches is not None) if has_layout else None
         channels = None if layout is None else shape[layout.index("C")]

@@ -159,15 +159,25 @@ def _last_at_each_stride(maps: Iterable[Stage], traced: TracedRows) -> list[Stag
 
 
 def _in_order(stages: list[Stage], traced: TracedRows) -> list[Stage]:
-    """Return the stages without those that the model computes ahead of one of a smaller stride.
+    """Return as many of the stages as the model computes in the order of their strides, of least depth in all.
 
-    Where that leaves one alone, as in a model that scales its maps up again, all of them are returned.
+    So maps of other strides deep inside a stage are left out. Where one stage alone remains, as in a model that scales
+    its maps up again, all of them are returned.
     """
-    kept: list[Stage] = []
-    for stage in stages:
-        if not kept or traced.nodes[stage.name] > traced.nodes[kept[-1].name]:
-            kept.append(stage)
-    return kept if len(kept) > 1 else stages
+    best: list[list[Stage]] = []
+    for place, stage in enumerate(stages):
+        ahead = [best[other] for other in range(place) if _is_ahead(stages[other], stage, traced)]
+        best.append([*max(ahead, key=_goodness, default=[]), stage])
+    longest = max(best, key=_goodness, default=[])
+    return longest if len(longest) > 1 else stages
+
+
+def _is_ahead(one: Stage, other: Stage, traced: TracedRows) -> bool:
+    return traced.nodes[one.name] < traced.nodes[other.name]
+
+
+def _goodness(stages: list[Stage]) -> tuple[int, int]:
+    return len(stages), -sum(stage.depth for stage in stages)
 
 
 def _blocks(rows: Iterable[NodeInfo], maps: Set[Stage]) -> list[Stage]:

@@ -241,6 +241,16 @@ def test_a_model_without_maps_is_refused() -> None:
         featx.create_backbone(nn.Linear(3, 4))
 
 
+@pytest.mark.sweep
+def test_tokens_that_are_not_in_the_order_of_the_image_are_no_maps() -> None:
+    timm = pytest.importorskip("timm")
+    model = timm.create_model("hiera_tiny_224").eval()
+    with pytest.raises(featx.RequestError, match="Hiera has no map of stride 8"):
+        featx.create_backbone(model, strides=(8,))
+    with pytest.raises(featx.RequestError, match="not known to be patches of an image"):
+        featx.create_feature_extractor(model, {"blocks.3": featx.Feature("a", layout="NCHW")})
+
+
 # -- training ------------------------------------------------------------------------------------------------------
 
 
@@ -353,7 +363,7 @@ def test_decoders_that_take_a_list(resnet: nn.Module) -> None:
 @pytest.mark.parametrize(
     "name",
     ["resnet10t", "convnext_atto", "efficientnet_b0", "mobilenetv3_small_050", "regnetx_002", "vgg11", "pit_ti_224",
-     "levit_128", "hrnet_w18_small", "mvitv2_tiny", "inception_v3", "twins_pcpvt_small"],
+     "levit_128", "hrnet_w18_small", "mvitv2_tiny", "inception_v3", "twins_pcpvt_small", "tresnet_m"],
 )  # fmt: skip
 def test_maps_are_those_of_timm(name: str) -> None:
     timm = pytest.importorskip("timm")
