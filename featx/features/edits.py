@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from operator import getitem
 from typing import Any, cast
 
 import torch
@@ -13,6 +14,7 @@ from featx.features.request import Request, as_request
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.tracing.recording.module_output import module_output
+from featx.tree import tree_leaves
 
 # A function of the value, or a tensor in its place.
 Edit = Callable[[Any], Any] | torch.Tensor
@@ -42,6 +44,8 @@ class Edits:
         if not isinstance(edits, Mapping):
             raise ArgumentTypeError(f"edits must be a dict from names to functions or tensors, got {edits!r:.80}")
         self._of: dict[str, Edit] = {}
+        # Patterns that match no module; they may match operations, which a trace knows.
+        self.pending: dict[str, Edit] = {}
         for wish, edit in edits.items():
             if isinstance(edit, nn.Module) or not (callable(edit) or isinstance(edit, torch.Tensor)):
                 raise ArgumentTypeError(
@@ -49,12 +53,26 @@ class Edits:
                     "give a function that calls it"
                 )
             request = as_request([wish], "edits", model)
-            if request.pending:
-                raise RequestError(f"the pattern {wish!r} in edits matches no module; name operations one by one")
-            for name in request:
-                if name in self._of:
-                    raise RequestError(f"two edits are of '{name}'")
-                self._of[name] = edit
+            for pattern in request.pending:
+                self.pending[pattern] = edit
+            self._add(request, edit)
+
+    def _add(self, names: Iterable[str], edit: Edit) -> None:
+        for name in names:
+            if name in self._of:
+                raise RequestError(f"two edits are of '{name}'")
+            self._of[name] = edit
+
+    def among(self, names: Collection[str]) -> None:
+        """Match the patterns that are of no module with these names of operations.
+
+        Raises:
+            NodeNameError: one matches none of them.
+            RequestError: two edits are of one node.
+        """
+        for pattern, edit in self.pending.items():
+            self._add(Request({}, {}, {}, {pattern: None}).among(names, "edits"), edit)
+        self.pending = {}
 
     def with_names(self, request: Request) -> Request:
         """Return a request that has the names of the edited nodes too."""
@@ -68,9 +86,6 @@ class Edits:
             graph: is changed.
             wanted: the nodes by key, those of `with_names` too.
             request: the request of the caller.
-
-        Raises:
-            RequestError: a node gives a container in which values cannot be told apart.
         """
         keys = self.with_names(request)
         # From the last node to the first: an edit does not see those behind it.
@@ -81,55 +96,84 @@ class Edits:
 
 def _edit(graph: Graph, node: Node, edit: Edit, name: str) -> Node:
     users = list(node.users)
+    given = node
+    if "shape" not in node.meta:
+        with graph.inserting_after(node):
+            node = graph.call_function(with_distinct_parts, (node, name))
+        node.meta.update({key: given.meta[key] for key in ("nn_module_stack",) if key in given.meta})
     with graph.inserting_after(node):
         if isinstance(edit, torch.Tensor):
             new = graph.call_function(in_place_of, (node, edit, name))
         else:
             new = graph.call_function(edit, (node,))
     new.meta.update({key: value for key, value in node.meta.items() if key in ("shape", "dtype", "nn_module_stack")})
-    _replace(graph, node, new, name, users)
+    _replace(graph, given, new, users)
     return new
 
 
-def put_in_place_of(graph: Graph, node: Node, new: Node, name: str) -> None:
-    """Let all that uses the value of `node`, which the name means, use that of `new`.
-
-    Raises:
-        RequestError: the node gives a container in which values cannot be told apart.
-    """
-    _replace(graph, node, new, name, list(node.users))
+def put_in_place_of(graph: Graph, node: Node, new: Node) -> None:
+    """Let all that uses the value of `node` use that of `new`."""
+    _replace(graph, node, new, list(node.users))
 
 
-def _replace(graph: Graph, node: Node, new: Node, name: str, users: list[Node]) -> None:
+def _replace(graph: Graph, node: Node, new: Node, users: list[Node]) -> None:
     for user in users:  # checks too: what Python decides by the value, it would decide by the other one
         user.replace_input_with(node, new)
-    if node.target is module_output:
-        _go_on_with_parts(graph, node, new, name)
+    _go_on_with_parts(graph, node, new)
 
 
-def _go_on_with_parts(graph: Graph, mark: Node, new: Node, name: str) -> None:
-    """Let what comes behind the mark of what a module returned use the parts of `new` in place of those."""
-    returned = mark.args[0]
-    if isinstance(returned, Node):
-        _replace_behind(mark, returned, new)
-        return
-    parts: list[tuple[Any, Any]] = []
-    if isinstance(returned, dict):
-        parts = list(cast(dict[Any, Any], returned).items())
-    elif isinstance(returned, (tuple, list)):
-        parts = list(enumerate(cast(list[Any], returned)))
-    if not parts or any(not isinstance(part, Node) for _, part in parts):
-        raise RequestError(f"'{name}' returns a container in containers; name a value inside it")
+def _go_on_with_parts(graph: Graph, mark: Node, new: Node) -> None:
+    """Let what comes behind a node that holds values of other nodes use the parts of `new` in place of those.
+
+    The node marks what a module has returned, or makes an object of its parts.
+    """
     last = max(new, mark)
-    for key, part in parts:
-        with graph.inserting_after(last):
-            last = graph.call_method("__getitem__", (new, key))
-        _replace_behind(mark, part, last)
+
+    def go_on(returned: Any, steps: tuple[tuple[Any, Any], ...]) -> None:
+        nonlocal last
+        if isinstance(returned, Node):
+            users = [user for user in returned.users if user > mark and user is not new]
+            if users and steps:
+                value = new
+                for function, key in steps:
+                    with graph.inserting_after(last):
+                        last = value = graph.call_function(function, (value, key))
+            else:
+                value = new
+            for user in users:
+                user.replace_input_with(returned, value)
+        for step, part in _parts_of(returned):
+            go_on(part, (*steps, step))
+
+    if mark.target is module_output:
+        go_on(mark.args[0], ())
+    else:
+        for step, part in _parts_of(mark):
+            go_on(part, (step,))
 
 
-def _replace_behind(place: Node, old: Node, new: Node) -> None:
-    for user in [user for user in old.users if user > place and user is not new]:
-        user.replace_input_with(old, new)
+def _parts_of(returned: Any) -> list[tuple[tuple[Any, Any], Any]]:
+    """Return the parts of a container, and how each is taken out of it."""
+    if isinstance(returned, Node):  # an object that the model has made of its parts, as the outputs of transformers
+        is_made = returned.op == "call_function" and isinstance(returned.target, type)
+        return [((getattr, key), part) for key, part in returned.kwargs.items()] if is_made else []
+    if isinstance(returned, dict):
+        return [((getitem, key), part) for key, part in cast(dict[Any, Any], returned).items()]
+    if isinstance(returned, (tuple, list)):
+        return [((getitem, key), part) for key, part in enumerate(cast(list[Any], returned))]
+    return []
+
+
+def with_distinct_parts(value: Any, name: str) -> Any:
+    """Return a value that is going to be edited, the value of the node `name`.
+
+    Raises:
+        RequestError: it has one tensor in two places, so that the model may mean either of them by that tensor.
+    """
+    tensors = [id(leaf) for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    if len(set(tensors)) < len(tensors):
+        raise RequestError(f"'{name}' returns one tensor in two places, which cannot be edited apart; edit the tensor")
+    return value
 
 
 def in_place_of(value: torch.Tensor, given: torch.Tensor, name: str) -> torch.Tensor:

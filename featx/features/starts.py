@@ -85,7 +85,7 @@ class Starts:
                 start = graph.placeholder(parameter)
             start.meta.update({key: node.meta[key] for key in ("shape", "dtype") if key in node.meta})
             start.meta.update(qualified_name=name, nn_module_stack={})
-            put_in_place_of(graph, node, start, name)
+            put_in_place_of(graph, node, start)
             given[node] = start
         found = {key: given.get(wanted[key], wanted[key]) for key in request.values() if key in wanted}
         starts = list(given.values())

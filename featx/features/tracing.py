@@ -303,9 +303,11 @@ class ModelTracing:
             TraceError: the model cannot be traced.
         """
         owner = f"{type(self.model).__name__} ({mode})"
-        if request.pending:
+        if request.pending or (self.edits is not None and self.edits.pending):
             names = [node.meta["qualified_name"] for node in self.graph().nodes if "qualified_name" in node.meta]
             request = request.among(list(with_probabilities(names, self._modules)), "return_nodes")
+            if self.edits is not None:
+                self.edits.among(names)
         missing: list[str] = []
         for function in FUSED_FUNCTIONS:
             probabilities = Probabilities(request, self._modules, function)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -193,6 +194,112 @@ def test_modules_that_return_containers(kind: Any) -> None:
     assert torch.equal(zeros["pair.b"], model.pair.b(X))
 
 
+@dataclasses.dataclass
+class Parts:
+    first: torch.Tensor
+    others: Any = None
+
+
+STRUCTURES: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "nested tuples": (
+        lambda a, b: (a, (b, [a + b])), lambda out: out[0] * out[1][0] + out[1][1][0],
+        lambda out: (out[0] + 1, (out[1][0] * 2, [out[1][1][0] - 1])),
+    ),
+    "a dict of tuples": (
+        lambda a, b: {"a": (a,), "b": b}, lambda out: out["a"][0] * out["b"],
+        lambda out: {"a": (out["b"],), "b": out["a"][0] + 1},
+    ),
+    "a dataclass": (
+        lambda a, b: Parts(a, b), lambda out: out.first * out.others, lambda out: Parts(out.others + 1, out.first)
+    ),
+    "a dataclass with a tuple": (
+        lambda a, b: Parts(a, (a * b, b)), lambda out: out.first * out.others[1] + out.others[0],
+        lambda out: Parts(out.first + 1, (out.others[1], out.others[0] * 3)),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+@pytest.mark.parametrize("opened", [False, True])
+def test_parts_of_what_an_edit_returns_are_gone_on_with(name: str, opened: bool) -> None:
+    make, use, edit = STRUCTURES[name]
+
+    class Inner(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return make(self.a(x), self.b(x))
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.last = Inner(), nn.Conv2d(3, 3, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(use(self.inner(x)))
+
+    model = Outer().eval()
+    [expected] = with_hooks(model, {"inner": edit}, "last")
+    found = extractor_of(model, ["last", "inner.b"] if opened else ["last"], edits={"inner": edit})(X)
+    assert torch.equal(found["last"], expected)
+    assert not torch.equal(found["last"], model(X))
+
+
+@pytest.mark.parametrize("nodes", [["mul"], ["mul", "inner.exp"]])
+def test_one_tensor_in_two_places_cannot_be_edited_apart(nodes: list[str]) -> None:
+    class Inner(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            y = x.exp()
+            return y, y
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Inner()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            a, b = self.inner(x)
+            return a * b
+
+    extractor = extractor_of(Outer(), nodes, edits={"inner": lambda out: (out[0] + 1, out[1])})
+    with pytest.raises(featx.RequestError, match="'inner' returns one tensor in two places"):
+        extractor(X)
+
+
+def test_patterns_of_operations(model: nn.Module) -> None:
+    found = extractor_of(model, ["output"], edits={"layer[12].*.add": featx.zero})(X)
+    each = {f"layer{stage}.{block}.add": featx.zero for stage in (1, 2) for block in (0, 1)}
+    assert torch.equal(found["output"], extractor_of(model, ["output"], edits=each)(X)["output"])
+    # Behind the zeros of layer2.1.add there is its relu alone.
+    zeros = model.layer4(model.layer3(torch.zeros(2, 128, 4, 4)))  # type: ignore[operator]
+    assert torch.equal(found["output"], model.fc(zeros.mean((2, 3))))  # type: ignore[operator]
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("nodes", [["output"], ["output", "encoder.layer.0"]])
+def test_outputs_of_transformers(nodes: list[str]) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16, vocab_size=50
+    )
+    bert = transformers.BertModel(config).eval()
+    batch = {"input_ids": torch.randint(0, 50, (2, 6))}
+
+    def edit(output: Any) -> Any:
+        return type(output)(last_hidden_state=output.last_hidden_state * 2)
+
+    extractor = extractor_of(bert, nodes, example_inputs=batch, edits={"encoder": edit})
+    handle = bert.encoder.register_forward_hook(lambda module, args, output: edit(output))
+    expected = bert(**batch)
+    handle.remove()
+    found = extractor(**batch)["output"]
+    assert torch.equal(found.last_hidden_state, expected.last_hidden_state)
+    assert torch.equal(found.pooler_output, expected.pooler_output)
+
+
 @pytest.mark.parametrize(
     ("edits", "kind", "message"),
     [
@@ -201,9 +308,10 @@ def test_modules_that_return_containers(kind: Any) -> None:
         ({"layer1": nn.ReLU()}, featx.ArgumentTypeError, "give a function that calls it"),
         ({"layer9": twice}, featx.NodeNameError, "No node 'layer9'"),
         ({"layer1": twice, "layer*": twice}, featx.RequestError, "two edits are of 'layer1'"),
-        ({"layr*": twice}, featx.RequestError, "matches no module"),
+        ({"layr*": twice}, featx.NodeNameError, "matches no module and no operation"),
+        ({"layer1.*.add": twice, "layer1.0.add": twice}, featx.RequestError, r"two edits are of 'layer1\.0\.add'"),
     ],
-    ids=["a list", "a number", "a module", "no node", "twice", "no match"],
+    ids=["a list", "a number", "a module", "no node", "twice", "no match", "twice an operation"],
 )
 def test_what_is_no_edit_is_refused(model: nn.Module, edits: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
