@@ -12,6 +12,7 @@ from featx.errors import TraceError
 from featx.examples import Example
 from featx.features.attempt import Attempts
 from featx.features.dual import DualGraphModule
+from featx.features.info import FeatureInfos
 from featx.tree import tree_leaves
 
 Build = Callable[[Any], DualGraphModule]
@@ -46,6 +47,11 @@ class AdaptiveExtractor(nn.Module):
     def extractors(self) -> tuple[DualGraphModule, ...]:
         """The extractors so far, the oldest first."""
         return tuple(self.__dict__["_extractors"])
+
+    @property
+    def feature_info(self) -> FeatureInfos:
+        """What is returned, as the first example has shown it, in the present mode."""
+        return self.extractors[0].meta["feature_info"].get(self.training, FeatureInfos(()))
 
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return the requested values for these inputs.

@@ -138,3 +138,12 @@ def test_error_of_the_model_itself_comes_through() -> None:
 def test_symbolic_tracer_cannot_adapt() -> None:
     with pytest.raises(featx.ArgumentTypeError, match="follows none"):
         featx.create_feature_extractor(BySize(), ["last"], tracer="symbolic", adaptive=True)
+
+
+def test_it_says_what_it_returns() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.ReLU())
+    x = torch.rand(2, 3, 16, 24)
+    extractor = featx.create_feature_extractor(model, {"1": "map"}, example_inputs=x, adaptive=True)
+    (info,) = extractor.feature_info
+    assert (info.key, info.shape, info.channels, info.stride) == ("map", tuple(extractor(x)["map"].shape), 4, 2)
+    assert extractor.eval().feature_info.channels() == [4]
