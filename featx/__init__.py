@@ -34,16 +34,16 @@ from featx.errors import (
 )
 from featx.features.adaptive import AdaptiveExtractor
 from featx.features.backbone import Backbone, BackboneWithNeck, create_backbone
+from featx.features.building.prune import prune
+from featx.features.building.tracing import FeatureTracer
+from featx.features.describing.info import FeatureInfo, FeatureInfos
+from featx.features.describing.table import NodeInfo, NodeTable, nodes
 from featx.features.dual import DualGraphModule
-from featx.features.edits import zero
 from featx.features.extractor import create_feature_extractor
-from featx.features.feature import Feature
-from featx.features.info import FeatureInfo, FeatureInfos
 from featx.features.nodes import get_graph_node_names
-from featx.features.prune import prune
-from featx.features.select import select
-from featx.features.table import NodeInfo, NodeTable, nodes
-from featx.features.tracing import FeatureTracer
+from featx.features.requests.edits import zero
+from featx.features.requests.feature import Feature
+from featx.features.requests.select import select
 from featx.interpret.interpreter import Interpreter
 from featx.interpret.transformer import Transformer
 from featx.ir.arguments import map_aggregate, map_arg

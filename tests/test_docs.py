@@ -8,8 +8,8 @@ import torch
 import torchvision
 
 import featx
-from featx.features.request import as_request
-from featx.features.tracing import ModelTracing
+from featx.features.building.tracing import ModelTracing
+from featx.features.requests.request import as_request
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

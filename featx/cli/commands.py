@@ -18,10 +18,10 @@ from featx.cli.images import read_images
 from featx.cli.models import FORMS, load_model
 from featx.cli.pictures import save_picture
 from featx.draw.drawing import draw as draw_graph
+from featx.features.describing.table import nodes as list_nodes
 from featx.features.dual import DualGraphModule
 from featx.features.extractor import create_feature_extractor
-from featx.features.feature import Feature
-from featx.features.table import nodes as list_nodes
+from featx.features.requests.feature import Feature
 from featx.module import trace
 from featx.passes.cost import cost as count_cost
 

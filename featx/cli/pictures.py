@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from featx.draw.components import principal_components
-from featx.features.info import FeatureInfos
+from featx.features.describing.info import FeatureInfos
 
 _TILE, _GAP = 192, 8
 

@@ -36,7 +36,7 @@ _CHECKS = {
             "check_distinct check_form"
         ),
         "tree": "clone_tensors",
-        "features.untraced": "raise_untraced",
+        "features.building.untraced": "raise_untraced",
     }.items()
     for name in names.split()
 }

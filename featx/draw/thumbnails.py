@@ -12,8 +12,8 @@ from torch.nn.functional import adaptive_avg_pool2d
 
 from featx.draw.components import principal_components
 from featx.examples import Example
-from featx.features.images import ImageInput, image_of
-from featx.features.info import infos_of
+from featx.features.describing.images import ImageInput, image_of
+from featx.features.describing.info import infos_of
 from featx.interpret.interpreter import Interpreter
 from featx.ir.node import Node
 from featx.module import GraphModule

@@ -10,9 +10,9 @@ from torch import nn
 
 from featx.errors import TraceError
 from featx.examples import Example
-from featx.features.attempt import Attempts
+from featx.features.building.attempt import Attempts
+from featx.features.describing.info import FeatureInfos
 from featx.features.dual import DualGraphModule
-from featx.features.info import FeatureInfos
 from featx.tree import tree_leaves
 
 Build = Callable[[Any], DualGraphModule]

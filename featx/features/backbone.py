@@ -10,15 +10,15 @@ import torch
 from torch import nn
 
 from featx.errors import ArgumentTypeError, RequestError
-from featx.features.building import Options, build
+from featx.features.building.build import Options, build
+from featx.features.building.tracing import ModelTracing, check_model
+from featx.features.describing.info import FeatureInfos
+from featx.features.describing.stages import Stage, Stages, stages_of
+from featx.features.describing.table import traced_rows
 from featx.features.dual import DualGraphModule
-from featx.features.feature import Feature
-from featx.features.info import FeatureInfos
-from featx.features.request import Request
-from featx.features.select import select
-from featx.features.stages import Stage, Stages, stages_of
-from featx.features.table import traced_rows
-from featx.features.tracing import ModelTracing, check_model
+from featx.features.requests.feature import Feature
+from featx.features.requests.request import Request
+from featx.features.requests.select import select
 from featx.ir.node import Node
 from featx.tracing.example.tracer import CheckSizes
 
@@ -67,7 +67,10 @@ class Backbone(DualGraphModule):
         return self
 
     def freeze_batch_norm(self) -> Backbone:
-        """Let all batch norms stay in eval mode, train their parameters no more, and return this backbone."""
+        """Let all batch norms stay in eval mode, train their parameters no more, and return this backbone.
+
+        They normalize by their running statistics, which of a network that was never trained are 0 and 1.
+        """
         self._freeze_norms(name for name, _ in self.named_modules())
         return self
 

@@ -12,8 +12,8 @@ from torch import nn
 from featx.codegen.emit import PythonCode
 from featx.codegen.standalone import is_standalone
 from featx.examples import as_example
-from featx.features.cases import Cases, with_cases
-from featx.features.info import FeatureInfos
+from featx.features.building.cases import Cases, with_cases
+from featx.features.describing.info import FeatureInfos
 from featx.ir.equality import is_same_graph
 from featx.ir.graph import Graph
 from featx.module import GraphModule, opened

@@ -11,12 +11,12 @@ from torch import nn
 
 from featx.errors import ArgumentTypeError, RequestError
 from featx.features.adaptive import AdaptiveExtractor
-from featx.features.building import Options, build
+from featx.features.building.build import Options, build
+from featx.features.building.tracing import TracerName, check_model
 from featx.features.dual import DualGraphModule
-from featx.features.edits import Edit
-from featx.features.feature import Feature
-from featx.features.request import Request, as_request
-from featx.features.tracing import TracerName, check_model
+from featx.features.requests.edits import Edit
+from featx.features.requests.feature import Feature
+from featx.features.requests.request import Request, as_request
 from featx.tracing.example.tracer import CheckSizes
 
 # A node by its name, a pattern of names, a module of the model, or a class of modules.

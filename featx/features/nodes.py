@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from featx.features.attention import with_probabilities
-from featx.features.tracing import ModelTracing, TracerName
+from featx.features.building.tracing import ModelTracing, TracerName
+from featx.features.requests.attention import with_probabilities
 from featx.ir.graph import Graph
 from featx.tracing.replica.mode_reads import ModeReads
 

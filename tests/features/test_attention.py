@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as torch's documentation has it
 
 import featx
-from featx.features.attention import attention_probabilities
+from featx.features.requests.attention import attention_probabilities
 
 
 def extractor_of(model: nn.Module, nodes: Any, example: Any, **options: Any) -> featx.DualGraphModule:

@@ -10,7 +10,7 @@ from agreement import same
 from torch import nn
 
 import featx
-from featx.features.tracing import ModelTracing
+from featx.features.building.tracing import ModelTracing
 
 IMAGES = torch.rand(2, 6, 4, 4, generator=torch.Generator().manual_seed(0))
 SEQUENCES = torch.rand(2, 5, 8, generator=torch.Generator().manual_seed(0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from featx.features.opening import opened_for
+from featx.features.requests.opening import opened_for
 
 
 def model() -> nn.Module:

@@ -10,7 +10,7 @@ import torchvision
 from torch import nn
 
 import featx
-from featx.features.request import as_request
+from featx.features.requests.request import as_request
 
 X = torch.rand(2, 3, 32, 32)
 
@@ -160,3 +160,12 @@ def test_names_with_the_characters_of_patterns_are_names_where_a_module_has_them
     model.add_module("ab", nn.ReLU())
     assert dict(as_request(["a*"], "return_nodes", model)) == {"a*": "a*"}
     assert dict(as_request(["a?"], "return_nodes", model)) == {"a*": "a*", "ab": "ab"}
+
+
+def test_the_result_has_the_order_of_the_request_with_patterns_of_operations() -> None:
+    model = torchvision.models.resnet18(weights=None).eval()
+    x = torch.rand(1, 3, 32, 32)
+    nodes = {"layer4": "last", "layer[12].0.add": "sum *", "conv1": "first", "layer3.*.add": "later *", "output": "out"}
+    extractor = featx.create_feature_extractor(model, nodes, example_inputs=x)
+    keys = ["last", "sum 1", "sum 2", "first", "later 0", "later 1", "out"]
+    assert list(extractor(x)) == [info.key for info in extractor.feature_info] == keys

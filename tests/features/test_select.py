@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import featx
-from featx.features.request import as_request
+from featx.features.requests.request import as_request
 
 
 class Block(nn.Module):

@@ -10,8 +10,8 @@ from typing import Any
 from torch import nn
 
 from featx.errors import RequestError
-from featx.features.edits import put_in_place_of
-from featx.features.request import Request, as_request
+from featx.features.requests.edits import put_in_place_of
+from featx.features.requests.request import Request, as_request
 from featx.ir.effects import Effects
 from featx.ir.form import computes_form, reads_form
 from featx.ir.graph import Graph

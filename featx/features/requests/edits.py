@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from featx.errors import ArgumentTypeError, RequestError
-from featx.features.request import Request, as_request
+from featx.features.requests.request import Request, as_request
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.tracing.recording.module_output import module_output
@@ -71,7 +71,7 @@ class Edits:
             RequestError: two edits are of one node.
         """
         for pattern, edit in self.pending.items():
-            self._add(Request({}, {}, {}, {pattern: None}).among(names, "edits"), edit)
+            self._add(Request({}, {}, {}, {pattern: (None, 0)}).among(names, "edits"), edit)
         self.pending = {}
 
     def with_names(self, request: Request) -> Request:

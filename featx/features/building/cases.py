@@ -13,7 +13,7 @@ from torch import nn
 
 from featx.errors import SpecializationError, TargetError
 from featx.examples import Example
-from featx.features.attempt import Attempts
+from featx.features.building.attempt import Attempts
 from featx.ir.graph import Graph
 
 if TYPE_CHECKING:

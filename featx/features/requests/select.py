@@ -6,9 +6,9 @@ import difflib
 from collections.abc import Mapping
 
 from featx.errors import DrawnAwayError, NodeNameError
-from featx.features.attention import FUSED_FUNCTIONS, PROBABILITIES
-from featx.features.decisions import decides_by_draws
-from featx.features.request import OUTPUT, Request
+from featx.features.building.decisions import decides_by_draws
+from featx.features.requests.attention import FUSED_FUNCTIONS, PROBABILITIES
+from featx.features.requests.request import OUTPUT, Request
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 

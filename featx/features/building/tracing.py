@@ -14,14 +14,14 @@ from torch import nn
 
 from featx.errors import ArgumentTypeError, FeatxError, NodeNameError, TraceError
 from featx.examples import Example, as_example, find_example
-from featx.features.attention import FUSED_FUNCTIONS, Probabilities, with_probabilities
-from featx.features.edits import Edits
-from featx.features.images import ImageInput, image_of
-from featx.features.opening import names_are_those_of_all_opened, opened_for
-from featx.features.prune import last_needed
-from featx.features.request import OUTPUT, Request
-from featx.features.select import select
-from featx.features.starts import Starts
+from featx.features.building.prune import last_needed
+from featx.features.describing.images import ImageInput, image_of
+from featx.features.requests.attention import FUSED_FUNCTIONS, Probabilities, with_probabilities
+from featx.features.requests.edits import Edits
+from featx.features.requests.opening import names_are_those_of_all_opened, opened_for
+from featx.features.requests.request import OUTPUT, Request
+from featx.features.requests.select import select
+from featx.features.requests.starts import Starts
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.libraries import torchvision_operators

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from torch import nn
 
-from featx.features.table import NodeInfo, TracedRows
+from featx.features.describing.table import NodeInfo, TracedRows
 from featx.ir.arguments import map_arg
 from featx.ir.node import Node
 from featx.libraries import module_that_is_meant

@@ -13,13 +13,13 @@ import torch
 from torch import nn
 
 from featx.errors import ArgumentTypeError, NodeNameError
-from featx.features.images import shapes_of_wider_image
-from featx.features.info import infos_of
-from featx.features.prune import prune
-from featx.features.request import OUTPUT, expression_of
-from featx.features.select import select
-from featx.features.table_text import HINT, html_of, rich_table_of, text_of
-from featx.features.tracing import ModelTracing
+from featx.features.building.prune import prune
+from featx.features.building.tracing import ModelTracing
+from featx.features.describing.images import shapes_of_wider_image
+from featx.features.describing.info import infos_of
+from featx.features.describing.table_text import HINT, html_of, rich_table_of, text_of
+from featx.features.requests.request import OUTPUT, expression_of
+from featx.features.requests.select import select
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.ir.text import format_target

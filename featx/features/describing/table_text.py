@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from featx.passes.figures import clipped, format_table, with_prefix
 
 if TYPE_CHECKING:
-    from featx.features.table import NodeInfo
+    from featx.features.describing.table import NodeInfo
 
 _HEADINGS = ("name", "type", "shape", "layout", "stride", "params", "FLOPs")
 _MOST_ROWS = 40

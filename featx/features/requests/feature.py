@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from featx.errors import ArgumentTypeError, RequestError
-from featx.features.images import ImageInput
-from featx.features.info import FeatureInfo
+from featx.features.describing.images import ImageInput
+from featx.features.describing.info import FeatureInfo
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 

@@ -11,7 +11,7 @@ from typing import Any, overload
 import torch
 from torch import nn
 
-from featx.features.images import ImageInput
+from featx.features.describing.images import ImageInput
 from featx.ir.node import Node
 from featx.libraries import tokens_are_in_order
 from featx.tracing.recording.module_output import module_output

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as torch's documentation has it
 
 from featx.errors import NodeNameError
-from featx.features.request import Request
+from featx.features.requests.request import Request
 from featx.ir.effects import MeasuredEffects
 from featx.ir.graph import Graph
 from featx.ir.node import Node

@@ -10,7 +10,7 @@ from typing import Any, cast
 from torch import nn
 
 from featx.errors import ArgumentTypeError, NodeNameError, RequestError
-from featx.features.feature import Feature
+from featx.features.requests.feature import Feature
 
 # What the model itself returns, unless a module or an operation of the model has this name.
 OUTPUT = "output"
@@ -29,7 +29,8 @@ class Request(Mapping[str, str]):
         keys: by name.
         features: what is done to values, by key.
         expanded: by pattern or class, the names that it stands for. Of those the ones that do not run are left out.
-        pending: patterns that match no module, with their keys. They may match operations, which a trace knows.
+        pending: patterns that match no module, with their keys, and how many names stand ahead of them. They may match
+            operations, which a trace knows.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class Request(Mapping[str, str]):
         keys: Mapping[str, str],
         features: Mapping[str, Feature],
         expanded: Mapping[str, list[str]],
-        pending: Mapping[str, _Key],
+        pending: Mapping[str, tuple[_Key, int]],
     ) -> None:
         self._keys = dict(keys)
         self.features = dict(features)
@@ -63,11 +64,13 @@ class Request(Mapping[str, str]):
         if not self.pending:
             return self
         parts = _Parts(argument)
-        parts.keys.update(self._keys)
         parts.features.update(self.features)
         parts.expanded.update(self.expanded)
-        for pattern, key in self.pending.items():
-            if not parts.add_pattern(pattern, key, names):
+        ahead = list(self._keys.items())
+        free = [name for name in names if name not in self._keys]
+        for pattern, (key, place) in self.pending.items():
+            parts.keys.update(ahead[:place])
+            if not parts.add_pattern(pattern, key, free):
                 prefixes = {name[: place.start()] for name in names for place in re.finditer(r"\.|$", name)}
                 close = difflib.get_close_matches(_WILDCARDS.sub("", pattern), sorted(prefixes), n=3, cutoff=0.4)
                 hint = f" Near are {', '.join(map(repr, close))}." if close else ""
@@ -75,6 +78,7 @@ class Request(Mapping[str, str]):
                     f"'{pattern}' in {argument} matches no module and no operation.{hint} `*` stands for one part of a "
                     "path, `**` for any number of parts."
                 )
+        parts.keys.update(ahead)
         return parts.request()
 
 
@@ -123,7 +127,7 @@ class _Parts:
         self.keys: dict[str, str] = {}
         self.features: dict[str, Feature] = {}
         self.expanded: dict[str, list[str]] = {}
-        self.pending: dict[str, _Key] = {}
+        self.pending: dict[str, tuple[_Key, int]] = {}
         self._argument = argument
 
     def add(self, wish: Any, key: _Key, paths: Mapping[str, nn.Module], named: Collection[str]) -> None:
@@ -132,7 +136,7 @@ class _Parts:
             if not is_pattern:
                 self._put(wish, key)
             elif not self.add_pattern(wish, key, [path for path in paths if path not in named]):
-                self.pending[wish] = key
+                self.pending[wish] = (key, len(self.keys))
         elif isinstance(wish, nn.Module):
             found = [path for path, module in paths.items() if module is wish]
             if not found:

@@ -11,19 +11,19 @@ from torch import nn
 
 from featx.errors import DrawnAwayError, RequestError
 from featx.examples import Example
-from featx.features.cases import Cases
-from featx.features.decisions import decides_by_inputs
+from featx.features.building.cases import Cases
+from featx.features.building.decisions import decides_by_inputs
+from featx.features.building.prune import prune
+from featx.features.building.tracing import ModelTracing, TracedModel, TracerName
+from featx.features.building.untraced import untraced_graph
+from featx.features.describing.images import shapes_of_wider_image
+from featx.features.describing.info import FeatureInfos, infos_of
 from featx.features.dual import DualGraphModule
-from featx.features.edits import Edit, Edits
-from featx.features.feature import Feature, process, with_heads
-from featx.features.images import shapes_of_wider_image
-from featx.features.info import FeatureInfos, infos_of
 from featx.features.nodes import names_of, warn_of_differences
-from featx.features.prune import prune
-from featx.features.request import Request
-from featx.features.starts import Starts
-from featx.features.tracing import ModelTracing, TracedModel, TracerName
-from featx.features.untraced import untraced_graph
+from featx.features.requests.edits import Edit, Edits
+from featx.features.requests.feature import Feature, process, with_heads
+from featx.features.requests.request import Request
+from featx.features.requests.starts import Starts
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.tracing.checks.free_sizes import FreeDims
