@@ -96,9 +96,12 @@ class Cases:
         graph = self._trace(self.model, module.training, Example(args, kwargs, "this input"))
         try:
             return graph, module.compiled(graph)
-        except TargetError as error:
+        except TargetError:
+            targets = {node.target for node in graph.nodes if node.op in ("call_module", "get_attr")}
+            own = {node.target for node in module.graph.nodes if node.op in ("call_module", "get_attr")}
             raise SpecializationError(
-                f"{refused} For this input the model uses more of its parts than this extractor has: {error}"
+                f"{refused} For this input the model uses parts that this extractor does not have: "
+                f"{', '.join(sorted(targets - own)[:5])}. With adaptive=True it has all of them."
             ) from None
 
     def apply(self, module: nn.Module, convert: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[], None]:
