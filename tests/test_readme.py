@@ -10,7 +10,10 @@ import torch
 ROOT = Path(__file__).parents[1]
 PAGES = [
     ROOT / "README.md",
-    *(ROOT / "docs" / f"{name}.md" for name in "features backbones-guide coming-from toolkit recipes cli".split()),
+    *(
+        ROOT / "docs" / f"{name}.md"
+        for name in "features backbones-guide coming-from toolkit recipes cli examples".split()
+    ),
 ]
 
 

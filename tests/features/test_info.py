@@ -42,6 +42,7 @@ def test_it_says_what_comes_out(resnet: featx.DualGraphModule) -> None:
 
 def test_it_has_timms_accessors(resnet: featx.DualGraphModule) -> None:
     infos = resnet.feature_info
+    assert infos.keys() == ["C1", "C2", "C3", "C4", "sum", "pool", "logits"]
     assert infos.channels(1) == 128
     assert infos.channels([1, 2]) == [128, 256]
     assert infos.reduction(2) == 16

@@ -72,6 +72,10 @@ class FeatureInfos(Sequence[FeatureInfo]):
             return next(info for info in self._infos if info.key == index)
         return self._infos[index]
 
+    def keys(self) -> list[str]:
+        """Return the keys of the result."""
+        return [info.key for info in self._infos]
+
     def channels(self, idx: int | Sequence[int] | None = None) -> Any:
         """Return the channels of all features, or of those at these places."""
         return self._values("channels", idx)

@@ -134,7 +134,7 @@ class _Parts:
         if isinstance(wish, str):
             is_pattern = _WILDCARDS.search(wish) and wish not in paths
             if not is_pattern:
-                self._put(wish, key)
+                self._put_once(wish, key)
             elif not self.add_pattern(wish, key, [path for path in paths if path not in named]):
                 self.pending[wish] = (key, len(self.keys))
         elif isinstance(wish, nn.Module):
@@ -144,7 +144,7 @@ class _Parts:
                     f"{self._argument} has a {type(wish).__name__} that is no part of the model; give one of its own "
                     "submodules, such as model.layer4, or a name"
                 )
-            self._put(found[0], key)
+            self._put_once(found[0], key)
         elif isinstance(wish, type) and issubclass(wish, nn.Module):
             found = [path for path, module in paths.items() if isinstance(module, wish) and path not in named]
             if not found:
@@ -175,6 +175,11 @@ class _Parts:
         for name, groups in new.items():
             self._put(name, key, groups)
         self.expanded[what] = list(new)
+
+    def _put_once(self, name: str, key: _Key) -> None:
+        if name in self.keys and name not in {each for names in self.expanded.values() for each in names}:
+            raise RequestError(f"{self._argument} asks for '{name}' twice, by its name and by the module")
+        self._put(name, key)
 
     def _put(self, name: str, key: _Key, groups: tuple[str, ...] | None = None) -> None:
         text = key.key if isinstance(key, Feature) else key
