@@ -14,9 +14,11 @@ import gzip
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import patch
 
 import models
 import timm
@@ -34,6 +36,9 @@ import featx
 _COVERAGE = Path(__file__).resolve().parent / "results" / "coverage.jsonl.gz"
 _MODELS_OF_ONE_WORKER = 20
 _COMPARISONS = ("features_only", "forward_intermediates")
+_LARGE = 150_000_000
+_LARGEST = 2_500_000_000
+_BLOCK = 1_000_003
 _DIFFERENT = "different"
 _NOT_COMPARABLE = "not comparable"
 _ABOUT = """\
@@ -45,7 +50,9 @@ pretrained weights, in eval mode.
 For each model of timm, `featx.create_backbone` of the plain model is compared with what timm itself offers: the module
 that `timm.create_model(..., features_only=True)` returns, given the same weights, with its maps, channels and
 reductions (by `strides` where they differ from each other, else by `blocks`), and the maps that the model's
-`forward_intermediates` returns, all of them, by `blocks`. Maps are NCHW, and equal means equal bit for bit.
+`forward_intermediates` returns, all of them, by `blocks`. Maps are NCHW, and equal means equal bit for bit. Weights and
+images are random, two images at once, and one for models of 150 million parameters and more; those of over 2.5 billion
+run in bfloat16.
 
 | comparison | models | equal | different | not comparable |
 | --- | --- | --- | --- | --- |
@@ -107,14 +114,18 @@ def _start(folder: Path) -> Check:
 
 def check(record: Record) -> None:
     """Fill in whether the backbone of a model is what timm has for it."""
-    model = build("timm", record.model).eval()
-    record.parameters = sum(parameter.numel() for parameter in model.parameters())
-    net = timm.create_model(record.model, pretrained=False, features_only=True).eval()
+    size = _size(record.model)
+    dtype = torch.bfloat16 if size > _LARGEST else torch.float32
+    with _fast_weights(), models.floats_of(dtype):
+        model = build("timm", record.model).eval()
+    record.parameters = size
+    with _fast_weights(draw=False), torch.device("meta" if size > _LARGE else "cpu"):
+        net = timm.create_model(record.model, pretrained=False, features_only=True).eval()
     lacking = _share_weights(model, net)
     shape, expected = _run(model, net)
     record.pixels = shape[-1]
     record.featx = TRACED
-    image = make_input(shape, 2)
+    image = _image(model, shape)
     if lacking:
         # What features_only builds besides the model.
         record.modes["features_only"] = Outcome(_NOT_COMPARABLE, f"has parameters of its own: {', '.join(lacking[:3])}")
@@ -123,19 +134,55 @@ def check(record: Record) -> None:
     record.modes["forward_intermediates"] = _outcome(lambda: _as_intermediates(model, image))
 
 
+@contextmanager
+def _fast_weights(*, draw: bool = True) -> Generator[None, None, None]:
+    """Let initialization inside copy random values from one block, or with `draw=False` leave them out.
+
+    Drawing them anew takes longer than all else for large models.
+    """
+    block = torch.rand(_BLOCK, generator=torch.Generator().manual_seed(0))
+
+    def fill(tensor: torch.Tensor, low: float, high: float) -> torch.Tensor:
+        if draw and not tensor.is_meta:
+            values = block * (high - low) + low
+            for part in tensor.detach().view(-1).split(_BLOCK):
+                part.copy_(values[: part.numel()])
+        return tensor
+
+    def uniform_(self: torch.Tensor, a: float = 0, b: float = 1, *, generator: object = None) -> torch.Tensor:
+        return fill(self, a, b)
+
+    def normal_(self: torch.Tensor, mean: float = 0, std: float = 1, *, generator: object = None) -> torch.Tensor:
+        return fill(self, mean - std, mean + std)
+
+    def erfinv_(self: torch.Tensor) -> torch.Tensor:
+        return self  # trunc_normal_ calls it after uniform_; without it, the values stay uniform
+
+    with ExitStack() as patches:
+        for method in (uniform_, normal_, erfinv_):
+            patches.enter_context(patch.object(torch.Tensor, method.__name__, method))
+        yield
+
+
+def _image(model: nn.Module, shape: tuple[int, ...]) -> torch.Tensor:
+    parameters = list(model.parameters())
+    batch = 2 if sum(each.numel() for each in parameters) < _LARGE else 1
+    return make_input(shape, batch).to(parameters[0].dtype)
+
+
 def _share_weights(model: nn.Module, net: nn.Module) -> list[str]:
     """Give `net` the weights of `model`, and return the names of those that the model lacks."""
     state = {_plain(name): tensor for name, tensor in (*model.named_parameters(), *model.named_buffers())}
-    found = dict(cast(Any, [*net.named_parameters(), *net.named_buffers()]))
+    found = [name for name, _ in (*net.named_parameters(), *net.named_buffers())]
     # Some of timm's modules have the model inside them as `model` or `body`.
     own = {
         name: next((each for each in (_plain(name), *_without_first(name)) if each in state), None) for name in found
     }
     lacking = [name for name, other in own.items() if other is None]
     if not lacking:
-        with torch.no_grad():
-            for name, tensor in found.items():
-                tensor.data = state[str(own[name])].data
+        for name in found:
+            parent, _, last = name.rpartition(".")
+            setattr(net.get_submodule(parent), last, state[str(own[name])])
     return lacking
 
 
@@ -151,9 +198,8 @@ def _run(model: nn.Module, net: nn.Module) -> tuple[tuple[int, ...], Any]:
     error: Exception | None = None
     for shape in input_shapes("timm", "", model):
         try:
-            with torch.no_grad():
-                model(make_input(shape, 2))
-                return shape, net(make_input(shape, 2))
+            with torch.no_grad(), seeded():
+                return shape, net(_image(model, shape))
         except Exception as caught:  # whatever a model raises for a size that it does not take
             error = caught
     raise RuntimeError(f"the model runs on no image: {error}")
