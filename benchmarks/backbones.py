@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import inspect
 import json
 import re
 from collections import Counter
@@ -229,7 +230,10 @@ def _as_features_only(model: nn.Module, net: Any, image: torch.Tensor, expected:
 
 def _as_intermediates(model: Any, image: torch.Tensor) -> str:
     with torch.no_grad(), seeded():
-        expected = model.forward_intermediates(image, intermediates_only=True, output_fmt="NCHW")
+        # Hiera returns each block unless it is asked for stages, which is what its feature_info has.
+        can_be_coarse = "coarse" in inspect.signature(model.forward_intermediates).parameters
+        options = {"coarse": True} if can_be_coarse else {}
+        expected = model.forward_intermediates(image, intermediates_only=True, output_fmt="NCHW", **options)
     backbone = featx.create_backbone(model, blocks=list(range(len(expected))), example_inputs=image)
     return _compared(backbone, image, expected)
 

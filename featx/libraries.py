@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from types import FunctionType
 from typing import Any, cast
 
@@ -43,6 +44,17 @@ def module_that_is_meant(model: nn.Module, name: str) -> str:
 def tokens_are_in_order(model: nn.Module) -> bool:
     """Say whether tokens stand in the order of the patches of the image, row by row, which is the custom."""
     return not any(type(module).__name__ in _REORDERING for module in model.modules())
+
+
+def in_order(model: nn.Module, block: str) -> Callable[[Any], Any] | None:
+    """Return what brings the tokens of a block of timm's Hiera into the order of the image, as NHWC; else None.
+
+    The model has the means, for its `forward_intermediates`, and does not use them in `forward`.
+    """
+    reroll, number = getattr(model, "reroll", None), block.removeprefix("blocks.")
+    if type(model).__module__ != "timm.models.hiera" or reroll is None or not number.isdigit():
+        return None
+    return partial(reroll, block_idx=int(number))
 
 
 def is_read_only(kind: type[nn.Module]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, cast
 
@@ -12,7 +12,7 @@ from torch import nn
 from featx.errors import ArgumentTypeError, RequestError
 from featx.features.building.build import Options, build
 from featx.features.building.tracing import ModelTracing, check_model
-from featx.features.describing.info import FeatureInfos
+from featx.features.describing.info import FeatureInfo, FeatureInfos
 from featx.features.describing.stages import Stage, Stages, stages_of
 from featx.features.describing.table import traced_rows
 from featx.features.dual import DualGraphModule
@@ -201,16 +201,12 @@ def create_backbone(
     """
     tracing = ModelTracing(check_model(model), tracer_kwargs, concrete_args, example_inputs)
     tracing.training = False
-    stages = stages_of(model, traced_rows(tracing))
+    stages = stages_of(model, traced_rows(tracing), tracing.image)
     image = None if tracing.image is None else tracing.image.name
     chosen = _chosen(stages, image, strides, blocks, type(model).__name__)
-    features: dict[str, Feature] = {}
+    features: dict[str, tuple[Feature, ...]] = {}
     for key, stage in chosen.items():
-        is_image = stage.name == image
-        features[key] = Feature(
-            key, layout=layout, of_layout=stage.layout,
-            prefix_tokens="apart" if prefix_tokens and not is_image else "drop",
-        )  # fmt: skip
+        features[key] = (_feature(key, stage, layout, apart=prefix_tokens and stage.name != image),)
     names = {stage.name: key for key, stage in chosen.items()}
     request = Request(names, features, {}, {})
     options = Options(
@@ -222,12 +218,45 @@ def create_backbone(
         is_list=as_list,
     )
     backbone = cast("Backbone", build(model, {True: request, False: request}, options, tracing.example))
-    strides_of = {key: stage.stride for key, stage in chosen.items()}
     for mode, infos in backbone.meta["feature_info"].items():
-        declared = [replace(info, stride=strides_of.get(info.key, info.stride)) for info in infos]
-        backbone.meta["feature_info"][mode] = FeatureInfos(declared)
+        backbone.meta["feature_info"][mode] = FeatureInfos(
+            [_declared(info, chosen.get(info.key), layout) for info in infos]
+        )
     backbone._show_infos()
     return backbone.freeze_batch_norm() if frozen_batch_norm else backbone
+
+
+def _feature(key: str, stage: Stage, layout: Layout, *, apart: bool) -> Feature:
+    if stage.to_map is not None:
+        return Feature(key, apply=InLayout(stage.to_map, layout))
+    return Feature(
+        key, layout=layout, of_layout=stage.layout, prefix_tokens="apart" if apart else "drop",
+        of_stride=stage.stride if stage.is_declared else None,
+    )  # fmt: skip
+
+
+def _declared(info: FeatureInfo, stage: Stage | None, layout: Layout) -> FeatureInfo:
+    if stage is None:
+        return info
+    if stage.to_map is not None:
+        info = replace(info, layout=layout, channels=stage.channels)
+    return replace(info, stride=stage.stride)
+
+
+class InLayout(nn.Module):
+    """Makes a map of tokens by `to_map`, which returns NHWC, and brings it into a layout."""
+
+    def __init__(self, to_map: Callable[[torch.Tensor], torch.Tensor], layout: Layout) -> None:
+        super().__init__()
+        self._to_map = to_map
+        self._layout = layout
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return the map."""
+        result = self._to_map(tokens)
+        if self._layout == "NLC":
+            return result.flatten(1, 2)
+        return result.permute(0, 3, 1, 2) if self._layout == "NCHW" else result
 
 
 def _chosen(stages: Stages, image: str | None, strides: Any, blocks: Any, model: str) -> dict[str, Stage]:

@@ -21,7 +21,7 @@ from featx.tracing.example.tracer import CheckSizes
 
 # A node by its name, a pattern of names, a module of the model, or a class of modules.
 Name = str | nn.Module | type[nn.Module]
-Nodes = Mapping[Any, str | Feature] | Sequence[Name]
+Nodes = Mapping[Any, str | Feature | Sequence[str | Feature]] | Sequence[Name]
 
 
 @overload
@@ -105,7 +105,7 @@ def create_feature_extractor(
             `"layer[34].*.conv2"`; `*` is one part of a path, `**` any number of them), a module of the model, or a
             class of modules; of what they stand for, modules that do not run are left out. In the keys of these `*`
             is what was matched: `{"layer*": "C*"}`. A `Feature` in the place of a key says what is done to the
-            value. The result has the order of the request.
+            value, and a list of keys and features returns it several times. The result has the order of the request.
         train_return_nodes: what train mode returns, where the modes differ; together with `eval_return_nodes`.
         eval_return_nodes: what eval mode returns.
         tracer_kwargs: as for `get_graph_node_names`.
@@ -158,7 +158,7 @@ def create_feature_extractor(
         return build(model, requests, options, example_inputs)
     if tracer == "symbolic":
         raise ArgumentTypeError("adaptive=True follows each new input; tracer='symbolic' follows none")
-    heads = [each.apply for request in requests.values() for each in request.features.values()]
+    heads = [each.apply for request in requests.values() for several in request.features.values() for each in several]
     if any(isinstance(head, nn.Module) for head in heads):
         raise ArgumentTypeError(
             "an extractor with adaptive=True has the parts of the model alone, so a Feature cannot apply a module; "

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import timm
 import torch
 import torchvision
 from torch import nn
@@ -243,12 +244,36 @@ def test_a_model_without_maps_is_refused() -> None:
 
 @pytest.mark.sweep
 def test_tokens_that_are_not_in_the_order_of_the_image_are_no_maps() -> None:
-    timm = pytest.importorskip("timm")
     model = timm.create_model("hiera_tiny_224").eval()
-    with pytest.raises(featx.RequestError, match="Hiera has no map of stride 8"):
-        featx.create_backbone(model, strides=(8,))
     with pytest.raises(featx.RequestError, match="not known to be patches of an image"):
         featx.create_feature_extractor(model, {"blocks.3": featx.Feature("a", layout="NCHW")})
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC", "NLC"])
+def test_tokens_of_hiera_are_brought_into_order(layout: Any) -> None:
+    model = timm.create_model("hiera_tiny_224").eval()
+    images = torch.rand(2, 3, 224, 224)
+    backbone = featx.create_backbone(model, strides=(8, 32), layout=layout, example_inputs=images)
+    expected = model.forward_intermediates(images, intermediates_only=True, output_fmt="NHWC", coarse=True)
+    found = list(backbone(images).values())
+    for value, other in zip(found, (expected[1], expected[3]), strict=True):
+        other = {"NCHW": other.permute(0, 3, 1, 2), "NHWC": other, "NLC": other.flatten(1, 2)}[layout]
+        assert torch.equal(value, other)
+    assert backbone.channels == [192, 768]
+    assert backbone.strides == [8, 32]
+    assert [info.shape for info in backbone.feature_info] == [tuple(value.shape) for value in found]
+    assert torch.equal(copy.deepcopy(backbone)(images)["0"], found[0])
+
+
+def test_a_branch_that_sees_a_scaled_image() -> None:
+    model = timm.create_model("crossvit_9_240").eval()
+    images = torch.rand(2, 3, 240, 240)
+    backbone = featx.create_backbone(model, strides=(12, 17), example_inputs=images)
+    expected = model.forward_intermediates(images, intermediates_only=True)
+    found = list(backbone(images).values())
+    assert [tuple(value.shape[2:]) for value in found] == [(20, 20), (14, 14)]
+    assert torch.equal(found[0], expected[2])
+    assert torch.equal(found[1], expected[5])
 
 
 # -- training ------------------------------------------------------------------------------------------------------
@@ -366,7 +391,6 @@ def test_decoders_that_take_a_list(resnet: nn.Module) -> None:
      "levit_128", "hrnet_w18_small", "mvitv2_tiny", "inception_v3", "twins_pcpvt_small", "tresnet_m"],
 )  # fmt: skip
 def test_maps_are_those_of_timm(name: str) -> None:
-    timm = pytest.importorskip("timm")
     torch.manual_seed(0)
     model = timm.create_model(name, pretrained=False).eval()
     x = torch.rand(1, *model.pretrained_cfg["input_size"])
@@ -379,7 +403,6 @@ def test_maps_are_those_of_timm(name: str) -> None:
 
 @pytest.mark.sweep
 def test_tokens_are_those_of_timm() -> None:
-    timm = pytest.importorskip("timm")
     torch.manual_seed(0)
     model = timm.create_model("vit_tiny_patch16_224", reg_tokens=3, dynamic_img_size=True, depth=3).eval()
     backbone = featx.create_backbone(model, blocks=(0, 2), prefix_tokens=True)

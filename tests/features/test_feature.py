@@ -71,8 +71,8 @@ def test_it_is_done_in_the_graph(model: nn.Module, maps: torch.Tensor, case: str
     assert found["key"].requires_grad is not feature.detach
     info = extractor.feature_info["key"]
     assert info.layout == layout
-    assert info.shape == (None if feature.apply else tuple(expected(maps).shape))
-    assert info.dtype == (None if feature.apply else expected(maps).dtype)
+    assert info.shape == tuple(expected(maps).shape)
+    assert info.dtype == expected(maps).dtype
     for each in (copy.deepcopy(extractor), pickle.loads(pickle.dumps(extractor)), extractor.train().eval()):
         assert torch.equal(each(X)["key"], found["key"])
     other = torch.rand(3, 3, 64, 40)
@@ -184,6 +184,50 @@ def test_prefix_tokens_are_put_apart() -> None:
     assert extractor.feature_info["a_prefix"].shape == (2, 2, 24)
 
 
+def test_one_value_under_several_keys(model: nn.Module, maps: torch.Tensor) -> None:
+    head = nn.Linear(256, 5)
+    nodes = {
+        "layer3": ["maps", Feature("pooled", pool="avg"), Feature("scores", pool="max", apply=head)],
+        "layer[12]": ["map*", Feature("mean*", pool="avg")],
+    }
+    extractor = extractor_of(model, nodes)
+    found = extractor(X)
+    assert list(found) == ["maps", "pooled", "scores", "map1", "mean1", "map2", "mean2"]
+    assert torch.equal(found["maps"], maps)
+    assert torch.equal(found["pooled"], maps.mean((2, 3)))
+    assert torch.equal(found["scores"], head(maps.amax((2, 3))))
+    assert torch.equal(found["mean2"], found["map2"].mean((2, 3)))
+    infos = extractor.feature_info
+    assert infos.keys() == list(found)
+    assert [info.shape for info in infos] == [tuple(value.shape) for value in found.values()]
+    assert [info.node for info in infos][:3] == ["layer3"] * 3
+
+
+def test_a_function_that_reads_values_leaves_the_shape_open(model: nn.Module) -> None:
+    seen: list[float] = []
+
+    def strongest(x: torch.Tensor) -> torch.Tensor:
+        seen.append(x.max().item())
+        return x[x > 0]
+
+    extractor = extractor_of(model, {"layer3": Feature("a", apply=strongest)})
+    assert not seen
+    assert extractor.feature_info["a"].shape is None
+    assert extractor(X)["a"].dim() == 1
+
+
+def test_a_function_may_return_several_tensors(model: nn.Module) -> None:
+    extractor = extractor_of(model, {"layer3": Feature("a", pool="avg", apply=lambda x: {"all": x, "one": (x[0],)})})
+    assert extractor.feature_info["a"].shapes == {"['all']": (2, 256), "['one'][0]": (256,)}
+
+
+def test_a_module_runs_for_its_shape_without_being_touched(model: nn.Module) -> None:
+    head = nn.BatchNorm1d(256)  # in train mode it counts
+    extractor = extractor_of(model, {"layer3": Feature("a", pool="avg", apply=head)})
+    assert extractor.feature_info["a"].shape == (2, 256)
+    assert int(head.num_batches_tracked) == 0
+
+
 def test_maps_become_sequences(model: nn.Module, maps: torch.Tensor) -> None:
     found = extractor_of(model, {"layer3": Feature("a", layout="NLC")})(X)
     assert torch.equal(found["a"], maps.flatten(2).mT)
@@ -198,9 +242,27 @@ def test_tokens_of_a_list_of_images_are_no_map() -> None:
         extractor_of(OfList(), {"block": Feature("a", layout="NCHW")}, example_inputs=([X[0], X[1]],))
 
 
+def test_tokens_of_a_stride_that_the_trace_cannot_tell() -> None:
+    images = torch.rand(2, 3, 34, 51)
+
+    class Scaled(Tokens):  # of 34 x 51 pixels it sees 32 x 48
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return super().forward(images[:, :, :32, :48])
+
+    model = Scaled()
+    tokens = extractor_of(model, ["block"], example_inputs=images)(images)["block"]
+    nodes = {"block": Feature("map", layout="NCHW", of_stride=8)}
+    found = extractor_of(model, nodes, example_inputs=images)(images)["map"]
+    assert torch.equal(found, tokens[:, 2:].mT.unflatten(2, (4, 6)))
+    with pytest.raises(featx.RequestError, match="not as many as the 425 patches"):
+        extractor_of(model, {"block": Feature("map", layout="NCHW", of_stride=2)}, example_inputs=images)
+    with pytest.raises(featx.ArgumentTypeError, match="of_stride must be a positive number, got 0"):
+        Feature(of_stride=0)
+
+
 def test_a_key_of_prefix_tokens_that_is_taken_is_refused() -> None:
     nodes = {"block": Feature("a", prefix_tokens="apart"), "patch": "a_prefix"}
-    with pytest.raises(featx.RequestError, match="'a_prefix' is that of the prefix tokens of 'a'"):
+    with pytest.raises(featx.RequestError, match="the key 'a_prefix' is given twice"):
         extractor_of(Tokens(), nodes)
 
 

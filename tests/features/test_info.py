@@ -263,3 +263,40 @@ def test_windows_in_the_batch_have_no_stride() -> None:
     (info,) = info_of(Windows(), ["relu"], example_inputs=torch.rand(2, 3, 32, 32))
     assert info.shape == (8, 3, 16, 16)
     assert info.stride is None
+
+
+class OfSeveral(nn.Module):
+    """Returns a dict; a layer inside returns a nested tuple."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(8, 8)
+        self.rnn = nn.LSTM(8, 6, num_layers=2, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> dict[str, Any]:
+        out, (hidden, _) = self.rnn(self.embed(x))
+        return {"all": out, "last": (hidden[-1], 3)}
+
+
+def test_shapes_inside_of_what_is_no_tensor() -> None:
+    model, x = OfSeveral().eval(), torch.rand(2, 5, 8)
+    infos = info_of(model, ["embed", "rnn", "output"], example_inputs=x)
+    out, (hidden, cell) = model.rnn(model.embed(x))
+    assert infos["embed"].shapes == {}
+    assert infos["embed"].stride is None  # a signal or a text: which dimension has the places is not known
+    assert infos["rnn"].shape is None
+    expected = {"[0]": out, "[1][0]": hidden, "[1][1]": cell}
+    assert infos["rnn"].shapes == {path: tuple(tensor.shape) for path, tensor in expected.items()}
+    assert infos["output"].shapes == {"['all']": (2, 5, 6), "['last'][0]": (2, 6)}
+    assert "[0] 2x5x6, [1][0] 2x2x6, [1][1] 2x2x6" in repr(infos)
+
+
+def test_shapes_of_the_parts_that_a_model_takes_out() -> None:
+    model, x = OfSeveral().eval(), torch.rand(2, 5, 8)
+    table = featx.nodes(model, x)
+    assert table["rnn"].shapes["[0]"] == (2, 5, 6)
+    names = featx.get_graph_node_names(model, example_inputs=x)[1]
+    found = featx.create_feature_extractor(model, names, example_inputs=x, suppress_diff_warning=True)
+    for key, value in found(x).items():
+        if isinstance(value, torch.Tensor):
+            assert found.feature_info[key].shape == tuple(value.shape), key

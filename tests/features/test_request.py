@@ -130,11 +130,11 @@ def test_output_is_a_module_of_that_name_where_there_is_one() -> None:
 
 WRONG: dict[str, tuple[Any, type[Exception], str]] = {
     "a function": ([print], featx.ArgumentTypeError, "may have names, modules of the model and classes"),
-    "a number as a key": ({"layer2": 3}, featx.ArgumentTypeError, "must give texts or a featx.Feature as keys, got 3"),
+    "a number as a key": ({"layer2": 3}, featx.ArgumentTypeError, "must give texts, a featx.Feature or a list.*got 3"),
     "None as a key": (
         {"layer1": None},
         featx.ArgumentTypeError,
-        "must give texts or a featx.Feature as keys, got None",
+        "must give texts, a featx.Feature or a list of them as keys, got None",
     ),
     "a number": ([1], featx.ArgumentTypeError, "may have names"),
     "another class": ([str], featx.ArgumentTypeError, "may have names"),
@@ -143,6 +143,10 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
     "a class that is not there": ([nn.Conv3d], featx.NodeNameError, "Conv3d, and the model has no such module"),
     "nothing near": (["layr*"], featx.NodeNameError, "'layr\\*' in return_nodes matches no module.*'layer4'"),
     "one key for several": ({"layer*": "C"}, featx.RequestError, r"to all 4 values.*'C\*'"),
+    "one key twice": ({"layer1": ["a", "a"]}, featx.RequestError, "the key 'a' to 'layer1' twice"),
+    "no key in a list": ({"layer1": []}, featx.ArgumentTypeError, "or a list of them as keys"),
+    "a number in a list": ({"layer1": ["a", 3]}, featx.ArgumentTypeError, "or a list of them as keys"),
+    "one of several keys for several": ({"layer*": ["C*", "D"]}, featx.RequestError, r"to all 4 values.*'D\*'"),
     "one key for two": ({"layer1": "a", "conv1": "a"}, featx.RequestError, "the key 'a' to"),
 }
 

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import pytest
+import timm
 import torch
 import torchvision
 from torch import nn
@@ -155,3 +156,45 @@ def test_the_model_is_only_read() -> None:
     featx.nodes(model)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(module.training for module in model.modules())
+
+
+def test_probabilities_of_fused_attention_are_rows() -> None:
+    model = timm.create_model("vit_tiny_patch16_224", depth=2, num_classes=0).eval()
+    images = torch.rand(2, 3, 224, 224)
+    table = featx.nodes(model, images)
+    rows = table.filter(type="probabilities")
+    assert rows.names == ["blocks.0.attn.probabilities", "blocks.1.attn.probabilities"]
+    found = featx.create_feature_extractor(model, rows.names, example_inputs=images)(images)
+    assert [row.shape for row in rows] == [tuple(value.shape) for value in found.values()]
+    names = table.names
+    assert names[names.index(rows[0].name) - 1] == "blocks.0.attn.scaled_dot_product_attention"
+
+
+@pytest.mark.parametrize("options", [{}, {"batch_first": True}, {"add_bias_kv": True, "add_zero_attn": True}])
+@pytest.mark.parametrize("shape", [(3, 5, 8), (5, 8)])
+def test_probabilities_of_torchs_module_have_their_shape(options: dict[str, bool], shape: tuple[int, ...]) -> None:
+    class Attends(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(8, 2, **options)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.attention(x, x, x, average_attn_weights=False)[1]
+
+    model, x = Attends().eval(), torch.rand(shape)
+    assert featx.nodes(model, x)["attention.probabilities"].shape == tuple(model(x).shape)
+
+
+def test_heads_and_tokens_are_no_places_of_an_image() -> None:
+    model = timm.create_model("vit_tiny_patch16_224", depth=1, num_classes=0).eval()
+    table = featx.nodes(model, torch.rand(2, 3, 224, 224))
+    inside = table.filter("blocks.0.attn.*", shape=(None, None, None, None))
+    assert len(inside) > 5
+    assert {row.layout for row in inside} == {None}
+    assert {row.stride for row in inside} == {None}
+
+
+def test_maps_of_an_uneven_size_are_maps() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 7), nn.ReLU(), nn.AdaptiveAvgPool2d(7)).eval()
+    table = featx.nodes(model, torch.rand(2, 3, 64, 96))
+    assert [table[name].layout for name in ("0", "1", "2")] == ["NCHW"] * 3

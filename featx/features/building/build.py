@@ -67,7 +67,7 @@ def build(model: nn.Module, requests: dict[bool, Request], options: Options, exa
     if not options.suppress_diff_warning and not any(mode.error for mode in modes.values()):
         warn_of_differences(modes[True].names, modes[False].names, level=4)
     extractor = options.kind(
-        with_heads(model, {**modes[True].features, **modes[False].features}),
+        with_heads(model, {each.key: each for each in (*modes[True].features, *modes[False].features)}.values()),
         modes[True].graph,
         modes[False].graph,
         type(model).__name__,
@@ -123,7 +123,7 @@ class _Mode:
         names: those of all nodes of the trace.
         free_dims: which dimensions of the inputs may differ.
         infos: what is returned.
-        features: what is done to the values, by key.
+        features: what is done to the values.
         error: why it could not be traced, if it could not.
     """
 
@@ -133,7 +133,7 @@ class _Mode:
     names: list[str] = field(default_factory=lambda: list[str]())
     free_dims: FreeDims | None = None
     infos: FeatureInfos = field(default_factory=lambda: FeatureInfos(()))
-    features: dict[str, Feature] = field(default_factory=lambda: dict[str, Feature]())
+    features: list[Feature] = field(default_factory=lambda: list[Feature]())
     error: Exception | None = None
 
     def finish(self, traced: TracedModel, tracing: ModelTracing, options: Options) -> None:
@@ -149,8 +149,9 @@ class _Mode:
         self.graph = prune(traced.graph, wanted, tracing.model_in_mode())
         self.free_dims = traced.free_dims if starts is None else None
         infos = self._infos(wanted, traced, tracing)
-        self.features = {key: each for key, each in traced.request.features.items() if key in wanted}
-        processed = process(self.graph, self.features, {info.key: info for info in infos}, tracing.image)
+        features = {key: each for key, each in traced.request.features.items() if key in wanted}
+        self.features = [each for several in features.values() for each in several]
+        processed = process(self.graph, features, {info.key: info for info in infos}, tracing.image)
         self.infos = FeatureInfos(list(processed.values()))
         if options.is_list:
             output = self.graph.output_node()

@@ -5,24 +5,28 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, overload
 
 import torch
 from torch import nn
 
 from featx.features.describing.images import ImageInput
+from featx.features.describing.shapes import forms_of, text_of_shape
 from featx.ir.node import Node
 from featx.libraries import tokens_are_in_order
 from featx.tracing.recording.module_output import module_output
 
 # What models call the parameter that is their class token.
-_CLASS_TOKEN = re.compile(r"(cls_token|class_token|class_embedding)\d*")
+_CLASS_TOKEN = re.compile(r"(cls_token|class_token|class_embedding)_?\d*")
 # How much of an image convolutions without padding may lose at its edges, in all and where none has a stride.
 _LOST_AT_EDGES, _LOST_WITHOUT_STRIDE = 0.2, 0.05
 _CHANNELS_FIRST = (nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d, nn.MaxPool1d, nn.AvgPool1d)
 _CHANNELS_LAST = (nn.Linear, nn.LayerNorm, nn.Embedding)
-_FIRST_OF_MAPS = (nn.Conv2d, nn.ConvTranspose2d, nn.BatchNorm2d, nn.MaxPool2d, nn.AvgPool2d, nn.Conv3d, nn.BatchNorm3d)
+_FIRST_OF_MAPS = (
+    nn.Conv2d, nn.ConvTranspose2d, nn.BatchNorm2d, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d,
+    nn.AdaptiveMaxPool2d, nn.Conv3d, nn.BatchNorm3d, nn.AdaptiveAvgPool3d,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,8 @@ class FeatureInfo:
         node: the name under which it was asked for.
         module: the class of the module that returned it; None for an operation.
         shape: its shape; None for what is no tensor, and where there was no example.
+        shapes: the shapes of the tensors inside a tuple, a list, a dict or an object, by what takes them out, such as
+            `[1][0]` or `.last_hidden_state`; empty for a tensor.
         dtype: its dtype.
         layout: the meaning of its dimensions: N samples, C channels, D, H, W places, L tokens. None if it is not clear.
         channels: the size of C.
@@ -51,6 +57,7 @@ class FeatureInfo:
     channels: int | None
     stride: float | tuple[float, ...] | None
     prefix_tokens: int
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: dict[str, tuple[int, ...]]())
 
 
 class FeatureInfos(Sequence[FeatureInfo]):
@@ -103,7 +110,7 @@ class FeatureInfos(Sequence[FeatureInfo]):
     def __repr__(self) -> str:
         titles = ("key", "node", "module", "shape", "layout", "channels", "stride")
         rows = [
-            (i.key, i.node, i.module, "x".join(map(str, i.shape or ())), i.layout, i.channels, i.stride)
+            (i.key, i.node, i.module, text_of_shape(i.shape, i.shapes), i.layout, i.channels, i.stride)
             for i in self._infos
         ]
         table = [titles, *[tuple("-" if cell is None else str(cell) for cell in row) for row in rows]]
@@ -151,11 +158,11 @@ class _Known:
         module = self._modules.get(name)
         kind = None if module is None else type(module).__name__
         node = _that_made(node)
-        seen: Any = node.meta.get("shape")
-        dtype = node.meta.get("dtype")
-        if seen is None or not all(type(size) is int for size in seen):
-            return FeatureInfo(key, name, kind, None, dtype, None, None, None, 0)
-        shape = tuple(seen)
+        forms = forms_of(node)
+        if "" not in forms:
+            shapes = {path: shape for path, (shape, _) in forms.items()}
+            return FeatureInfo(key, name, kind, None, node.meta.get("dtype"), None, None, None, 0, shapes)
+        shape, dtype = forms[""]
         is_of_batch = self._batch in (None, shape[0] if shape else None)
         has_patches = self._sizes is not None and is_of_batch and self._is_in_order
         patches = _patches(shape, self._sizes, self._prefixes) if self._sizes and has_patches else None
@@ -165,6 +172,8 @@ class _Known:
         stride = None
         if self._sizes is not None and layout is not None and is_of_batch:
             stride = _stride(layout, shape, self._sizes) if patches is None else patches[0]
+            # Which dimension of a signal has its places is not known: texts come as NLC.
+            stride = None if layout == "NLC" and len(self._sizes) == 1 else stride
         return FeatureInfo(
             key, name, kind, shape, dtype, layout, channels, stride, 0 if patches is None else patches[1]
         )
@@ -185,11 +194,14 @@ class _Known:
                 return first
             # An operation on signals says nothing of which dimension is which.
             return last if len(sizes) == 2 or isinstance(module, _CHANNELS_LAST) else None
-        fits_first, fits_last = _is_even(shape[2:], sizes), _is_even(shape[1:-1], sizes)
-        if not (fits_first and fits_last):
-            return last if fits_last else first
         if isinstance(module, _FIRST_OF_MAPS):
             return first
+        fits = [layout for layout in (first, last) if _is_map(layout, shape, sizes)]
+        if not fits:
+            there = self._wider().get(key)
+            return first if there is not None and _is_wider(shape, there) else None
+        if len(fits) == 1:
+            return fits[0]
         if isinstance(module, _CHANNELS_LAST):
             return last
         there = self._wider().get(key)
@@ -225,6 +237,17 @@ def _is_even(places: tuple[int, ...], image: tuple[int, ...]) -> bool:
     least = max(size / (place + 1) for size, place in pairs)
     most = min(size / (place - 1) if place > 1 else math.inf for size, place in pairs)
     return least < most
+
+
+def _is_map(layout: str, shape: tuple[int, ...], image: tuple[int, ...]) -> bool:
+    """Say whether the places of a layout are places of the image: those of heads and tokens are not."""
+    places = tuple(size for size, name in zip(shape, layout, strict=True) if name not in "NC")
+    return _is_even(places, image) and _stride(layout, shape, image) is not None
+
+
+def _is_wider(shape: tuple[int, ...], there: tuple[int, ...]) -> bool:
+    """Say whether the last dimension alone has grown with the width of the image."""
+    return len(there) == len(shape) and there[:-1] == shape[:-1] and there[-1] > shape[-1]
 
 
 def _patches(shape: tuple[int, ...], image: tuple[int, ...], prefixes: tuple[int, ...]) -> tuple[int, int] | None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+import math
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+import torch
 from torch import nn
 
+from featx.features.describing.images import ImageInput
 from featx.features.describing.table import NodeInfo, TracedRows
 from featx.ir.arguments import map_arg
 from featx.ir.node import Node
-from featx.libraries import module_that_is_meant
+from featx.libraries import in_order, module_that_is_meant
 from featx.tracing.recording.module_output import module_output
 
 _PLACES = {"NCHW": (2, 3), "NHWC": (1, 2)}
@@ -29,6 +32,8 @@ class Stage:
         layout: the meaning of its dimensions: NCHW, NHWC or NLC.
         channels: how many.
         depth: how deep in the model the module or operation lies that gives it.
+        is_declared: whether the model alone says that its tokens have this stride.
+        to_map: makes an NHWC map of its tokens, where they are in another order than the places of the image.
     """
 
     name: str
@@ -36,6 +41,8 @@ class Stage:
     layout: str
     channels: int | None = None
     depth: int = 0
+    is_declared: bool = False
+    to_map: Callable[[torch.Tensor], torch.Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -51,7 +58,7 @@ class Stages:
     are_blocks: bool
 
 
-def stages_of(model: nn.Module, traced: TracedRows) -> Stages:
+def stages_of(model: nn.Module, traced: TracedRows, image: ImageInput | None) -> Stages:
     """Return the stages of a model: those that it declares, if it does, else those that its nodes show. O(rows).
 
     Models of timm declare modules, strides and channels in `feature_info`, and backbones of transformers return their
@@ -61,7 +68,7 @@ def stages_of(model: nn.Module, traced: TracedRows) -> Stages:
     that return the same shape.
     """
     maps = {row.name: found for row in traced.rows if (found := _maps_of(row, traced))}
-    found = _feature_maps(model, traced, maps) or _of_timm(model, traced, maps)
+    found = _feature_maps(model, traced, maps) or _of_timm(model, traced, maps, image)
     if not found:
         of_image = [each for each in _all(maps) if _is_of_image(each, traced)]
         found = _in_order(_last_at_each_stride(of_image, traced), traced)
@@ -75,12 +82,16 @@ def _maps_of(row: NodeInfo, traced: TracedRows) -> list[Stage]:
     stage = _stage(row)
     if stage is not None:
         return [stage]
-    node = traced.nodes[row.name]
-    if row.kind != "module" or node.target is not module_output or isinstance(node.args[0], Node):
-        return []
-    names = [str(part.meta.get("qualified_name")) for part in _nodes_in(node.args[0])]
-    parts = [_stage(traced.by_name[name]) for name in names if name in traced.by_name]
+    parts = [_stage(traced.by_name[name]) for name in _names_of_parts(row.name, traced) if name in traced.by_name]
     return [replace(part, depth=row.depth) for part in parts if part is not None]
+
+
+def _names_of_parts(module: str, traced: TracedRows) -> list[str]:
+    """Return the names of the values in the tuple or list that a module returns."""
+    node = traced.nodes.get(module)
+    if node is None or node.target is not module_output or isinstance(node.args[0], Node):
+        return []
+    return [str(part.meta.get("qualified_name")) for part in _nodes_in(node.args[0])]
 
 
 def _all(maps: Mapping[str, list[Stage]]) -> list[Stage]:
@@ -116,7 +127,9 @@ def _feature_maps(model: nn.Module, traced: TracedRows, maps: Mapping[str, list[
     return []
 
 
-def _of_timm(model: nn.Module, traced: TracedRows, maps: Mapping[str, list[Stage]]) -> list[Stage]:
+def _of_timm(
+    model: nn.Module, traced: TracedRows, maps: Mapping[str, list[Stage]], image: ImageInput | None
+) -> list[Stage]:
     """Return the stages that timm's `feature_info` declares.
 
     Where it names a module that the model does not have, or that returns something else, stride and channels count.
@@ -131,6 +144,8 @@ def _of_timm(model: nn.Module, traced: TracedRows, maps: Mapping[str, list[Stage
         named = maps.get(module_that_is_meant(model, name), [])
         fitting = [each for each in named if each.channels == channels]
         fitting = [each for each in fitting if each.stride == stride] or fitting
+        if not fitting and image is not None and type(stride) is int:
+            fitting = _tokens_of_stride(model, name, stride, channels, traced, image)
         if not fitting:
             alike = [each for each in _all(maps) if (each.stride, each.channels) == (stride, channels)]
             fitting = _last_at_each_stride([each for each in alike if _is_of_image(each, traced)], traced)
@@ -138,6 +153,27 @@ def _of_timm(model: nn.Module, traced: TracedRows, maps: Mapping[str, list[Stage
             return []
         found.append(replace(fitting[0], stride=stride))
     return found if len({stage.name for stage in found}) == len(found) else []
+
+
+def _tokens_of_stride(
+    model: nn.Module, name: str, stride: int, channels: int, traced: TracedRows, image: ImageInput
+) -> list[Stage]:
+    """Return the tokens that a module returns, if they are those of as many patches as a declared stride makes.
+
+    CrossViT scales the image for its second branch, so the image has no whole number of its patches, and tokens of
+    Hiera are in an order of their own.
+    """
+    patches = math.prod(size // stride for size in image.sizes)
+    rows = [traced.by_name[each] for each in _names_of_parts(name, traced) if each in traced.by_name]
+    to_map = in_order(model, name)
+    if to_map is not None:
+        return [Stage(name, stride, "NLC", channels, traced.by_name[name].depth, to_map=to_map)]
+    return [
+        Stage(row.name, stride, row.layout, channels, row.depth, is_declared=True)
+        for row in rows
+        if row.layout == "NLC" and row.channels == channels and row.shape is not None
+        and row.shape[1] - patches in (0, 1)
+    ]  # fmt: skip
 
 
 def _is_of_image(stage: Stage, traced: TracedRows) -> bool:

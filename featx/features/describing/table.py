@@ -18,6 +18,7 @@ from featx.features.building.tracing import ModelTracing
 from featx.features.describing.images import shapes_of_wider_image
 from featx.features.describing.info import infos_of
 from featx.features.describing.table_text import HINT, html_of, rich_table_of, text_of
+from featx.features.requests.attention import PROBABILITIES, probabilities_beside, with_probabilities
 from featx.features.requests.request import OUTPUT, expression_of
 from featx.features.requests.select import select
 from featx.ir.graph import Graph
@@ -43,6 +44,7 @@ class NodeInfo:
             layers; "access" reads a part or a property of a value; "input" and "weight" are not computed.
         type: the class of the module or the name of the operation; "input" or "weight" for what is neither.
         shape: its shape on the example; None for what is no tensor.
+        shapes: the shapes of the tensors inside what is no tensor, as in `FeatureInfo`.
         dtype: its dtype.
         layout: the meaning of its dimensions, as in `FeatureInfo`.
         channels: the size of C.
@@ -68,6 +70,7 @@ class NodeInfo:
     flops: int | None
     mode: Mode
     source: str | None
+    shapes: Mapping[str, tuple[int, ...]]
 
     @property
     def depth(self) -> int:
@@ -166,6 +169,7 @@ class NodeTable(Sequence[NodeInfo]):
             {
                 **vars(row),
                 "shape": None if row.shape is None else list(row.shape),
+                "shapes": {path: list(shape) for path, shape in row.shapes.items()},
                 "dtype": None if row.dtype is None else str(row.dtype).removeprefix("torch."),
             }
             for row in self._rows
@@ -273,10 +277,31 @@ def traced_rows(tracing: ModelTracing) -> TracedRows:
             flops=None,
             mode="train" if tracing.training else "eval",
             source=node.meta.get("source"),
+            shapes=info.shapes,
         )
         for info, node in zip(infos, found.values(), strict=True)
     ]
     return TracedRows(rows, graph, found, wider)
+
+
+def _with_probabilities(rows: list[NodeInfo], traced: TracedRows, modules: Mapping[str, nn.Module]) -> list[NodeInfo]:
+    """Return the rows and, behind each of fused attention, one for the probabilities that can be asked for."""
+    beside = probabilities_beside(traced.graph, traced.nodes, modules)
+    by_name = {row.name: row for row in rows}
+    several: list[NodeInfo] = []
+    for name in with_probabilities(by_name, modules) if beside else by_name:
+        if name in by_name:
+            several.append(by_name[name])
+        elif name in beside:
+            meta = beside[name].meta
+            several.append(
+                replace(
+                    several[-1], name=name, kind="operation", type=PROBABILITIES, shape=meta.get("shape"),
+                    dtype=meta.get("dtype"), layout=None, channels=None, stride=None, prefix_tokens=0, parameters=0,
+                    flops=None, shapes={},
+                )
+            )  # fmt: skip
+    return several
 
 
 def _in_each_mode(tracing: ModelTracing, *, flops: bool) -> tuple[dict[bool, list[NodeInfo]], dict[bool, Exception]]:
@@ -302,11 +327,10 @@ def _in_each_mode(tracing: ModelTracing, *, flops: bool) -> tuple[dict[bool, lis
 def _rows(tracing: ModelTracing, *, flops: bool) -> list[NodeInfo]:
     traced = traced_rows(tracing)
     counted = _flops(traced.graph, tracing) if flops else {}
-    if not counted:
-        return traced.rows
-    return [
-        replace(row, flops=counted.get(row.name, counted.get(traced.nodes[row.name].name, 0))) for row in traced.rows
-    ]
+    rows = traced.rows
+    if counted:
+        rows = [replace(row, flops=counted.get(row.name, counted.get(traced.nodes[row.name].name, 0))) for row in rows]
+    return _with_probabilities(rows, traced, dict(tracing.model.named_modules()))
 
 
 def _nodes_by_name(graph: Graph, paths: Collection[str]) -> dict[str, Node]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from featx.features.describing.shapes import text_of_shape
 from featx.passes.figures import clipped, format_table, with_prefix
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def cells_of(row: NodeInfo) -> tuple[str, ...]:
     return (
         clipped(row.name, _WIDEST_NAME),
         row.type,
-        "" if row.shape is None else "x".join(map(str, row.shape)),
+        text_of_shape(row.shape, row.shapes),
         row.layout or "",
         "" if row.stride is None else _number(row.stride),
         with_prefix(row.parameters) if row.parameters else "",

@@ -7,6 +7,7 @@ import math
 import operator
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, cast
 
 import torch
@@ -133,29 +134,50 @@ class Probabilities:
             if name in self._fused:
                 fused = found.get(keys[self._fused[name]])
                 if fused is not None:  # one of those that a pattern stands for may not run
-                    wanted[key] = self._beside(graph, fused, name)
+                    wanted[key] = _beside(graph, fused, name, self._modules)
             elif key in found:
                 wanted[key] = found[key]
         others = {key: node for key, node in found.items() if key not in wanted and not key.startswith(_UNASKED)}
         return {**wanted, **others}
 
-    def _beside(self, graph: Graph, fused: Node, name: str) -> Node:
-        with graph.inserting_before(fused):
-            if fused.target is F.scaled_dot_product_attention:
-                node = _beside_sdpa(graph, fused)
-            elif fused.op == "call_module" and type(self._modules.get(fused.target)) is nn.MultiheadAttention:
-                node = _beside_module(graph, fused, cast("nn.MultiheadAttention", self._modules[fused.target]))
-            elif fused.target is F.multi_head_attention_forward:
-                node = _beside_multihead(graph, fused.args, fused.kwargs)
-            else:
-                raise NodeNameError(f"'{name}' would be the probabilities of fused attention, and there is none")
-        for each in (node, *node.all_input_nodes):  # pure, whatever the operators of a function may write in general
-            if each.target in (attention_probabilities, F.multi_head_attention_forward):
-                each.meta["effects"] = MeasuredEffects()
-        node.meta["qualified_name"] = name
-        node.meta["has_no_layout"] = True
-        node.meta["nn_module_stack"] = dict(fused.meta.get("nn_module_stack") or {})
-        return node
+
+def probabilities_beside(graph: Graph, nodes: Mapping[str, Node], modules: Mapping[str, nn.Module]) -> dict[str, Node]:
+    """Return what would compute the probabilities of the fused calls among `nodes`, by name, in a copy of `graph`.
+
+    Args:
+        graph: a traced graph.
+        nodes: some of its nodes, by their names.
+        modules: those of the model, by path.
+    """
+    found: dict[str, Node] = {}
+    copies: dict[Node, Node] = {}
+    copy = Graph()
+    for fused, node in nodes.items():
+        for name in list(with_probabilities([fused], modules))[1:]:
+            if not copies:
+                copy.graph_copy(graph, copies)
+            with suppress(NodeNameError):  # a function of the model that has the name of one of torch's
+                found[name] = _beside(copy, copies[node], name, modules)
+    return found
+
+
+def _beside(graph: Graph, fused: Node, name: str, modules: Mapping[str, nn.Module]) -> Node:
+    with graph.inserting_before(fused):
+        if fused.target is F.scaled_dot_product_attention:
+            node = _beside_sdpa(graph, fused)
+        elif fused.op == "call_module" and type(modules.get(fused.target)) is nn.MultiheadAttention:
+            node = _beside_module(graph, fused, cast("nn.MultiheadAttention", modules[fused.target]))
+        elif fused.target is F.multi_head_attention_forward:
+            node = _beside_multihead(graph, fused.args, fused.kwargs)
+        else:
+            raise NodeNameError(f"'{name}' would be the probabilities of fused attention, and there is none")
+    for each in (node, *node.all_input_nodes):  # pure, whatever the operators of a function may write in general
+        if each.target in (attention_probabilities, F.multi_head_attention_forward):
+            each.meta["effects"] = MeasuredEffects()
+    node.meta["qualified_name"] = name
+    node.meta["has_no_layout"] = True
+    node.meta["nn_module_stack"] = dict(fused.meta.get("nn_module_stack") or {})
+    return node
 
 
 def _joined(owner: str | None, number: str | None) -> str:
@@ -177,10 +199,8 @@ def _beside_module(graph: Graph, fused: Node, module: nn.MultiheadAttention) -> 
     """Compute the probabilities of torch's module from its weights: a second call of it would run its hooks again."""
     given = inspect.signature(module.forward).bind(*fused.args, **fused.kwargs).arguments
     inputs = [given.pop(name) for name in ("query", "key", "value")]
-    shapes, dtype = [value.meta["shape"] for value in inputs[:2]], inputs[0].meta.get("dtype")
-    if module.batch_first and len(shapes[0]) == 3:
-        shapes = [(shape[1], shape[0], shape[2]) for shape in shapes]
-        inputs = [graph.call_method("transpose", (value, 0, 1)) for value in inputs]
+    if module.batch_first and len(inputs[0].meta["shape"]) == 3:
+        inputs = [_transposed(graph, value) for value in inputs]
 
     def weight(name: str) -> Node | None:
         owner, _, last = name.rpartition(".")
@@ -198,11 +218,13 @@ def _beside_module(graph: Graph, fused: Node, module: nn.MultiheadAttention) -> 
         weight("in_proj_weight"), weight("in_proj_bias"), weight("bias_k"), weight("bias_v"), module.add_zero_attn,
         0.0, weight("out_proj.weight"), weight("out_proj.bias"),
     )  # fmt: skip
-    node = _beside_multihead(graph, args, kwargs)
-    if len(shapes[0]) == 3:
-        (length, batch, _), (others, _, _) = shapes
-        node.meta["shape"] = torch.Size([batch, module.num_heads, length, others])
-        node.meta["dtype"] = dtype
+    return _beside_multihead(graph, args, kwargs)
+
+
+def _transposed(graph: Graph, value: Node) -> Node:
+    node = graph.call_method("transpose", (value, 0, 1))
+    first, second, *others = value.meta["shape"]
+    node.meta.update(shape=torch.Size([second, first, *others]), dtype=value.meta.get("dtype"))
     return node
 
 
@@ -212,7 +234,8 @@ def _beside_multihead(graph: Graph, args: tuple[Any, ...], kwargs: Mapping[str, 
     both = graph.call_function(F.multi_head_attention_forward, (), dict(bound))
     node = graph.call_function(operator.getitem, (both, 1))
     query, key = bound["query"].meta.get("shape"), bound["key"].meta.get("shape")
-    if query is not None and key is not None and len(query) == 3:
-        node.meta["shape"] = torch.Size([query[1], bound["num_heads"], query[0], key[0]])
+    if query is not None and key is not None and bound.get("static_k") is None:
+        others = key[0] + (bound.get("bias_k") is not None) + bool(bound.get("add_zero_attn"))
+        node.meta["shape"] = torch.Size([*query[1:-1], bound["num_heads"], query[0], others])
         node.meta["dtype"] = bound["query"].meta.get("dtype")
     return node

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -13,8 +14,11 @@ from torch import nn
 from featx.errors import ArgumentTypeError, RequestError
 from featx.features.describing.images import ImageInput
 from featx.features.describing.info import FeatureInfo
+from featx.features.describing.shapes import shapes_in
 from featx.ir.graph import Graph
 from featx.ir.node import Node
+from featx.module import GraphModule
+from featx.passes.shapes import ShapeProp
 
 Pool = Literal["avg", "max", "gem", "cls"]
 PrefixTokens = Literal["keep", "drop", "apart"]
@@ -42,9 +46,12 @@ class Feature:
         prefix_tokens: what to do with the tokens that stand ahead of those of patches: "keep" them, "drop" them, or
             put them "apart", as a value of their own under the key with `_prefix` behind it.
         flatten: make one dimension of all but the first.
-        apply: a function of the tensor, or a module, which becomes a part of the extractor with its parameters.
+        apply: a function of the tensor, or a module, which becomes a part of the extractor with its parameters. It is
+            called once with a tensor without values, for the shape of what it returns.
         dtype: cast to this.
         of_layout: the layout of the value, where the trace cannot tell.
+        of_stride: the side of the patches that tokens stand for, where the trace cannot tell: the image has
+            `height // of_stride * width // of_stride` of them, behind the prefix tokens.
 
     Raises:
         ArgumentTypeError: an argument is of the wrong type, or an unknown name.
@@ -59,6 +66,7 @@ class Feature:
     dtype: torch.dtype | None = None
     of_layout: str | None = None
     prefix_tokens: PrefixTokens = "keep"
+    of_stride: int | None = None
 
     def __post_init__(self) -> None:
         if self.pool is not None and self.pool not in get_args(Pool):
@@ -71,11 +79,10 @@ class Feature:
             raise ArgumentTypeError(f"dtype must be a torch.dtype, got {self.dtype!r}")
         if self.layout is not None and self.layout not in _LAYOUTS:
             raise ArgumentTypeError(f"layout must be one of {', '.join(_LAYOUTS)}, got {self.layout!r}")
+        if self.of_stride is not None and (type(self.of_stride) is not int or self.of_stride < 1):
+            raise ArgumentTypeError(f"of_stride must be a positive number, got {self.of_stride!r}")
         if self.apply is not None and not callable(self.apply):
             raise ArgumentTypeError(f"apply must be a function or a module, got {self.apply!r:.80}")
-
-
-_AS_IT_IS = Feature()
 
 
 @dataclass(frozen=True)
@@ -117,7 +124,10 @@ _Steps = list["_Step | _Unfold"]
 
 
 def process(
-    graph: Graph, features: Mapping[str, Feature], infos: Mapping[str, FeatureInfo], image: ImageInput | None
+    graph: Graph,
+    features: Mapping[str, tuple[Feature, ...]],
+    infos: Mapping[str, FeatureInfo],
+    image: ImageInput | None,
 ) -> dict[str, FeatureInfo]:
     """Let `graph`, which returns a dict, do to its values what `features` says by key; return what comes out then.
 
@@ -129,25 +139,34 @@ def process(
     if not features:
         return dict(infos)
     output = graph.output_node()
-    values: dict[str, Any] = {}
-    found: dict[str, FeatureInfo] = {}
-    for key, node in dict(output.args[0]).items():
-        feature = features.get(key, _AS_IT_IS)
-        if feature.prefix_tokens == "apart" and infos[key].prefix_tokens:
-            own = replace(feature, prefix_tokens="drop")
-            values[key], found[key] = _processed(graph, node, key, own, infos[key], image)
-            if f"{key}_prefix" in infos:
-                raise RequestError(
-                    f"the key '{key}_prefix' is that of the prefix tokens of '{key}'; choose another one"
-                )
-            values[f"{key}_prefix"], found[f"{key}_prefix"] = _prefix_of(graph, node, key, infos[key])
-        else:
-            values[key], found[key] = _processed(graph, node, key, feature, infos[key], image)
-    output.args = (values,)
-    return found
+    found: dict[str, tuple[Node, FeatureInfo]] = {}
+    for first, node in dict(output.args[0]).items():
+        for feature in features.get(first, (Feature(first),)):
+            for key, processed in _processed(graph, node, feature, infos[first], image).items():
+                if key in found:
+                    raise RequestError(
+                        f"the key '{key}' is given twice, once to prefix tokens that are put apart; choose another one"
+                    )
+                found[key] = processed
+    output.args = ({key: value for key, (value, _) in found.items()},)
+    return {key: info for key, (_, info) in found.items()}
 
 
 def _processed(
+    graph: Graph, node: Node, feature: Feature, info: FeatureInfo, image: ImageInput | None
+) -> dict[str, tuple[Node, FeatureInfo]]:
+    key = str(feature.key)
+    info = replace(info, key=key)
+    if feature.of_stride is not None:
+        info = _with_stride(info, feature.of_stride, image)
+    if feature.prefix_tokens != "apart" or not info.prefix_tokens:
+        return {key: _value_of(graph, node, key, feature, info, image)}
+    own = replace(feature, prefix_tokens="drop")
+    prefix = f"{key}_prefix"
+    return {key: _value_of(graph, node, key, own, info, image), prefix: _prefix_of(graph, node, prefix, info)}
+
+
+def _value_of(
     graph: Graph, node: Node, key: str, feature: Feature, info: FeatureInfo, image: ImageInput | None
 ) -> tuple[Node, FeatureInfo]:
     steps, info = _steps(feature, info, image)
@@ -168,7 +187,7 @@ def _prefix_of(graph: Graph, node: Node, key: str, info: FeatureInfo) -> tuple[N
     step = _Step("[]", (slice(None), slice(None, info.prefix_tokens)))
     with graph.inserting_before(node.next):
         prefix = step.in_graph(graph, node)
-    after = _seen_after([step], replace(info, key=f"{key}_prefix"))
+    after = _seen_after([step], replace(info, key=key))
     return prefix, replace(after, stride=None, prefix_tokens=info.prefix_tokens)
 
 
@@ -177,13 +196,13 @@ def head_path(key: str) -> str:
     return f"{HEADS}.{''.join(each if each.isalnum() else '_' for each in key)}"
 
 
-def with_heads(model: nn.Module, features: Mapping[str, Feature]) -> nn.Module:
+def with_heads(model: nn.Module, features: Iterable[Feature]) -> nn.Module:
     """Return a module that has the parts of `model`, and the modules of `features`; `model` itself if there are none.
 
     Raises:
         RequestError: the model has a part of the name that the modules are put under, or two keys give one path.
     """
-    heads = {key: feature.apply for key, feature in features.items() if isinstance(feature.apply, nn.Module)}
+    heads = {str(each.key): each.apply for each in features if isinstance(each.apply, nn.Module)}
     if not heads:
         return model
     if hasattr(model, HEADS):
@@ -227,6 +246,16 @@ def _steps(feature: Feature, info: FeatureInfo, image: ImageInput | None) -> tup
         steps.append(_Step("flatten", (1,)))
         layout = "NC" if layout == "NC" else None
     return steps, _seen_after(steps, replace(info, layout=layout))
+
+
+def _with_stride(info: FeatureInfo, stride: int, image: ImageInput | None) -> FeatureInfo:
+    patches = 0 if image is None else math.prod(size // stride for size in image.sizes)
+    if info.layout != "NLC" or info.shape is None or not 0 < patches <= info.shape[1]:
+        raise RequestError(
+            f"of_stride={stride} is for tokens of patches, and the {info.shape} of '{info.node}' are not as many as "
+            f"the {patches} patches of the image"
+        )
+    return replace(info, stride=stride, prefix_tokens=info.shape[1] - patches)
 
 
 def _to_map(info: FeatureInfo, image: ImageInput | None) -> _Steps:
@@ -273,6 +302,31 @@ def _seen_after(steps: _Steps, info: FeatureInfo) -> FeatureInfo:
 
 
 def _after(feature: Feature, info: FeatureInfo) -> FeatureInfo:
-    if feature.apply is not None:  # which is not run for this
-        info = replace(info, shape=None, dtype=None, layout=None, channels=None, stride=None, prefix_tokens=0)
+    if feature.apply is not None:
+        shape, shapes, dtype = _form_after(feature.apply, info)
+        info = FeatureInfo(info.key, info.node, info.module, shape, dtype, None, None, None, 0, shapes)
     return info if feature.dtype is None else replace(info, dtype=feature.dtype)
+
+
+def _form_after(apply: Callable[..., Any], info: FeatureInfo) -> tuple[Any, dict[str, tuple[int, ...]], Any]:
+    """Return the shape, the shapes inside and the dtype of what a function gives; nothing where it takes no values.
+
+    It runs on a tensor without values, and a module by a replica.
+    """
+    if info.shape is None:
+        return None, {}, None
+    graph = Graph()
+    root = nn.Module()
+    value = graph.placeholder("value")
+    if isinstance(apply, nn.Module):
+        root.add_module("head", apply)
+        graph.output(graph.call_module("head", (value,)))
+    else:
+        graph.output(graph.call_function(apply, (value,)))
+    try:
+        result = ShapeProp(GraphModule(root, graph)).propagate(torch.empty(info.shape, dtype=info.dtype, device="meta"))
+    except Exception:  # whatever a function of the user's raises that reads values
+        return None, {}, None
+    if isinstance(result, torch.Tensor):
+        return tuple(result.shape), {}, result.dtype
+    return None, shapes_in(result), None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from torch import nn
@@ -18,8 +19,8 @@ _WILDCARDS = re.compile(r"\*\*|\*|\?|\[[^\]]+\]")
 _EXAMPLE = "{'layer4': 'C5'}"
 
 
-# What stands in a request for a name: a key, a `Feature` with or without one, or nothing in a list.
-_Key = str | Feature | None
+# What stands in a request for a name: a key, a `Feature` with or without one, several of them, or nothing in a list.
+_Key = str | Feature | Sequence[str | Feature] | None
 
 
 class Request(Mapping[str, str]):
@@ -27,7 +28,7 @@ class Request(Mapping[str, str]):
 
     Args:
         keys: by name.
-        features: what is done to values, by key.
+        features: what is done to values, by key; several where a value is returned several times, each with its key.
         expanded: by pattern or class, the names that it stands for. Of those the ones that do not run are left out.
         pending: patterns that match no module, with their keys, and how many names stand ahead of them. They may match
             operations, which a trace knows.
@@ -36,7 +37,7 @@ class Request(Mapping[str, str]):
     def __init__(
         self,
         keys: Mapping[str, str],
-        features: Mapping[str, Feature],
+        features: Mapping[str, tuple[Feature, ...]],
         expanded: Mapping[str, list[str]],
         pending: Mapping[str, tuple[_Key, int]],
     ) -> None:
@@ -89,7 +90,8 @@ def as_request(return_nodes: Any, argument: str, model: nn.Module | None = None)
 
     Args:
         return_nodes: a dict from names to keys, or a list of names that are the keys too. A name is a text, which may
-            be a pattern (`"blocks.*"`), a module of the model, or a class of modules. A key may be a `Feature`.
+            be a pattern (`"blocks.*"`), a module of the model, or a class of modules. A key may be a `Feature`, or a
+            list of keys and features, which return the value several times.
         argument: what it is called, for messages.
         model: whose modules are meant.
 
@@ -112,9 +114,10 @@ def as_request(return_nodes: Any, argument: str, model: nn.Module | None = None)
     paths = {} if model is None else {path: module for path, module in model.named_modules() if path}
     named = {name for name, _ in wishes if isinstance(name, str)}
     for wish, key in wishes:
-        if isinstance(return_nodes, Mapping) and not isinstance(key, (str, Feature)):
+        if isinstance(return_nodes, Mapping) and not _is_key(key):
             raise ArgumentTypeError(
-                f"{argument} must give texts or a featx.Feature as keys, got {key!r:.200} for {_short(wish)}"
+                f"{argument} must give texts, a featx.Feature or a list of them as keys, got {key!r:.200} for "
+                f"{_short(wish)}"
             )
         parts.add(wish, key, paths, named)
     return parts.request()
@@ -125,7 +128,7 @@ class _Parts:
 
     def __init__(self, argument: str) -> None:
         self.keys: dict[str, str] = {}
-        self.features: dict[str, Feature] = {}
+        self.features: dict[str, tuple[Feature, ...]] = {}
         self.expanded: dict[str, list[str]] = {}
         self.pending: dict[str, tuple[_Key, int]] = {}
         self._argument = argument
@@ -166,12 +169,12 @@ class _Parts:
 
     def _add_all(self, what: str, found: Mapping[str, tuple[str, ...]], key: _Key) -> None:
         new = {name: groups for name, groups in found.items() if name not in self.keys}
-        text = key.key if isinstance(key, Feature) else key
-        if text is not None and "*" not in text and len(found) > 1:
-            raise RequestError(
-                f"{self._argument} gives the key '{text}' to all {len(found)} values of '{what}'; put a * into the "
-                f"key, such as '{text}*', which stands for what the pattern has matched"
-            )
+        for text in [each.key for each in _features(key)]:
+            if text is not None and "*" not in text and len(found) > 1:
+                raise RequestError(
+                    f"{self._argument} gives the key '{text}' to all {len(found)} values of '{what}'; put a * into the "
+                    f"key, such as '{text}*', which stands for what the pattern has matched"
+                )
         for name, groups in new.items():
             self._put(name, key, groups)
         self.expanded[what] = list(new)
@@ -182,10 +185,16 @@ class _Parts:
         self._put(name, key)
 
     def _put(self, name: str, key: _Key, groups: tuple[str, ...] | None = None) -> None:
-        text = key.key if isinstance(key, Feature) else key
-        self.keys[name] = name if text is None else text if groups is None else _filled(text, groups)
-        if isinstance(key, Feature):
-            self.features[self.keys[name]] = key
+        features: list[Feature] = []
+        for feature in _features(key):
+            text = feature.key
+            features.append(
+                replace(feature, key=name if text is None else text if groups is None else _filled(text, groups))
+            )
+        first = str(features[0].key)
+        self.keys[name] = first
+        if len(features) > 1 or isinstance(key, Feature):
+            self.features[first] = tuple(features)
 
     def request(self) -> Request:
         """Return the request.
@@ -193,11 +202,14 @@ class _Parts:
         Raises:
             RequestError: one key is given to two nodes.
         """
-        keys = list(self.keys.values())
-        if len(set(keys)) < len(keys):
-            key = next(key for key in keys if keys.count(key) > 1)
-            names = [name for name, other in self.keys.items() if other == key]
-            raise RequestError(f"{self._argument} gives the key '{key}' to {names}; each node needs a key of its own")
+        by_key: dict[str, str] = {}
+        for name, first in self.keys.items():
+            for key in [str(each.key) for each in self.features.get(first, (Feature(first),))]:
+                if key in by_key:
+                    twice = f"{[by_key[key], name]}; each node needs a key of its own"
+                    twice = twice if by_key[key] != name else f"'{name}' twice; each value needs a key of its own"
+                    raise RequestError(f"{self._argument} gives the key '{key}' to {twice}")
+                by_key[key] = name
         return Request(self.keys, self.features, self.expanded, self.pending)
 
 
@@ -215,6 +227,17 @@ def expression_of(pattern: str) -> re.Pattern[str]:
         parts.append(known.get(wildcard) or f"({wildcard.replace('[!', '[^', 1)})")
         end = match.end()
     return re.compile("".join(parts) + re.escape(pattern[end:]))
+
+
+def _is_key(key: object) -> bool:
+    if isinstance(key, (list, tuple)):
+        return bool(key) and all(isinstance(each, (str, Feature)) for each in cast(Sequence[object], key))
+    return isinstance(key, (str, Feature))
+
+
+def _features(key: _Key) -> list[Feature]:
+    keys: list[str | Feature | None] = list(key) if isinstance(key, (list, tuple)) else [cast(Any, key)]
+    return [each if isinstance(each, Feature) else Feature(each) for each in keys]
 
 
 def _short(wish: object) -> str:

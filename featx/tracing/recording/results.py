@@ -61,6 +61,8 @@ class Results:
             return value
         if isinstance(value, torch.Size):
             return self._size(value, origin, frame)
+        if isinstance(origin, Node):
+            _describe_parts(origin, value)
         if isinstance(value, (tuple, list)):
             return self._items(cast(tuple[Any, ...], value), origin, frame)
         if isinstance(value, dict):
@@ -154,6 +156,15 @@ class Results:
         both = recorder.node_of_aside(origin), recorder.create_arg_aside(tensor)
         same = recorder.add_unnamed_node("call_function", operator.is_, both, {})
         recorder.guard(same, True, "whether a tensor in what a call gives is one that the model had")
+
+
+def _describe_parts(node: Node, value: Any) -> None:
+    """Note the forms of the tensors inside the container or object that a node gave."""
+    node.meta["parts"] = {
+        "".join(f"[{key!r}]" if way is operator.getitem else f".{key}" for way, key in path): (part.shape, part.dtype)
+        for part, path in parts_of(value)
+        if isinstance(part, torch.Tensor) and not part.is_nested
+    }
 
 
 def _root_of(origin: Origin) -> Node:
