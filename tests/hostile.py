@@ -8,9 +8,9 @@ import dataclasses
 import enum
 import operator
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from keyword import iskeyword
-from typing import Any
+from typing import Any, cast
 
 import torch
 from hypothesis import strategies
@@ -75,11 +75,11 @@ class Loud(str):
     def lstrip(self, *_: object) -> str:
         return self.shown
 
-    removeprefix = replace = strip = lower = lstrip
+    removeprefix = replace = strip = lower = lstrip  # pyright: ignore[reportAssignmentType]
 
 
 @contextlib.contextmanager
-def nothing_runs() -> Iterator[None]:
+def nothing_runs() -> Generator[None, None, None]:
     """Assert at the end that no payload ran."""
     try:
         yield
@@ -138,7 +138,7 @@ def tree(path: str) -> nn.Module:
             if name and name != part:
                 owner._modules[name] = Tagged("another")
         owner._modules[part] = Tagged("wanted") if part is parts[-1] else Holder()
-        owner = owner._modules[part]
+        owner = cast(nn.Module, owner._modules[part])
     owner.tag = "wanted"
     return root
 
@@ -190,7 +190,7 @@ def shared_prefix(text: str) -> Case:
     root = tree(text + ".a")
     owner = root
     for part in text.split("."):
-        owner = owner._modules[part]
+        owner = cast(nn.Module, owner._modules[part])
     owner._modules["b"] = Tagged("other")
     case = Case(Graph(), (("wanted",), ("other",)), works=is_free(text), root=root)
     return case.returning((case.graph.call_module(text + ".a"), case.graph.call_module(text + ".b")))

@@ -32,7 +32,8 @@ CAUGHT_TODAY = [
 
 
 def error_classes() -> list[type[Exception]]:
-    return [value for _, value in inspect.getmembers(errors, inspect.isclass) if value.__module__ == errors.__name__]
+    classes = [value for _, value in inspect.getmembers(errors, inspect.isclass)]
+    return [each for each in classes if each.__module__ == errors.__name__ and issubclass(each, Exception)]
 
 
 @pytest.mark.parametrize(("error", "builtin"), CAUGHT_TODAY)

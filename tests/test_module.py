@@ -31,7 +31,7 @@ class Model(nn.Module):
         self.register_buffer("hidden", torch.rand(3), persistent=False)
         self.plain = torch.rand(3)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor):
         return functional.max_pool1d(self.block(x) * self.scale + self.offset + self.hidden + self.plain, 2)
 
 

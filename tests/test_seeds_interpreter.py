@@ -32,7 +32,7 @@ def sigmoid_then_neg(x: Any) -> Any:
 
 def test_custom_transformer_replaces_add_by_mul(capsys: pytest.CaptureFixture[str]) -> None:
     class CustomTransformer(fx.Transformer):
-        def call_function(self, target, args, kwargs):
+        def call_function(self, target: Any, args: Any, kwargs: Any):
             if target == torch.add:
                 return self.call_function(torch.mul, args, kwargs)
             return super().call_function(target, args, kwargs)
@@ -55,12 +55,12 @@ def test_custom_transformer_replaces_add_by_mul(capsys: pytest.CaptureFixture[st
 
 def test_interpreter_swaps_sigmoid_and_neg() -> None:
     class NegSigmSwapInterpreter(fx.Interpreter):
-        def call_function(self, target, args, kwargs):
+        def call_function(self, target: Any, args: Any, kwargs: Any):
             if target == torch.sigmoid:
                 return torch.neg(*args, **kwargs)
             raise AssertionError(target)
 
-        def call_method(self, target, args, kwargs):
+        def call_method(self, target: Any, args: Any, kwargs: Any):
             if target == "neg":
                 call_self, *args_tail = args
                 return call_self.sigmoid(*args_tail, **kwargs)
@@ -98,7 +98,7 @@ def test_interpreter_calls_what_the_notebook_draws() -> None:
 
 def test_shape_propagation_by_a_subclass_prints_what_the_notebook_prints(capsys: pytest.CaptureFixture[str]) -> None:
     class ShapeProp(fx.Interpreter):
-        def run_node(self, n):
+        def run_node(self, n: Any):
             result = super().run_node(n)
             n.meta["shape"], n.meta["dtype"] = result.shape, result.dtype
             return result
@@ -135,7 +135,7 @@ def test_decomposition_of_relu_by_a_transformer(capsys: pytest.CaptureFixture[st
     decomposition_rules = {F.relu: lambda x: (x > 0) * x, torch.relu: lambda x: (x > 0) * x}
 
     class Decompose(fx.Transformer):
-        def call_function(self, target, args, kwargs):
+        def call_function(self, target: Any, args: Any, kwargs: Any):
             rule = decomposition_rules.get(target)
             return super().call_function(target, args, kwargs) if rule is None else rule(*args)
 

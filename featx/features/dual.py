@@ -52,7 +52,7 @@ class DualGraphModule(GraphModule):
     ]  # fmt: skip
     if TYPE_CHECKING:  # at run time they are attributes of instances, so that a model may have such names
         feature_info: FeatureInfos
-        channels: list[int | None]
+        channels: list[Any]  # numbers, and None where they are not known
         strides: list[Any]
     train_graph: Graph
     eval_graph: Graph

@@ -114,7 +114,7 @@ def test_features(photos: Path, tmp_path: Path) -> None:
 
 def as_usual(path: Path, pixels: int) -> torch.Tensor:
     """Scale the shorter side, cut the middle out, and normalize, by torchvision."""
-    transform = torchvision.transforms.Compose([
+    transform: Any = torchvision.transforms.Compose([
         torchvision.transforms.Resize(pixels, torchvision.transforms.InterpolationMode.BICUBIC),
         torchvision.transforms.CenterCrop(pixels),
         torchvision.transforms.ToTensor(),

@@ -87,7 +87,7 @@ def literals(graph: Any) -> None:
     graph.output(graph.call_function(torch.zeros, (values, slice(1, x)), {"dtype": torch.int64}))
 
 
-def annotations(graph: Any) -> None:
+def annotated(graph: Any) -> None:
     x = graph.placeholder("x", type_expr=torch.Tensor)
     graph.output(graph.create_node("call_function", torch.relu, (x,), type_expr=int), type_expr=torch.Tensor)
 
@@ -109,7 +109,7 @@ def nothing(graph: Any) -> None:
 
 @pytest.mark.parametrize(
     "build",
-    [calls_of_every_kind, operators, attributes_and_items, unused_values, names_that_are_taken, literals, annotations,
+    [calls_of_every_kind, operators, attributes_and_items, unused_values, names_that_are_taken, literals, annotated,
      functions_from_elsewhere, nothing],
 )  # fmt: skip
 def test_code_is_that_of_torch_fx(build: Callable[[Any], Any]) -> None:

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-import torch.fx
 from torch import nn
 from torch.nn import functional
 

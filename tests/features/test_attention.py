@@ -14,9 +14,11 @@ from featx.features.requests.attention import attention_probabilities
 
 
 def extractor_of(model: nn.Module, nodes: Any, example: Any, **options: Any) -> featx.DualGraphModule:
-    return featx.create_feature_extractor(
+    extractor = featx.create_feature_extractor(
         model, nodes, example_inputs=example, suppress_diff_warning=True, **options
     )  # fmt: skip
+    assert isinstance(extractor, featx.DualGraphModule)
+    return extractor
 
 
 MASK = torch.tensor([[True, True, False, True], [True, False, False, False], [True, True, True, True]])

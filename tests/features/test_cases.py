@@ -58,7 +58,9 @@ def seen_by_hook(model: nn.Module, path: str, inputs: dict[str, torch.Tensor]) -
 
 def extractor_of(model: nn.Module, **options: Any) -> featx.DualGraphModule:
     options.setdefault("example_inputs", BATCHES["no mask"])
-    return featx.create_feature_extractor(model, ["mix.0", "head"], suppress_diff_warning=True, **options)
+    extractor = featx.create_feature_extractor(model, ["mix.0", "head"], suppress_diff_warning=True, **options)
+    assert isinstance(extractor, featx.DualGraphModule)
+    return extractor
 
 
 @pytest.mark.parametrize("example", BATCHES)

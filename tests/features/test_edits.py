@@ -51,7 +51,9 @@ def with_hooks(model: nn.Module, edits: dict[str, Callable[[Any], Any]], *paths:
 
 def extractor_of(model: nn.Module, nodes: Any, **options: Any) -> featx.DualGraphModule:
     options.setdefault("example_inputs", X)
-    return featx.create_feature_extractor(model, nodes, suppress_diff_warning=True, **options)
+    extractor = featx.create_feature_extractor(model, nodes, suppress_diff_warning=True, **options)
+    assert isinstance(extractor, featx.DualGraphModule)
+    return extractor
 
 
 EDITS: dict[str, dict[str, Callable[[Any], Any]]] = {

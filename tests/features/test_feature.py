@@ -36,7 +36,9 @@ def maps(model: nn.Module) -> torch.Tensor:
 
 def extractor_of(model: nn.Module, nodes: Any, **options: Any) -> featx.DualGraphModule:
     options.setdefault("example_inputs", X)
-    return featx.create_feature_extractor(model, nodes, suppress_diff_warning=True, **options)
+    extractor = featx.create_feature_extractor(model, nodes, suppress_diff_warning=True, **options)
+    assert isinstance(extractor, featx.DualGraphModule)
+    return extractor
 
 
 def gem(x: torch.Tensor) -> torch.Tensor:

@@ -22,9 +22,11 @@ def resnet() -> Any:
 
 
 def started(model: nn.Module, nodes: Any, inputs: Any, example: Any = X, **options: Any) -> featx.DualGraphModule:
-    return featx.create_feature_extractor(
+    extractor = featx.create_feature_extractor(
         model, nodes, inputs=inputs, example_inputs=example, suppress_diff_warning=True, **options
     )
+    assert isinstance(extractor, featx.DualGraphModule)
+    return extractor
 
 
 def values(model: nn.Module, *paths: str, x: Any = X) -> list[torch.Tensor]:

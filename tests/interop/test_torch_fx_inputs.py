@@ -17,11 +17,13 @@ from tests.ids import without_address
 X, Y = torch.tensor([1.0, -2.0]), torch.tensor([3.0, 5.0])
 
 
-def plain(x, y):
+def plain(x: torch.Tensor, y: torch.Tensor):
     return x - y
 
 
-def defaults(x, scale=2.0, shift=-1.0, flag=True, mode=None):
+def defaults(
+    x: torch.Tensor, scale: float = 2.0, shift: Any = -1.0, flag: bool = True, mode: torch.Tensor | None = None
+):
     return x * scale + shift
 
 
@@ -29,27 +31,27 @@ def annotated(x: torch.Tensor, scale: float = 2.0, other: Optional[torch.Tensor]
     return x * scale
 
 
-def rest(x, *others):
+def rest(x: torch.Tensor, *others: Any):
     return x - others[0]
 
 
-def keywords(x, **others):
+def keywords(x: torch.Tensor, **others: Any):
     return x - others["y"]
 
 
-def everything(x, *others, scale, shift=1.0, **more):
+def everything(x: torch.Tensor, *others: Any, scale: torch.Tensor, shift: float = 1.0, **more: Any):
     return x * scale + shift - others[0] - more["y"]
 
 
-def keyword_only(x, *, scale, shift=1.0):
+def keyword_only(x: torch.Tensor, *, scale: torch.Tensor, shift: float = 1.0):
     return x * scale + shift
 
 
-def keyword_only_behind_a_default(x, y=2.0, *, scale):
+def keyword_only_behind_a_default(x: torch.Tensor, y: float = 2.0, *, scale: torch.Tensor):
     return x * scale - y
 
 
-def builtin_names(input, len, device, slice):
+def builtin_names(input: Any, len: Any, device: Any, slice: Any):
     return input - len * device + slice
 
 
@@ -182,7 +184,7 @@ def test_input_that_hides_what_the_code_uses_is_refused(kind: str) -> None:
 
 
 def test_input_may_have_the_name_of_a_builtin_that_nothing_else_uses() -> None:
-    def names_in_a_string(input, torch_=None):
+    def names_in_a_string(input: Any, torch_: torch.Tensor | None = None):
         return input.sum(dim="input".index("input"))
 
     traced = featx.symbolic_trace(names_in_a_string)

@@ -25,7 +25,7 @@ class Model(nn.Module):
         self.block = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
         self.scale = nn.Parameter(torch.rand(3))
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor):
         return torch.cat([self.block(x) * self.scale, x], dim=1).clamp(min=0.25)
 
 
@@ -36,31 +36,31 @@ class Recorder(Interpreter):
         super().__init__(*args, **kwargs)
         self.calls: list[tuple[str, Any]] = []
 
-    def run_node(self, n):
+    def run_node(self, n: Any):
         self.calls.append(("run_node", n.name))
         return super().run_node(n)
 
-    def placeholder(self, target, args, kwargs):
+    def placeholder(self, target: Any, args: Any, kwargs: Any):
         self.calls.append(("placeholder", target))
         return super().placeholder(target, args, kwargs)
 
-    def get_attr(self, target, args, kwargs):
+    def get_attr(self, target: Any, args: Any, kwargs: Any):
         self.calls.append(("get_attr", target))
         return super().get_attr(target, args, kwargs)
 
-    def call_function(self, target, args, kwargs):
+    def call_function(self, target: Any, args: Any, kwargs: Any):
         self.calls.append(("call_function", target))
         return super().call_function(target, args, kwargs)
 
-    def call_method(self, target, args, kwargs):
+    def call_method(self, target: Any, args: Any, kwargs: Any):
         self.calls.append(("call_method", target))
         return super().call_method(target, args, kwargs)
 
-    def call_module(self, target, args, kwargs):
+    def call_module(self, target: Any, args: Any, kwargs: Any):
         self.calls.append(("call_module", target))
         return super().call_module(target, args, kwargs)
 
-    def output(self, target, args, kwargs):
+    def output(self, target: Any, args: Any, kwargs: Any):
         self.calls.append(("output", target))
         return super().output(target, args, kwargs)
 
@@ -164,7 +164,7 @@ def test_values_are_dropped_after_their_last_use() -> None:
     sizes: list[int] = []
 
     class Watching(Interpreter):
-        def run_node(self, n):
+        def run_node(self, n: Any):
             sizes.append(len(self.env))
             return super().run_node(n)
 
@@ -189,7 +189,7 @@ def test_boxed_run_empties_the_list_and_frees_inputs_after_their_last_use() -> N
     alive: list[bool] = []
 
     class Watching(Interpreter):
-        def call_function(self, target, args, kwargs):
+        def call_function(self, target: Any, args: Any, kwargs: Any):
             alive.append(reference() is not None)
             return super().call_function(target, args, kwargs)
 

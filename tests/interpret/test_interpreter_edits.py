@@ -31,7 +31,7 @@ class Editing(Interpreter):
         self.edit = edit
         self.after = after
 
-    def run_node(self, n):
+    def run_node(self, n: Any):
         result = super().run_node(n)
         if n.name == self.after:
             self.edit(n)
@@ -135,7 +135,7 @@ def test_no_value_is_dropped_by_what_was_known_before_an_edit() -> None:
 
 def test_dual_module_is_interpreted_in_its_present_mode() -> None:
     class Branch(nn.Module):
-        def forward(self, x):
+        def forward(self, x: torch.Tensor):
             return x + 1 if self.training else x * 10
 
     model = Branch().eval()

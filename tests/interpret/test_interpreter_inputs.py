@@ -94,7 +94,7 @@ def test_wrong_inputs_are_refused(function: Any, args: Any, kwargs: Any, message
 
 def test_error_names_the_model_and_its_inputs() -> None:
     class Model(nn.Module):
-        def forward(self, x, mask=None, *others, scale):
+        def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None, *others: Any, scale: torch.Tensor):
             return x * scale
 
     with pytest.raises(InputError) as caught:
@@ -138,7 +138,7 @@ def test_inputs_in_initial_env_are_not_asked_for() -> None:
 
 def test_subclass_that_makes_its_own_inputs_needs_none() -> None:
     class Fake(Interpreter):
-        def placeholder(self, target, args, kwargs):
+        def placeholder(self, target: Any, args: Any, kwargs: Any):
             return {"x": X, "y": Y}[target]
 
     assert Fake(symbolic_trace(plain)).run() == X - Y
@@ -146,7 +146,7 @@ def test_subclass_that_makes_its_own_inputs_needs_none() -> None:
 
 def test_subclass_takes_inputs_from_args_iter_as_with_torch_fx() -> None:
     class Doubling(Interpreter):
-        def placeholder(self, target, args, kwargs):
+        def placeholder(self, target: Any, args: Any, kwargs: Any):
             return next(self.args_iter) * 2
 
     assert Doubling(symbolic_trace(plain)).run(X, Y) == 2 * X - 2 * Y

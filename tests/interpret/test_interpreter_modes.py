@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -17,7 +19,7 @@ class WithoutGradients(nn.Module):
         super().__init__()
         self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor):
         with torch.no_grad():
             x = self.first(x)
         return self.second(x)
@@ -28,7 +30,7 @@ class InLowPrecision(nn.Module):
         super().__init__()
         self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor):
         with torch.autocast("cpu", torch.bfloat16):
             x = self.first(x)
         return self.second(x.float())
@@ -64,7 +66,7 @@ def test_modes_are_put_back_after_an_error(kind: type[nn.Module], garbage_collec
     modes: list[tuple[bool, bool]] = []
 
     class Watching(Interpreter):
-        def call_module(self, target, args, kwargs):
+        def call_module(self, target: Any, args: Any, kwargs: Any):
             modes.append((torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")))
             return super().call_module(target, args, kwargs)
 
@@ -114,7 +116,7 @@ def test_graph_that_switches_modes_is_transformed_without_switching_them() -> No
         assert torch.equal(transformed(X), module(X))
 
     class Failing(featx.Transformer):
-        def call_module(self, target, args, kwargs):
+        def call_module(self, target: Any, args: Any, kwargs: Any):
             raise NotImplementedError(target)
 
     with pytest.raises(NotImplementedError, match="first"):
@@ -138,7 +140,7 @@ def test_mode_that_a_function_sets_for_good_stays_as_with_the_generated_code() -
 
 def test_guard_that_no_longer_holds_raises_in_both() -> None:
     class Branch(nn.Module):
-        def forward(self, x):
+        def forward(self, x: torch.Tensor):
             return x * 2 if x.shape[1] > 2 else x
 
     module = featx.trace(Branch(), X)

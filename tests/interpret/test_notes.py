@@ -15,7 +15,7 @@ from featx import Graph, GraphModule, Interpreter, symbolic_trace
 
 
 class Inner(nn.Module):
-    def forward(self, x):
+    def forward(self, x: torch.Tensor):
         return x.view(3, -1)
 
 
@@ -24,7 +24,7 @@ class Model(nn.Module):
         super().__init__()
         self.inner = Inner()
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor):
         return self.inner(x + 1)
 
 
@@ -129,7 +129,7 @@ def test_extra_traceback_switches_notes_off() -> None:
 
 def test_subclass_that_fails_while_a_graph_is_transformed_gets_the_note_too() -> None:
     class Deciding(featx.Transformer):
-        def call_method(self, target, args, kwargs):
+        def call_method(self, target: Any, args: Any, kwargs: Any):
             return args[0] if args[0] > 0 else None
 
     with pytest.raises(featx.ControlFlowError, match="cannot trace Model") as caught:

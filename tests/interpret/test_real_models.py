@@ -29,7 +29,7 @@ class Writes(nn.Module):
         self.register_buffer("count", torch.zeros(()))
         self.act = nn.ReLU(inplace=True)
 
-    def forward(self, x, flag=None):
+    def forward(self, x: torch.Tensor, flag: torch.Tensor | None = None):
         y = x.clone()
         y[:, 0] = 1.0
         y += 1

@@ -22,13 +22,15 @@ class Model(nn.Module):
         self.scale = nn.Parameter(torch.rand(3))
         self.register_buffer("offset", torch.rand(3))
 
-    def forward(self, x, weight: float = 2.0, *others, bias=None, **more):
+    def forward(
+        self, x: torch.Tensor, weight: float = 2.0, *others: Any, bias: torch.Tensor | None = None, **more: Any
+    ):
         y = torch.cat([self.block(x) * self.scale, x], dim=1)[:, 1:].clamp(min=0.25) + torch.arange(5.0)
         return {"y": y * weight, "offset": (self.offset, others[0], more["a"], bias)}
 
 
 class ReluAndNeg(nn.Module):
-    def forward(self, x):
+    def forward(self, x: torch.Tensor):
         return torch.relu(x + 1).neg()
 
 
@@ -84,7 +86,7 @@ def test_transform_can_be_called_again_also_after_an_error() -> None:
     class Failing(Transformer):
         fails = True
 
-        def call_method(self, target, args, kwargs):
+        def call_method(self, target: Any, args: Any, kwargs: Any):
             if self.fails:
                 raise NotImplementedError(target)
             return super().call_method(target, args, kwargs)
@@ -119,7 +121,7 @@ def test_output_of_none_stays() -> None:
 
 def test_dual_module_is_transformed_in_its_present_mode() -> None:
     class Branch(nn.Module):
-        def forward(self, x):
+        def forward(self, x: torch.Tensor):
             return x + 1 if self.training else x * 10
 
     graphs = [featx.Tracer().trace(Branch().train(mode)) for mode in (True, False)]
@@ -138,10 +140,10 @@ def test_module_without_graph_is_refused() -> None:
 
 def test_call_function_and_call_method_say_what_takes_the_place_of_a_node() -> None:
     class Swapping(Transformer):
-        def call_function(self, target, args, kwargs):
+        def call_function(self, target: Any, args: Any, kwargs: Any):
             return torch.neg(*args, **kwargs) if target is torch.relu else super().call_function(target, args, kwargs)
 
-        def call_method(self, target, args, kwargs):
+        def call_method(self, target: Any, args: Any, kwargs: Any):
             return args[0].relu() if target == "neg" else super().call_method(target, args, kwargs)
 
     swapped = Swapping(symbolic_trace(ReluAndNeg())).transform()
@@ -151,7 +153,7 @@ def test_call_function_and_call_method_say_what_takes_the_place_of_a_node() -> N
 
 def test_call_module_may_drop_a_node() -> None:
     class WithoutDropout(Transformer):
-        def call_module(self, target, args, kwargs):
+        def call_module(self, target: Any, args: Any, kwargs: Any):
             is_dropout = isinstance(self.submodules[target], nn.Dropout)
             return args[0] if is_dropout else super().call_module(target, args, kwargs)
 
@@ -163,7 +165,7 @@ def test_call_module_may_drop_a_node() -> None:
 
 def test_call_module_may_trace_through_a_module() -> None:
     class Opening(Transformer):
-        def call_module(self, target, args, kwargs):
+        def call_module(self, target: Any, args: Any, kwargs: Any):
             return self.fetch_attr(target)(*args, **kwargs)
 
     model = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3))
@@ -178,7 +180,7 @@ def test_call_module_may_trace_through_a_module() -> None:
 
 def test_call_module_may_go_through_the_tracer_as_with_torch_fx() -> None:
     class ByTracer(Transformer):
-        def call_module(self, target, args, kwargs):
+        def call_module(self, target: Any, args: Any, kwargs: Any):
             submodule = self.fetch_attr(target)
             return self.tracer.call_module(submodule, submodule.forward, args, kwargs)
 
@@ -188,7 +190,7 @@ def test_call_module_may_go_through_the_tracer_as_with_torch_fx() -> None:
 
 def test_get_attr_may_be_replaced_by_a_new_constant() -> None:
     class Halving(Transformer):
-        def get_attr(self, target, args, kwargs):
+        def get_attr(self, target: Any, args: Any, kwargs: Any):
             return super().get_attr(target, args, kwargs) * torch.tensor(0.5)
 
     class Scaled(nn.Module):
@@ -196,7 +198,7 @@ def test_get_attr_may_be_replaced_by_a_new_constant() -> None:
             super().__init__()
             self.scale = nn.Parameter(torch.rand(3))
 
-        def forward(self, x):
+        def forward(self, x: torch.Tensor):
             return x * self.scale
 
     model = Scaled()
@@ -210,10 +212,10 @@ def test_placeholders_and_output_may_be_others() -> None:
             self.inputs = [super(Flat, self).placeholder(f"input{index}", (), {}) for index in range(2)]
             self.next = iter(self.inputs)
 
-        def placeholder(self, target, args, kwargs):
+        def placeholder(self, target: Any, args: Any, kwargs: Any):
             return next(self.next)
 
-        def output(self, target, args, kwargs):
+        def output(self, target: Any, args: Any, kwargs: Any):
             return super().output(target, ([args[0], *self.inputs],), {})
 
     module = Flat(symbolic_trace(ReluAndNeg())).transform()
@@ -227,7 +229,7 @@ def test_run_node_may_be_overridden() -> None:
     names: list[str] = []
 
     class Watching(Transformer):
-        def run_node(self, n):
+        def run_node(self, n: Any):
             names.append(n.name)
             return super().run_node(n)
 
@@ -237,7 +239,7 @@ def test_run_node_may_be_overridden() -> None:
 
 def test_target_that_does_not_exist_is_refused() -> None:
     class Renaming(Transformer):
-        def call_module(self, target, args, kwargs):
+        def call_module(self, target: Any, args: Any, kwargs: Any):
             return super().call_module(f"missing.{target}", args, kwargs)
 
     with pytest.raises(TargetError, match=r"'missing\.0'"):
@@ -246,7 +248,7 @@ def test_target_that_does_not_exist_is_refused() -> None:
 
 def test_parameter_that_the_module_does_not_own_is_refused() -> None:
     class Adding(Transformer):
-        def call_module(self, target, args, kwargs):
+        def call_module(self, target: Any, args: Any, kwargs: Any):
             return super().call_module(target, args, kwargs) + nn.Parameter(torch.ones(3))
 
     with pytest.raises(ModulePathError, match="that the model does not own"):

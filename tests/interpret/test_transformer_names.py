@@ -16,7 +16,7 @@ X = torch.tensor([[1.0, -2.0, 3.0]])
 
 
 class Inner(nn.Module):
-    def forward(self, x):
+    def forward(self, x: torch.Tensor):
         return torch.relu(torch.relu(x) + 1)
 
 
@@ -25,7 +25,7 @@ class Model(nn.Module):
         super().__init__()
         self.inner = Inner()
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor):
         return torch.sigmoid(self.inner(x))
 
 
@@ -64,7 +64,7 @@ def test_names_that_nobody_would_number_so_are_kept() -> None:
 class Before(Transformer):
     """Puts a relu ahead of each relu."""
 
-    def call_function(self, target, args, kwargs):
+    def call_function(self, target: Any, args: Any, kwargs: Any):
         if target is torch.relu:
             args = (super().call_function(torch.relu, args, {}),)
         return super().call_function(target, args, kwargs)
@@ -73,7 +73,7 @@ class Before(Transformer):
 class After(Transformer):
     """Puts an absolute value behind each relu."""
 
-    def call_function(self, target, args, kwargs):
+    def call_function(self, target: Any, args: Any, kwargs: Any):
         result = super().call_function(target, args, kwargs)
         return torch.abs(result) if target is torch.relu else result
 
@@ -81,13 +81,13 @@ class After(Transformer):
 class Instead(Transformer):
     """Puts (x > 0) * x in the place of each relu."""
 
-    def call_function(self, target, args, kwargs):
+    def call_function(self, target: Any, args: Any, kwargs: Any):
         return (args[0] > 0) * args[0] if target is torch.relu else super().call_function(target, args, kwargs)
 
 
 def test_new_nodes_do_not_take_the_names_of_old_ones() -> None:
     class Inserting(Transformer):
-        def call_function(self, target, args, kwargs):
+        def call_function(self, target: Any, args: Any, kwargs: Any):
             # Is made first, and so would be called relu.
             return super().call_function(target, (torch.relu(args[0] * 1),), kwargs)
 
@@ -104,7 +104,7 @@ def test_new_nodes_do_not_take_the_names_of_old_ones() -> None:
 
 def test_new_node_makes_way_for_each_old_one_that_has_its_name() -> None:
     class Inserting(Transformer):
-        def call_function(self, target, args, kwargs):
+        def call_function(self, target: Any, args: Any, kwargs: Any):
             result = super().call_function(target, args, kwargs)
             return torch.relu(result) if target is torch.abs else result
 
@@ -114,7 +114,7 @@ def test_new_node_makes_way_for_each_old_one_that_has_its_name() -> None:
 
 def test_new_node_that_a_subclass_named_keeps_that_name() -> None:
     class Inserting(Transformer):
-        def call_function(self, target, args, kwargs):
+        def call_function(self, target: Any, args: Any, kwargs: Any):
             result = super().call_function(target, args, kwargs)
             if target is torch.abs:
                 result = torch.relu(result)
@@ -167,7 +167,7 @@ def test_everything_that_is_made_for_a_node_says_where_in_the_model_that_was() -
 
 def test_meta_that_a_subclass_sets_is_not_overwritten() -> None:
     class Tagging(Transformer):
-        def call_function(self, target, args, kwargs):
+        def call_function(self, target: Any, args: Any, kwargs: Any):
             result = super().call_function(target, args, kwargs)
             result.node.meta["qualified_name"] = f"mine.{target.__name__}"
             result.node.name = f"{result.node.name}_mine"
@@ -181,7 +181,7 @@ def test_meta_that_a_subclass_sets_is_not_overwritten() -> None:
 
 def test_node_that_already_stood_there_keeps_its_own_qualified_name() -> None:
     class Dropping(Transformer):
-        def call_function(self, target, args, kwargs):
+        def call_function(self, target: Any, args: Any, kwargs: Any):
             return args[0] if target is torch.relu else super().call_function(target, args, kwargs)
 
     assert list(qualified(Dropping(symbolic_trace(Model())).transform())) == ["x", "inner.add", "sigmoid"]
@@ -191,12 +191,12 @@ def test_node_behind_one_that_went_is_not_taken_for_its_copy() -> None:
     dropped: list[Any] = []
 
     class Bypassing(Transformer):
-        def run_node(self, n):
+        def run_node(self, n: Any):
             if n.name != "relu_1":
                 return super().run_node(n)
             return self.call_function(n.target, *self.fetch_args_kwargs_from_env(n))
 
-        def call_function(self, target, args, kwargs):
+        def call_function(self, target: Any, args: Any, kwargs: Any):
             if not dropped:
                 dropped.append(target)
                 return args[0]
@@ -210,11 +210,11 @@ def test_node_behind_one_that_went_is_not_taken_for_its_copy() -> None:
     ]  # fmt: skip
 
 
-def calls_of(swap: bool) -> tuple[MeasuredEffects, list[str]]:
+def calls_of(swap: bool) -> tuple[MeasuredEffects | None, list[str]]:
     """Transform a call of which it is known what it writes, swapping its inputs or not; return that, and its writes."""
 
     class Swapping(Transformer):
-        def call_function(self, target, args, kwargs):
+        def call_function(self, target: Any, args: Any, kwargs: Any):
             return super().call_function(target, args[::-1] if swap else args, kwargs)
 
     def write(one: Any, other: Any) -> Any:

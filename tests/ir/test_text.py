@@ -86,7 +86,7 @@ def test_graph_of_the_readme_of_torch_fx_prints_as_there() -> None:
             self.param = nn.Parameter(torch.rand(3, 4))
             self.linear = nn.Linear(4, 5)
 
-        def forward(self, x):
+        def forward(self, x: torch.Tensor):
             return self.linear(x + self.param).clamp(min=0.0, max=1.0)
 
     assert str(featx.symbolic_trace(MyModule()).graph) == "\n".join(

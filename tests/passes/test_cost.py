@@ -240,7 +240,7 @@ def test_attention_does_not_write_its_scores() -> None:
 
 
 def test_memory_of_values_that_live_and_die() -> None:
-    def function(x):
+    def function(x: torch.Tensor):
         a = x + 1  # 400 bytes
         b = a * 2  # 800: a and b
         c = b.view(-1)[:10] + 1  # a is gone, 440
@@ -255,12 +255,12 @@ def test_memory_of_values_that_live_and_die() -> None:
 
 def test_memory_inside_a_module_that_is_kept_whole_is_seen() -> None:
     class Inner(nn.Module):
-        def forward(self, x):
+        def forward(self, x: torch.Tensor):
             big = torch.cat([x] * 10)
             return big.sum(0)
 
     class Whole(featx.Tracer):
-        def is_leaf_module(self, m, module_qualified_name):
+        def is_leaf_module(self, m: Any, module_qualified_name: Any):
             return True
 
     model = nn.Sequential(Inner(), nn.Linear(10, 3))
@@ -288,7 +288,7 @@ def test_modules_are_sums_of_their_nodes_and_shared_weights_count_once() -> None
             super().__init__()
             self.linear = linear
 
-        def forward(self, x):
+        def forward(self, x: torch.Tensor):
             return self.linear(x) + x
 
     shared = nn.Linear(4, 4)
@@ -359,7 +359,7 @@ def test_graph_that_asks_for_a_value_runs_for_real_and_puts_back_what_it_writes(
             self.linear = nn.Linear(4, 4)
             self.register_buffer("calls", torch.zeros(()))
 
-        def forward(self, x):
+        def forward(self, x: torch.Tensor):
             self.calls += 1
             return self.linear(x) if (x * 2).sum().item() > 0 else x
 
@@ -381,7 +381,7 @@ def operator() -> Any:
 
 
 def test_unknown_operator_raises_with_the_node_and_its_line(operator: Any) -> None:
-    def function(x):
+    def function(x: torch.Tensor):
         return operator(x @ x)
 
     traced = featx.trace(function, torch.rand(3, 3))
@@ -430,7 +430,7 @@ def test_inference_mode_counts_the_same() -> None:
             self.linear = nn.Linear(4, 4)
 
         @torch.inference_mode()
-        def forward(self, x):
+        def forward(self, x: torch.Tensor):
             return F.scaled_dot_product_attention(*[self.linear(x)[None, None]] * 3)
 
     model = nn.Sequential(nn.Conv1d(3, 4, 3), nn.BatchNorm1d(4), nn.ReLU()).eval()

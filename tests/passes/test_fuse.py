@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.fx
 from torch import nn
 from torch.fx.experimental.optimization import fuse as torch_fx_fuse
 

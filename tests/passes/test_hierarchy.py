@@ -13,7 +13,7 @@ class Root(nn.Module):
         self.blocks = nn.Sequential(nn.Sequential(nn.Linear(3, 3), nn.ReLU()))
         self.scale = nn.Parameter(torch.ones(3))
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor):
         return self.blocks(x) * self.scale
 
 

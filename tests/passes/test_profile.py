@@ -40,13 +40,13 @@ class Takes(nn.Module):
         super().__init__()
         self.clock, self.seconds = clock, seconds
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor):
         self.clock.now += next(self.seconds)
         return x + 1
 
 
 class Leaves(featx.Tracer):
-    def is_leaf_module(self, m, module_qualified_name):
+    def is_leaf_module(self, m: Any, module_qualified_name: Any):
         return isinstance(m, Takes) or super().is_leaf_module(m, module_qualified_name)
 
 
@@ -119,14 +119,14 @@ def test_each_run_sees_the_inputs_and_the_state_as_they_were() -> None:
             self.register_buffer("calls", torch.zeros(()))
             self.count = 0
 
-        def forward(self, x):
+        def forward(self, x: torch.Tensor):
             seen.append((x.tolist(), self.calls.item()))
             self.calls.add_(1)
             self.count += 1
             return x.add_(1)
 
     class Whole(featx.Tracer):
-        def is_leaf_module(self, m, module_qualified_name):
+        def is_leaf_module(self, m: Any, module_qualified_name: Any):
             return True
 
     model = nn.Sequential(Writes())

@@ -17,7 +17,7 @@ SECONDS = {"_0": 2.0, "_1": 0.5, "flatten": 0.25, "cat": 0.25}
 
 
 class Model(nn.Sequential):
-    def forward(self, x):
+    def forward(self, x: torch.Tensor):
         x = self[1](self[0](x)).flatten()
         return torch.cat([x, x])
 

@@ -33,7 +33,7 @@ class WritesState(nn.Module):
         self.history: list[int] = []
         self.table = torch.zeros(3)  # no buffer
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor):
         x.add_(1)
         self.calls += 1
         self.history.append(self.calls)
@@ -49,14 +49,14 @@ class Wrapper(nn.Module):
         super().__init__()
         self.inner = inner
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor):
         return self.inner(x).relu()
 
 
 class WholeTracer(featx.Tracer):
     """Keeps the children of the root whole."""
 
-    def is_leaf_module(self, m, module_qualified_name):
+    def is_leaf_module(self, m: Any, module_qualified_name: Any):
         return True
 
 
@@ -140,7 +140,7 @@ class WithState(nn.Module):
         super().__init__()
         self.cell = nn.GRU(4, 6)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor):
         return self.cell(x, torch.zeros(1, 3, 6))
 
 
@@ -179,7 +179,7 @@ def test_whole_model_on_the_meta_device() -> None:
 
 
 def test_values_that_are_no_tensors_and_nested_ones() -> None:
-    def function(x):
+    def function(x: torch.Tensor):
         parts = x.split(2, dim=1)
         return {"parts": parts, "size": x.shape[0], "one": parts[0]}
 
@@ -265,7 +265,7 @@ def test_weight_norm_leaves_its_weight() -> None:
 
 
 def test_result_has_the_values_of_the_run_where_it_shares_memory_that_is_put_back() -> None:
-    def function(x):
+    def function(x: torch.Tensor):
         x.add_(1)
         return x
 
@@ -283,7 +283,7 @@ def test_generators_of_python_and_torch_are_put_back() -> None:
             super().__init__()
             self.generator = torch.Generator().manual_seed(3)
 
-        def forward(self, x):
+        def forward(self, x: torch.Tensor):
             return x * random.random() + torch.rand(3, generator=self.generator) + torch.rand(3)
 
     model = nn.Sequential(Draws())
@@ -306,7 +306,7 @@ def test_cached_functions_keep_no_tensor_without_values() -> None:
         return like.new_ones(x_shape)
 
     class Cached(nn.Module):
-        def forward(self, x):
+        def forward(self, x: torch.Tensor):
             return x + CACHE["table"](4, x)
 
     CACHE["table"] = table
@@ -322,7 +322,7 @@ CACHE: dict[str, Callable[..., torch.Tensor]] = {}
 
 
 def test_question_for_a_value_on_the_meta_device_names_node_and_operator() -> None:
-    def function(x):
+    def function(x: torch.Tensor):
         return x * x.sum().item()
 
     module = featx.trace(function, torch.rand(3))
@@ -340,7 +340,7 @@ def test_constants_and_untouched_buffers_have_values_on_the_meta_device() -> Non
             super().__init__()
             self.register_buffer("width", torch.tensor(3))
 
-        def forward(self, x):
+        def forward(self, x: torch.Tensor):
             steps = torch.arange(4).add_(1)
             steps[0] = 2
             return x.new_zeros(int(self.width), int(steps.sum())) + int(steps.max())
@@ -356,7 +356,7 @@ def test_buffer_that_was_written_has_no_value_on_the_meta_device() -> None:
             super().__init__()
             self.register_buffer("width", torch.tensor([3, 4]))
 
-        def forward(self, x):
+        def forward(self, x: torch.Tensor):
             self.width[1:].add_(1)
             return x.new_zeros(int(self.width[1]))
 
@@ -391,7 +391,7 @@ def test_casts_of_weights_that_autocast_remembers_are_forgotten() -> None:
             super().__init__()
             self.linear = nn.Linear(3, 4)
 
-        def forward(self, x):
+        def forward(self, x: torch.Tensor):
             with torch.autocast("cpu", torch.bfloat16, cache_enabled=True):
                 return self.linear(x)
 
@@ -414,7 +414,7 @@ def test_module_with_hooks_is_really_called() -> None:
 
 def test_other_ways_to_run_and_subclasses() -> None:
     class Names(ShapeProp):
-        def run_node(self, n):
+        def run_node(self, n: Any):
             result = super().run_node(n)
             n.meta["seen"] = n.meta["tensor_meta"].shape
             return result

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.fx
 from peer import absolute, rewritten_alike
 from torch import nn
 from torch.nn import functional

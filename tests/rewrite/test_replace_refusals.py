@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.fx
 from peer import absolute, neg_relu, relu, x
 from torch import nn
 

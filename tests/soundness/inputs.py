@@ -7,7 +7,7 @@ import linecache
 import sys
 import types
 from collections import UserDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -133,7 +133,7 @@ SIGNATURES: tuple[Signature, ...] = (
 
 
 @contextmanager
-def built(case: Case) -> Iterator[nn.Module]:
+def built(case: Case) -> Generator[nn.Module, None, None]:
     """The model of a case, with the weights of a fixed seed, as a Python module of its own that ends with the block."""
     module = types.ModuleType(f"soundness_case_{next(_numbers)}")
     module.__file__ = filename = f"/soundness/{module.__name__}.py"

@@ -387,7 +387,7 @@ def test_compiled_submodule_is_traced_as_what_it_was_made_of(is_in_place: bool) 
 
 
 def test_tuples_of_a_class_with_a_length_of_its_own_are_copied() -> None:
-    class Pair(tuple):  # as the irreducible representations of e3nn
+    class Pair(tuple[int, int]):  # as the irreducible representations of e3nn
         def __len__(self) -> int:
             raise NotImplementedError
 
