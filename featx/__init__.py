@@ -3,6 +3,8 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from featx.bulk.extract import extract
+from featx.bulk.table import FeatureTable, open_features, verify
 from featx.codegen.emit import PythonCode
 from featx.draw.drawing import Drawing, draw
 from featx.errors import (
@@ -11,6 +13,7 @@ from featx.errors import (
     CostError,
     DrawingError,
     DrawnAwayError,
+    ExtractionError,
     FeatxError,
     ForeignNodeError,
     GraphError,
@@ -83,9 +86,11 @@ __all__ = [
     "DrawnAwayError",
     "DualGraphModule",
     "ExampleTracer",
+    "ExtractionError",
     "Feature",
     "FeatureInfo",
     "FeatureInfos",
+    "FeatureTable",
     "FeatureTracer",
     "FeatxError",
     "ForeignNodeError",
@@ -129,12 +134,14 @@ __all__ = [
     "create_backbone",
     "create_feature_extractor",
     "draw",
+    "extract",
     "from_torch_fx",
     "get_graph_node_names",
     "has_side_effect",
     "map_aggregate",
     "map_arg",
     "nodes",
+    "open_features",
     "profile",
     "prune",
     "replace_pattern",
@@ -143,6 +150,7 @@ __all__ = [
     "symbolic_trace",
     "to_torch_fx",
     "trace",
+    "verify",
     "wrap",
     "zero",
 ]

@@ -17,6 +17,7 @@ FeatxError
 ├── PassError               RuntimeError    a pass that cannot do what was asked, or that broke the graph
 ├── CostError               RuntimeError    an operator of which nobody has said what it costs
 ├── MissingExtraError       ImportError     a package that only some of featx needs is not installed
+├── ExtractionError         RuntimeError    features of a data set that cannot be computed, written or read
 ├── DrawingError            RuntimeError    a picture that cannot be made: a missing program, or too much in it
 ├── ScriptError             RuntimeError    a graph that torch.jit.script cannot express
 ├── PatternError            ValueError      a pattern that cannot be looked for, or a replacement that does not fit it
@@ -101,6 +102,10 @@ class CostError(FeatxError, RuntimeError):
 
 class MissingExtraError(FeatxError, ImportError):
     """A package that only some of featx needs is not installed."""
+
+
+class ExtractionError(FeatxError, RuntimeError):
+    """Features of a data set cannot be computed, written or read."""
 
 
 class DrawingError(FeatxError, RuntimeError):

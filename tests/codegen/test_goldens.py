@@ -1,5 +1,7 @@
 """Generated code of whole models, to be read in review."""
 
+# pyright: reportMissingParameterType=false
+# Annotations would be a part of the generated code that is compared here.
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -41,7 +43,7 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(8, 24)
         self.scale = nn.Parameter(torch.ones(1))
 
-    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None, *, heads: int = 2):
+    def forward(self, x, mask=None, *, heads: int = 2):
         batch, tokens, width = x.shape
         query, key, value = self.qkv(x).reshape(batch, tokens, 3, 2, width // 2).permute(2, 0, 3, 1, 4).unbind(0)
         weights = (query @ key.transpose(-2, -1) * self.scale).softmax(-1)
@@ -49,7 +51,7 @@ class Attention(nn.Module):
 
 
 class Writes(nn.Module):
-    def forward(self, x: torch.Tensor, y: torch.Tensor):
+    def forward(self, x, y):
         x[:, 0] = 1
         x += y
         y.clamp_(min=-float("inf"))

@@ -1,3 +1,5 @@
+# pyright: reportMissingParameterType=false
+# Annotations would be a part of the generated code that is compared here.
 from __future__ import annotations
 
 import copy
@@ -27,7 +29,7 @@ class Model(nn.Module):
         self.register_buffer("hidden", torch.rand(3), persistent=False)
         self.plain = torch.rand(3)
 
-    def forward(self, x: torch.Tensor, power: float = -math.inf):
+    def forward(self, x, power: float = -math.inf):
         x = self.layers["class"](self.layers["a"](x)) * self.scale + self.offset + self.hidden + self.plain
         return functional.max_pool1d(x.clamp(min=power), 2), math.sqrt(x.shape[0])
 

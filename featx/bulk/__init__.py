@@ -1,0 +1,1 @@
+"""Features of whole data sets on disk: read, computed and written in shards, which a killed job finds again."""

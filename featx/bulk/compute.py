@@ -1,0 +1,110 @@
+"""Compute the features of batches; a sample for which the model raises does not take its batch with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from featx.bulk.formats import Column, Rows
+from featx.bulk.loading import reason_of
+from featx.errors import ExtractionError, RequestError
+from featx.tree import tree_map
+
+# Numbers of samples, with their rows; and those that failed, with the reason.
+Computed = tuple[list[tuple[list[int], Rows]], list[tuple[int, str]]]
+
+
+class Runner:
+    """Runs an extractor on batches of inputs, without gradients.
+
+    Args:
+        extractor: returns a dict of tensors.
+        late: what is done to inputs on the device.
+        device: where the extractor is.
+    """
+
+    def __init__(
+        self, extractor: nn.Module, late: Callable[[torch.Tensor], torch.Tensor], device: torch.device
+    ) -> None:
+        self._extractor = extractor
+        self._late = late
+        self._device = device
+        self.columns: tuple[Column, ...] = ()
+
+    def inputs(self, batch: Any) -> Any:
+        """Return a batch as the extractor takes it."""
+        moved = tree_map(lambda leaf: leaf.to(self._device) if isinstance(leaf, torch.Tensor) else leaf, batch)
+        return self._late(moved) if isinstance(moved, torch.Tensor) else moved
+
+    def features(self, batch: Any) -> Rows:
+        """Return the features of a batch, on the CPU."""
+        inputs = self.inputs(batch)
+        with torch.inference_mode():
+            if isinstance(inputs, dict):
+                found = self._extractor(**cast("dict[str, Any]", inputs))
+            else:
+                found = self._extractor(*inputs) if isinstance(inputs, (tuple, list)) else self._extractor(inputs)
+        return {key: value.cpu() if isinstance(value, torch.Tensor) else value for key, value in found.items()}
+
+    def compute(self, numbers: Sequence[int], batch: Any) -> Computed:
+        """Return the rows of a batch; where it fails, those of its halves."""
+        try:
+            found = self.features(batch)
+            reason = self._difference(found, len(numbers))
+        except Exception as error:  # the model's own
+            if _is_fatal(error):
+                raise
+            reason = reason_of(error)
+        else:
+            if not reason:
+                return [(list(numbers), found)], []
+        if len(numbers) == 1:
+            return [], [(numbers[0], reason)]
+        half = len(numbers) // 2
+        first = self.compute(numbers[:half], _part(batch, slice(None, half)))
+        second = self.compute(numbers[half:], _part(batch, slice(half, None)))
+        return first[0] + second[0], first[1] + second[1]
+
+    def set_columns(self, one: Rows, two: Rows) -> None:
+        """Note the form of the features, from those of one sample and of two.
+
+        Raises:
+            RequestError: a value is no tensor, or has no row for each sample.
+        """
+        for key, value in two.items():
+            if not isinstance(value, torch.Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise RequestError(f"'{key}' is a {type(value).__name__} and no tensor; name a value inside it")
+            if value.dim() == 0 or (len(value), len(one[key])) != (2, 1):
+                raise RequestError(
+                    f"'{key}' has the shape {tuple(value.shape)} for two samples, so it has no row for each; ask for "
+                    "another value, or bring the samples to the front by Feature(apply=...)"
+                )
+            if value.shape[1:] != one[key].shape[1:]:
+                raise RequestError(
+                    f"'{key}' is {tuple(value.shape)} for two samples and {tuple(one[key].shape)} for one: what one "
+                    "sample gives depends on the others"
+                )
+        self.columns = tuple(Column(key, tuple(value.shape[1:]), value.dtype) for key, value in two.items())
+
+    def _difference(self, found: Rows, count: int) -> str:
+        for column in self.columns:
+            value = found[column.name]
+            if tuple(value.shape) != (count, *column.shape) or value.dtype != column.dtype:
+                return (
+                    f"'{column.name}' is {tuple(value.shape[1:])} of {value.dtype}, and {column.shape} of "
+                    f"{column.dtype} for the first sample; pool it, or bring samples to one size"
+                )
+        return ""
+
+
+def _part(batch: Any, part: slice) -> Any:
+    return tree_map(lambda leaf: leaf[part] if isinstance(leaf, torch.Tensor) else leaf, batch)
+
+
+def _is_fatal(error: Exception) -> bool:
+    """Say whether no further batch can run: a GPU that has failed, or a fault of the job itself."""
+    is_of_device = isinstance(error, RuntimeError) and "CUDA error" in str(error)
+    return isinstance(error, ExtractionError) or is_of_device

@@ -1,0 +1,44 @@
+"""Decode images to upright RGB of eight bits, whatever they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from featx.bulk.extras import require
+
+_SIXTEEN_BITS = 257  # 65535 / 255
+
+
+def decode_image(item: Any) -> Any:
+    """Return an image of Pillow in RGB.
+
+    It is turned as its EXIF data says, 16 bits become 8 by their upper ones, and of an animation the first frame is
+    taken. What Pillow calls a decompression bomb is an error.
+
+    Args:
+        item: a path, an open file, the bytes of one, or an image of Pillow.
+    """
+    image: Any = require("PIL.Image", "Pillow decodes images", "pillow")
+    operations: Any = require("PIL.ImageOps", "Pillow decodes images", "pillow")
+    if isinstance(item, image.Image):
+        return _in_rgb(operations.exif_transpose(item))
+    if isinstance(item, dict) and "bytes" in item:  # of datasets, undecoded
+        item = item["bytes"]
+    if isinstance(item, bytes):
+        from io import BytesIO
+
+        item = BytesIO(item)
+    with image.open(item) as opened:
+        opened.seek(0)
+        return _in_rgb(operations.exif_transpose(opened))
+
+
+def _in_rgb(image: Any) -> Any:
+    if image.mode.startswith("I"):  # 16 bits of grey, which convert() would clip
+        return image.convert("I").point(lambda value: value * (1 / _SIXTEEN_BITS)).convert("L").convert("RGB")
+    return image.convert("RGB")
+
+
+def decoder() -> str:
+    """Return which decoder this is: others give other pixels."""
+    return f"pillow {require('PIL', 'Pillow decodes images', 'pillow').__version__}, upright RGB"

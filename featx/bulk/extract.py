@@ -1,0 +1,310 @@
+"""extract: features of a data set, computed and written in shards."""
+
+from __future__ import annotations
+
+import copy
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from featx.bulk.compute import Runner
+from featx.bulk.decode import decode_image, decoder
+from featx.bulk.extras import require
+from featx.bulk.folder import Folder
+from featx.bulk.formats import Format, check_columns
+from featx.bulk.job import Job, hash_of_keys, hash_of_weights, start_job
+from featx.bulk.loading import Samples, reason_of, stacked
+from featx.bulk.preprocessing import Preprocessing, find_preprocessing, plain, text_of
+from featx.bulk.progress import Progress, in_units
+from featx.bulk.ranks import share_of
+from featx.bulk.shards import Work, do_shards, finished
+from featx.bulk.sources import Source, find_source
+from featx.bulk.table import FeatureTable, open_features
+from featx.errors import ArgumentTypeError, ExtractionError
+from featx.features.dual import DualGraphModule
+from featx.features.extractor import Nodes, create_feature_extractor
+
+# A shard is about so many bytes, within these numbers of rows.
+_BYTES_OF_SHARD, _FEWEST_ROWS, _MOST_ROWS = 64_000_000, 64, 10_000
+# More numbers than that in one sample are a map.
+_LARGEST_VECTOR = 16_384
+_TRIED_SAMPLES = 100
+_MOST_WORKERS = 8
+# When no larger batch is tried: so much slower is it, for each sample, than the best; or it takes so long.
+_SLOWER, _SECONDS_OF_BATCH, _LARGEST_BATCH = 1.3, 1.0, 256
+
+
+def extract(
+    model: nn.Module,
+    nodes: Nodes | None,
+    source: Any,
+    output: str | os.PathLike[str],
+    *,
+    transform: Callable[[Any], Any] | None = None,
+    load: Callable[[Any], Any] | None = None,
+    column: str | None = None,
+    format: Format | None = None,
+    batch_size: int | None = None,
+    rows_per_shard: int | None = None,
+    workers: int | None = None,
+    device: str | torch.device | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+    retry: bool = False,
+    timeout: float = 300.0,
+    progress: bool = True,
+    recorded: Mapping[str, Any] | None = None,
+) -> FeatureTable:
+    """Compute features of all samples of `source`, write them to the folder `output`, and return them.
+
+    Samples are divided into shards by their order, and a shard is a file that appears when it is whole. A job that was
+    killed, at whatever moment, goes on when it is started again, and computes no finished shard twice. A sample that
+    cannot be read, or for which the model raises, becomes a failure in the file of its shard, with the reason: each key
+    is in exactly one of rows and failures. The model runs in eval mode, without gradients, and is as before afterwards.
+
+    The job file in `output` says what the features depend on: the model's code and weights, what is done to each
+    feature, the keys, the transform and the decoder. A job that differs in any of these is refused.
+
+    Memory is that of the model and of a few batches. Cost: see docs/bulk.md.
+
+    Args:
+        model: what computes the features; an extractor where `nodes` is None.
+        nodes: as for `create_feature_extractor`: names with keys, and with `Feature(pool=..., dtype=...)`, which is
+            computed before anything is written.
+        source: a folder of images; a list of paths or URLs, or a .txt, .csv or .parquet file with them; .tar files of
+            webdataset; a data set of Hugging Face, or a torch Dataset with a length. Keys are the paths below the
+            folder, the paths of a list, or the numbers of the samples.
+        output: a folder, which is made, or has this job already.
+        transform: from an image of Pillow to a tensor; by default what the model declares: timm's data configuration,
+            the image processor of transformers. With `load`, from what that returns.
+        load: from an item of the source to an input, in place of decoding an image: a path, an open file or a sample.
+            It may return a tensor, or a dict or tuple of tensors, for one sample.
+        column: of a table or data set, the column with paths or images.
+        format: "parquet" or "arrow", by default what fits: Parquet for vectors, Arrow files for maps.
+        batch_size: how many samples run at once; by default it is measured. It is kept when a job goes on.
+        rows_per_shard: how many samples a file has; by default about 64 MB.
+        workers: how many processes read samples; by default one less than there are processors, at most eight.
+        device: where the model runs; by default where it is. Another one gets a copy of the extractor.
+        rank: which of `world_size` processes this one is: it does each shard whose number has that remainder. By
+            default what torchrun, Slurm or Kubernetes say, or one process does all.
+        world_size: how many processes do the job.
+        retry: compute the samples again that have failed.
+        timeout: seconds after which a process that reads is taken to hang.
+        progress: show a bar on the standard error stream.
+        recorded: what is kept in the job file besides, for people.
+
+    Returns:
+        The features, as `open_features(output)` gives them.
+
+    Raises:
+        ExtractionError: there are no samples, or none can be read; `output` has another job; the disk is too small, or
+            full; a process that reads was lost.
+        MissingExtraError: a package is not installed; the message has the command that installs it.
+        TraceError, RequestError: as for `create_feature_extractor`.
+    """
+    require("pyarrow", "pyarrow writes features")
+    share = share_of(rank, world_size)
+    found = find_source(source, column)
+    read = _Read.of(model, transform, load)
+    with _modes_kept(model):
+        folder = Folder(output)
+        plan = _plan(model, nodes, found, read, format, batch_size, rows_per_shard, device)
+        folder.make()
+        job = start_job(folder, plan.job(recorded or {}), found.keys, plan.asked)
+        work = Work(
+            job, folder, found.keys, Samples(found, read), plan.runner, int(job.recorded["batch_size"]),
+            _workers() if workers is None else workers, timeout,
+        )  # fmt: skip
+        _do(work, share, read.preprocessing, retry=retry, is_shown=progress)
+    return open_features(output)
+
+
+def _do(work: Work, share: tuple[int, int], preprocessing: Preprocessing, *, retry: bool, is_shown: bool) -> None:
+    job, (rank, world_size) = work.job, share
+    known = finished(job, work.folder)
+    mine = range(rank, job.shards, world_size)
+    todo: dict[int, Sequence[int]] = {shard: job.numbers(shard) for shard in mine if shard not in known}
+    if retry:
+        for shard in mine:
+            failed = {key for key, _ in known[shard].failures} if shard in known else ()
+            if failed:
+                todo[shard] = [number for number in job.numbers(shard) if work.keys[number] in failed]
+    total = sum(len(numbers) for numbers in todo.values())
+    needed = total * sum(column.bytes for column in job.columns)
+    progress = Progress(total, is_shown=is_shown)
+    progress.say(f"{job.samples} samples, {total} to do: {in_units(needed)} of {in_units(job.bytes)}, as {job.format}")
+    progress.say(f"transform: {preprocessing.text}; batch size {work.batch_size}, {work.workers} processes read")
+    free = work.folder.free_bytes()
+    if needed > free:
+        raise ExtractionError(
+            f"the features of {total} samples take {in_units(needed)}, and the disk of '{work.folder.path}' has "
+            f"{in_units(free)}; pool them, ask for dtype=torch.float16, or choose another disk"
+        )
+    if todo:
+        with progress:
+            do_shards(work, dict(sorted(todo.items())), progress)
+        progress.say(progress.summary())
+
+
+@dataclass(frozen=True)
+class _Read:
+    """Makes an input of an item of a source; runs in the processes that read."""
+
+    load: Callable[[Any], Any] | None
+    preprocessing: Preprocessing
+
+    @staticmethod
+    def of(model: nn.Module, transform: Callable[[Any], Any] | None, load: Callable[[Any], Any] | None) -> _Read:
+        if load is not None:
+            return _Read(load, plain(transform))
+        return _Read(None, find_preprocessing(model, transform))
+
+    def __call__(self, item: Any) -> Any:
+        value = self._decoded(item) if self.load is None else self.load(item)
+        return self.preprocessing.early(value)
+
+    def _decoded(self, item: Any) -> Any:
+        return item if isinstance(item, torch.Tensor) else decode_image(item)
+
+    @property
+    def decoder(self) -> str:
+        return decoder() if self.load is None else text_of(self.load)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What is known of a job before it starts."""
+
+    runner: Runner
+    identity: dict[str, Any]
+    samples: int
+    batch_size: int
+    rows_per_shard: int
+    format: Format
+    device: torch.device
+    asked: dict[str, Any]
+
+    def job(self, recorded: Mapping[str, Any]) -> Job:
+        versions = {"python": platform.python_version(), "torch": torch.__version__}
+        more = {"batch_size": self.batch_size, "device": str(self.device), "versions": versions}
+        return Job(
+            self.identity, self.samples, self.rows_per_shard, self.format, self.runner.columns, {**more, **recorded}
+        )
+
+
+def _plan(
+    model: nn.Module,
+    nodes: Nodes | None,
+    source: Source,
+    read: _Read,
+    format: Format | None,
+    batch_size: int | None,
+    rows_per_shard: int | None,
+    device: str | torch.device | None,
+) -> _Plan:
+    example = _example(source, read)
+    late = read.preprocessing.late
+    extractor = _extractor(model, nodes, stacked([example, example]), late)
+    where = next((each.device for each in (*extractor.parameters(), *extractor.buffers())), torch.device("cpu"))
+    if device is not None and torch.device(device) != where:
+        where = torch.device(device)
+        extractor = copy.deepcopy(extractor).to(where)
+    runner = Runner(extractor, late, where)
+    runner.set_columns(runner.features(stacked([example])), runner.features(stacked([example] * 2)))
+    check_columns(runner.columns)
+    size = sum(column.bytes for column in runner.columns)
+    is_map = any(len(column.shape) > 1 or column.bytes > _LARGEST_VECTOR * 4 for column in runner.columns)
+    columns = [[each.name, list(each.shape), str(each.dtype)] for each in runner.columns]
+    identity = {
+        "model": type(model).__name__,
+        "nodes": {info.key: info.node for info in extractor.feature_info},
+        "code": extractor.code,
+        "weights": hash_of_weights(extractor),
+        "columns": columns,
+        "transform": read.preprocessing.text,
+        "decoder": read.decoder,
+        "keys": hash_of_keys(source.keys),
+    }
+    asked = {"format": format, "rows_per_shard": rows_per_shard}
+    return _Plan(
+        runner, identity, len(source.keys), batch_size or _batch_size(runner, example),
+        rows_per_shard or max(_FEWEST_ROWS, min(_MOST_ROWS, _BYTES_OF_SHARD // max(size, 1))),
+        format or ("arrow" if is_map else "parquet"), where,
+        {name: value for name, value in asked.items() if value is not None},
+    )  # fmt: skip
+
+
+def _example(source: Source, read: _Read) -> Any:
+    """Return the first input that can be read."""
+    reasons: list[str] = []
+    for number in range(min(len(source.keys), _TRIED_SAMPLES)):
+        try:
+            return read(source.item(number))
+        except Exception as error:  # whatever a file or a function of the user's leads to
+            reasons.append(f"'{source.keys[number]}': {reason_of(error)}")
+    raise ExtractionError(f"none of the first {len(reasons)} samples of {source.kind} can be read: {reasons[0]}")
+
+
+def _extractor(
+    model: nn.Module, nodes: Nodes | None, example: Any, late: Callable[[torch.Tensor], torch.Tensor]
+) -> DualGraphModule:
+    if nodes is None:
+        if not isinstance(model, DualGraphModule):
+            raise ArgumentTypeError(f"nodes=None is for an extractor, and the model is a {type(model).__name__}")
+        return model.eval()
+    where = next((each.device for each in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+    inputs = late(example.to(where)) if isinstance(example, torch.Tensor) else example
+    extractor = create_feature_extractor(model, nodes, example_inputs=inputs, suppress_diff_warning=True)
+    return extractor.eval()
+
+
+@contextmanager
+def _modes_kept(model: nn.Module) -> Any:
+    """Give the modules of a model back the modes in which they are; an extractor shares them."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        yield
+    finally:
+        if isinstance(model, DualGraphModule):
+            model.train(modes[0][1])
+        for module, training in modes:
+            if module.training is not training:
+                module.training = training
+
+
+def _workers() -> int:
+    return min(_MOST_WORKERS, max(1, (os.cpu_count() or 2) - 1))
+
+
+def _batch_size(runner: Runner, example: Any) -> int:
+    """Return how many samples should run at once, of the powers of two: those of which one takes the least time."""
+    times: dict[int, float] = {}
+    size = 1
+    while size <= _LARGEST_BATCH:
+        try:
+            times[size] = _seconds(runner, example, size)
+        except (torch.OutOfMemoryError, MemoryError):
+            break
+        if times[size] * size > _SECONDS_OF_BATCH or times[size] > _SLOWER * min(times.values()):
+            break
+        size *= 2
+    return min(times, key=times.__getitem__, default=1)
+
+
+def _seconds(runner: Runner, example: Any, count: int) -> float:
+    """Return the seconds that one of `count` samples takes."""
+    batch = stacked([example] * count)
+    runner.features(batch)
+    times: list[float] = []
+    for _ in range(2):
+        start = time.perf_counter()
+        runner.features(batch)
+        times.append(time.perf_counter() - start)
+    return min(times) / count

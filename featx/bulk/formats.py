@@ -1,0 +1,233 @@
+"""Formats of shards: Parquet for vectors, Arrow IPC for maps. Each file says itself which samples failed."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import torch
+
+from featx.bulk.extras import require
+from featx.bulk.failpoints import reach
+from featx.errors import ArgumentTypeError, ExtractionError
+
+Format = Literal["parquet", "arrow"]
+# A sample that failed: its key, and why.
+Failure = tuple[str, str]
+Rows = dict[str, torch.Tensor]
+KEY = "key"
+_FOOTER = b"featx"
+_TYPES = {
+    torch.float16: "float16", torch.float32: "float32", torch.float64: "float64", torch.bool: "bool_",
+    torch.int8: "int8", torch.int16: "int16", torch.int32: "int32", torch.int64: "int64", torch.uint8: "uint8",
+}  # fmt: skip
+# Rows that are flushed together: of vectors, and of maps, of which one may be a megabyte.
+_ROWS_OF_VECTORS, _ROWS_OF_MAPS = 1000, 16
+
+
+@dataclass(frozen=True)
+class Column:
+    """One feature of each sample.
+
+    Attributes:
+        name: its key in the result of the extractor.
+        shape: of one sample.
+        dtype: of its values.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def bytes(self) -> int:
+        """How many bytes the values of one sample take."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Footer:
+    """What a shard says of itself.
+
+    Attributes:
+        rows: how many samples have features in it.
+        failures: the samples that failed.
+        about: what was given to `write_shard`.
+    """
+
+    rows: int
+    failures: list[Failure]
+    about: dict[str, Any]
+
+
+class ShardWriter(Protocol):
+    """Writes the rows of one shard."""
+
+    def add(self, keys: Sequence[str], rows: Mapping[str, torch.Tensor]) -> None:
+        """Write rows."""
+        ...
+
+    def finish(self, failures: Sequence[Failure]) -> None:
+        """Write what is left, the failures, and close the file."""
+        ...
+
+    def abandon(self) -> None:
+        """Close the file, which is of no use."""
+        ...
+
+
+def check_columns(columns: Sequence[Column]) -> None:
+    """Refuse what no format can hold.
+
+    Raises:
+        ArgumentTypeError: a dtype or a name cannot be written.
+    """
+    for column in columns:
+        if column.dtype not in _TYPES:
+            raise ArgumentTypeError(
+                f"'{column.name}' is of {column.dtype}, which files of features do not have; give it another one, by "
+                "Feature(dtype=torch.float16) for example"
+            )
+        if column.name == KEY:
+            raise ArgumentTypeError(f"a feature cannot be called '{KEY}': that is the column of the samples' keys")
+
+
+def open_writer(path: Path, kind: Format, columns: Sequence[Column], about: Mapping[str, Any]) -> ShardWriter:
+    """Start to write a shard to a file. Its bytes depend on what is written alone."""
+    return _Writer(path, kind, columns, about)
+
+
+def read_footer(path: Path, kind: Format) -> Footer:
+    """Return what a shard says of itself, without reading its rows.
+
+    Raises:
+        ExtractionError: the file is truncated, or no shard.
+    """
+    arrow = require("pyarrow", "pyarrow reads features")
+    try:
+        if kind == "parquet":
+            metadata = require("pyarrow.parquet", "pyarrow reads features").read_metadata(path)
+            found, rows = json.loads(metadata.metadata[_FOOTER]), metadata.num_rows
+        else:
+            with arrow.OSFile(str(path)) as file:
+                reader = arrow.ipc.open_file(file)
+                last = reader.get_batch_with_custom_metadata(reader.num_record_batches - 1)
+                found, rows = json.loads(last.custom_metadata[_FOOTER]), reader.count_rows()
+    except (arrow.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
+        raise ExtractionError(f"'{path}' is no whole file of features: {error}") from error
+    return Footer(rows, [(key, why) for key, why in found["failures"]], found["about"])
+
+
+def read_table(path: Path, kind: Format) -> Any:
+    """Return the rows of a shard as a pyarrow table; the values of Arrow files stay on disk until they are used."""
+    arrow = require("pyarrow", "pyarrow reads features")
+    if kind == "parquet":
+        parquet = require("pyarrow.parquet", "pyarrow reads features")
+        return parquet.ParquetFile(path, page_checksum_verification=True).read()
+    return arrow.ipc.open_file(arrow.memory_map(str(path))).read_all()
+
+
+def tensor_of(values: Any, column: Column) -> torch.Tensor:
+    """Return the values of a column of a pyarrow table as a tensor of the rows."""
+    array = values.combine_chunks() if hasattr(values, "combine_chunks") else values
+    flat = array.flatten() if column.shape else array
+    numbers = flat.to_numpy(zero_copy_only=False)
+    return torch.from_numpy(numbers.copy()).to(column.dtype).reshape(len(array), *column.shape)
+
+
+class _Writer:
+    def __init__(self, path: Path, kind: Format, columns: Sequence[Column], about: Mapping[str, Any]) -> None:
+        self._arrow = require("pyarrow", "pyarrow writes features")
+        self._columns = columns
+        self._about = dict(about)
+        self._schema = _schema(self._arrow, columns)
+        self._group = _ROWS_OF_VECTORS if kind == "parquet" else _ROWS_OF_MAPS
+        self._keys: list[str] = []
+        self._rows: dict[str, list[torch.Tensor]] = {column.name: [] for column in columns}
+        self._file = _ParquetFile(path, self._schema) if kind == "parquet" else _ArrowFile(path, self._schema)
+
+    def add(self, keys: Sequence[str], rows: Mapping[str, torch.Tensor]) -> None:
+        self._keys += keys
+        for name, held in self._rows.items():
+            held.append(rows[name])
+        while len(self._keys) >= self._group:
+            self._flush(self._group)
+
+    def finish(self, failures: Sequence[Failure]) -> None:
+        if self._keys:
+            self._flush(len(self._keys))
+        reach("before the footer")
+        self._file.close(json.dumps({"about": self._about, "failures": [list(each) for each in failures]}))
+        reach("behind the footer")
+
+    def abandon(self) -> None:
+        self._file.close("{}")
+
+    def _flush(self, count: int) -> None:
+        reach("before the first rows")
+        arrays = [self._arrow.array(self._keys[:count], self._arrow.string())]
+        self._keys = self._keys[count:]
+        for column in self._columns:
+            held = torch.cat(self._rows[column.name])
+            arrays.append(_array(self._arrow, held[:count], column))
+            self._rows[column.name] = [held[count:]]
+        self._file.write(self._arrow.record_batch(arrays, schema=self._schema))
+        reach("behind the first rows")
+
+
+class _ParquetFile:
+    def __init__(self, path: Path, schema: Any) -> None:
+        parquet = require("pyarrow.parquet", "pyarrow writes features")
+        self._writer = parquet.ParquetWriter(
+            path, schema, compression="none", use_dictionary=False, write_statistics=False, write_page_checksum=True
+        )
+
+    def write(self, batch: Any) -> None:
+        self._writer.write_batch(batch)
+
+    def close(self, footer: str) -> None:
+        self._writer.add_key_value_metadata({_FOOTER.decode(): footer})
+        self._writer.close()
+
+
+class _ArrowFile:
+    def __init__(self, path: Path, schema: Any) -> None:
+        self._arrow = require("pyarrow", "pyarrow writes features")
+        self._schema = schema
+        self._sink = self._arrow.OSFile(str(path), "wb")
+        self._writer = self._arrow.ipc.new_file(self._sink, schema)
+
+    def write(self, batch: Any) -> None:
+        self._writer.write_batch(batch)
+
+    def close(self, footer: str) -> None:
+        # The metadata of the schema stands at the start of the file, before it is known what fails.
+        empty = self._schema.empty_table().to_batches() or [
+            self._arrow.record_batch([self._arrow.array([], each.type) for each in self._schema], schema=self._schema)
+        ]
+        self._writer.write_batch(empty[0], custom_metadata={_FOOTER.decode(): footer})
+        self._writer.close()
+        self._sink.close()
+
+
+def _schema(arrow: Any, columns: Sequence[Column]) -> Any:
+    fields = [arrow.field(KEY, arrow.string(), nullable=False)]
+    for column in columns:
+        kind = getattr(arrow, _TYPES[column.dtype])()
+        # Lists of one length, which datasets, polars and DuckDB read; Arrow's tensors are not read by all of them.
+        kind = arrow.list_(arrow.field("item", kind, nullable=False), math.prod(column.shape)) if column.shape else kind
+        shape = {"shape": json.dumps(list(column.shape))}
+        fields.append(arrow.field(column.name, kind, nullable=False, metadata=shape))
+    return arrow.schema(fields)
+
+
+def _array(arrow: Any, rows: torch.Tensor, column: Column) -> Any:
+    numbers = arrow.array(rows.contiguous().reshape(-1).numpy())
+    if not column.shape:
+        return numbers
+    kind = arrow.field("item", numbers.type, nullable=False)
+    return arrow.FixedSizeListArray.from_arrays(numbers, type=arrow.list_(kind, math.prod(column.shape)))

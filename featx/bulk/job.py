@@ -1,0 +1,157 @@
+"""Jobs: what the features of a folder depend on, which samples they have, and how these are divided into shards."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from featx.bulk.extras import require
+from featx.bulk.failpoints import reach
+from featx.bulk.folder import Folder
+from featx.bulk.formats import KEY, Column, Format
+from featx.errors import ExtractionError
+
+JOB_FILE, KEYS_FILE = "_job.json", "_keys.parquet"
+_SHOWN = 200
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is in the job file.
+
+    Attributes:
+        identity: all that the features depend on, by name; a job that differs in one of these is another one.
+        samples: how many there are.
+        rows_per_shard: how many samples a shard has; the last one may have fewer.
+        format: of the shards.
+        columns: what each sample gives.
+        recorded: what else is worth knowing: batch size, device, versions of libraries.
+    """
+
+    identity: Mapping[str, Any]
+    samples: int
+    rows_per_shard: int
+    format: Format
+    columns: tuple[Column, ...]
+    recorded: Mapping[str, Any]
+
+    @property
+    def digest(self) -> str:
+        """A hash of the identity, which each shard holds."""
+        return hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def shards(self) -> int:
+        """How many shards there are."""
+        return -(-self.samples // self.rows_per_shard)
+
+    @property
+    def bytes(self) -> int:
+        """How many bytes the values of all samples take."""
+        return self.samples * sum(column.bytes for column in self.columns)
+
+    def name(self, shard: int) -> str:
+        """Return the name of the file of a shard."""
+        return f"part-{shard:06d}-of-{self.shards:06d}.{self.format}"
+
+    def numbers(self, shard: int) -> range:
+        """Return the numbers of the samples of a shard."""
+        return range(shard * self.rows_per_shard, min((shard + 1) * self.rows_per_shard, self.samples))
+
+    def to_json(self) -> bytes:
+        """Return the text of the job file."""
+        columns = [[each.name, list(each.shape), str(each.dtype).removeprefix("torch.")] for each in self.columns]
+        return json.dumps({**vars(self), "columns": columns}, indent=1, sort_keys=True).encode()
+
+
+def read_job(folder: Folder) -> Job | None:
+    """Return the job of a folder; None if it has none.
+
+    Raises:
+        ExtractionError: the job file is not one of featx.
+    """
+    if JOB_FILE not in folder.names():
+        return None
+    try:
+        found: dict[str, Any] = json.loads((folder.path / JOB_FILE).read_text())
+        columns = tuple(Column(name, tuple(shape), getattr(torch, dtype)) for name, shape, dtype in found["columns"])
+        found["columns"] = columns
+        return Job(**found)
+    except (ValueError, TypeError, KeyError) as error:
+        raise ExtractionError(f"'{folder.path / JOB_FILE}' is no job file of featx: {error}") from error
+
+
+def start_job(folder: Folder, job: Job, keys: Sequence[str], asked: Mapping[str, Any]) -> Job:
+    """Return the job of a folder, which is `job` if there was none yet: then its files are written.
+
+    Args:
+        folder: where the features go.
+        job: what is to be done.
+        keys: those of the samples, in the order of their numbers.
+        asked: what the user has chosen of the division into shards; it has to be that of the job that is there.
+
+    Raises:
+        ExtractionError: the folder belongs to another job; the message names what differs.
+    """
+    there = read_job(folder)
+    if there is None:
+        _write_keys(folder, keys)
+        reach("before the job file")
+        folder.create(JOB_FILE, job.to_json())
+        reach("behind the job file")
+        there = read_job(folder)  # of another process, if that was faster
+        assert there is not None
+    for name, value in {**job.identity, **asked}.items():
+        theirs = there.identity.get(name, getattr(there, name, None))
+        if theirs != value:
+            raise ExtractionError(
+                f"'{folder.path}' has the features of another job: its {name} is {_short(theirs)}, and here it is "
+                f"{_short(value)}. Choose another folder for this one"
+            )
+    return there
+
+
+def read_keys(folder: Folder) -> list[str]:
+    """Return the keys of the samples of a job, in the order of their numbers."""
+    parquet = require("pyarrow.parquet", "pyarrow reads features")
+    return cast("list[str]", parquet.read_table(folder.path / KEYS_FILE).column(KEY).to_pylist())
+
+
+def hash_of_keys(keys: Sequence[str]) -> str:
+    """Return a hash of keys in their order."""
+    digest = hashlib.sha256()
+    for key in keys:
+        data = key.encode("utf-8", "surrogateescape")
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return digest.hexdigest()
+
+
+def hash_of_weights(module: nn.Module) -> str:
+    """Return a hash of parameters and buffers, with their names. About a second for a gigabyte."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted([*module.named_parameters(), *module.named_buffers()], key=lambda item: item[0]):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
+        values = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        digest.update(values.numpy().data)
+    return digest.hexdigest()
+
+
+def _write_keys(folder: Folder, keys: Sequence[str]) -> None:
+    arrow = require("pyarrow", "pyarrow writes features")
+    parquet = require("pyarrow.parquet", "pyarrow writes features")
+    reach("before the key list")
+    temporary = folder.temporary(KEYS_FILE)
+    parquet.write_table(arrow.table({KEY: arrow.array(keys, arrow.string())}), temporary)
+    folder.publish(temporary, KEYS_FILE)
+    reach("behind the key list")
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")

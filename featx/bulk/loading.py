@@ -1,0 +1,118 @@
+"""Read samples in processes of their own, in batches; a sample that cannot be read is a failure and not an error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from featx.bulk.sources import Source
+from featx.errors import ExtractionError
+from featx.tree import tree_leaves, tree_map
+
+
+@dataclass
+class Batch:
+    """Samples that were read together.
+
+    Attributes:
+        groups: numbers of samples, with their inputs as one batch: several where inputs have several shapes.
+        failures: numbers of samples that could not be read, with the reason.
+    """
+
+    groups: list[tuple[list[int], Any]] = field(default_factory=lambda: list[tuple[list[int], Any]]())
+    failures: list[tuple[int, str]] = field(default_factory=lambda: list[tuple[int, str]]())
+
+
+class _Failed:
+    """What a sample that cannot be read gives."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+
+class Samples(Dataset[Any]):
+    """Samples of a source by their number, ready for the model but for what its own process does.
+
+    Args:
+        source: where they come from.
+        read: what makes an input of an item of the source.
+    """
+
+    def __init__(self, source: Source, read: Callable[[Any], Any]) -> None:
+        self._source = source
+        self._read = read
+
+    def __getitem__(self, index: int) -> tuple[int, Any]:
+        """Return the number of a sample and its input, or what says why there is none."""
+        try:
+            return index, self._read(self._source.item(index))
+        except Exception as error:  # whatever a file or a function of the user's leads to
+            return index, _Failed(reason_of(error))
+
+
+def reason_of(error: Exception) -> str:
+    """Return an error as one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]
+
+
+def batches(samples: Samples, plan: Sequence[list[int]], *, workers: int, timeout: float) -> Iterator[Batch]:
+    """Yield a batch for each list of numbers in `plan`, in this order.
+
+    Args:
+        samples: what is read.
+        plan: numbers of samples.
+        workers: how many processes read; 0 reads in this one.
+        timeout: seconds for one batch, after which a process is taken to hang.
+
+    Raises:
+        ExtractionError: a process died or hangs, as where shared memory is full.
+    """
+    loader = DataLoader(
+        samples, batch_sampler=plan, num_workers=workers, collate_fn=_collated, timeout=timeout if workers else 0
+    )  # pyright: ignore[reportArgumentType] - a list of lists is a batch sampler
+    found = iter(loader)
+    while True:
+        try:
+            batch = next(found)
+        except StopIteration:
+            return
+        except RuntimeError as error:
+            raise ExtractionError(
+                f"a process that reads samples was lost: {' '.join(str(error).split())}. Nothing that was written is "
+                "lost; start the job again to go on, with fewer workers, or more shared memory (/dev/shm)"
+            ) from error
+        yield batch
+
+
+def _collated(samples: list[tuple[int, Any]]) -> Batch:
+    batch = Batch()
+    groups: dict[Any, list[tuple[int, Any]]] = {}
+    for index, value in samples:
+        if isinstance(value, _Failed):
+            batch.failures.append((index, value.reason))
+        else:
+            groups.setdefault(_form(value), []).append((index, value))
+    batch.groups = [
+        ([index for index, _ in group], stacked([value for _, value in group])) for group in groups.values()
+    ]
+    return batch
+
+
+def stacked(values: Sequence[Any]) -> Any:
+    """Return inputs of one form as one batch."""
+    columns = [list(tree_leaves(value)) for value in values]
+    leaves = iter(zip(*columns, strict=True))
+
+    def together(_: Any) -> Any:
+        parts = next(leaves)
+        return torch.stack(parts) if isinstance(parts[0], torch.Tensor) else torch.tensor(parts)
+
+    return tree_map(together, values[0])
+
+
+def _form(value: Any) -> Any:
+    return repr(tree_map(lambda leaf: (tuple(leaf.shape), leaf.dtype) if isinstance(leaf, torch.Tensor) else "", value))

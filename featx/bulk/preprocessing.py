@@ -1,0 +1,119 @@
+"""How a sample becomes an input: the transform of the user's, or the one that a model declares."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from featx.bulk.extras import require
+from featx.errors import ExtractionError
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """What turns a decoded sample into an input of the model.
+
+    Attributes:
+        early: runs in the processes that read samples.
+        mean: is taken off by the model's process, from inputs of 0 to 255 that are divided by 255.
+        std: divides what is left.
+        text: what all this is, for people and to compare jobs.
+    """
+
+    early: Callable[[Any], Any]
+    text: str
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+
+    def late(self, value: torch.Tensor) -> torch.Tensor:
+        """Return what the model takes, of a batch that `early` made: bit for bit what ToTensor and Normalize give."""
+        if self.mean is None or self.std is None:
+            return value
+        shape = (1, -1, 1, 1)
+        mean, std = (torch.tensor(each, device=value.device).view(shape) for each in (self.mean, self.std))
+        return value.float().div(255).sub(mean).div(std)
+
+
+def find_preprocessing(model: nn.Module, transform: Callable[[Any], Any] | None) -> Preprocessing:
+    """Return the transform of the user's, or what timm or transformers declare for a model.
+
+    Raises:
+        ExtractionError: there is none, and the model declares nothing.
+    """
+    if transform is not None:
+        return _split(transform, text_of(transform))
+    config: Any = getattr(model, "pretrained_cfg", None)
+    if config:
+        data: Any = require("timm.data", "timm declares the transform of this model", "timm")
+        found = data.create_transform(**data.resolve_model_data_config(model), is_training=False)
+        return _split(found, f"timm's: {text_of(found)}")
+    name: Any = getattr(getattr(model, "config", None), "_name_or_path", None)
+    if name:
+        transformers: Any = require("transformers", "transformers declares the processor of this model")
+        processor = transformers.AutoImageProcessor.from_pretrained(name)
+        early = functools.partial(_processed, processor)
+        return Preprocessing(early, f"transformers': {processor.to_json_string(use_diff=False)}")
+    raise ExtractionError(
+        f"{type(model).__name__} does not say how its images are made; give transform=..., such as "
+        "weights.transforms() of torchvision, or load=... for what are no images"
+    )
+
+
+def plain(function: Callable[[Any], Any] | None) -> Preprocessing:
+    """Return a transform for samples that are no images: what the user gave, or nothing."""
+    return Preprocessing(_itself, "nothing") if function is None else Preprocessing(function, text_of(function))
+
+
+def text_of(function: object) -> str:
+    """Return what names a function or transform, the same in each process: its repr, and a hash of its source."""
+    text = _ADDRESS.sub("", " ".join(repr(function).split()))
+    if not inspect.isfunction(function):
+        return text
+    try:
+        source = inspect.getsource(function).encode()
+    except (OSError, TypeError):
+        source = function.__code__.co_code + repr(function.__code__.co_consts).encode()
+    return f"{text} (source {hashlib.sha256(source).hexdigest()[:12]})"
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _processed(processor: Any, image: Any) -> torch.Tensor:
+    return processor(image, return_tensors="pt")["pixel_values"][0]
+
+
+def _split(transform: Callable[[Any], Any], text: str) -> Preprocessing:
+    """Leave ToTensor and Normalize at the end of a Compose to the model's process, which moves a quarter of the bytes.
+
+    The values are the same bit for bit.
+    """
+    steps: Any = getattr(transform, "transforms", None)
+    if type(transform).__name__ != "Compose" or not isinstance(steps, list) or len(cast("list[Any]", steps)) < 2:
+        return Preprocessing(transform, text)
+    *first, to_tensor, normalize = cast("list[Any]", steps)
+    names = (type(to_tensor).__name__, type(normalize).__name__)
+    if names not in {("ToTensor", "Normalize"), ("MaybeToTensor", "Normalize")}:
+        return Preprocessing(transform, text)
+    if not type(normalize).__module__.startswith("torchvision.transforms.transforms"):
+        return Preprocessing(transform, text)
+    mean, std = (tuple(float(each) for each in values) for values in (normalize.mean, normalize.std))
+    return Preprocessing(functools.partial(_to_bytes, first), text, mean, std)
+
+
+def _to_bytes(steps: list[Callable[[Any], Any]], image: Any) -> torch.Tensor:
+    for step in steps:
+        image = step(image)
+    functional: Any = require("torchvision.transforms.functional", "torchvision made this transform", "torchvision")
+    return functional.pil_to_tensor(image)

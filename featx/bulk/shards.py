@@ -1,0 +1,245 @@
+"""Write shards: read, compute and write the samples of each, and publish its file when it is whole."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from featx.bulk.compute import Runner
+from featx.bulk.folder import Folder
+from featx.bulk.formats import (
+    KEY,
+    Failure,
+    Footer,
+    Rows,
+    ShardWriter,
+    open_writer,
+    read_footer,
+    read_table,
+    tensor_of,
+)  # fmt: skip
+from featx.bulk.job import Job
+from featx.bulk.loading import Batch, Samples, batches
+from featx.bulk.progress import Progress
+from featx.errors import ExtractionError
+
+# How many batches may wait to be written.
+_WAITING = 4
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is done for a job.
+
+    Attributes:
+        job: the job.
+        folder: where its files are.
+        keys: those of its samples.
+        samples: reads them.
+        runner: computes their features.
+        batch_size: how many samples run at once.
+        workers: how many processes read.
+        timeout: seconds after which one of them is taken to hang.
+    """
+
+    job: Job
+    folder: Folder
+    keys: Sequence[str]
+    samples: Samples
+    runner: Runner
+    batch_size: int
+    workers: int
+    timeout: float
+
+
+def finished(job: Job, folder: Folder) -> dict[int, Footer]:
+    """Return what the shards say of themselves that are there and whole. O(shards).
+
+    A file that is truncated, or has other samples than its name says, counts as not there.
+    """
+    names = folder.names()
+    found: dict[int, Footer] = {}
+    for shard in range(job.shards):
+        if job.name(shard) in names:
+            try:
+                footer = read_footer(folder.path / job.name(shard), job.format)
+            except ExtractionError:
+                continue
+            is_whole = footer.rows + len(footer.failures) == len(job.numbers(shard))
+            if is_whole and footer.about.get("job") == job.digest:
+                found[shard] = footer
+    return found
+
+
+def do_shards(work: Work, todo: Mapping[int, Sequence[int]], progress: Progress) -> None:
+    """Do the samples of shards, in their order.
+
+    Args:
+        work: what is done.
+        todo: by number of the shard, the numbers of samples to compute; rows of others are taken from its file.
+        progress: is told of each batch.
+
+    Raises:
+        ExtractionError: the disk is full, or a process that reads is lost. Finished shards stay.
+    """
+    plan = [(shard, numbers) for shard, several in todo.items() for numbers in _chunks(several, work.batch_size)]
+    found = batches(work.samples, [list(numbers) for _, numbers in plan], workers=work.workers, timeout=work.timeout)
+    with ThreadPoolExecutor(1) as pool:
+        writing = _Writing(work, pool, progress)
+        try:
+            for (shard, _), batch in zip(plan, found, strict=True):
+                writing.at(shard, todo)
+                writing.put(*_computed(work.runner, batch))
+            writing.finish()
+        except BaseException:
+            writing.abandon()
+            raise
+
+
+def _chunks(numbers: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+    for start in range(0, len(numbers), size):
+        yield numbers[start : start + size]
+
+
+def _computed(runner: Runner, batch: Batch) -> tuple[list[int], Rows, list[tuple[int, str]]]:
+    """Return the numbers of samples with their rows, in the order of the numbers, and the failures."""
+    several: list[tuple[list[int], Rows]] = []
+    failures = list(batch.failures)
+    for numbers, inputs in batch.groups:
+        rows, failed = runner.compute(numbers, inputs)
+        several += rows
+        failures += failed
+    if len(several) == 1:
+        return several[0][0], several[0][1], failures
+    numbers = [number for part, _ in several for number in part]
+    order = sorted(range(len(numbers)), key=numbers.__getitem__)
+    names = [column.name for column in runner.columns]
+    rows = {name: torch.cat([part[name] for _, part in several])[order] for name in names} if several else {}
+    return [numbers[place] for place in order], rows, failures
+
+
+@dataclass
+class _Shard:
+    """A shard that is being written.
+
+    Attributes:
+        number: which one.
+        path: its file until it is published.
+        writer: writes its rows.
+        failures: by number of the sample.
+        earlier: rows of an earlier file, by number of the sample, which are not computed again.
+    """
+
+    number: int
+    path: Path
+    writer: ShardWriter
+    failures: dict[int, str] = field(default_factory=lambda: dict[int, str]())
+    earlier: dict[int, Rows] = field(default_factory=lambda: dict[int, Rows]())
+
+
+class _Writing:
+    """Hands rows to a thread that writes them, while the next ones are computed."""
+
+    def __init__(self, work: Work, pool: ThreadPoolExecutor, progress: Progress) -> None:
+        self._work = work
+        self._pool = pool
+        self._progress = progress
+        self._shard: _Shard | None = None
+        self._waiting: list[Future[None]] = []
+
+    def at(self, number: int, todo: Mapping[int, Sequence[int]]) -> None:
+        """Go on with a shard; one that comes before it is finished."""
+        if self._shard is not None and self._shard.number == number:
+            return
+        self.finish()
+        job = self._work.job
+        path = self._work.folder.temporary(job.name(number))
+        writer = open_writer(path, job.format, job.columns, {"job": job.digest, "shard": number})
+        self._shard = _Shard(number, path, writer)
+        if len(todo[number]) < len(job.numbers(number)):
+            self._shard.earlier = self._earlier(number)
+
+    def put(self, numbers: list[int], rows: Rows, failures: list[tuple[int, str]]) -> None:
+        shard = self._shard
+        assert shard is not None
+        shard.failures.update(failures)
+        if shard.earlier or not numbers:
+            shard.earlier.update(
+                {
+                    number: {name: values[place : place + 1] for name, values in rows.items()}
+                    for place, number in enumerate(numbers)
+                }
+            )
+        else:
+            keys = [self._work.keys[number] for number in numbers]
+            self._submit(shard.writer.add, keys, rows)
+        size = sum(values.nbytes for values in rows.values())
+        self._progress.add(len(numbers) + len(failures), size, len(failures))
+
+    def finish(self) -> None:
+        """Publish the shard, when all of its rows are written."""
+        shard, self._shard = self._shard, None
+        if shard is None:
+            return
+        for number in sorted(shard.earlier):
+            self._submit(shard.writer.add, [self._work.keys[number]], shard.earlier[number])
+        self._submit(self._publish, shard)
+        self._wait(0)
+
+    def abandon(self) -> None:
+        """Leave the shard unfinished, after an error."""
+        for each in self._waiting:
+            each.cancel()
+        shard, self._shard = self._shard, None
+        if shard is not None:
+            self._pool.submit(_close, shard)
+
+    def _publish(self, shard: _Shard) -> None:
+        failures: list[Failure] = [(self._work.keys[each], why) for each, why in sorted(shard.failures.items())]
+        try:
+            shard.writer.finish(failures)
+            self._work.folder.publish(shard.path, self._work.job.name(shard.number))
+        except BaseException:
+            shard.path.unlink(missing_ok=True)
+            raise
+
+    def _earlier(self, number: int) -> dict[int, Rows]:
+        job, keys = self._work.job, self._work.keys
+        path = self._work.folder.path / job.name(number)
+        table = read_table(path, job.format)
+        of_key = {keys[each]: each for each in job.numbers(number)}
+        columns = {column.name: tensor_of(table.column(column.name), column) for column in job.columns}
+        return {
+            of_key[key]: {name: values[place : place + 1] for name, values in columns.items()}
+            for place, key in enumerate(table.column(KEY).to_pylist())
+        }
+
+    def _submit(self, function: Any, *args: Any) -> None:
+        self._waiting.append(self._pool.submit(function, *args))
+        self._wait(_WAITING)
+
+    def _wait(self, most: int) -> None:
+        while len(self._waiting) > most:
+            first = self._waiting.pop(0)
+            try:
+                first.result()
+            except OSError as error:
+                if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                    raise ExtractionError(
+                        f"the disk of '{self._work.folder.path}' is full. Nothing that was finished is lost: make "
+                        "room, and start the job again to go on"
+                    ) from error
+                raise
+
+
+def _close(shard: _Shard) -> None:
+    try:
+        shard.writer.abandon()
+    finally:
+        shard.path.unlink(missing_ok=True)

@@ -1,0 +1,199 @@
+"""Sources of samples: folders of images, lists and tables of paths, tars, data sets. Each sample has a key."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from featx.bulk.extras import require
+from featx.errors import ArgumentTypeError, ExtractionError
+
+SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm"})
+_FORMS = (
+    "a folder of images, a list of paths or URLs, a .txt, .csv or .parquet file of them, .tar files of webdataset, a "
+    "data set of Hugging Face, or a torch Dataset with a length"
+)
+# Of the columns of a table, those that hold paths, and of a sample those that hold the image, the first one counts.
+_PATH_COLUMNS = ("path", "url", "file", "file_name", "filename", "image_path", "image")
+
+
+class Source(Protocol):
+    """Samples with keys, which `load` or a decoder turns into what the model takes."""
+
+    @property
+    def keys(self) -> Sequence[str]:
+        """One for each sample, all different."""
+        ...
+
+    @property
+    def kind(self) -> str:
+        """What it is, in words."""
+        ...
+
+    def item(self, index: int) -> Any:
+        """Return what is read of a sample: a path, a file, an image or a row. It runs in a process of its own."""
+        ...
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Files on disk, or at URLs that fsspec reads."""
+
+    keys: Sequence[str]
+    kind: str
+    root: str = ""
+
+    def item(self, index: int) -> Any:
+        """Return the path, or the open file of a URL."""
+        key = self.keys[index]
+        if "://" not in key:
+            return os.path.join(self.root, key)
+        fsspec = require("fsspec", "fsspec reads URLs")
+        with fsspec.open(key, "rb") as file:
+            return BytesIO(file.read())
+
+
+@dataclass(frozen=True)
+class Tars:
+    """Members of tar files, by the offsets at which they lie."""
+
+    keys: Sequence[str]
+    kind: str
+    places: Sequence[tuple[str, int, int]]
+
+    def item(self, index: int) -> Any:
+        """Return a member as a file."""
+        path, offset, size = self.places[index]
+        with open(path, "rb") as file:
+            file.seek(offset)
+            return BytesIO(file.read(size))
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A data set that gives samples by number: of torch, or of Hugging Face."""
+
+    keys: Sequence[str]
+    kind: str
+    dataset: Any
+    column: str | None
+
+    def item(self, index: int) -> Any:
+        """Return the sample, the first part of one that is a tuple, or a column of one that is a dict."""
+        sample = self.dataset[index]
+        if isinstance(sample, dict) and self.column is not None:
+            return cast("dict[str, Any]", sample)[self.column]
+        return cast("Sequence[Any]", sample)[0] if isinstance(sample, (tuple, list)) else sample
+
+
+def find_source(source: Any, column: str | None = None) -> Source:
+    """Return the samples of what a user names.
+
+    Args:
+        source: a folder, a file, a list or a data set.
+        column: of a table or a data set, the column that has paths or images.
+
+    Raises:
+        ArgumentTypeError: it is nothing of what is known.
+        ExtractionError: it does not exist, is empty, or gives one key to two samples.
+    """
+    found = _source(source, column)
+    if not found.keys:
+        raise ExtractionError(f"there is nothing to extract in {found.kind}")
+    first: dict[str, int] = {}
+    for place, key in enumerate(found.keys):
+        if first.setdefault(key, place) != place:
+            raise ExtractionError(
+                f"the key '{key}' stands for two samples of {found.kind}, number {first[key]} and number {place}; "
+                "leave one of them out"
+            )
+    return found
+
+
+def _source(source: Any, column: str | None) -> Source:
+    if isinstance(source, (str, os.PathLike)):
+        return _of_path(os.fspath(cast("str | os.PathLike[str]", source)), column)
+    if hasattr(source, "__getitem__") and hasattr(source, "__len__") and not isinstance(source, (list, tuple)):
+        return _of_dataset(source, column)
+    if isinstance(source, Iterable) and not isinstance(source, (bytes, dict)):
+        keys = [os.fspath(each) for each in cast("Iterable[Any]", source)]
+        if keys and all(key.endswith(".tar") for key in keys):
+            return _of_tars(keys)
+        return Paths(keys, f"a list of {len(keys)} paths")
+    raise ArgumentTypeError(f"samples come from {_FORMS}; got a {type(source).__name__}")
+
+
+def _of_path(path: str, column: str | None) -> Source:
+    place = Path(path)
+    if not place.exists():
+        raise ExtractionError(f"there is no '{path}'; samples come from {_FORMS}")
+    if place.is_dir():
+        if (place / "dataset_info.json").exists() or (place / "dataset_dict.json").exists():
+            return _of_dataset(require("datasets", "datasets reads its own folders").load_from_disk(path), column)
+        return _of_folder(place)
+    suffix = place.suffix.lower()
+    if suffix == ".tar":
+        return _of_tars([path])
+    if suffix in (".parquet", ".csv"):
+        return _of_table(place, column)
+    if suffix == ".txt":
+        keys = [line for line in place.read_text().splitlines() if line]
+        return Paths(keys, f"the list '{path}'", str(place.parent))
+    if suffix in SUFFIXES:
+        return Paths([place.name], f"the image '{path}'", str(place.parent))
+    raise ExtractionError(f"'{path}' is no list of samples; they come from {_FORMS}")
+
+
+def _of_folder(folder: Path) -> Source:
+    found: list[str] = []
+    for root, folders, files in os.walk(folder):
+        folders.sort()
+        inside = Path(root).relative_to(folder)
+        found += [(inside / file).as_posix() for file in files if Path(file).suffix.lower() in SUFFIXES]
+    return Paths(sorted(found), f"the folder '{folder}' ({len(found)} images)", str(folder))
+
+
+def _of_table(path: Path, column: str | None) -> Source:
+    if path.suffix.lower() == ".parquet":
+        table = require("pyarrow.parquet", "pyarrow reads Parquet").read_table(path)
+    else:
+        table = require("pyarrow.csv", "pyarrow reads tables").read_csv(path)
+    names: list[str] = table.column_names
+    chosen = column or next((each for each in _PATH_COLUMNS if each in names), names[0] if len(names) == 1 else None)
+    if chosen not in names:
+        raise ExtractionError(f"'{path}' has the columns {', '.join(names)}; say which one has paths, by column=...")
+    keys = [str(each) for each in table.column(chosen).to_pylist()]
+    return Paths(keys, f"the column '{chosen}' of '{path}'", str(path.parent))
+
+
+def _of_tars(paths: Sequence[str]) -> Source:
+    keys: list[str] = []
+    places: list[tuple[str, int, int]] = []
+    for path in paths:
+        start = f"{Path(path).stem}/" if len(paths) > 1 else ""
+        try:
+            with tarfile.open(path, "r:") as tar:
+                members = [each for each in tar if each.isfile() and Path(each.name).suffix.lower() in SUFFIXES]
+        except (OSError, tarfile.TarError) as error:
+            raise ExtractionError(f"'{path}' cannot be read as a tar file: {error}") from error
+        keys += [f"{start}{each.name}" for each in members]
+        places += [(path, each.offset_data, each.size) for each in members]
+    return Tars(keys, f"{len(paths)} tar files", places)
+
+
+def _of_dataset(dataset: Any, column: str | None) -> Source:
+    columns: list[str] | None = getattr(dataset, "column_names", None)
+    if isinstance(columns, dict):
+        splits = ", ".join(cast("dict[str, Any]", columns))
+        raise ExtractionError(f"the data set has the splits {splits}; give one of them")
+    if columns is not None and column is None:
+        column = next((each for each in ("image", "img", "pixel_values", "text") if each in columns), None)
+        if column is None:
+            raise ExtractionError(f"the data set has the columns {', '.join(columns)}; say which one, by column=...")
+    kind = f"a {type(dataset).__name__} of {len(dataset)} samples"
+    return Rows([str(place) for place in range(len(dataset))], kind, dataset, column)

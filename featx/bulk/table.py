@@ -1,0 +1,213 @@
+"""Read features back: by key, by number, as tensors, as a torch Dataset; and verify that nothing is missing."""
+
+from __future__ import annotations
+
+import bisect
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+from featx.bulk.folder import Folder
+from featx.bulk.formats import KEY, Column, Failure, read_table, tensor_of
+from featx.bulk.job import KEYS_FILE, Job, read_job, read_keys
+from featx.bulk.shards import finished
+from featx.errors import ArgumentTypeError, ExtractionError
+
+
+def open_features(folder: str | os.PathLike[str]) -> FeatureTable:
+    """Return the features that `extract` has written to a folder, as far as they are there. O(shards).
+
+    Raises:
+        ExtractionError: the folder has no features.
+    """
+    place = Folder(folder)
+    job = read_job(place)
+    if job is None:
+        raise ExtractionError(f"'{place.path}' has no features: featx.extract writes them, with a job file")
+    return FeatureTable(place, job)
+
+
+class FeatureTable(Dataset[dict[str, Any]]):
+    """Features of samples, in the order of the samples; a torch Dataset of dicts with the key and a tensor for each.
+
+    Args:
+        folder: where the files are.
+        job: what is in them.
+    """
+
+    def __init__(self, folder: Folder, job: Job) -> None:
+        self._folder = folder
+        self.job = job
+        self._footers = finished(job, folder)
+        self._shards = sorted(self._footers)
+        self._ends = list(accumulate(self._footers[shard].rows for shard in self._shards))
+        self._last: tuple[int, Any] | None = None
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """What each sample has: names, shapes and dtypes."""
+        return self.job.columns
+
+    @property
+    def missing(self) -> list[int]:
+        """The shards that are not there, or not whole."""
+        return [shard for shard in range(self.job.shards) if shard not in self._footers]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all shards are there."""
+        return not self.missing
+
+    @property
+    def errors(self) -> list[Failure]:
+        """The samples that failed: keys and reasons."""
+        return [failure for shard in self._shards for failure in self._footers[shard].failures]
+
+    @cached_property
+    def keys(self) -> list[str]:
+        """The keys of the rows, in their order. O(rows)."""
+        return [key for shard in self._shards for key in self._table(shard).column(KEY).to_pylist()]
+
+    @property
+    def paths(self) -> list[str]:
+        """The files of the shards that are there, which other tools read."""
+        return [str(self._folder.path / self.job.name(shard)) for shard in self._shards]
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return (self[number] for number in range(len(self)))
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        """Return a row by its number: its key, and a tensor for each feature.
+
+        Raises:
+            IndexError: there are not so many rows.
+        """
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"row {number} of {len(self)}")
+        number %= len(self)
+        place = bisect.bisect_right(self._ends, number)
+        table = self._table(self._shards[place])
+        row = table.slice(number - (self._ends[place - 1] if place else 0), 1)
+        found: dict[str, Any] = {KEY: row.column(KEY)[0].as_py()}
+        found.update({column.name: tensor_of(row.column(column.name), column)[0] for column in self.columns})
+        return found
+
+    def get(self, key: str) -> dict[str, Any]:
+        """Return a row by its key. The first call reads all keys.
+
+        Raises:
+            ExtractionError: there is no such row; the message says whether the sample has failed.
+        """
+        place = self._places.get(key)
+        if place is None:
+            reason = dict(self.errors).get(key)
+            raise ExtractionError(
+                f"'{key}' has no features" + (f": {reason}" if reason else "; table.keys has those that there are")
+            )
+        return self[place]
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """Return one feature of all rows, of shape (rows, ...). It is read into memory.
+
+        Raises:
+            ArgumentTypeError: there is no such feature.
+        """
+        column = next((each for each in self.columns if each.name == name), None)
+        if column is None:
+            raise ArgumentTypeError(
+                f"there is no feature '{name}'; there are {', '.join(c.name for c in self.columns)}"
+            )
+        parts = [tensor_of(self._table(shard).column(name), column) for shard in self._shards]
+        return torch.cat(parts) if parts else torch.empty(0, *column.shape, dtype=column.dtype)
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {key: place for place, key in enumerate(self.keys)}
+
+    def _table(self, shard: int) -> Any:
+        if self._last is None or self._last[0] != shard:
+            self._last = (shard, read_table(self._folder.path / self.job.name(shard), self.job.format))
+        return self._last[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_last": None}  # for the processes of a DataLoader
+
+    def __repr__(self) -> str:
+        columns = ", ".join(f"{each.name} {'x'.join(map(str, each.shape)) or 'scalar'}" for each in self.columns)
+        missing = f", {len(self.missing)} of {self.job.shards} shards missing" if self.missing else ""
+        return f"FeatureTable({len(self)} rows of {columns}; {len(self.errors)} errors{missing})"
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What was found in a folder of features.
+
+    Attributes:
+        samples: how many keys the job has.
+        rows: how many have features.
+        failures: how many have failed.
+        faults: what is wrong, one line each: shards that are missing or not whole, keys that are lost or doubled.
+        unfinished: files that are being written now, or were when a process was killed. They may be removed once no
+            job runs.
+    """
+
+    samples: int
+    rows: int
+    failures: int
+    faults: tuple[str, ...]
+    unfinished: tuple[str, ...]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether each key is in exactly one of rows and failures."""
+        return not self.faults
+
+    def __str__(self) -> str:
+        lines = [f"{self.samples} samples: {self.rows} rows, {self.failures} failures"]
+        lines += self.faults or ["each key is in exactly one of rows and failures"]
+        if self.unfinished:
+            lines.append(f"{len(self.unfinished)} unfinished files, such as {self.unfinished[0]}")
+        return "\n".join(lines)
+
+
+def verify(folder: str | os.PathLike[str]) -> Verification:
+    """Read all features of a folder, and say whether each key of the job is in exactly one of rows and failures.
+
+    O(bytes); the pages of Parquet files are compared with their checksums.
+
+    Raises:
+        ExtractionError: the folder has no features.
+    """
+    place = Folder(folder)
+    table = open_features(folder)
+    job = table.job
+    if KEYS_FILE not in place.names():
+        raise ExtractionError(f"'{place.path}' has lost its list of keys, '{KEYS_FILE}'")
+    keys, faults, rows, failures = read_keys(place), list[str](), 0, 0
+    for shard in range(job.shards):
+        name = job.name(shard)
+        if shard in table.missing:
+            faults.append(f"{name} is {'not whole' if name in place.names() else 'missing'}; run the job again")
+            continue
+        footer = table._footers[shard]
+        try:
+            found = read_table(place.path / name, job.format).column(KEY).to_pylist()
+        except (OSError, ValueError) as error:
+            faults.append(f"{name} cannot be read: {' '.join(str(error).split())}")
+            continue
+        rows += len(found)
+        failures += len(footer.failures)
+        expected = [keys[number] for number in job.numbers(shard)]
+        failed = {key for key, _ in footer.failures}
+        if found != [key for key in expected if key not in failed] or len(found) + len(failed) != len(expected):
+            faults.append(f"{name} has other keys than the list of keys says")
+    return Verification(job.samples, rows, failures, tuple(faults), tuple(place.unfinished()))

@@ -1,0 +1,385 @@
+"""extract: each sample of a source in exactly one of rows and failures, with the values of the model."""
+
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import featx
+from featx import Feature
+from featx.bulk.decode import decode_image
+
+from .conftest import Net, expected, make_net, pixels
+
+
+def run(net: nn.Module, source: Any, output: Path, nodes: Any = None, **options: Any) -> featx.FeatureTable:
+    options = {"transform": pixels, "workers": 0, "batch_size": 4, "rows_per_shard": 8, "progress": False, **options}
+    return featx.extract(net, nodes or {"fc": "logits"}, source, output, **options)
+
+
+def keys_in(folder: Path) -> list[str]:
+    return sorted(each.relative_to(folder).as_posix() for each in folder.rglob("*.png"))
+
+
+# -- values ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_rows_are_what_the_model_computes(net: Net, photos: Path, tmp_path: Path, workers: int) -> None:
+    table = run(net, photos, tmp_path / "out", workers=workers)
+    keys = keys_in(photos)
+    assert table.keys == keys
+    assert table.is_complete
+    assert table.errors == []
+    torch.testing.assert_close(table.tensor("logits"), expected(net, photos, keys))
+    assert len(table.paths) == 3
+    assert featx.verify(tmp_path / "out").is_complete
+
+
+def test_a_batch_of_one_gives_the_same_bits(net: Net, photos: Path, tmp_path: Path) -> None:
+    table = run(net, photos, tmp_path / "out", batch_size=1)
+    assert torch.equal(table.tensor("logits"), expected(net, photos, table.keys))
+
+
+def test_several_features_in_several_dtypes(net: Net, photos: Path, tmp_path: Path) -> None:
+    nodes = {
+        "conv": [Feature("half", pool="avg", dtype=torch.float16), Feature("double", pool="max", dtype=torch.float64)],
+        "fc": Feature("best", apply=_best),
+    }
+    table = run(net, photos, tmp_path / "out", nodes)
+    maps = torch.cat([net.conv(pixels(Image.open(photos / key).convert("RGB"))[None]) for key in table.keys]).detach()
+    torch.testing.assert_close(table.tensor("half"), maps.mean((2, 3)).half(), atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(table.tensor("double"), maps.amax((2, 3)).double())
+    assert table.tensor("best").dtype == torch.int64
+    assert torch.equal(table.tensor("best"), expected(net, photos, table.keys).argmax(1))
+    assert [column.shape for column in table.columns] == [(4,), (4,), ()]
+
+
+def _best(logits: torch.Tensor) -> torch.Tensor:
+    return logits.argmax(1)
+
+
+def test_maps_go_into_arrow_files(net: Net, photos: Path, tmp_path: Path) -> None:
+    table = run(net, photos, tmp_path / "out", {"conv": "map"})
+    assert all(path.endswith(".arrow") for path in table.paths)
+    first = net.conv(pixels(Image.open(photos / table.keys[0]).convert("RGB"))[None])[0].detach()
+    torch.testing.assert_close(table[0]["map"], first)
+    assert table.tensor("map").shape == (20, 4, 7, 7)
+
+
+def test_the_model_is_as_before(net: Net, photos: Path, tmp_path: Path) -> None:
+    net.train()
+    net.norm.eval()
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    run(net, photos, tmp_path / "out")
+    assert net.training
+    assert not net.norm.training
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    # And it ran in eval mode.
+    table = featx.open_features(tmp_path / "out")
+    torch.testing.assert_close(table.tensor("logits"), expected(make_net(), photos, table.keys))
+
+
+def test_an_extractor_is_taken_as_it_is(net: Net, photos: Path, tmp_path: Path) -> None:
+    extractor = featx.create_feature_extractor(net, {"fc": "logits"}, example_inputs=torch.rand(2, 3, 16, 16))
+    extractor.train()
+    table = featx.extract(extractor, None, photos, tmp_path / "out", transform=pixels, workers=0, progress=False)
+    torch.testing.assert_close(table.tensor("logits"), expected(net.eval(), photos, table.keys))
+    with pytest.raises(featx.ArgumentTypeError, match="nodes=None is for an extractor, and the model is a Net"):
+        featx.extract(net, None, photos, tmp_path / "other", transform=pixels, progress=False)
+
+
+# -- sources --------------------------------------------------------------------------------------------------------
+
+
+def _as_list(photos: Path, tmp_path: Path) -> Any:
+    return [photos / key for key in keys_in(photos)]
+
+
+def _as_text(photos: Path, tmp_path: Path) -> Any:
+    (photos / "list.txt").write_text("\n".join(keys_in(photos)))
+    return photos / "list.txt"
+
+
+def _as_csv(photos: Path, tmp_path: Path) -> Any:
+    (photos / "list.csv").write_text("label,path\n" + "\n".join(f"1,{key}" for key in keys_in(photos)))
+    return str(photos / "list.csv")
+
+
+def _as_parquet(photos: Path, tmp_path: Path) -> Any:
+    pq.write_table(pa.table({"path": keys_in(photos), "label": [1] * 20}), photos / "list.parquet")
+    return photos / "list.parquet"
+
+
+def _as_urls(photos: Path, tmp_path: Path) -> Any:
+    return [f"file://{photos / key}" for key in keys_in(photos)]
+
+
+def _as_tar(photos: Path, tmp_path: Path) -> Any:
+    with tarfile.open(tmp_path / "all.tar", "w") as tar:
+        for key in keys_in(photos):
+            tar.add(photos / key, key)
+    return tmp_path / "all.tar"
+
+
+def _as_two_tars(photos: Path, tmp_path: Path) -> Any:
+    for name, keys in (("a", keys_in(photos)[:11]), ("b", keys_in(photos)[11:])):
+        with tarfile.open(tmp_path / f"{name}.tar", "w") as tar:
+            for key in keys:
+                tar.add(photos / key, key)
+    return [tmp_path / "a.tar", tmp_path / "b.tar"]
+
+
+class OfTorch(torch.utils.data.Dataset[Any]):
+    def __init__(self, folder: Path) -> None:
+        self.paths = [folder / key for key in keys_in(folder)]
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, number: int) -> tuple[Any, int]:
+        return Image.open(self.paths[number]), number
+
+
+def _as_dataset(photos: Path, tmp_path: Path) -> Any:
+    return OfTorch(photos)
+
+
+SOURCES = {
+    function.__name__.removeprefix("_as_"): function
+    for function in (_as_list, _as_text, _as_csv, _as_parquet, _as_urls, _as_tar, _as_two_tars, _as_dataset)
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_samples_come_from(net: Net, photos: Path, tmp_path: Path, name: str) -> None:
+    source = SOURCES[name](photos, tmp_path)
+    table = run(net, source, tmp_path / "out")
+    assert len(table) == len(set(table.keys)) == 20
+    torch.testing.assert_close(table.tensor("logits"), expected(net, photos, keys_in(photos)))
+
+
+def test_a_data_set_of_hugging_face(net: Net, photos: Path, tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    paths = [str(photos / key) for key in keys_in(photos)]
+    dataset = datasets.Dataset.from_dict({"image": paths, "n": list(range(20))})
+    dataset.cast_column("image", datasets.Image()).save_to_disk(tmp_path / "hf")
+    for number, source in enumerate((tmp_path / "hf", datasets.load_from_disk(tmp_path / "hf"))):
+        table = run(net, source, tmp_path / f"out{number}")
+        torch.testing.assert_close(table.tensor("logits"), expected(net, photos, keys_in(photos)))
+
+
+def test_texts_through_a_function_of_the_users(tmp_path: Path) -> None:
+    class Text(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(256, 6)
+
+        def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            return (self.embed(ids) * mask[..., None]).sum(1)
+
+    def load(path: str) -> dict[str, torch.Tensor]:
+        ids = torch.tensor(list(path.encode()))
+        return {"ids": ids, "mask": torch.ones(len(ids))}
+
+    texts = ["one", "three", "two", "fourteen", "six"]
+    model = Text().eval()
+    table = run(model, texts, tmp_path / "out", {"output": "text"}, load=load, transform=None)
+    assert table.keys == texts
+    for text, row in zip(texts, table, strict=True):
+        inputs = {name: value[None] for name, value in load(text).items()}
+        torch.testing.assert_close(row["text"], model(**inputs)[0].detach())
+
+
+WRONG_SOURCES: dict[str, tuple[Any, type[Exception], str]] = {
+    "not there": ("nowhere", featx.ExtractionError, "there is no 'nowhere'; samples come from a folder of images"),
+    "a number": (3, featx.ArgumentTypeError, "samples come from .*; got a int"),
+    "an empty list": ([], featx.ExtractionError, "there is nothing to extract in a list of 0 paths"),
+    "one key twice": (["a.png", "b.png", "a.png"], featx.ExtractionError, "the key 'a.png' stands for two samples"),
+    "nothing readable": (["a.png", "b.png"], featx.ExtractionError, "none of the first 2 samples .* can be read: 'a"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_SOURCES)
+def test_a_wrong_source_is_refused(net: Net, tmp_path: Path, name: str) -> None:
+    source, error, message = WRONG_SOURCES[name]
+    with pytest.raises(error, match=message):
+        run(net, source, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_empty_folder_is_refused(net: Net, tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    with pytest.raises(featx.ExtractionError, match=r"there is nothing to extract in the folder .* \(0 images\)"):
+        run(net, tmp_path / "photos", tmp_path / "out")
+
+
+def test_a_table_without_a_column_of_paths_is_refused(net: Net, tmp_path: Path) -> None:
+    (tmp_path / "list.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(featx.ExtractionError, match="has the columns a, b; say which one has paths"):
+        run(net, tmp_path / "list.csv", tmp_path / "out")
+
+
+# -- images ---------------------------------------------------------------------------------------------------------
+
+
+def _image(folder: Path, name: str, values: Any, mode: str | None = None, **options: Any) -> Path:
+    image = Image.fromarray(values)
+    (image.convert(mode) if mode else image).save(folder / name, **options)
+    return folder / name
+
+
+def test_images_of_every_kind(tmp_path: Path) -> None:
+    ramp = np.tile(np.arange(20, dtype=np.uint8) * 12, (18, 1))
+    color = np.stack([ramp, ramp // 2, ramp // 3], -1)
+    plain = decode_image(_image(tmp_path, "rgb.png", color))
+    assert np.array_equal(np.asarray(plain), color)
+    grey = decode_image(_image(tmp_path, "grey.png", ramp))
+    assert np.array_equal(np.asarray(grey), np.stack([ramp] * 3, -1))
+    deep = decode_image(_image(tmp_path, "deep.png", ramp.astype(np.uint16) * 257))
+    assert np.array_equal(np.asarray(deep), np.stack([ramp] * 3, -1))
+    with_alpha = decode_image(_image(tmp_path, "alpha.png", color, "RGBA"))
+    assert np.array_equal(np.asarray(with_alpha), color)
+    cmyk = decode_image(_image(tmp_path, "cmyk.tif", color, "CMYK"))
+    assert np.abs(np.asarray(cmyk).astype(int) - color).max() <= 2
+    frames = [Image.fromarray(each) for each in (color, color[::-1].copy())]
+    frames[0].save(tmp_path / "moving.webp", save_all=True, append_images=frames[1:], lossless=True)
+    assert np.array_equal(np.asarray(decode_image(tmp_path / "moving.webp")), color)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # the camera was turned
+    turned = decode_image(_image(tmp_path, "turned.png", color, exif=exif))
+    assert np.array_equal(np.asarray(turned), np.rot90(color, -1))
+
+
+def test_what_cannot_be_read_fails_alone(net: Net, photos: Path, tmp_path: Path) -> None:
+    (photos / "empty.png").write_bytes(b"")
+    (photos / "text.png").write_text("no image")
+    cut = (photos / "more" / "000.png").read_bytes()
+    (photos / "cut.png").write_bytes(cut[: len(cut) // 2])
+    table = run(net, photos, tmp_path / "out")
+    assert {key for key, _ in table.errors} == {"empty.png", "text.png", "cut.png"}
+    assert all(reason for _, reason in table.errors)
+    assert len(table) == 20
+    good = [key for key in keys_in(photos) if key not in dict(table.errors)]
+    assert table.keys == good
+    torch.testing.assert_close(table.tensor("logits"), expected(net, photos, good))
+    assert featx.verify(tmp_path / "out").is_complete
+    with pytest.raises(featx.ExtractionError, match=r"'empty.png' has no features: UnidentifiedImageError"):
+        table.get("empty.png")
+
+
+def test_a_huge_image_fails_alone(net: Net, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Image.new("RGB", (400, 400)).save(photos / "huge.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    table = run(net, photos, tmp_path / "out")
+    assert [key for key, reason in table.errors if "DecompressionBomb" in reason] == ["huge.png"]
+
+
+def test_a_missing_file_fails_alone(net: Net, photos: Path, tmp_path: Path) -> None:
+    paths = [*[photos / key for key in keys_in(photos)], photos / "gone.png"]
+    table = run(net, paths, tmp_path / "out")
+    assert [(Path(key).name, reason.partition(":")[0]) for key, reason in table.errors] == [
+        ("gone.png", "FileNotFoundError")
+    ]
+
+
+def test_a_shard_with_nothing_but_failures(net: Net, photos: Path, tmp_path: Path) -> None:
+    for number in range(8):
+        (photos / f"z{number}.png").write_bytes(b"")
+    table = run(net, photos, tmp_path / "out", rows_per_shard=4)
+    assert len(table.errors) == 8
+    assert len(table) == 20
+    assert table.is_complete
+    assert featx.verify(tmp_path / "out").is_complete
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 8])
+def test_a_sample_for_which_the_model_raises_fails_alone(photos: Path, tmp_path: Path, batch_size: int) -> None:
+    torch.manual_seed(0)
+    marked = {keys_in(photos)[3], keys_in(photos)[12]}
+
+    class Careful(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.check = _Refuses()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(self.check(x))
+
+    for key in marked:
+        Image.new("RGB", (20, 18), (255, 255, 255)).save(photos / key)
+    net = Careful().eval()
+    table = run(net, photos, tmp_path / "out", batch_size=batch_size)
+    assert {key for key, _ in table.errors} == marked
+    assert {reason for _, reason in table.errors} == {"ValueError: all white"}
+    torch.testing.assert_close(table.tensor("logits"), expected(net, photos, table.keys))
+
+
+class _Refuses(nn.Module):
+    """Is kept whole by a trace, and raises for a white image."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not x.is_meta and _is_white(x):
+            raise ValueError("all white")
+        return x
+
+
+@featx.wrap
+def _is_white(x: torch.Tensor) -> bool:
+    return bool((x == 1).flatten(1).all(1).any())
+
+
+def test_samples_of_another_size_fail_with_the_reason(net: Net, photos: Path, tmp_path: Path) -> None:
+    def whole(image: Any) -> torch.Tensor:
+        return torch.from_numpy(np.asarray(image).copy()).permute(2, 0, 1).float() / 255
+
+    Image.new("RGB", (40, 40)).save(photos / "large.png")
+    table = run(net, photos, tmp_path / "maps", {"conv": "map"}, transform=whole)
+    assert [(key, "pool it" in reason) for key, reason in table.errors] == [("large.png", True)]
+    pooled = run(net, photos, tmp_path / "pooled", {"conv": Feature("map", pool="avg")}, transform=whole)
+    assert pooled.errors == []
+
+
+# -- what cannot be written -----------------------------------------------------------------------------------------
+
+WRONG_NODES: dict[str, tuple[Any, type[Exception], str]] = {
+    "bfloat16": ({"fc": Feature("a", dtype=torch.bfloat16)}, featx.ArgumentTypeError, "'a' is of torch.bfloat16"),
+    "the key of keys": ({"fc": "key"}, featx.ArgumentTypeError, "a feature cannot be called 'key'"),
+    "no rows": ({"fc": Feature("a", apply=torch.sum)}, featx.RequestError, "'a' has the shape .* so it has no row"),
+    "a tuple": ({"fc": Feature("a", apply=lambda x: (x,))}, featx.RequestError, "'a' is a tuple and no tensor"),
+    "no such node": ({"fd": "a"}, featx.NodeNameError, "No node 'fd' in Net"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_NODES)
+def test_what_cannot_be_written_is_refused(net: Net, photos: Path, tmp_path: Path, name: str) -> None:
+    nodes, error, message = WRONG_NODES[name]
+    with pytest.raises(error, match=message):
+        run(net, photos, tmp_path / "out", nodes)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_that_declares_no_transform_asks_for_one(net: Net, photos: Path, tmp_path: Path) -> None:
+    with pytest.raises(featx.ExtractionError, match=r"Net does not say how its images are made; give transform="):
+        run(net, photos, tmp_path / "out", transform=None)
+
+
+def test_timms_transform_is_found(photos: Path, tmp_path: Path) -> None:
+    import timm
+
+    model = timm.create_model("resnet10t", num_classes=0).eval()
+    table = run(model, photos, tmp_path / "out", {"output": "vector"}, transform=None, batch_size=1)
+    transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model), is_training=False)
+    with torch.no_grad():
+        first = model(transform(Image.open(photos / table.keys[0]).convert("RGB"))[None])[0]
+    assert torch.equal(table[0]["vector"], first)
+    assert table.job.identity["transform"].startswith("timm's: Compose( Resize")

@@ -1,0 +1,294 @@
+"""A job that is killed, at whatever moment, goes on with no row lost or doubled, and gives the same bytes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import featx
+from featx import Feature
+from featx.bulk.failpoints import PLACES, VARIABLE
+from featx.bulk.folder import Folder
+
+from .conftest import Net, expected, make_net, pixels
+
+# Children have all modules of this process already; it has no threads of its own that hold locks.
+_PROCESSES = multiprocessing.get_context("fork")
+
+
+def run(net: nn.Module, photos: Any, output: Path, nodes: Any = None, **options: Any) -> featx.FeatureTable:
+    options = {"transform": pixels, "workers": 0, "batch_size": 2, "rows_per_shard": 5, "progress": False, **options}
+    return featx.extract(net, nodes or {"fc": "logits"}, photos, output, **options)
+
+
+def job(photos: Path, output: Path, kind: str = "parquet", failpoint: str = "", workers: int = 0) -> None:
+    """What runs in a process that is killed."""
+    torch.set_num_threads(1)
+    os.environ[VARIABLE] = failpoint
+    nodes = {"conv": "map"} if kind == "arrow" else {"fc": "logits"}
+    run(make_net(), photos, output, nodes, workers=workers)
+
+
+def child(*args: Any) -> Any:
+    """Start a job in a process of its own."""
+    process = _PROCESSES.Process(target=job, args=args)
+    process.start()
+    return process
+
+
+def parts(folder: Path) -> dict[str, bytes]:
+    """The bytes of the files that a job has published, but for the job file, which says when and where it ran."""
+    return {each.name: each.read_bytes() for each in sorted(folder.iterdir()) if each.name.startswith("part-")}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, dict[str, bytes]]]:
+    """Photos, one of which cannot be read, and the files of jobs that nothing has disturbed, by format."""
+    from .conftest import make_photos
+
+    folder = tmp_path_factory.mktemp("whole")
+    make_photos(folder / "photos", 20)
+    (folder / "photos" / "bad.png").write_bytes(b"")
+    files: dict[str, dict[str, bytes]] = {}
+    for kind, nodes in (("parquet", {"fc": "logits"}), ("arrow", {"conv": "map"})):
+        run(make_net(), folder / "photos", folder / kind, nodes)
+        files[kind] = parts(folder / kind)
+    return folder / "photos", files
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+@pytest.mark.parametrize("place", PLACES)
+def test_a_kill_at_every_place(whole: Any, tmp_path: Path, place: str, kind: str) -> None:
+    photos, files = whole
+    is_once = "list" in place or "job" in place
+    for time_of_kill in (1,) if is_once else (1, 3):
+        output = tmp_path / str(time_of_kill)
+        process = child(photos, output, kind, f"{place}:{time_of_kill}")
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+        again = child(photos, output, kind)
+        again.join()
+        assert again.exitcode == 0
+        assert parts(output) == files[kind]
+        assert featx.verify(output).is_complete
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 1])
+def test_kills_at_random_moments(whole: Any, tmp_path: Path, workers: int) -> None:
+    photos, files = whole
+    draw = random.Random(workers)
+    start = time.perf_counter()
+    child(photos, tmp_path / "first", "parquet", "", workers).join()
+    longest = time.perf_counter() - start
+    output, kills = tmp_path / "out", 0
+    for _ in range(10):
+        process = child(photos, output, "parquet", "", workers)
+        process.join(longest * draw.uniform(0.2, 1.0))
+        kills += process.is_alive()
+        process.kill()
+        process.join()
+    assert kills
+    last = child(photos, output, "parquet", "", workers)
+    last.join()
+    assert last.exitcode == 0
+    assert parts(output) == files["parquet"]
+    assert featx.verify(output).is_complete
+
+
+@pytest.mark.slow
+def test_two_jobs_in_one_folder_at_once(whole: Any, tmp_path: Path) -> None:
+    photos, files = whole
+    both = [child(photos, tmp_path / "out") for _ in range(2)]
+    for process in both:
+        process.join()
+        assert process.exitcode == 0
+    assert parts(tmp_path / "out") == files["parquet"]
+
+
+def test_finished_shards_are_not_computed_again(net: Net, photos: Path, tmp_path: Path) -> None:
+    table = run(net, photos, tmp_path / "out")
+    for path in table.paths[1:3]:
+        Path(path).unlink()
+    before = {path: os.stat(path).st_mtime_ns for path in table.paths if Path(path).exists()}
+    assert len(featx.open_features(tmp_path / "out").missing) == 2
+    again = run(net, photos, tmp_path / "out", batch_size=7)
+    assert again.is_complete
+    assert {path: os.stat(path).st_mtime_ns for path in before} == before
+    assert torch.equal(again.tensor("logits"), table.tensor("logits"))
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+@pytest.mark.parametrize("left", [0, 10, -1, -40])
+def test_a_truncated_shard_is_found_and_done_again(
+    net: Net, photos: Path, tmp_path: Path, left: int, kind: str
+) -> None:
+    table = run(net, photos, tmp_path / "out", format=kind)
+    path = Path(table.paths[1])
+    data = path.read_bytes()
+    path.write_bytes(data[:left])
+    found = featx.verify(tmp_path / "out")
+    assert not found.is_complete
+    assert f"{path.name} is not whole; run the job again" in str(found)
+    assert run(net, photos, tmp_path / "out", format=kind).is_complete
+    assert path.read_bytes() == data
+
+
+def test_a_changed_byte_is_found_by_verify(net: Net, photos: Path, tmp_path: Path) -> None:
+    table = run(net, photos, tmp_path / "out", rows_per_shard=20)
+    path = Path(table.paths[0])
+    data = bytearray(path.read_bytes())
+    place = data.find(table.tensor("logits")[4].numpy().tobytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+    assert "cannot be read" in str(featx.verify(tmp_path / "out"))
+
+
+OTHER_JOBS: dict[str, tuple[dict[str, Any], str]] = {
+    "nodes": ({"nodes": {"fc": "scores"}}, "its nodes is"),
+    "what is done to them": ({"nodes": {"fc": Feature("logits", dtype=torch.float16)}}, "its code is"),
+    "transform": ({"transform": lambda image: pixels(image) * 2}, "its transform is"),
+    "rows of a shard": ({"rows_per_shard": 7}, "its rows_per_shard is '5', and here it is '7'"),
+    "format": ({"format": "arrow"}, "its format is 'parquet', and here it is 'arrow'"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_JOBS)
+def test_another_job_is_refused(net: Net, photos: Path, tmp_path: Path, name: str) -> None:
+    run(net, photos, tmp_path / "out")
+    before = parts(tmp_path / "out")
+    options, message = OTHER_JOBS[name]
+    with pytest.raises(featx.ExtractionError, match=message):
+        run(net, photos, tmp_path / "out", **options)
+    assert parts(tmp_path / "out") == before
+
+
+def test_other_weights_are_refused(net: Net, photos: Path, tmp_path: Path) -> None:
+    run(net, photos, tmp_path / "out")
+    with torch.no_grad():
+        net.fc.bias[0] += 1e-3
+    with pytest.raises(featx.ExtractionError, match="its weights is"):
+        run(net, photos, tmp_path / "out")
+
+
+def test_other_samples_are_refused(net: Net, photos: Path, tmp_path: Path) -> None:
+    run(net, photos, tmp_path / "out")
+    Image.new("RGB", (20, 20)).save(photos / "zzz.png")
+    with pytest.raises(featx.ExtractionError, match="its keys is"):
+        run(net, photos, tmp_path / "out")
+
+
+def test_a_job_that_does_not_fit_is_refused_before_it_starts(
+    net: Net, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Folder, "free_bytes", lambda self: 100)
+    with pytest.raises(featx.ExtractionError, match=r"take 400 B, and the disk of .* has 100 B; pool them"):
+        run(net, photos, tmp_path / "out")
+    assert parts(tmp_path / "out") == {}
+
+
+def test_a_full_disk_leaves_what_was_finished(
+    net: Net, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish, done = Folder.publish, list[str]()
+
+    def full(self: Folder, temporary: Path, name: str) -> None:
+        if len(done) == 3:
+            raise OSError(28, "No space left on device")
+        done.append(name)
+        publish(self, temporary, name)
+
+    monkeypatch.setattr(Folder, "publish", full)
+    with pytest.raises(featx.ExtractionError, match=r"is full. Nothing that was finished is lost: make room"):
+        run(net, photos, tmp_path / "out")
+    monkeypatch.undo()
+    assert len(parts(tmp_path / "out")) == 2  # and the list of keys
+    assert run(net, photos, tmp_path / "out").is_complete
+    assert Folder(tmp_path / "out").unfinished() == []
+
+
+def test_an_interrupt_leaves_a_state_that_goes_on(
+    net: Net, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from featx.bulk.compute import Runner
+
+    compute, calls = Runner.compute, list[int]()
+
+    def interrupted(self: Runner, *args: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 6:
+            raise KeyboardInterrupt
+        return compute(self, *args)
+
+    monkeypatch.setattr(Runner, "compute", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(net, photos, tmp_path / "out")
+    monkeypatch.undo()
+    assert Folder(tmp_path / "out").unfinished() == []
+    assert run(net, photos, tmp_path / "out").is_complete
+
+
+def test_a_reading_process_that_dies_gives_an_error_and_no_hang(net: Net, photos: Path, tmp_path: Path) -> None:
+    run(net, photos, tmp_path / "other")  # the example is read in this process
+
+    def deadly(image: Any) -> torch.Tensor:
+        if torch.utils.data.get_worker_info() is not None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return pixels(image)
+
+    with pytest.raises(featx.ExtractionError, match=r"a process that reads samples was lost: .*start the job again"):
+        run(net, photos, tmp_path / "out", transform=deadly, workers=1)
+
+
+def test_ranks_share_the_shards(net: Net, photos: Path, tmp_path: Path) -> None:
+    first = run(net, photos, tmp_path / "out", rank=0, world_size=2)
+    assert first.missing == [1, 3]
+    assert run(net, photos, tmp_path / "out", rank=1, world_size=2).is_complete
+    alone = run(net, photos, tmp_path / "alone")
+    assert parts(tmp_path / "out") == parts(tmp_path / "alone")
+    assert torch.equal(alone.tensor("logits"), featx.open_features(tmp_path / "out").tensor("logits"))
+    with pytest.raises(featx.ArgumentTypeError, match="rank and world_size must be given together"):
+        run(net, photos, tmp_path / "out", rank=1)
+
+
+LAUNCHERS: dict[str, tuple[dict[str, str], tuple[int, int]]] = {
+    "torchrun": ({"RANK": "3", "WORLD_SIZE": "8"}, (3, 8)),
+    "slurm": ({"SLURM_ARRAY_TASK_ID": "5", "SLURM_ARRAY_TASK_COUNT": "4", "SLURM_ARRAY_TASK_MIN": "4"}, (1, 4)),
+    "kubernetes": ({"JOB_COMPLETION_INDEX": "2", "JOB_COMPLETIONS": "6"}, (2, 6)),
+    "none": ({}, (0, 1)),
+}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_launchers_say_the_share(launcher: str) -> None:
+    from featx.bulk.ranks import share_of
+
+    environment, share = LAUNCHERS[launcher]
+    assert share_of(None, None, environment) == share
+    assert share_of(1, 3, environment) == (1, 3)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_failures_are_tried_again(net: Net, photos: Path, tmp_path: Path, kind: str) -> None:
+    good = (photos / "001.png").read_bytes()
+    for name in ("001.png", "017.png"):
+        (photos / name).write_bytes(b"")
+    table = run(net, photos, tmp_path / "out", format=kind)
+    assert [key for key, _ in table.errors] == ["001.png", "017.png"]
+    (photos / "001.png").write_bytes(good)
+    assert len(run(net, photos, tmp_path / "out", format=kind).errors) == 2  # not by itself
+    again = run(net, photos, tmp_path / "out", format=kind, retry=True)
+    assert [key for key, _ in again.errors] == ["017.png"]
+    assert featx.verify(tmp_path / "out").is_complete
+    torch.testing.assert_close(again.tensor("logits"), expected(net, photos, again.keys))
