@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import nn
@@ -33,6 +33,8 @@ class Backbone(DualGraphModule):
 
     It is made by `create_backbone`.
     """
+
+    __jit_unused_properties__: ClassVar[list[str]] = [*DualGraphModule.__jit_unused_properties__, "out_channels"]
 
     @property
     def out_channels(self) -> Any:
@@ -285,6 +287,8 @@ def _chosen(stages: Stages, image: str | None, strides: Any, blocks: Any, model:
     for number, key in _with_keys(blocks, "blocks").items():
         if not -count <= number < count:
             raise RequestError(f"{model} has {count} blocks; there is none of number {number}")
+        if stages.all[number] in found.values():
+            raise RequestError(f"blocks has number {number}, which is the same as another one")
         found[key] = stages.all[number]
     return found
 
@@ -306,6 +310,8 @@ def _with_keys(numbers: Any, argument: str) -> dict[int, str]:
         keys = dict(cast("Mapping[Any, Any]", numbers))
     elif isinstance(numbers, Sequence) and not isinstance(numbers, str):
         keys = {number: str(place) for place, number in enumerate(cast("Sequence[Any]", numbers))}
+        if len(keys) < len(numbers):
+            raise RequestError(f"{argument} has a number twice: {list(cast('Sequence[Any]', numbers))}")
     else:
         raise ArgumentTypeError(f"{argument} must be numbers, or a dict from numbers to keys, got {numbers!r:.80}")
     if not keys:

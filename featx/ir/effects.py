@@ -40,6 +40,7 @@ class CallEffects:
 
     `is_opaque` says that the writes are only feared. `is_check` marks an assertion, `is_random` a draw of random
     numbers, `changes_global_state` a switch such as autocast, `writes_state` a write to buffers of the called module.
+    `returns_state` says that the result may share memory with what the called module keeps.
     """
 
     writes: tuple[Node, ...] = ()
@@ -49,6 +50,7 @@ class CallEffects:
     is_random: bool = False
     changes_global_state: bool = False
     writes_state: bool = False
+    returns_state: bool = False
 
 
 _NOTHING = CallEffects()
@@ -67,6 +69,7 @@ class MeasuredEffects:
     is_random: bool = False
     writes_state: bool = False
     may_write_more: bool = False
+    returns_state: bool = False
 
     def joined(self, other: MeasuredEffects) -> MeasuredEffects:
         """Return what either of two runs of one call did."""
@@ -76,6 +79,7 @@ class MeasuredEffects:
             is_random=self.is_random or other.is_random,
             writes_state=self.writes_state or other.writes_state,
             may_write_more=self.may_write_more or other.may_write_more,
+            returns_state=self.returns_state or other.returns_state,
         )
 
     def of(self, node: Node) -> CallEffects:
@@ -87,6 +91,7 @@ class MeasuredEffects:
             is_opaque=self.may_write_more,
             is_random=self.is_random,
             writes_state=self.writes_state,
+            returns_state=self.returns_state,
         )
 
 

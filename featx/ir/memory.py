@@ -40,6 +40,10 @@ class MemoryGroups:
         modules = {node.target for node in graph.nodes if node.op == "call_module"}
         self._states = {path: index for index, path in enumerate(modules)}
         self._parents.extend(self._states.values())
+        for path, index in self._states.items():  # what a module inside keeps, the one around it keeps too
+            for around in _prefixes(path):
+                if around in self._states:
+                    self._join(index, self._states[around])
         for node in graph.nodes:
             group = len(self._parents)
             self._parents.append(group)
@@ -51,8 +55,10 @@ class MemoryGroups:
                         self._join(group, self._states[path])
             for source in effects.of(node).shares if node not in copies else ():
                 self._join(group, self._groups[source])
+            if node.op == "call_module" and effects.of(node).returns_state:
+                self._join(group, self._states[node.target])
         for node in graph.nodes:
-            if node.op in ("placeholder", "get_attr"):
+            if node.op in ("placeholder", "get_attr") or effects.of(node).returns_state:
                 self._external.add(self.of(node))
 
     def of(self, node: Node) -> int:

@@ -450,3 +450,74 @@ def test_models_of_transformers_that_declare_nothing() -> None:
     states = model(x, output_hidden_states=True).hidden_states
     backbone = featx.create_backbone(model, blocks=(1, 2))
     assert is_equal(backbone(x), [each[:, 1:].mT.reshape(2, 24, 4, 4) for each in states[2:4]])
+
+
+# A class token, with a distillation token, or with four register tokens, ahead of those of 4 x 4 patches.
+VISION_TRANSFORMERS: dict[str, tuple[str, dict[str, Any], int]] = {
+    "DeiT": ("DeiTModel", {}, 2),
+    "CLIP": ("CLIPVisionModel", {}, 1),
+    "Siglip": ("SiglipVisionModel", {}, 0),
+    "Dinov2": ("Dinov2Model", {}, 1),
+    "Dinov2WithRegisters": ("Dinov2WithRegistersModel", {"num_register_tokens": 4}, 5),
+    "DINOv3": ("DINOv3ViTModel", {"num_register_tokens": 4}, 5),
+}
+
+
+@pytest.mark.parametrize("name", VISION_TRANSFORMERS)
+def test_blocks_of_vision_transformers_of_transformers(name: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    kind, more, prefix = VISION_TRANSFORMERS[name]
+    torch.manual_seed(0)
+    size = {"hidden_size": 24, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 32}
+    config = getattr(transformers, kind.replace("Model", "Config"))(**size, **more, image_size=64, patch_size=16)
+    model = getattr(transformers, kind)(config).eval()
+    x = torch.rand(2, 3, 64, 64)
+    states = model(x, output_hidden_states=True).hidden_states
+    backbone = featx.create_backbone(model, blocks=(1, 2), prefix_tokens=True)
+    expected = [each[:, prefix:].mT.reshape(2, 24, 4, 4) for each in states[2:4]]
+    found = backbone(x)
+    assert is_equal([found["0"], found["1"]], expected)
+    assert {info.key: info.stride for info in backbone.feature_info if info.key in found.keys() & {"0", "1"}} == {
+        "0": 16,
+        "1": 16,
+    }
+    assert not prefix or is_equal([found["0_prefix"], found["1_prefix"]], [each[:, :prefix] for each in states[2:4]])
+
+
+def test_stages_of_transformers_that_a_container_has() -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    model = transformers.ConvNextModel(transformers.ConvNextConfig(hidden_sizes=[8, 12, 16, 24], depths=[1] * 4)).eval()
+    states = model(X, output_hidden_states=True).hidden_states
+    assert is_equal(featx.create_backbone(model, example_inputs=X)(X), list(states[1:]))
+    model = transformers.SwinModel(
+        transformers.SwinConfig(embed_dim=12, depths=[1] * 4, num_heads=[1, 2, 2, 2], image_size=224)
+    ).eval()
+    x = torch.rand(1, 3, 224, 224)
+    states = model(x, output_hidden_states=True).reshaped_hidden_states
+    assert is_equal(featx.create_backbone(model)(x), [*states[:3], states[4]])
+
+
+class Places(nn.Module):
+    """Puts three tokens ahead of those of patches, or behind them."""
+
+    def __init__(self, *, ahead: bool) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, 8, 8, 8)
+        self.cls_token = nn.Parameter(torch.rand(1, 1, 8))
+        self.others = nn.Parameter(torch.rand(1, 2, 8))
+        self.blocks = nn.Sequential(*[nn.Linear(8, 8) for _ in range(3)])
+        self.ahead = ahead
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        own = torch.cat((self.cls_token, self.others), 1).expand(x.shape[0], -1, -1)
+        patches = self.patches(x).flatten(2).mT
+        return self.blocks(torch.cat((own, patches) if self.ahead else (patches, own), 1))
+
+
+def test_tokens_behind_those_of_patches_are_no_prefix() -> None:
+    model = Places(ahead=True)
+    backbone = featx.create_backbone(model, blocks=(2,), example_inputs=X)
+    assert is_equal(backbone(X), [model(X)[:, 3:].mT.reshape(2, 8, 8, 12)])
+    with pytest.raises(featx.RequestError, match="blocks"):
+        featx.create_backbone(Places(ahead=False), blocks=(2,), example_inputs=X)

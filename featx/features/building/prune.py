@@ -201,9 +201,8 @@ class _Liveness:
             for node in self._graph.nodes
             if node not in self.kept
             and not self._effects.of(node).is_opaque
-            and any(self._memory.of(target) in state for target in self._effects.of(node).writes)
+            and not state.isdisjoint(self._written_by(node))
         }
-        writers |= self._later_calls()
         if writers:
             # What they write follows from what Python has decided ahead of them.
             self._required |= writers | self._guards_ahead_of(max(writers))
@@ -212,16 +211,12 @@ class _Liveness:
     def _guards_ahead_of(self, end: Node) -> set[Node]:
         return {node for node in self._graph.nodes if node.meta.get("is_guard") and node < end}
 
-    def _later_calls(self) -> set[Node]:
-        """Return further calls of kept modules that write what they keep: statistics, vectors of spectral norm."""
-        kept = {node.target for node in self.kept if node.op == "call_module"}
-        calls = self._graph.find_nodes(op="call_module")
-        again = {node for node in calls if node.target in kept and node not in self.kept}
-        return {
-            node
-            for node in again
-            if self._effects.of(node).writes_state and self._root.get_submodule(node.target).training
-        }
+    def _written_by(self, node: Node) -> set[int]:
+        """Return the groups that a call writes. Where no trace has measured it, modules in eval mode write no state."""
+        is_measured = node.op != "call_module" or "effects" in node.meta
+        if not is_measured and not self._root.get_submodule(node.target).training:
+            return {self._memory.of(target) for target in self._effects.of(node).writes}
+        return self._memory.written_by(node)
 
     def _keep_checks(self) -> None:
         end = max(self._required)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, overload
@@ -13,12 +12,12 @@ from torch import nn
 
 from featx.features.describing.images import ImageInput
 from featx.features.describing.shapes import forms_of, text_of_shape
+from featx.features.describing.tokens import ImageTokens
+from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.libraries import tokens_are_in_order
 from featx.tracing.recording.module_output import module_output
 
-# What models call the parameter that is their class token.
-_CLASS_TOKEN = re.compile(r"(cls_token|class_token|class_embedding)_?\d*")
 # How much of an image convolutions without padding may lose at its edges, in all and where none has a stride.
 _LOST_AT_EDGES, _LOST_WITHOUT_STRIDE = 0.2, 0.05
 _CHANNELS_FIRST = (nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d, nn.MaxPool1d, nn.AvgPool1d)
@@ -136,7 +135,8 @@ def infos_of(
             layouts, such as 64x64x64, and may know nothing.
     """
     by_key = {key: name for name, key in names.items()}
-    known = _Known(model, image, wider)
+    graph = next((node.graph for node in wanted.values()), None)
+    known = _Known(model, graph, image, wider)
     return FeatureInfos([known.info(key, by_key[key], node) for key, node in wanted.items()])
 
 
@@ -144,14 +144,18 @@ class _Known:
     """What is known of a model and its input, to tell what the dimensions of values mean."""
 
     def __init__(
-        self, model: nn.Module, image: ImageInput | None, wider: Callable[[], Mapping[str, tuple[int, ...]]]
+        self,
+        model: nn.Module,
+        graph: Graph | None,
+        image: ImageInput | None,
+        wider: Callable[[], Mapping[str, tuple[int, ...]]],
     ) -> None:
         self._modules = dict(model.named_modules())
         self._sizes = None if image is None or 0 in image.sizes else image.sizes
         self._batch = None if image is None else image.batch
         self._wider = wider
-        self._prefixes = _prefixes(model)
-        self._is_in_order = tokens_are_in_order(model)
+        is_in_order = self._sizes is not None and tokens_are_in_order(model)
+        self._tokens = ImageTokens(model, graph, self._sizes) if self._sizes and is_in_order else None
         self._declared: object = getattr(model, "output_fmt", None)  # of timm: "NHWC" of swin
 
     def info(self, key: str, name: str, node: Node) -> FeatureInfo:
@@ -164,8 +168,7 @@ class _Known:
             return FeatureInfo(key, name, kind, None, node.meta.get("dtype"), None, None, None, 0, shapes)
         shape, dtype = forms[""]
         is_of_batch = self._batch in (None, shape[0] if shape else None)
-        has_patches = self._sizes is not None and is_of_batch and self._is_in_order
-        patches = _patches(shape, self._sizes, self._prefixes) if self._sizes and has_patches else None
+        patches = self._tokens.patches(shape) if self._tokens is not None and is_of_batch else None
         has_layout = "has_no_layout" not in node.meta  # attention from tokens to tokens
         layout = self._layout(key, shape, module, has_patches=patches is not None) if has_layout else None
         channels = None if layout is None else shape[layout.index("C")]
@@ -217,18 +220,6 @@ def _that_made(node: Node) -> Node:
     return node
 
 
-def _prefixes(model: nn.Module) -> tuple[int, ...]:
-    """Return how many tokens may stand ahead of those of patches: what the model declares, or one class token.
-
-    It is never guessed from the number of tokens: 32 queries of a model are no 16 patches with 16 others.
-    """
-    declared = getattr(model, "num_prefix_tokens", None)  # of timm
-    if type(declared) is int:
-        return (0, declared)
-    has_class = any(_CLASS_TOKEN.fullmatch(name.rpartition(".")[2]) for name, _ in model.named_parameters())
-    return (0, 1) if has_class else (0,)
-
-
 def _is_even(places: tuple[int, ...], image: tuple[int, ...]) -> bool:
     """Say whether one stride, up to rounding, makes all of these places of the image."""
     if 0 in places or len(places) != len(image):
@@ -248,17 +239,6 @@ def _is_map(layout: str, shape: tuple[int, ...], image: tuple[int, ...]) -> bool
 def _is_wider(shape: tuple[int, ...], there: tuple[int, ...]) -> bool:
     """Say whether the last dimension alone has grown with the width of the image."""
     return len(there) == len(shape) and there[:-1] == shape[:-1] and there[-1] > shape[-1]
-
-
-def _patches(shape: tuple[int, ...], image: tuple[int, ...], prefixes: tuple[int, ...]) -> tuple[int, int] | None:
-    """Return the side of the patches of tokens, and how many tokens are none; None where the tokens are no patches."""
-    if len(shape) != 3 or len(image) != 2 or 0 in image:
-        return None
-    for prefix in sorted(prefixes):
-        for side in range(1, min(image) + 1):
-            if all(size % side == 0 for size in image) and shape[1] - prefix == math.prod(image) // side**2:
-                return side, prefix
-    return None
 
 
 def _stride(layout: str, shape: tuple[int, ...], image: tuple[int, ...]) -> Any:

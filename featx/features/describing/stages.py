@@ -13,6 +13,8 @@ from torch import nn
 from featx.features.describing.images import ImageInput
 from featx.features.describing.table import NodeInfo, TracedRows
 from featx.ir.arguments import map_arg
+from featx.ir.form import sources_of_values
+from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.libraries import in_order, module_that_is_meant
 from featx.tracing.recording.module_output import module_output
@@ -32,7 +34,8 @@ class Stage:
         layout: the meaning of its dimensions: NCHW, NHWC or NLC.
         channels: how many.
         depth: how deep in the model the module or operation lies that gives it.
-        is_declared: whether the model alone says that its tokens have this stride.
+        is_declared: whether its tokens have this stride by what the model declares or its whole graph shows. The
+            graph of an extractor, in which modules ahead of it are single calls, may not show it.
         to_map: makes an NHWC map of its tokens, where they are in another order than the places of the image.
     """
 
@@ -64,14 +67,18 @@ def stages_of(model: nn.Module, traced: TracedRows, image: ImageInput | None) ->
     Models of timm declare modules, strides and channels in `feature_info`, and backbones of transformers return their
     `feature_maps`. Else, if the values of the model have several strides, the stage of a stride is the last value of
     it, among those of least depth: `layer2` of a ResNet, and not what the first convolutions of `layer3` give ahead of
-    their stride. If they have one, stages are the blocks: the longest row of modules of one class, in one container,
-    that return the same shape.
+    their stride. A container whose modules give all of these strides, such as the `encoder.stages` of a ConvNeXt, has
+    the stages. If the values have one stride, stages are the blocks: the longest row of modules of one class, in one
+    container, that return the same shape.
     """
     maps = {row.name: found for row in traced.rows if (found := _maps_of(row, traced))}
     found = _feature_maps(model, traced, maps) or _of_timm(model, traced, maps, image)
     if not found:
-        of_image = [each for each in _all(maps) if _is_of_image(each, traced)]
+        computed = _computed(traced.graph, model)
+        made = {name: stages for name, stages in maps.items() if traced.nodes[name] in computed}
+        of_image = [each for each in _all(made) if _is_of_image(each, traced)]
         found = _in_order(_last_at_each_stride(of_image, traced), traced)
+        found = _of_container(found, made, set(of_image), traced)
         if len(found) < 2:
             found = _blocks(traced.rows, set(of_image)) or found
     return Stages(tuple(found), are_blocks=len({stage.stride for stage in found}) < 2 and len(found) > 1)
@@ -107,13 +114,34 @@ def _stage(row: NodeInfo) -> Stage | None:
         is_map = all(row.shape[place] > 1 for place in _PLACES[row.layout])
     else:
         is_map = row.layout == "NLC" and row.shape[1] - row.prefix_tokens > 1
-    return Stage(row.name, row.stride, row.layout, row.channels, row.depth) if is_map else None
+    is_declared = row.layout == "NLC" and row.prefix_tokens > 0
+    return Stage(row.name, row.stride, row.layout, row.channels, row.depth, is_declared) if is_map else None
 
 
 def _nodes_in(value: Any) -> list[Node]:
     found: list[Node] = []
     map_arg(value, found.append)
     return found
+
+
+def _computed(graph: Graph, model: nn.Module) -> set[Node]:
+    """Return the nodes whose values are made of those of the inputs and of weights.
+
+    An image in another dtype is no feature, and neither are register tokens, which know of the image its batch alone.
+    """
+    weights = {name for name, _ in model.named_parameters()}
+    modules = dict(model.named_modules())
+    of_inputs, of_weights = set[Node](), set[Node]()
+    for node in graph.nodes:
+        sources = sources_of_values(node)
+        if node.op == "placeholder" or not of_inputs.isdisjoint(sources):
+            of_inputs.add(node)
+        is_weighted = node.op == "get_attr" and node.target in weights
+        if node.op == "call_module":
+            is_weighted = next(modules[node.target].parameters(), None) is not None
+        if is_weighted or not of_weights.isdisjoint(sources):
+            of_weights.add(node)
+    return of_inputs & of_weights
 
 
 def _feature_maps(model: nn.Module, traced: TracedRows, maps: Mapping[str, list[Stage]]) -> list[Stage]:
@@ -214,6 +242,38 @@ def _is_ahead(one: Stage, other: Stage, traced: TracedRows) -> bool:
 
 def _goodness(stages: list[Stage]) -> tuple[int, int]:
     return len(stages), -sum(stage.depth for stage in stages)
+
+
+def _of_container(
+    found: list[Stage], maps: Mapping[str, list[Stage]], of_image: Set[Stage], traced: TracedRows
+) -> list[Stage]:
+    """Return the stages in the order of their strides; those of `stages.*` or `stages.*.blocks`, where they have most.
+
+    Modules may return several maps, as the stages of Swin: those ahead of their last layer and behind it.
+    """
+    groups: dict[tuple[str, int], list[Stage]] = {}
+    for name, stages in maps.items():
+        if traced.by_name[name].kind == "module":
+            for pattern in _patterns(name):
+                for place, stage in enumerate(stages):
+                    if stage in of_image:
+                        groups.setdefault((pattern, place), []).append(stage)
+    orders = [_in_order(_last_at_each_stride(group, traced), traced) for group in groups.values()]
+    best = max(orders, key=_goodness, default=[])
+    if len(best) < 3:
+        return found
+    of_smaller = [stage for stage in found if stage.stride < best[0].stride]
+    of_larger = [stage for stage in found if stage.stride > best[-1].stride]
+    return [*of_smaller, *best, *of_larger] if len(of_smaller) + len(best) + len(of_larger) >= len(found) else found
+
+
+def _patterns(name: str) -> list[str]:
+    """Return the name of a module with a star in the place of a number, where it ends in that or in no number."""
+    parts = name.split(".")
+    numbers = [place for place, part in enumerate(parts) if part.isdigit()]
+    if numbers and parts[-1].isdigit():
+        numbers = numbers[-1:]
+    return [".".join([*parts[:place], "*", *parts[place + 1 :]]) for place in numbers]
 
 
 def _blocks(rows: Iterable[NodeInfo], maps: Set[Stage]) -> list[Stage]:

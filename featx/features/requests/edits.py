@@ -95,6 +95,12 @@ class Edits:
 
 
 def _edit(graph: Graph, node: Node, edit: Edit, name: str) -> Node:
+    if node.meta.get("has_no_layout"):  # computed beside a fused call
+        raise RequestError(
+            f"'{name}' cannot be edited: attention is fused there, and the model does not use its probabilities. Edit "
+            "what the attention returns, or make the model without fused attention (fused_attn=False of timm, "
+            "attn_implementation='eager' of transformers)"
+        )
     users = list(node.users)
     given = node
     if "shape" not in node.meta:
@@ -177,7 +183,9 @@ def with_distinct_parts(value: Any, name: str) -> Any:
 
 
 def in_place_of(value: torch.Tensor, given: torch.Tensor, name: str) -> torch.Tensor:
-    """Return `given`, which an edit has put in the place of the value of the node `name`.
+    """Return a copy of `given`, which an edit has put in the place of the value of the node `name`.
+
+    It is of the dtype and on the device of the value. The model may write it.
 
     Raises:
         RequestError: the shapes differ.
@@ -186,4 +194,4 @@ def in_place_of(value: torch.Tensor, given: torch.Tensor, name: str) -> torch.Te
         raise RequestError(
             f"the edit of '{name}' is a tensor of shape {tuple(given.shape)}; the value has {tuple(value.shape)}"
         )
-    return given
+    return given.to(value.device, value.dtype, copy=True)

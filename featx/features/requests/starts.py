@@ -77,7 +77,6 @@ class Starts:
         for name, parameter in self._parameters.items():
             node = wanted[keys[name]]
             if node.op == "placeholder":
-                first.prepend(node)
                 node.args = ()
                 given[node] = node
                 continue
@@ -87,6 +86,9 @@ class Starts:
             start.meta.update(qualified_name=name, nn_module_stack={})
             put_in_place_of(graph, node, start)
             given[node] = start
+        for start in reversed(given.values()):  # in the order in which they were asked for
+            if start is not next(iter(graph.nodes)):
+                next(iter(graph.nodes)).prepend(start)
         found = {key: given.get(wanted[key], wanted[key]) for key in request.values() if key in wanted}
         starts = list(given.values())
         _require_all(graph, starts, found.values(), self._parameters)
@@ -205,17 +207,17 @@ def _drop_guards(graph: Graph, starts: Collection[Node]) -> _Fixed:
     Raises:
         RequestError: one is about values.
     """
-    behind, from_others = _closure(starts, graph), _closure(_others(graph, starts), graph)
+    others = _others(graph, starts)
+    from_others = _closure(others, graph)
     fixed = _Fixed()
-    for guard in [node for node in graph.nodes if node.meta.get("is_guard")]:
-        if guard in behind or guard not in from_others:
-            continue
+    for guard in [node for node in graph.nodes if node.meta.get("is_guard") and node in from_others]:
         is_about_inputs = guard.meta.get("is_check_of_input") or guard.meta.get("is_form_check")
         if guard.target not in (check_rank, check_size, check_is_tensor) and not is_about_inputs:
             if guard.target is not check_dtype and not all(map(_is_of_form, guard.all_input_nodes)):
+                missing = [name for name in _placeholders_of(guard) if name in {each.target for each in others}]
                 raise RequestError(
-                    f"inputs must have {', '.join(map(repr, _placeholders_of(guard)))} too: the model decides by "
-                    f"values of it ({guard.args[-1]})"
+                    f"inputs must have {', '.join(map(repr, missing))} too: the model decides by values of it "
+                    f"({guard.args[-1]})"
                 )
             fixed.note_guard(guard)
         graph.erase_node(guard)

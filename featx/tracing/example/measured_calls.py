@@ -75,7 +75,10 @@ class MeasuredCalls:
         with torch._C.DisableTorchFunction():
             leaves = values if len(values) == 1 and type(values[0]) is torch.Tensor else tuple(tree_leaves(values))
             inputs = [value for value in _tensors_in(values) if not value.is_inference()] if is_measured else []
-            before = [value._version for value in inputs]
+            # A tensor of the model is written through its stand-in.
+            of, owned = recorder.stand_ins.of, recorder.owned if not recorder.is_real else {}
+            watched = [of(value) if id(value) in owned else value for value in inputs]
+            before = [value._version for value in watched]
             have_values = is_measured and (recorder.is_real or any(map(_may_have_values, leaves)))
         with self._torch_calls.kernels.seen():
             result = self._result_of(call, is_measured)
@@ -84,9 +87,9 @@ class MeasuredCalls:
                 if is_whole:
                     added.meta["is_whole"] = True
                 if is_measured:
-                    pairs = zip(inputs, before, strict=True)
+                    pairs = zip(inputs, watched, before, strict=True)
                     is_unseen = recorder.whole.writes_unseen
-                    written = [value for value, version in pairs if value._version != version or is_unseen]
+                    written = [value for value, seen, version in pairs if seen._version != version or is_unseen]
                     added.meta["effects"] = self._effects(added, inputs, written, result)
                 self._guard_result(added, result, is_measured=is_measured, have_values=have_values)
                 recorder.scope = taken_in or recorder.scope
@@ -123,13 +126,23 @@ class MeasuredCalls:
 
     def _apart_from(self, inputs: Any, result: Any) -> Any:
         # For another input, or in another state, the call may return something else than what it got.
-        if isinstance(result, torch.Tensor) and id(result) not in map(id, inputs):
+        # A tensor of the model has its stand-in: forward may write what it has got.
+        recorder, owned = self._recorder, self._recorder.owned
+        if isinstance(result, torch.Tensor) and id(result) not in owned and id(result) not in map(id, inputs):
             return result
         given = {id(value) for value in inputs if isinstance(value, torch.Tensor)}
-        if given.isdisjoint(map(id, tree_leaves(result))):
+        if not any(id(leaf) in given or id(leaf) in owned for leaf in tree_leaves(result)):
             return result
-        frame, another_name = self._recorder.model_frame(), self._torch_calls.another_name
-        return tree_map(lambda leaf: another_name(leaf, frame) if id(leaf) in given else leaf, result)
+        frame, another_name = recorder.model_frame(), self._torch_calls.another_name
+
+        def apart(leaf: Any) -> Any:
+            if id(leaf) in owned and not recorder.is_real:
+                leaf = recorder.stand_ins.of(leaf)
+            elif id(leaf) not in given and id(leaf) not in owned:
+                return leaf
+            return another_name(leaf, frame)
+
+        return tree_map(apart, result)
 
     def _effects(
         self, node: Node, inputs: list[torch.Tensor], written: list[torch.Tensor], result: Any
@@ -155,7 +168,19 @@ class MeasuredCalls:
             is_random=whole.draws,
             writes_state=whole.writes_model or whole.writes_unseen,
             may_write_more=self._may_write_more(node.target),
+            returns_state=self._returns_state(node, memory),
         )
+
+    def _returns_state(self, node: Node, memory: set[Any]) -> bool:
+        """Say whether a module returns memory of what it keeps itself: a buffer, or a part of one."""
+        if node.op != "call_module" or not memory:
+            return False
+        module = self._replica.root.get_submodule(str(node.target))
+        of = self._recorder.stand_ins.of
+        for tensor in (*module.parameters(), *module.buffers()):
+            if memory_of(tensor) in memory or (not self._recorder.is_real and memory_of(of(tensor)) in memory):
+                return True
+        return False
 
     def _may_write_more(self, called: Any) -> bool:
         whole = self._recorder.whole

@@ -1,0 +1,187 @@
+"""What modules that are kept whole return of the model's own tensors, and what they write behind a requested value."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import featx
+
+X = torch.rand(2, 4)
+
+
+class Pass(nn.Module):
+    """Returns what it gets."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+class WritesWhatAModuleReturned(nn.Module):
+    """A tensor of the model goes through a module and is written in place."""
+
+    def __init__(self, through: nn.Module, kind: str) -> None:
+        super().__init__()
+        self.through = through
+        if kind == "buffer":
+            self.register_buffer("t", torch.ones(4))
+        elif kind == "weight":
+            self.t = nn.Parameter(torch.ones(4))
+        else:
+            self.t = torch.ones(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            t = self.through(self.t)
+            t.mul_(2)
+        return x * t
+
+
+@pytest.mark.parametrize("kind", ["buffer", "weight", "tensor"])
+@pytest.mark.parametrize("through", [nn.Identity, Pass, lambda: nn.Sequential(nn.Identity())])
+def test_a_trace_does_not_write_what_a_module_returns_of_the_model(through: type[nn.Module], kind: str) -> None:
+    model, eager = (WritesWhatAModuleReturned(through(), kind).eval() for _ in range(2))
+    before = model.t._version
+    featx.get_graph_node_names(model, example_inputs=X)
+    extractor = featx.create_feature_extractor(model, ["output"], example_inputs=X)
+    assert torch.equal(model.t, torch.ones(4))
+    assert model.t._version == before
+    for _ in range(2):
+        assert torch.equal(extractor(X)["output"], eager(X))
+
+
+class BufferThroughIdentity(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("m", torch.ones(4))
+        self.through = nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.through(self.m)
+        z = x + y
+        self.m.mul_(2)
+        return z, y
+
+
+@pytest.mark.parametrize("others", [[], ["add"], ["output"]])
+def test_a_buffer_behind_an_identity_is_as_it_was(others: list[str]) -> None:
+    extractor = featx.create_feature_extractor(BufferThroughIdentity().eval(), ["through", *others], example_inputs=X)
+    first = extractor(X)["through"]
+    assert torch.equal(first, torch.ones(4))
+    assert torch.equal(extractor(X)["through"], torch.full((4,), 2.0))
+    assert torch.equal(first, torch.ones(4))
+
+
+class Keeps(nn.Module):
+    """Returns its own buffer, or a part of it."""
+
+    b: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("b", torch.ones(4))
+
+    def forward(self, count: int | None = None) -> torch.Tensor:
+        return self.b if count is None else self.b[:count]
+
+
+class WritesABufferThatWasReturned(nn.Module):
+    def __init__(self, count: int | None) -> None:
+        super().__init__()
+        self.keeps, self.act, self.count = Keeps(), nn.ReLU(), count
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.act(x[:, : self.count] * self.keeps(self.count))
+        self.keeps.b.mul_(2)
+        return y
+
+
+@pytest.mark.parametrize("count", [None, 3])
+def test_a_write_to_a_buffer_that_a_module_has_returned_is_kept(count: int | None) -> None:
+    model = WritesABufferThatWasReturned(count).eval()
+    eager = copy.deepcopy(model)
+    extractor = featx.create_feature_extractor(model, ["output"], example_inputs=X)
+    for _ in range(3):
+        assert torch.equal(extractor(X)["output"], eager(X))
+
+
+class ReadsRunningMean(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.act = nn.BatchNorm1d(4, momentum=0.5), nn.ReLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.act(x - self.norm.running_mean))
+
+
+class Decay(nn.Module):
+    def forward(self, weight: torch.Tensor) -> None:
+        with torch.no_grad():
+            weight.mul_(0.9)
+
+
+class DecaysItsWeight(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.act, self.decay = nn.Linear(4, 4), nn.ReLU(), Decay()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.act(self.linear(x))
+        self.decay(self.linear.weight)
+        return y
+
+
+class Meter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("m", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.m.add_(x.detach().mean(0))
+        return x - self.m
+
+
+class MetersInALoop(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.meter, self.layers = Meter(), nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(self.meter(x))
+        return x
+
+
+class ReadsASpectralNormTwice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.act = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)), nn.ReLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.act(self.linear(x)) @ self.linear.weight
+
+
+WRITTEN_LATER: dict[str, tuple[type[nn.Module], str]] = {
+    "statistics that the next call reads": (ReadsRunningMean, "act"),
+    "a weight that a module gets": (DecaysItsWeight, "act"),
+    "further calls of a module": (MetersInALoop, "layers.0"),
+    "power iterations": (ReadsASpectralNormTwice, "act"),
+}
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", WRITTEN_LATER)
+def test_what_modules_write_behind_a_requested_value_is_kept(name: str, training: bool) -> None:
+    kind, wanted = WRITTEN_LATER[name]
+    torch.manual_seed(0)
+    model = kind().train(training)
+    eager = copy.deepcopy(model)
+    extractor = featx.create_feature_extractor(model, [wanted], example_inputs=X)
+    seen: list[torch.Tensor] = []
+    eager.get_submodule(wanted).register_forward_hook(lambda module, args, output: seen.append(output.clone()))
+    for _ in range(3):
+        eager(X)
+        assert torch.equal(extractor(X)[wanted], seen[-1])
