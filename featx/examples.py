@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from featx.errors import ArgumentTypeError
-from featx.tree import tree_map
+from featx.tree import tree_leaves, tree_map
 
 # What asking strangers raises: a config that lacks a value, has one of another kind, or one that fits nothing.
 _UNKNOWN = (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError)
@@ -37,6 +37,22 @@ class Example:
     kwargs: dict[str, Any]
     source: str
     is_for_one_mode: bool = False
+
+    def options(self) -> dict[str, Any]:
+        """Return the inputs by name that hold no tensor, such as `use_cache=False`."""
+        return {
+            name: value
+            for name, value in self.kwargs.items()
+            if not any(isinstance(leaf, Tensor) for leaf in tree_leaves(value))
+        }
+
+    def with_options(self, options: Mapping[str, Any], forward: Callable[..., Any]) -> Example:
+        """Return these inputs with those of `options` that are not among them."""
+        if not options:
+            return self
+        given = inspect.signature(forward).bind_partial(*self.args, **self.kwargs).arguments
+        further = {name: value for name, value in options.items() if name not in given}
+        return replace(self, kwargs={**further, **self.kwargs})
 
     def without_values(self) -> Example:
         """Return these inputs with tensors on the meta device in place of those of floating point."""

@@ -11,7 +11,7 @@ from torch import nn
 
 from featx.features.building.tracing import ModelTracing, TracerName
 from featx.features.requests.attention import with_probabilities
-from featx.ir.graph import Graph
+from featx.features.requests.select import names_of
 from featx.tracing.replica.mode_reads import ModeReads
 
 
@@ -94,11 +94,6 @@ def _warn_of_failure(errors: Mapping[bool, Exception]) -> None:
             f"{error}",
             stacklevel=3,
         )
-
-
-def names_of(graph: Graph) -> list[str]:
-    """Return the qualified names in a traced graph, in execution order."""
-    return [node.meta["qualified_name"] for node in graph.nodes if "qualified_name" in node.meta]
 
 
 def warn_of_differences(train_names: Sequence[str], eval_names: Sequence[str], level: int = 3) -> None:

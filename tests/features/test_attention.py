@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import timm
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as torch's documentation has it
@@ -284,3 +285,33 @@ def test_eager_attentions_of_transformers(name: str, padded: bool) -> None:
     rows = batch["attention_mask"].bool()[:, None, :, None].expand_as(expected[0])  # of tokens that are no padding
     assert len(found) == len(expected) == 2
     assert all(torch.allclose(a[rows], b[rows], atol=1e-6) for a, b in zip(found, expected, strict=True))
+
+
+def test_attentions_inside_of_a_module_of_torch_are_listed_and_matched() -> None:
+    x = torch.rand(2, 7, 16)
+    layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+    names = [f"layers.{number}.self_attn.probabilities" for number in range(2)]
+    listed = featx.get_graph_node_names(model, example_inputs=x, attention_probabilities=True)[1]
+    assert [name for name in listed if name.endswith("probabilities")] == names
+    for pattern in ("layers.*.self_attn.probabilities", "**.probabilities"):
+        found = featx.create_feature_extractor(model, [pattern], example_inputs=x)(x)
+        expected = model.layers[0].self_attn(x, x, x, average_attn_weights=False)[1]
+        assert list(found) == names
+        assert torch.allclose(found[names[0]], expected, atol=1e-6)
+
+
+def test_the_probabilities_of_an_attention_that_is_the_model() -> None:
+    x = torch.rand(2, 7, 16)
+    model = nn.MultiheadAttention(16, 4, batch_first=True).eval()
+    expected = model(x, x, x, average_attn_weights=False)[1]
+    for name in ("probabilities", "**.probabilities"):
+        found = featx.create_feature_extractor(model, [name], example_inputs=(x, x, x))(x, x.clone(), x.clone())
+        assert torch.allclose(found["probabilities"], expected, atol=1e-6)
+
+
+def test_who_asks_a_model_that_does_not_fuse_learns_the_name() -> None:
+    model = timm.create_model("vit_tiny_patch16_224", depth=1).eval()
+    model.blocks[0].attn.fused_attn = False
+    with pytest.raises(featx.NodeNameError, match=r"they are 'blocks\.0\.attn\.softmax'"):
+        featx.create_feature_extractor(model, ["blocks.0.attn.probabilities"])

@@ -350,3 +350,9 @@ def test_name_that_the_extractor_needs_itself_is_refused(name: str) -> None:
     model.register_buffer(name, torch.ones(3))
     with pytest.raises(featx.TargetError, match="rename that attribute"):
         featx.create_feature_extractor(model, ["mul"])
+
+
+def test_numbers_are_keys_as_with_torchvision() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU()).eval()
+    x = torch.rand(2, 3)
+    assert list(featx.create_feature_extractor(model, {"0": 0, "1": 1}, example_inputs=x)(x)) == ["0", "1"]

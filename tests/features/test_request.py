@@ -130,7 +130,11 @@ def test_output_is_a_module_of_that_name_where_there_is_one() -> None:
 
 WRONG: dict[str, tuple[Any, type[Exception], str]] = {
     "a function": ([print], featx.ArgumentTypeError, "may have names, modules of the model and classes"),
-    "a number as a key": ({"layer2": 3}, featx.ArgumentTypeError, "must give texts, a featx.Feature or a list.*got 3"),
+    "a fraction as a key": (
+        {"layer2": 2.5},
+        featx.ArgumentTypeError,
+        "must give texts, a featx.Feature or a list.*2.5",
+    ),
     "None as a key": (
         {"layer1": None},
         featx.ArgumentTypeError,
@@ -145,7 +149,7 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
     "one key for several": ({"layer*": "C"}, featx.RequestError, r"to all 4 values.*'C\*'"),
     "one key twice": ({"layer1": ["a", "a"]}, featx.RequestError, "the key 'a' to 'layer1' twice"),
     "no key in a list": ({"layer1": []}, featx.ArgumentTypeError, "or a list of them as keys"),
-    "a number in a list": ({"layer1": ["a", 3]}, featx.ArgumentTypeError, "or a list of them as keys"),
+    "a fraction in a list": ({"layer1": ["a", 2.5]}, featx.ArgumentTypeError, "or a list of them as keys"),
     "one of several keys for several": ({"layer*": ["C*", "D"]}, featx.RequestError, r"to all 4 values.*'D\*'"),
     "one key for two": ({"layer1": "a", "conv1": "a"}, featx.RequestError, "the key 'a' to"),
 }

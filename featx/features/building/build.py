@@ -19,10 +19,12 @@ from featx.features.building.untraced import untraced_graph
 from featx.features.describing.images import shapes_of_wider_image
 from featx.features.describing.info import FeatureInfos, infos_of
 from featx.features.dual import DualGraphModule
-from featx.features.nodes import names_of, warn_of_differences
+from featx.features.nodes import warn_of_differences
 from featx.features.requests.edits import Edit, Edits
-from featx.features.requests.feature import Feature, process, with_heads
+from featx.features.requests.feature import Feature
+from featx.features.requests.processing import process, with_heads
 from featx.features.requests.request import Request
+from featx.features.requests.select import names_of
 from featx.features.requests.starts import Starts
 from featx.ir.graph import Graph
 from featx.ir.node import Node
@@ -74,7 +76,7 @@ def build(model: nn.Module, requests: dict[bool, Request], options: Options, exa
         present_graph=None if present is None else present.graph,
         exceptions={training: mode.exceptions for training, mode in modes.items()},
         infos={training: mode.infos for training, mode in modes.items()},
-        cases=_cases(model, requests, options) if _is_adapted(modes.values(), options) else None,
+        cases=_cases(model, requests, options, tracing.example) if _is_adapted(modes.values(), options) else None,
     )
     if options.inputs is None and tracing.example is not None:
         extractor.meta["example"] = tracing.example.without_values()
@@ -95,13 +97,21 @@ def _is_adapted(modes: Iterable[_Mode], options: Options) -> bool:
     return options.adaptive is None and any(decides_by_inputs(mode.graph) for mode in modes if mode.free_dims)
 
 
-def _cases(model: nn.Module, requests: dict[bool, Request], options: Options) -> Cases:
-    return Cases(model, functools.partial(_graph_of_case, requests, options))
+def _cases(model: nn.Module, requests: dict[bool, Request], options: Options, first: Example | None) -> Cases:
+    chosen = {} if first is None else first.options()
+    return Cases(model, functools.partial(_graph_of_case, requests, options, chosen))
 
 
 def _graph_of_case(
-    requests: dict[bool, Request], options: Options, model: nn.Module, training: bool, example: Example
+    requests: dict[bool, Request],
+    options: Options,
+    chosen: dict[str, Any],
+    model: nn.Module,
+    training: bool,
+    example: Example,
 ) -> Graph:
+    """Return the graph for an input that no other fits. What the first example has chosen, such as no cache, holds."""
+    example = example.with_options(chosen, model.forward)
     tracing = _tracing(model, options, example)
     try:
         mode = _trace_mode(tracing, requests[training], training, options)

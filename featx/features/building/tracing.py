@@ -16,11 +16,11 @@ from featx.errors import ArgumentTypeError, FeatxError, NodeNameError, TraceErro
 from featx.examples import Example, as_example, find_example
 from featx.features.building.prune import last_needed
 from featx.features.describing.images import ImageInput, image_of
-from featx.features.requests.attention import FUSED_FUNCTIONS, Probabilities, with_probabilities
+from featx.features.requests.attention import FUSED_FUNCTIONS, PROBABILITIES, Probabilities, with_probabilities
 from featx.features.requests.edits import Edits
 from featx.features.requests.opening import names_are_those_of_all_opened, opened_for
 from featx.features.requests.request import OUTPUT, Request
-from featx.features.requests.select import select
+from featx.features.requests.select import names_of, select
 from featx.features.requests.starts import Starts
 from featx.ir.graph import Graph
 from featx.ir.node import Node
@@ -304,7 +304,7 @@ class ModelTracing:
         """
         owner = f"{type(self.model).__name__} ({mode})"
         if request.pending or (self.edits is not None and self.edits.pending):
-            names = [node.meta["qualified_name"] for node in self.graph().nodes if "qualified_name" in node.meta]
+            names = names_of(self.graph())
             request = request.among(list(with_probabilities(names, self._modules)), "return_nodes")
             if self.edits is not None:
                 self.edits.among(names)
@@ -317,6 +317,12 @@ class ModelTracing:
                 if not probabilities.is_meant_by(error):
                     raise
                 missing = probabilities.names
+        unfused = [name.removesuffix(PROBABILITIES) + "softmax" for name in missing]
+        if set(unfused) & set(names_of(self.graph())):
+            raise NodeNameError(
+                f"{owner} does not fuse attention: it computes the probabilities itself, and they are "
+                f"{', '.join(map(repr, unfused))}"
+            )
         raise NodeNameError(
             f"{owner} has no fused attention for all of {', '.join(map(repr, missing))}; "
             "get_graph_node_names(model, attention_probabilities=True) lists the probabilities that there are"

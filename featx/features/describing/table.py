@@ -20,7 +20,7 @@ from featx.features.describing.info import infos_of
 from featx.features.describing.table_text import HINT, html_of, rich_table_of, text_of
 from featx.features.requests.attention import PROBABILITIES, probabilities_beside, with_probabilities
 from featx.features.requests.request import OUTPUT, expression_of
-from featx.features.requests.select import select
+from featx.features.requests.select import names_of, select
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.ir.text import format_target
@@ -335,7 +335,7 @@ def _rows(tracing: ModelTracing, *, flops: bool) -> list[NodeInfo]:
 
 def _nodes_by_name(graph: Graph, paths: Collection[str]) -> dict[str, Node]:
     """Return the nodes by the names under which they can be asked for, each module ahead of what is inside it."""
-    names = [node.meta["qualified_name"] for node in graph.nodes if "qualified_name" in node.meta]
+    names = names_of(graph)
     known = set(paths)
     in_order: dict[str, str] = {}
     for name in names:

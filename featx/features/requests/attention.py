@@ -75,8 +75,15 @@ def with_probabilities(names: Iterable[str], modules: Mapping[str, nn.Module]) -
         found = _FUSED_NAME.fullmatch(name)
         if found is not None:
             yield _joined(found[1], found[2])
-        elif type(modules.get(name)) is nn.MultiheadAttention:
-            yield _joined(name, None)
+        elif name in modules:
+            yield from (_joined(path, None) for path in _attentions_in(name, modules))
+
+
+def _attentions_in(path: str, modules: Mapping[str, nn.Module]) -> Iterator[str]:
+    """Yield the paths of torch's attentions in a module of torch, which is one node of a list of names."""
+    for inner, module in modules[path].named_modules():
+        if type(module) is nn.MultiheadAttention:
+            yield f"{path}.{inner}" if inner else path
 
 
 class Probabilities:
@@ -97,7 +104,7 @@ class Probabilities:
             if found is None or name in modules:
                 continue
             owner, number = found[1] or "", found[2] or ""
-            is_of_torch = type(modules.get(owner)) is nn.MultiheadAttention
+            is_of_torch = bool(owner) and type(modules.get(owner)) is nn.MultiheadAttention
             self._fused[name] = f"{owner}{number}" if is_of_torch else f"{owner}.{function}{number}".lstrip(".")
 
     @property

@@ -101,6 +101,12 @@ def _edit(graph: Graph, node: Node, edit: Edit, name: str) -> Node:
             "what the attention returns, or make the model without fused attention (fused_attn=False of timm, "
             "attn_implementation='eager' of transformers)"
         )
+    shape = node.meta.get("shape")
+    if isinstance(edit, torch.Tensor) and shape is not None and edit.dim() != len(shape):
+        raise RequestError(
+            f"the edit of '{name}' is a tensor of shape {tuple(edit.shape)}; on the example the value has "
+            f"{tuple(shape)}"
+        )
     users = list(node.users)
     given = node
     if "shape" not in node.meta:

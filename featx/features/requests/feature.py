@@ -1,32 +1,20 @@
-"""Feature: what is done to a value before an extractor returns it, as nodes of its graph."""
+"""Feature: what is done to a value before an extractor returns it."""
 
 from __future__ import annotations
 
-import math
-import operator
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
 
-from featx.errors import ArgumentTypeError, RequestError
-from featx.features.describing.images import ImageInput
-from featx.features.describing.info import FeatureInfo
-from featx.features.describing.shapes import shapes_in
-from featx.ir.graph import Graph
-from featx.ir.node import Node
-from featx.module import GraphModule
-from featx.passes.shapes import ShapeProp
+from featx.errors import ArgumentTypeError
 
-Pool = Literal["avg", "max", "gem", "cls"]
+Pool = Literal["avg", "max", "gem", "cls", "last"]
 PrefixTokens = Literal["keep", "drop", "apart"]
-# Where the modules are that the user gives for features.
-HEADS = "feature_heads"
-_MAPS, _SEQUENCES, _VOLUMES = ("NCHW", "NHWC"), ("NCL", "NLC"), ("NCDHW", "NDHWC")
-_LAYOUTS = (*_MAPS, *_SEQUENCES, *_VOLUMES)
-_GEM_POWER, _GEM_LEAST = 3.0, 1e-6
+MAPS, SEQUENCES, VOLUMES = ("NCHW", "NHWC"), ("NCL", "NLC"), ("NCDHW", "NDHWC")
+_LAYOUTS = (*MAPS, *SEQUENCES, *VOLUMES)
 
 
 @dataclass(frozen=True)
@@ -39,7 +27,8 @@ class Feature:
         pool: reduce its places, or its tokens but for those that `FeatureInfo.prefix_tokens` counts: "avg" and "max";
             "gem", the generalized mean
             `mean(max(x, 1e-6) ** 3) ** (1 / 3)` (Radenovic et al., Fine-tuning CNN Image Retrieval with No Human
-            Annotation, 2018); "cls", the first token.
+            Annotation, 2018); "cls", the class token, or the first token of a text; "last", the last token of a text.
+            Of a text, tokens whose `mask` is 0 are left out.
         layout: permute to this: "NCHW" or "NHWC" for maps, "NCL" or "NLC" for sequences, "NCDHW" or "NDHWC" for
             videos. Tokens of patches become maps by the first two, without those that `FeatureInfo.prefix_tokens`
             counts, and maps become sequences by "NCL" and "NLC".
@@ -52,6 +41,8 @@ class Feature:
         of_layout: the layout of the value, where the trace cannot tell.
         of_stride: the side of the patches that tokens stand for, where the trace cannot tell: the image has
             `height // of_stride * width // of_stride` of them, behind the prefix tokens.
+        mask: the input of shape (N, L) that is not 0 for the tokens that `pool` is to count. By default it is
+            `attention_mask`, where the model has such an input and it has one value for each token; None counts all.
 
     Raises:
         ArgumentTypeError: an argument is of the wrong type, or an unknown name.
@@ -67,6 +58,7 @@ class Feature:
     of_layout: str | None = None
     prefix_tokens: PrefixTokens = "keep"
     of_stride: int | None = None
+    mask: str | None = "attention_mask"
 
     def __post_init__(self) -> None:
         if self.pool is not None and self.pool not in get_args(Pool):
@@ -83,250 +75,3 @@ class Feature:
             raise ArgumentTypeError(f"of_stride must be a positive number, got {self.of_stride!r}")
         if self.apply is not None and not callable(self.apply):
             raise ArgumentTypeError(f"apply must be a function or a module, got {self.apply!r:.80}")
-
-
-@dataclass(frozen=True)
-class _Step:
-    """A method call, or an index, of the tensor."""
-
-    method: str
-    args: tuple[Any, ...] = ()
-
-    def on(self, value: Any) -> Any:
-        return value[self.args] if self.method == "[]" else getattr(value, self.method)(*self.args)
-
-    def in_graph(self, graph: Graph, node: Node) -> Node:
-        if self.method == "[]":
-            return graph.call_method("__getitem__", (node, self.args))
-        return graph.call_method(self.method, (node, *self.args))
-
-
-@dataclass(frozen=True)
-class _Unfold:
-    """Make two dimensions, the places of patches of an image, of the last one."""
-
-    side: int
-    image: ImageInput
-
-    def on(self, value: Any) -> Any:
-        return value.unflatten(-1, [size // self.side for size in self.image.sizes])
-
-    def in_graph(self, graph: Graph, node: Node) -> Node:
-        image = next((each for each in graph.find_nodes(op="placeholder") if each.target == self.image.name), None)
-        if image is None:
-            raise RequestError(f"tokens become maps by the size of '{self.image.name}', which is no input any more")
-        sizes = [graph.call_method("size", (image, place)) for place in (-2, -1)]
-        counts = [graph.call_function(operator.floordiv, (size, self.side)) for size in sizes]
-        return graph.call_method("unflatten", (node, -1, counts))
-
-
-_Steps = list["_Step | _Unfold"]
-
-
-def process(
-    graph: Graph,
-    features: Mapping[str, tuple[Feature, ...]],
-    infos: Mapping[str, FeatureInfo],
-    image: ImageInput | None,
-) -> dict[str, FeatureInfo]:
-    """Let `graph`, which returns a dict, do to its values what `features` says by key; return what comes out then.
-
-    `graph` is changed. O(features).
-
-    Raises:
-        RequestError: something cannot be done with a value of this layout, or that has none.
-    """
-    if not features:
-        return dict(infos)
-    output = graph.output_node()
-    found: dict[str, tuple[Node, FeatureInfo]] = {}
-    for first, node in dict(output.args[0]).items():
-        for feature in features.get(first, (Feature(first),)):
-            for key, processed in _processed(graph, node, feature, infos[first], image).items():
-                if key in found:
-                    raise RequestError(
-                        f"the key '{key}' is given twice, once to prefix tokens that are put apart; choose another one"
-                    )
-                found[key] = processed
-    output.args = ({key: value for key, (value, _) in found.items()},)
-    return {key: info for key, (_, info) in found.items()}
-
-
-def _processed(
-    graph: Graph, node: Node, feature: Feature, info: FeatureInfo, image: ImageInput | None
-) -> dict[str, tuple[Node, FeatureInfo]]:
-    key = str(feature.key)
-    info = replace(info, key=key)
-    if feature.of_stride is not None:
-        info = _with_stride(info, feature.of_stride, image)
-    if feature.prefix_tokens != "apart" or not info.prefix_tokens:
-        return {key: _value_of(graph, node, key, feature, info, image)}
-    own = replace(feature, prefix_tokens="drop")
-    prefix = f"{key}_prefix"
-    return {key: _value_of(graph, node, key, own, info, image), prefix: _prefix_of(graph, node, prefix, info)}
-
-
-def _value_of(
-    graph: Graph, node: Node, key: str, feature: Feature, info: FeatureInfo, image: ImageInput | None
-) -> tuple[Node, FeatureInfo]:
-    steps, info = _steps(feature, info, image)
-    for step in steps:  # at once, so that no whole map is kept until the end
-        with graph.inserting_before(node.next):
-            node = step.in_graph(graph, node)
-    with graph.inserting_before(graph.output_node()):  # these may draw random numbers, after the model
-        if isinstance(feature.apply, nn.Module):
-            node = graph.call_module(head_path(key), (node,))
-        elif feature.apply is not None:
-            node = graph.call_function(feature.apply, (node,))
-        if feature.dtype is not None:
-            node = graph.call_method("to", (node, feature.dtype))
-    return node, _after(feature, info)
-
-
-def _prefix_of(graph: Graph, node: Node, key: str, info: FeatureInfo) -> tuple[Node, FeatureInfo]:
-    step = _Step("[]", (slice(None), slice(None, info.prefix_tokens)))
-    with graph.inserting_before(node.next):
-        prefix = step.in_graph(graph, node)
-    after = _seen_after([step], replace(info, key=key))
-    return prefix, replace(after, stride=None, prefix_tokens=info.prefix_tokens)
-
-
-def head_path(key: str) -> str:
-    """Return where the module of a feature is in an extractor."""
-    return f"{HEADS}.{''.join(each if each.isalnum() else '_' for each in key)}"
-
-
-def with_heads(model: nn.Module, features: Iterable[Feature]) -> nn.Module:
-    """Return a module that has the parts of `model`, and the modules of `features`; `model` itself if there are none.
-
-    Raises:
-        RequestError: the model has a part of the name that the modules are put under, or two keys give one path.
-    """
-    heads = {str(each.key): each.apply for each in features if isinstance(each.apply, nn.Module)}
-    if not heads:
-        return model
-    if hasattr(model, HEADS):
-        raise RequestError(f"the model has an attribute '{HEADS}', under which the modules of features are put")
-    holder = nn.Module()
-    for key, head in heads.items():
-        name = head_path(key).rpartition(".")[2]
-        if name in holder._modules:
-            raise RequestError(f"the key '{key}' and another one give the same name to a module, '{name}'")
-        holder.add_module(name, head)
-    root = object.__new__(type(model))
-    root.__dict__.update(model.__dict__, _modules={**model._modules, HEADS: holder})
-    return root
-
-
-def _steps(feature: Feature, info: FeatureInfo, image: ImageInput | None) -> tuple[_Steps, FeatureInfo]:
-    layout = feature.of_layout or info.layout
-    steps: _Steps = [_Step("detach")] if feature.detach else []
-    if (feature.pool or feature.layout) and layout is None:
-        raise RequestError(
-            f"'{info.node}' is not known to have places or channels (its shape is {info.shape}); say of_layout='NCHW', "
-            "or what it is, in its Feature"
-        )
-    if feature.pool is not None and layout != "NC":
-        steps += _pooled(feature.pool, str(layout), info)
-        layout = "NC"
-    if feature.layout in _MAPS and layout == "NLC":
-        steps += _to_map(info, image)
-        layout = "NCHW"
-    elif feature.layout in _SEQUENCES and layout in _MAPS:
-        steps += [_Step("flatten", (2,))] if layout == "NCHW" else [_Step("flatten", (1, 2))]
-        layout = "NCL" if layout == "NCHW" else "NLC"
-    elif feature.prefix_tokens == "drop" and feature.pool is None:
-        steps += _without_prefix(info)
-    if feature.layout is not None and layout != feature.layout:
-        if sorted(str(layout)) != sorted(feature.layout):
-            raise RequestError(f"'{info.node}' is {layout} and cannot be permuted to {feature.layout}")
-        steps.append(_Step("permute", tuple(str(layout).index(each) for each in feature.layout)))
-        layout = feature.layout
-    if feature.flatten:
-        steps.append(_Step("flatten", (1,)))
-        layout = "NC" if layout == "NC" else None
-    return steps, _seen_after(steps, replace(info, layout=layout))
-
-
-def _with_stride(info: FeatureInfo, stride: int, image: ImageInput | None) -> FeatureInfo:
-    patches = 0 if image is None else math.prod(size // stride for size in image.sizes)
-    if info.layout != "NLC" or info.shape is None or not 0 < patches <= info.shape[1]:
-        raise RequestError(
-            f"of_stride={stride} is for tokens of patches, and the {info.shape} of '{info.node}' are not as many as "
-            f"the {patches} patches of the image"
-        )
-    return replace(info, stride=stride, prefix_tokens=info.shape[1] - patches)
-
-
-def _to_map(info: FeatureInfo, image: ImageInput | None) -> _Steps:
-    if image is None or image.name is None or type(info.stride) is not int:
-        raise RequestError(
-            f"the {info.shape} of '{info.node}' are not known to be patches of an image, so they are no map"
-        )
-    return [*_without_prefix(info), _Step("transpose", (1, 2)), _Unfold(info.stride, image)]
-
-
-def _without_prefix(info: FeatureInfo) -> _Steps:
-    return [_Step("[]", (slice(None), slice(info.prefix_tokens, None)))] if info.prefix_tokens else []
-
-
-def _pooled(pool: str, layout: str, info: FeatureInfo) -> _Steps:
-    if pool == "cls":
-        if layout != "NLC" or not info.prefix_tokens:
-            raise RequestError(f"'{info.node}' is {layout} and has no class token; take pool='avg'")
-        return [_Step("select", (1, 0))]
-    steps = _without_prefix(info)
-    places = tuple(place for place, name in enumerate(layout) if name not in "NC")
-    if pool == "gem":
-        return [
-            *steps, _Step("clamp", (_GEM_LEAST,)), _Step("pow", (_GEM_POWER,)), _Step("mean", (places,)),
-            _Step("pow", (1 / _GEM_POWER,)),
-        ]  # fmt: skip
-    return [*steps, _Step("mean" if pool == "avg" else "amax", (places,))]
-
-
-def _seen_after(steps: _Steps, info: FeatureInfo) -> FeatureInfo:
-    if not steps or info.shape is None:
-        return info
-    value = torch.empty(info.shape, dtype=info.dtype, device="meta")
-    for step in steps:
-        value = step.on(value)
-    shape, layout = tuple(value.shape), info.layout
-    channels = shape[layout.index("C")] if layout is not None else None
-    has_places = layout is not None and layout != "NC"
-    has_prefix = layout in _SEQUENCES and shape[layout.index("L")] == info.shape[1]
-    return replace(
-        info, shape=shape, dtype=value.dtype, channels=channels, stride=info.stride if has_places else None,
-        prefix_tokens=info.prefix_tokens if has_prefix else 0,
-    )  # fmt: skip
-
-
-def _after(feature: Feature, info: FeatureInfo) -> FeatureInfo:
-    if feature.apply is not None:
-        shape, shapes, dtype = _form_after(feature.apply, info)
-        info = FeatureInfo(info.key, info.node, info.module, shape, dtype, None, None, None, 0, shapes)
-    return info if feature.dtype is None else replace(info, dtype=feature.dtype)
-
-
-def _form_after(apply: Callable[..., Any], info: FeatureInfo) -> tuple[Any, dict[str, tuple[int, ...]], Any]:
-    """Return the shape, the shapes inside and the dtype of what a function gives; nothing where it takes no values.
-
-    It runs on a tensor without values, and a module by a replica.
-    """
-    if info.shape is None:
-        return None, {}, None
-    graph = Graph()
-    root = nn.Module()
-    value = graph.placeholder("value")
-    if isinstance(apply, nn.Module):
-        root.add_module("head", apply)
-        graph.output(graph.call_module("head", (value,)))
-    else:
-        graph.output(graph.call_function(apply, (value,)))
-    try:
-        result = ShapeProp(GraphModule(root, graph)).propagate(torch.empty(info.shape, dtype=info.dtype, device="meta"))
-    except Exception:  # whatever a function of the user's raises that reads values
-        return None, {}, None
-    if isinstance(result, torch.Tensor):
-        return tuple(result.shape), {}, result.dtype
-    return None, shapes_in(result), None

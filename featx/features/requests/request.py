@@ -15,7 +15,7 @@ from featx.features.requests.feature import Feature
 
 # What the model itself returns, unless a module or an operation of the model has this name.
 OUTPUT = "output"
-_WILDCARDS = re.compile(r"\*\*|\*|\?|\[[^\]]+\]")
+_WILDCARDS = re.compile(r"(?:^|(?<=\.))\*\*\.|\*\*|\*|\?|\[[^\]]+\]")
 _EXAMPLE = "{'layer4': 'C5'}"
 
 
@@ -162,7 +162,7 @@ class _Parts:
         """Add the names that a pattern matches, and say whether there are any."""
         expression = expression_of(pattern)
         matches = ((name, expression.fullmatch(name)) for name in names)
-        found = {name: match.groups() for name, match in matches if match is not None}
+        found = {name: match.groups("") for name, match in matches if match is not None}
         if found:
             self._add_all(pattern, found, key)
         return bool(found)
@@ -216,14 +216,15 @@ class _Parts:
 def expression_of(pattern: str) -> re.Pattern[str]:
     """Return a regular expression for a pattern of names, with a group for each wildcard.
 
-    `*` is one part of a path, `**` any number of parts, `?` one character, and `[34]` one of these.
+    `*` is one part of a path, `**` any number of parts, `**.` at the start of one any number that may be none, `?` one
+    character, and `[34]` one of these.
     """
     parts: list[str] = []
     end = 0
     for match in _WILDCARDS.finditer(pattern):
         parts.append(re.escape(pattern[end : match.start()]))
         wildcard = match.group()
-        known = {"**": "(.+)", "*": "([^.]*)", "?": "([^.])"}
+        known = {"**.": r"(?:(.+)\.)?", "**": "(.+)", "*": "([^.]*)", "?": "([^.])"}
         parts.append(known.get(wildcard) or f"({wildcard.replace('[!', '[^', 1)})")
         end = match.end()
     return re.compile("".join(parts) + re.escape(pattern[end:]))
@@ -231,13 +232,18 @@ def expression_of(pattern: str) -> re.Pattern[str]:
 
 def _is_key(key: object) -> bool:
     if isinstance(key, (list, tuple)):
-        return bool(key) and all(isinstance(each, (str, Feature)) for each in cast(Sequence[object], key))
-    return isinstance(key, (str, Feature))
+        return bool(key) and all(map(_is_single_key, cast(Sequence[object], key)))
+    return _is_single_key(key)
+
+
+def _is_single_key(key: object) -> bool:
+    return isinstance(key, (str, int, Feature)) and not isinstance(key, bool)
 
 
 def _features(key: _Key) -> list[Feature]:
-    keys: list[str | Feature | None] = list(key) if isinstance(key, (list, tuple)) else [cast(Any, key)]
-    return [each if isinstance(each, Feature) else Feature(each) for each in keys]
+    keys: list[str | int | Feature | None] = list(key) if isinstance(key, (list, tuple)) else [cast(Any, key)]
+    texts = [str(each) if isinstance(each, int) else each for each in keys]  # as torchvision does
+    return [each if isinstance(each, Feature) else Feature(each) for each in texts]
 
 
 def _short(wish: object) -> str:

@@ -82,3 +82,8 @@ def _unknown_name(name: str, known: list[str], owner: str, graph: Graph, request
 def _kept_whole(graph: Graph) -> str:
     reasons = {node.target: node.meta["whole_because"] for node in graph.nodes if "whole_because" in node.meta}
     return "".join(f" '{path}' is one node with all that it runs: {reasons[path].rstrip(' ,')}." for path in reasons)
+
+
+def names_of(graph: Graph) -> list[str]:
+    """Return the qualified names in a traced graph, in execution order."""
+    return [node.meta["qualified_name"] for node in graph.nodes if "qualified_name" in node.meta]

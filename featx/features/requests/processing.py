@@ -1,0 +1,326 @@
+"""What a Feature does to a value, as nodes of the graph of an extractor."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from featx.errors import RequestError
+from featx.features.describing.images import ImageInput
+from featx.features.describing.info import FeatureInfo
+from featx.features.describing.shapes import shapes_in
+from featx.features.requests.feature import MAPS, SEQUENCES, Feature
+from featx.features.requests.pooling import pool_tokens
+from featx.ir.effects import MeasuredEffects
+from featx.ir.graph import Graph
+from featx.ir.node import Node
+from featx.module import GraphModule
+from featx.passes.shapes import ShapeProp
+
+# Where the modules are that the user gives for features.
+HEADS = "feature_heads"
+_GEM_POWER, _GEM_LEAST = 3.0, 1e-6
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A method call, or an index, of the tensor."""
+
+    method: str
+    args: tuple[Any, ...] = ()
+
+    def on(self, value: Any) -> Any:
+        return value[self.args] if self.method == "[]" else getattr(value, self.method)(*self.args)
+
+    def in_graph(self, graph: Graph, node: Node) -> Node:
+        if self.method == "[]":
+            return graph.call_method("__getitem__", (node, self.args))
+        return graph.call_method(self.method, (node, *self.args))
+
+
+@dataclass(frozen=True)
+class _Unfold:
+    """Make two dimensions, the places of patches of an image, of the last one."""
+
+    side: int
+    image: ImageInput
+
+    def on(self, value: Any) -> Any:
+        return value.unflatten(-1, [size // self.side for size in self.image.sizes])
+
+    def in_graph(self, graph: Graph, node: Node) -> Node:
+        image = next((each for each in graph.find_nodes(op="placeholder") if each.target == self.image.name), None)
+        if image is None:
+            raise RequestError(f"tokens become maps by the size of '{self.image.name}', which is no input any more")
+        sizes = [graph.call_method("size", (image, place)) for place in (-2, -1)]
+        counts = [graph.call_function(operator.floordiv, (size, self.side)) for size in sizes]
+        return graph.call_method("unflatten", (node, -1, counts))
+
+
+@dataclass(frozen=True)
+class _PoolTokens:
+    """Pool the tokens of a text that a mask, an input of the graph, counts."""
+
+    how: str
+    mask: Node
+
+    def on(self, value: Any) -> Any:
+        return value[:, 0]
+
+    def in_graph(self, graph: Graph, node: Node) -> Node:
+        pooled = graph.call_function(pool_tokens, (node, self.how, self.mask))
+        pooled.meta["effects"] = MeasuredEffects()
+        return pooled
+
+
+_Steps = list["_Step | _Unfold | _PoolTokens"]
+
+
+def process(
+    graph: Graph,
+    features: Mapping[str, tuple[Feature, ...]],
+    infos: Mapping[str, FeatureInfo],
+    image: ImageInput | None,
+) -> dict[str, FeatureInfo]:
+    """Let `graph`, which returns a dict, do to its values what `features` says by key; return what comes out then.
+
+    `graph` is changed. O(features).
+
+    Raises:
+        RequestError: something cannot be done with a value of this layout, or that has none.
+    """
+    if not features:
+        return dict(infos)
+    output = graph.output_node()
+    found: dict[str, tuple[Node, FeatureInfo]] = {}
+    for first, node in dict(output.args[0]).items():
+        for feature in features.get(first, (Feature(first),)):
+            for key, processed in _processed(graph, node, feature, infos[first], image).items():
+                if key in found:
+                    raise RequestError(
+                        f"the key '{key}' is given twice, once to prefix tokens that are put apart; choose another one"
+                    )
+                found[key] = processed
+    output.args = ({key: value for key, (value, _) in found.items()},)
+    return {key: info for key, (_, info) in found.items()}
+
+
+def _processed(
+    graph: Graph, node: Node, feature: Feature, info: FeatureInfo, image: ImageInput | None
+) -> dict[str, tuple[Node, FeatureInfo]]:
+    key = str(feature.key)
+    info = replace(info, key=key)
+    if feature.of_stride is not None:
+        info = _with_stride(info, feature.of_stride, image)
+    if feature.prefix_tokens != "apart" or not info.prefix_tokens:
+        return {key: _value_of(graph, node, key, feature, info, image)}
+    own = replace(feature, prefix_tokens="drop")
+    prefix = f"{key}_prefix"
+    return {key: _value_of(graph, node, key, own, info, image), prefix: _prefix_of(graph, node, prefix, info)}
+
+
+def _value_of(
+    graph: Graph, node: Node, key: str, feature: Feature, info: FeatureInfo, image: ImageInput | None
+) -> tuple[Node, FeatureInfo]:
+    mask = _mask_of_tokens(graph, feature, info) if feature.pool is not None else None
+    steps, info = _steps(feature, info, image, mask)
+    for step in steps:  # at once, so that no whole map is kept until the end
+        with graph.inserting_before(node.next):
+            node = step.in_graph(graph, node)
+    with graph.inserting_before(graph.output_node()):  # these may draw random numbers, after the model
+        if isinstance(feature.apply, nn.Module):
+            node = graph.call_module(head_path(key), (node,))
+        elif feature.apply is not None:
+            node = graph.call_function(feature.apply, (node,))
+        if feature.dtype is not None:
+            node = graph.call_method("to", (node, feature.dtype))
+    return node, _after(feature, info)
+
+
+def _prefix_of(graph: Graph, node: Node, key: str, info: FeatureInfo) -> tuple[Node, FeatureInfo]:
+    step = _Step("[]", (slice(None), slice(None, info.prefix_tokens)))
+    with graph.inserting_before(node.next):
+        prefix = step.in_graph(graph, node)
+    after = _seen_after([step], replace(info, key=key))
+    return prefix, replace(after, stride=None, prefix_tokens=info.prefix_tokens)
+
+
+def head_path(key: str) -> str:
+    """Return where the module of a feature is in an extractor."""
+    return f"{HEADS}.{''.join(each if each.isalnum() else '_' for each in key)}"
+
+
+def with_heads(model: nn.Module, features: Iterable[Feature]) -> nn.Module:
+    """Return a module that has the parts of `model`, and the modules of `features`; `model` itself if there are none.
+
+    Raises:
+        RequestError: the model has a part of the name that the modules are put under, or two keys give one path.
+    """
+    heads = {str(each.key): each.apply for each in features if isinstance(each.apply, nn.Module)}
+    if not heads:
+        return model
+    if hasattr(model, HEADS):
+        raise RequestError(f"the model has an attribute '{HEADS}', under which the modules of features are put")
+    holder = nn.Module()
+    for key, head in heads.items():
+        name = head_path(key).rpartition(".")[2]
+        if name in holder._modules:
+            raise RequestError(f"the key '{key}' and another one give the same name to a module, '{name}'")
+        holder.add_module(name, head)
+    root = object.__new__(type(model))
+    root.__dict__.update(model.__dict__, _modules={**model._modules, HEADS: holder})
+    return root
+
+
+def _mask_of_tokens(graph: Graph, feature: Feature, info: FeatureInfo) -> Node | None:
+    """Return the input that says which tokens of a text count, if there is one.
+
+    Raises:
+        RequestError: the one that is named is no input, or has another shape than the tokens.
+    """
+    own = Feature.mask
+    if feature.mask is None or (feature.mask == own and (feature.of_layout or info.layout) != "NLC"):
+        return None
+    mask = next((node for node in graph.find_nodes(op="placeholder") if node.target == feature.mask), None)
+    tokens = None if info.shape is None else info.shape[:2]
+    shape = None if mask is None else mask.meta.get("shape")
+    if shape is not None and tokens == tuple(shape) and (info.stride is None or feature.mask != own):
+        return mask
+    if feature.mask == own:
+        return None
+    found = "is no input" if mask is None else f"has the shape {shape}"
+    raise RequestError(
+        f"mask must name an input of the shape {tokens}, one value for each token of '{info.node}'; '{feature.mask}' "
+        f"{found}"
+    )
+
+
+def _steps(
+    feature: Feature, info: FeatureInfo, image: ImageInput | None, mask: Node | None
+) -> tuple[_Steps, FeatureInfo]:
+    layout = feature.of_layout or info.layout
+    steps: _Steps = [_Step("detach")] if feature.detach else []
+    if (feature.pool or feature.layout) and layout is None:
+        raise RequestError(
+            f"'{info.node}' is not known to have places or channels (its shape is {info.shape}); say "
+            f"of_layout={_likely_layout(info)!r}, or what it is, in its Feature"
+        )
+    if feature.pool is not None and layout != "NC":
+        if mask is not None:
+            steps.append(_PoolTokens(feature.pool, mask))
+        else:
+            steps += _pooled(feature.pool, str(layout), info, image)
+        layout = "NC"
+    if feature.layout in MAPS and layout == "NLC":
+        steps += _to_map(info, image)
+        layout = "NCHW"
+    elif feature.layout in SEQUENCES and layout in MAPS:
+        steps += [_Step("flatten", (2,))] if layout == "NCHW" else [_Step("flatten", (1, 2))]
+        layout = "NCL" if layout == "NCHW" else "NLC"
+    elif feature.prefix_tokens == "drop" and feature.pool is None:
+        steps += _without_prefix(info)
+    if feature.layout is not None and layout != feature.layout:
+        if sorted(str(layout)) != sorted(feature.layout):
+            raise RequestError(f"'{info.node}' is {layout} and cannot be permuted to {feature.layout}")
+        steps.append(_Step("permute", tuple(str(layout).index(each) for each in feature.layout)))
+        layout = feature.layout
+    if feature.flatten:
+        steps.append(_Step("flatten", (1,)))
+        layout = "NC" if layout == "NC" else None
+    return steps, _seen_after(steps, replace(info, layout=layout))
+
+
+def _likely_layout(info: FeatureInfo) -> str:
+    return {3: "NCL", 5: "NCDHW"}.get(len(info.shape or ()), "NCHW")
+
+
+def _with_stride(info: FeatureInfo, stride: int, image: ImageInput | None) -> FeatureInfo:
+    patches = 0 if image is None else math.prod(size // stride for size in image.sizes)
+    if info.layout != "NLC" or info.shape is None or not 0 < patches <= info.shape[1]:
+        raise RequestError(
+            f"of_stride={stride} is for tokens of patches, and the {info.shape} of '{info.node}' are not as many as "
+            f"the {patches} patches of the image"
+        )
+    return replace(info, stride=stride, prefix_tokens=info.shape[1] - patches)
+
+
+def _to_map(info: FeatureInfo, image: ImageInput | None) -> _Steps:
+    if image is None or image.name is None or type(info.stride) is not int:
+        raise RequestError(
+            f"the {info.shape} of '{info.node}' are not known to be patches of an image, so they are no map"
+        )
+    return [*_without_prefix(info), _Step("transpose", (1, 2)), _Unfold(info.stride, image)]
+
+
+def _without_prefix(info: FeatureInfo) -> _Steps:
+    return [_Step("[]", (slice(None), slice(info.prefix_tokens, None)))] if info.prefix_tokens else []
+
+
+def _pooled(pool: str, layout: str, info: FeatureInfo, image: ImageInput | None) -> _Steps:
+    is_text = layout == "NLC" and image is None
+    if pool in ("cls", "last"):
+        if not is_text and (pool == "last" or layout != "NLC" or not info.prefix_tokens):
+            kind = "class token" if pool == "cls" else "last token of a text"
+            raise RequestError(f"'{info.node}' is {layout} and has no {kind}; take pool='avg'")
+        return [_Step("select", (1, 0 if pool == "cls" else -1))]
+    steps = _without_prefix(info)
+    places = tuple(place for place, name in enumerate(layout) if name not in "NC")
+    if pool == "gem":
+        return [
+            *steps, _Step("clamp", (_GEM_LEAST,)), _Step("pow", (_GEM_POWER,)), _Step("mean", (places,)),
+            _Step("pow", (1 / _GEM_POWER,)),
+        ]  # fmt: skip
+    return [*steps, _Step("mean" if pool == "avg" else "amax", (places,))]
+
+
+def _seen_after(steps: _Steps, info: FeatureInfo) -> FeatureInfo:
+    if not steps or info.shape is None:
+        return info
+    value = torch.empty(info.shape, dtype=info.dtype, device="meta")
+    for step in steps:
+        value = step.on(value)
+    shape, layout = tuple(value.shape), info.layout
+    channels = shape[layout.index("C")] if layout is not None else None
+    has_places = layout is not None and layout != "NC"
+    has_prefix = layout in SEQUENCES and shape[layout.index("L")] == info.shape[1]
+    return replace(
+        info, shape=shape, dtype=value.dtype, channels=channels, stride=info.stride if has_places else None,
+        prefix_tokens=info.prefix_tokens if has_prefix else 0,
+    )  # fmt: skip
+
+
+def _after(feature: Feature, info: FeatureInfo) -> FeatureInfo:
+    if feature.apply is not None:
+        shape, shapes, dtype = _form_after(feature.apply, info)
+        info = FeatureInfo(info.key, info.node, info.module, shape, dtype, None, None, None, 0, shapes)
+    return info if feature.dtype is None else replace(info, dtype=feature.dtype)
+
+
+def _form_after(apply: Callable[..., Any], info: FeatureInfo) -> tuple[Any, dict[str, tuple[int, ...]], Any]:
+    """Return the shape, the shapes inside and the dtype of what a function gives; nothing where it takes no values.
+
+    It runs on a tensor without values, and a module by a replica.
+    """
+    if info.shape is None:
+        return None, {}, None
+    graph = Graph()
+    root = nn.Module()
+    value = graph.placeholder("value")
+    if isinstance(apply, nn.Module):
+        root.add_module("head", apply)
+        graph.output(graph.call_module("head", (value,)))
+    else:
+        graph.output(graph.call_function(apply, (value,)))
+    try:
+        result = ShapeProp(GraphModule(root, graph)).propagate(torch.empty(info.shape, dtype=info.dtype, device="meta"))
+    except Exception:  # whatever a function of the user's raises that reads values
+        return None, {}, None
+    if isinstance(result, torch.Tensor):
+        return tuple(result.shape), {}, result.dtype
+    return None, shapes_in(result), None

@@ -1,0 +1,99 @@
+"""Pooling of the tokens of texts: padding does not count."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+
+import featx
+from featx import Feature
+from featx.features.requests.pooling import pool_tokens
+
+transformers = pytest.importorskip("transformers")
+IDS = torch.randint(3, 90, (3, 9))
+RIGHT = (torch.arange(9) < torch.tensor([[9], [5], [1]])).long()
+LEFT = RIGHT.flip(1)
+SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 100}
+
+
+@pytest.fixture(scope="module")
+def bert() -> Any:
+    torch.manual_seed(0)
+    return transformers.BertModel(transformers.BertConfig(**SIZE)).eval()
+
+
+def by_hand(states: torch.Tensor, mask: torch.Tensor, how: str) -> torch.Tensor:
+    rows: list[torch.Tensor] = []
+    for state, counts in zip(states, mask.bool(), strict=True):
+        tokens = state[counts]
+        rows.append(
+            {
+                "avg": tokens.mean(0),
+                "max": tokens.max(0).values,
+                "gem": tokens.clamp(1e-6).pow(3).mean(0).pow(1 / 3),
+                "cls": tokens[0],
+                "last": tokens[-1],
+            }[how]
+        )
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("how", ["avg", "max", "gem", "cls", "last"])
+def test_padding_is_left_out(bert: Any, how: Any) -> None:
+    extractor = featx.create_feature_extractor(bert, {"encoder.layer.1": Feature(pool=how)})
+    assert extractor.feature_info[0].shape == (2, 32)
+    for mask in (RIGHT, LEFT, torch.ones_like(IDS)):
+        states = bert(IDS, attention_mask=mask).last_hidden_state
+        found = extractor(input_ids=IDS, attention_mask=mask)["encoder.layer.1"]
+        assert torch.allclose(found, by_hand(states, mask, how), atol=1e-6)
+    states = bert(IDS).last_hidden_state
+    found = extractor(input_ids=IDS)["encoder.layer.1"]
+    assert torch.allclose(found, by_hand(states, torch.ones_like(IDS), how), atol=1e-6)
+
+
+def test_all_tokens_count_without_a_mask(bert: Any) -> None:
+    extractor = featx.create_feature_extractor(bert, {"encoder.layer.1": Feature(pool="avg", mask=None)})
+    states = bert(IDS, attention_mask=RIGHT).last_hidden_state
+    assert torch.equal(extractor(input_ids=IDS, attention_mask=RIGHT)["encoder.layer.1"], states.mean(1))
+
+
+def test_half_precision_of_many_tokens() -> None:
+    tokens = torch.full((1, 4000, 2), 100.0, dtype=torch.float16)
+    assert torch.equal(pool_tokens(tokens, "avg"), torch.full((1, 2), 100.0, dtype=torch.float16))
+
+
+def test_a_mask_that_does_not_fit_is_refused(bert: Any) -> None:
+    for mask, found in (("masks", "is no input"), ("position_ids", "has the shape")):
+        with pytest.raises(featx.RequestError, match=found):
+            featx.create_feature_extractor(bert, {"encoder.layer.1": Feature(pool="avg", mask=mask)})
+
+
+def test_maps_and_tokens_of_images_know_no_mask() -> None:
+    model = torchvision.models.resnet18(weights=None).eval()
+    x = torch.rand(2, 3, 64, 64)
+    found = featx.create_feature_extractor(model, {"layer4": Feature(pool="avg")})(x)["layer4"]
+    assert torch.equal(found, featx.create_feature_extractor(model, ["layer4"])(x)["layer4"].mean((2, 3)))
+    with pytest.raises(featx.RequestError, match="no last token of a text"):
+        featx.create_feature_extractor(model, {"layer4": Feature(pool="last")})
+
+
+def test_it_is_pickled(bert: Any) -> None:
+    extractor = featx.create_feature_extractor(bert, {"encoder.layer.1": Feature(pool="avg")})
+    again = pickle.loads(pickle.dumps(extractor))
+    for kwargs in ({"input_ids": IDS, "attention_mask": RIGHT}, {"input_ids": IDS}):
+        assert torch.equal(again(**kwargs)["encoder.layer.1"], extractor(**kwargs)["encoder.layer.1"])
+
+
+@pytest.mark.parametrize("request_", [["output"], ["model.layers.0", "output"]], ids=["output", "state"])
+def test_the_choices_of_the_example_hold_for_all_inputs(request_: list[str]) -> None:
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZE)).eval()
+    extractor = featx.create_feature_extractor(model, request_)
+    for kwargs in ({"input_ids": IDS}, {"input_ids": IDS, "attention_mask": RIGHT}):
+        found = extractor(**kwargs)["output"]
+        assert list(found) == ["logits"]  # without a cache, as in the example that featx makes
+        assert torch.equal(found.logits, model(**kwargs, use_cache=False).logits)
