@@ -14,7 +14,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import nn
 
-from featx.codegen.bound import InstanceForward
+from featx.codegen.bound import InstanceForward, leave_to_callees
 from featx.codegen.emit import PythonCode, emit
 from featx.codegen.load import load_function
 from featx.containers import empty_like
@@ -111,6 +111,8 @@ class GraphModule(nn.Module):
         if self._graph.edits != self._compiled_edits:
             self._follow_edits(torch.compiler.is_dynamo_compiling())
         return self._bound
+
+    leave_to_callees(forward.fget)
 
     @forward.setter
     def forward(self, function: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]

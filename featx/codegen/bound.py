@@ -5,7 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
+import torch
+
 from featx.errors import ArgumentTypeError
+
+
+def leave_to_callees(function: Any) -> None:
+    """Let torch.compile begin with what `function` calls, where it would begin with it.
+
+    All modules share the code of `function`, and torch.compile takes eight modules for one code at most.
+    """
+    frames: Any = torch._C._dynamo.eval_frame
+    if hasattr(frames, "set_code_exec_strategy"):
+        skip, default = frames._FrameAction.SKIP, frames._FrameAction.DEFAULT
+        frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, default))
+    elif hasattr(frames, "skip_code"):
+        frames.skip_code(function.__code__)
 
 
 class InstanceForward(property):
@@ -18,6 +33,9 @@ class InstanceForward(property):
         """Return the instance's function, or one that looks for it."""
         # Dynamo traces this, and has no super() of a property.
         return forward_of_instance if instance is None else cast(Callable[[Any], Any], self.fget)(instance)
+
+
+leave_to_callees(InstanceForward.__get__)
 
 
 def forward_of_instance(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -148,3 +148,16 @@ def test_9_compiled_model_follows_later_edits_and_switches_of_an_extractor_that_
     for _ in range(2):
         assert torch.equal(holder(x)["mul"], -model(x))
         assert torch.equal(compiled(x)["mul"], -model(x))
+
+
+@pytest.mark.parametrize("takes_texts", [False, True], ids=["images", "texts"])
+def test_more_extractors_than_one_code_may_be_compiled_for(takes_texts: bool) -> None:
+    """Torch.compile takes eight modules for the code of one function."""
+    torch._dynamo.reset()
+    first = nn.Embedding(10, 4) if takes_texts else nn.Linear(4, 4)
+    model = nn.Sequential(first, *[nn.Linear(4, 4) for _ in range(11)]).eval()
+    x = torch.arange(6).reshape(2, 3) if takes_texts else torch.rand(2, 4)
+    for number in range(12):
+        extractor = featx.create_feature_extractor(model, [str(number)], example_inputs=x)
+        compiled = torch.compile(extractor, fullgraph=True, backend="eager")
+        assert torch.equal(compiled(x)[str(number)], extractor(x)[str(number)])

@@ -136,6 +136,7 @@ def with_cases(forward: MethodType, cases: Cases) -> MethodType:
             return function(self, *args, **kwargs)
         return cases.run(self, function, args, kwargs)
 
+    run.__code__ = run.__code__.replace()  # of its own: torch.compile takes eight modules for one code at most
     return MethodType(run, forward.__self__)
 
 
