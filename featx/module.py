@@ -112,7 +112,7 @@ class GraphModule(nn.Module):
             self._follow_edits(torch.compiler.is_dynamo_compiling())
         return self._bound
 
-    leave_to_callees(forward.fget)
+    leave_to_callees(cast("property", forward).fget)
 
     @forward.setter
     def forward(self, function: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]

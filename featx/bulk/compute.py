@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -33,6 +34,14 @@ class Runner:
         self._late = late
         self._device = device
         self.columns: tuple[Column, ...] = ()
+
+    def moved(self, device: torch.device) -> Runner:
+        """Return a runner on a device; another one than now gets a copy of the extractor."""
+        if device == self._device:
+            return self
+        runner = Runner(copy.deepcopy(self._extractor).to(device), self._late, device)
+        runner.columns = self.columns
+        return runner
 
     def inputs(self, batch: Any) -> Any:
         """Return a batch as the extractor takes it."""

@@ -9,22 +9,23 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, cast
 
 import torch
 from torch import nn
 
 from featx.bulk.compute import Runner
 from featx.bulk.decode import decode_image, decoder
+from featx.bulk.engines import Engine, OneProcessPerDevice, Ray, ThisProcess
 from featx.bulk.extras import require
-from featx.bulk.folder import Folder
 from featx.bulk.formats import Format, check_columns
 from featx.bulk.job import Job, hash_of_keys, hash_of_weights, start_job
 from featx.bulk.loading import Samples, reason_of, stacked
 from featx.bulk.preprocessing import Preprocessing, find_preprocessing, plain, text_of
 from featx.bulk.progress import Progress, in_units
 from featx.bulk.ranks import share_of
-from featx.bulk.shards import Work, do_shards, finished
+from featx.bulk.remote import open_folder
+from featx.bulk.shards import Work, finished
 from featx.bulk.sources import Source, find_source
 from featx.bulk.table import FeatureTable, open_features
 from featx.errors import ArgumentTypeError, ExtractionError
@@ -54,7 +55,10 @@ def extract(
     batch_size: int | None = None,
     rows_per_shard: int | None = None,
     workers: int | None = None,
-    device: str | torch.device | None = None,
+    device: str | torch.device | Sequence[str | torch.device] | None = None,
+    engine: Literal["ray"] | None = None,
+    actors: int | None = None,
+    actor_options: Mapping[str, Any] | None = None,
     rank: int | None = None,
     world_size: int | None = None,
     retry: bool = False,
@@ -81,7 +85,8 @@ def extract(
         source: a folder of images; a list of paths or URLs, or a .txt, .csv or .parquet file with them; .tar files of
             webdataset; a data set of Hugging Face, or a torch Dataset with a length. Keys are the paths below the
             folder, the paths of a list, or the numbers of the samples.
-        output: a folder, which is made, or has this job already.
+        output: a folder, which is made, or has this job already; or a URL that fsspec knows, such as
+            `s3://bucket/features`.
         transform: from an image of Pillow to a tensor; by default what the model declares: timm's data configuration,
             the image processor of transformers. With `load`, from what that returns.
         load: from an item of the source to an input, in place of decoding an image: a path, an open file or a sample.
@@ -91,7 +96,11 @@ def extract(
         batch_size: how many samples run at once; by default it is measured. It is kept when a job goes on.
         rows_per_shard: how many samples a file has; by default about 64 MB.
         workers: how many processes read samples; by default one less than there are processors, at most eight.
-        device: where the model runs; by default where it is. Another one gets a copy of the extractor.
+        device: where the model runs; by default where it is. Another one gets a copy of the extractor. A list, such as
+            `["cuda:0", "cuda:1"]`, starts a process for each, which reads with `workers` processes of its own.
+        engine: "ray" hands shards to actors of Ray, on the cluster that `ray.init` finds.
+        actors: how many of them; by default as many as the cluster has processors, or GPUs where they ask for these.
+        actor_options: as `ray.remote` takes them: `{"num_cpus": 4, "num_gpus": 1}`.
         rank: which of `world_size` processes this one is: it does each shard whose number has that remainder. By
             default what torchrun, Slurm or Kubernetes say, or one process does all.
         world_size: how many processes do the job.
@@ -111,25 +120,55 @@ def extract(
     """
     require("pyarrow", "pyarrow writes features")
     share = share_of(rank, world_size)
+    devices = [torch.device(each) for each in device] if isinstance(device, (tuple, list)) else []
+    one = None if devices or device is None else torch.device(cast("str | torch.device", device))
+    hands_out = _engine(devices, engine, actors, actor_options)
     found = find_source(source, column)
     read = _Read.of(model, transform, load)
     with _modes_kept(model):
-        folder = Folder(output)
-        plan = _plan(model, nodes, found, read, format, batch_size, rows_per_shard, device)
+        folder = open_folder(output)
+        plan = _plan(model, nodes, found, read, format, batch_size, rows_per_shard, one)
         folder.make()
         job = start_job(folder, plan.job(recorded or {}), found.keys, plan.asked)
         work = Work(
             job, folder, found.keys, Samples(found, read), plan.runner, int(job.recorded["batch_size"]),
             _workers() if workers is None else workers, timeout,
         )  # fmt: skip
-        _do(work, share, read.preprocessing, retry=retry, is_shown=progress)
+        _do(work, hands_out, share, read.preprocessing, retry=retry, is_shown=progress)
     return open_features(output)
 
 
-def _do(work: Work, share: tuple[int, int], preprocessing: Preprocessing, *, retry: bool, is_shown: bool) -> None:
+def _engine(
+    devices: Sequence[torch.device], engine: str | None, actors: int | None, options: Mapping[str, Any] | None
+) -> Engine:
+    """Return who does the shards.
+
+    Raises:
+        ArgumentTypeError: arguments do not go together.
+    """
+    if engine not in (None, "ray"):
+        raise ArgumentTypeError(f"engine may be 'ray', got {engine!r}; without one this machine does the job")
+    if engine is None and (actors is not None or options is not None):
+        raise ArgumentTypeError("actors and actor_options are those of engine='ray'")
+    if engine is not None:
+        if devices:
+            raise ArgumentTypeError("actors of Ray have one device each: give actor_options={'num_gpus': 1}, and none")
+        return Ray(actors, options or {})
+    return OneProcessPerDevice(devices) if devices else ThisProcess()
+
+
+def _do(
+    work: Work,
+    engine: Engine,
+    share: tuple[int, int],
+    preprocessing: Preprocessing,
+    *,
+    retry: bool,
+    is_shown: bool,
+) -> None:
     job, (rank, world_size) = work.job, share
-    known = finished(job, work.folder)
     mine = range(rank, job.shards, world_size)
+    known = finished(job, work.folder, mine)
     todo: dict[int, Sequence[int]] = {shard: job.numbers(shard) for shard in mine if shard not in known}
     if retry:
         for shard in mine:
@@ -142,14 +181,14 @@ def _do(work: Work, share: tuple[int, int], preprocessing: Preprocessing, *, ret
     progress.say(f"{job.samples} samples, {total} to do: {in_units(needed)} of {in_units(job.bytes)}, as {job.format}")
     progress.say(f"transform: {preprocessing.text}; batch size {work.batch_size}, {work.workers} processes read")
     free = work.folder.free_bytes()
-    if needed > free:
+    if free is not None and needed > free:
         raise ExtractionError(
             f"the features of {total} samples take {in_units(needed)}, and the disk of '{work.folder.path}' has "
             f"{in_units(free)}; pool them, ask for dtype=torch.float16, or choose another disk"
         )
     if todo:
         with progress:
-            do_shards(work, dict(sorted(todo.items())), progress)
+            engine.run(work, dict(sorted(todo.items())), progress)
         progress.say(progress.summary())
 
 
@@ -207,14 +246,14 @@ def _plan(
     format: Format | None,
     batch_size: int | None,
     rows_per_shard: int | None,
-    device: str | torch.device | None,
+    device: torch.device | None,
 ) -> _Plan:
     example = _example(source, read)
     late = read.preprocessing.late
     extractor = _extractor(model, nodes, stacked([example, example]), late)
     where = next((each.device for each in (*extractor.parameters(), *extractor.buffers())), torch.device("cpu"))
-    if device is not None and torch.device(device) != where:
-        where = torch.device(device)
+    if device is not None and device != where:
+        where = device
         extractor = copy.deepcopy(extractor).to(where)
     runner = Runner(extractor, late, where)
     runner.set_columns(runner.features(stacked([example])), runner.features(stacked([example] * 2)))

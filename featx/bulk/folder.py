@@ -1,4 +1,4 @@
-"""A folder of results on a local disk, in which a file appears whole or not at all."""
+"""Folders of results, in which a file appears whole or not at all: on a local disk, or by fsspec elsewhere."""
 
 from __future__ import annotations
 
@@ -7,43 +7,104 @@ import shutil
 import socket
 import uuid
 from pathlib import Path
+from typing import BinaryIO, Protocol
 
 from featx.bulk.failpoints import reach
 
 TEMPORARY = ".tmp-"
 
 
-class Folder:
-    """Publishes files under their final names; whether such a name exists is all the state that a job has.
+class Folder(Protocol):
+    """Publishes files under their final names; whether such a name exists is all the state that a job has."""
+
+    @property
+    def path(self) -> str:
+        """The path, or the URL."""
+        ...
+
+    def make(self) -> None:
+        """Make the folder if it is missing."""
+        ...
+
+    def names(self) -> set[str]:
+        """Return the names of published files."""
+        ...
+
+    def unfinished(self) -> list[str]:
+        """Return the names of files that a job writes now, or was writing when it was killed."""
+        ...
+
+    def free_bytes(self) -> int | None:
+        """Return how many bytes the disk can take; None where there is no limit."""
+        ...
+
+    def temporary(self, name: str) -> Path:
+        """Return where a file is written before it is published; no other process writes there."""
+        ...
+
+    def publish(self, temporary: Path, name: str) -> None:
+        """Give a written file its final name. A power cut afterwards does not lose it."""
+        ...
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Write a new file; return False, and change nothing, where there is one of this name."""
+        ...
+
+    def place(self, name: str) -> str:
+        """Return the path or the URL of a file."""
+        ...
+
+    def opened(self, name: str) -> str | BinaryIO:
+        """Return what pyarrow reads a file from: its path, or an open file."""
+        ...
+
+    def read(self, name: str) -> bytes:
+        """Return the bytes of a file."""
+        ...
+
+
+def temporary_name(name: str) -> str:
+    """Return a name that no other process on any machine writes to."""
+    return f"{TEMPORARY}{name}-{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+
+
+class LocalFolder:
+    """A folder on a disk of this machine, or on one that several machines mount.
 
     Args:
         path: the folder, which is made if it is missing.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+        self._path = Path(path)
+
+    @property
+    def path(self) -> str:
+        """The path."""
+        return str(self._path)
 
     def make(self) -> None:
         """Make the folder if it is missing."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        self._path.mkdir(parents=True, exist_ok=True)
 
     def names(self) -> set[str]:
         """Return the names of published files."""
-        if not self.path.is_dir():
+        if not self._path.is_dir():
             return set()
-        return {each.name for each in self.path.iterdir() if not each.name.startswith(TEMPORARY)}
+        return {each.name for each in self._path.iterdir() if not each.name.startswith(TEMPORARY)}
 
     def unfinished(self) -> list[str]:
         """Return the names of files that a job writes now, or was writing when it was killed."""
-        return sorted(each.name for each in self.path.iterdir() if each.name.startswith(TEMPORARY))
+        found = self._path.iterdir() if self._path.is_dir() else ()
+        return sorted(each.name for each in found if each.name.startswith(TEMPORARY))
 
     def free_bytes(self) -> int:
         """Return how many bytes the disk can take."""
-        return shutil.disk_usage(self.path).free
+        return shutil.disk_usage(self._path).free
 
     def temporary(self, name: str) -> Path:
         """Return where a file is written before it is published; no other process writes there."""
-        return self.path / f"{TEMPORARY}{name}-{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        return self._path / temporary_name(name)
 
     def publish(self, temporary: Path, name: str) -> None:
         """Give a written file its final name. A power cut afterwards does not lose it."""
@@ -51,10 +112,10 @@ class Folder:
         _sync(temporary)
         reach("behind the sync")
         reach("before the rename")
-        os.replace(temporary, self.path / name)
+        os.replace(temporary, self._path / name)
         reach("behind the rename")
         reach("before the sync of the folder")
-        _sync(self.path)
+        _sync(self._path)
         reach("behind the sync of the folder")
 
     def create(self, name: str, data: bytes) -> bool:
@@ -63,13 +124,25 @@ class Folder:
         temporary.write_bytes(data)
         _sync(temporary)
         try:
-            os.link(temporary, self.path / name)
+            os.link(temporary, self._path / name)
         except FileExistsError:
             return False
         finally:
             temporary.unlink()
-        _sync(self.path)
+        _sync(self._path)
         return True
+
+    def place(self, name: str) -> str:
+        """Return the path of a file."""
+        return str(self._path / name)
+
+    def opened(self, name: str) -> str:
+        """Return the path of a file."""
+        return self.place(name)
+
+    def read(self, name: str) -> bytes:
+        """Return the bytes of a file."""
+        return (self._path / name).read_bytes()
 
 
 def _sync(path: Path) -> None:

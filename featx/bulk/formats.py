@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, BinaryIO, Literal, Protocol
 
 import torch
 
@@ -101,8 +101,12 @@ def open_writer(path: Path, kind: Format, columns: Sequence[Column], about: Mapp
     return _Writer(path, kind, columns, about)
 
 
-def read_footer(path: Path, kind: Format) -> Footer:
+def read_footer(file: str | BinaryIO, kind: Format) -> Footer:
     """Return what a shard says of itself, without reading its rows.
+
+    Args:
+        file: its path, or an open file.
+        kind: its format.
 
     Raises:
         ExtractionError: the file is truncated, or no shard.
@@ -110,25 +114,27 @@ def read_footer(path: Path, kind: Format) -> Footer:
     arrow = require("pyarrow", "pyarrow reads features")
     try:
         if kind == "parquet":
-            metadata = require("pyarrow.parquet", "pyarrow reads features").read_metadata(path)
+            metadata = require("pyarrow.parquet", "pyarrow reads features").read_metadata(file)
             found, rows = json.loads(metadata.metadata[_FOOTER]), metadata.num_rows
         else:
-            with arrow.OSFile(str(path)) as file:
-                reader = arrow.ipc.open_file(file)
+            with arrow.OSFile(file) if isinstance(file, str) else arrow.PythonFile(file, mode="r") as opened:
+                reader = arrow.ipc.open_file(opened)
                 last = reader.get_batch_with_custom_metadata(reader.num_record_batches - 1)
                 found, rows = json.loads(last.custom_metadata[_FOOTER]), reader.count_rows()
     except (arrow.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
-        raise ExtractionError(f"'{path}' is no whole file of features: {error}") from error
+        raise ExtractionError(f"'{file}' is no whole file of features: {error}") from error
     return Footer(rows, [(key, why) for key, why in found["failures"]], found["about"])
 
 
-def read_table(path: Path, kind: Format) -> Any:
+def read_table(file: str | BinaryIO, kind: Format) -> Any:
     """Return the rows of a shard as a pyarrow table; the values of Arrow files stay on disk until they are used."""
     arrow = require("pyarrow", "pyarrow reads features")
     if kind == "parquet":
         parquet = require("pyarrow.parquet", "pyarrow reads features")
-        return parquet.ParquetFile(path, page_checksum_verification=True).read()
-    return arrow.ipc.open_file(arrow.memory_map(str(path))).read_all()
+        return parquet.ParquetFile(file, page_checksum_verification=True).read()
+    return arrow.ipc.open_file(
+        arrow.memory_map(file) if isinstance(file, str) else arrow.PythonFile(file, mode="r")
+    ).read_all()
 
 
 def tensor_of(values: Any, column: Column) -> torch.Tensor:

@@ -79,12 +79,12 @@ def read_job(folder: Folder) -> Job | None:
     if JOB_FILE not in folder.names():
         return None
     try:
-        found: dict[str, Any] = json.loads((folder.path / JOB_FILE).read_text())
+        found: dict[str, Any] = json.loads(folder.read(JOB_FILE))
         columns = tuple(Column(name, tuple(shape), getattr(torch, dtype)) for name, shape, dtype in found["columns"])
         found["columns"] = columns
         return Job(**found)
     except (ValueError, TypeError, KeyError) as error:
-        raise ExtractionError(f"'{folder.path / JOB_FILE}' is no job file of featx: {error}") from error
+        raise ExtractionError(f"'{folder.place(JOB_FILE)}' is no job file of featx: {error}") from error
 
 
 def start_job(folder: Folder, job: Job, keys: Sequence[str], asked: Mapping[str, Any]) -> Job:
@@ -120,7 +120,7 @@ def start_job(folder: Folder, job: Job, keys: Sequence[str], asked: Mapping[str,
 def read_keys(folder: Folder) -> list[str]:
     """Return the keys of the samples of a job, in the order of their numbers."""
     parquet = require("pyarrow.parquet", "pyarrow reads features")
-    return cast("list[str]", parquet.read_table(folder.path / KEYS_FILE).column(KEY).to_pylist())
+    return cast("list[str]", parquet.ParquetFile(folder.opened(KEYS_FILE)).read().column(KEY).to_pylist())
 
 
 def hash_of_keys(keys: Sequence[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +31,12 @@ from featx.errors import ExtractionError
 
 # How many batches may wait to be written.
 _WAITING = 4
+# How many files are looked at at once.
+_READING = 16
+
+
+# The numbers of the samples to compute, by number of the shard.
+Todo = Mapping[int, Sequence[int]]
 
 
 @dataclass(frozen=True)
@@ -58,26 +64,28 @@ class Work:
     timeout: float
 
 
-def finished(job: Job, folder: Folder) -> dict[int, Footer]:
-    """Return what the shards say of themselves that are there and whole. O(shards).
+def finished(job: Job, folder: Folder, shards: Iterable[int]) -> dict[int, Footer]:
+    """Return what those of some shards say of themselves that are there and whole. O(shards).
 
     A file that is truncated, or has other samples than its name says, counts as not there.
     """
     names = folder.names()
-    found: dict[int, Footer] = {}
-    for shard in range(job.shards):
-        if job.name(shard) in names:
-            try:
-                footer = read_footer(folder.path / job.name(shard), job.format)
-            except ExtractionError:
-                continue
-            is_whole = footer.rows + len(footer.failures) == len(job.numbers(shard))
-            if is_whole and footer.about.get("job") == job.digest:
-                found[shard] = footer
-    return found
+    there = [shard for shard in shards if job.name(shard) in names]
+    with ThreadPoolExecutor(_READING) as pool:
+        footers = pool.map(lambda shard: _footer(job, folder, shard), there)
+        return {shard: footer for shard, footer in zip(there, footers, strict=True) if footer is not None}
 
 
-def do_shards(work: Work, todo: Mapping[int, Sequence[int]], progress: Progress) -> None:
+def _footer(job: Job, folder: Folder, shard: int) -> Footer | None:
+    try:
+        footer = read_footer(folder.opened(job.name(shard)), job.format)
+    except ExtractionError:
+        return None
+    is_whole = footer.rows + len(footer.failures) == len(job.numbers(shard))
+    return footer if is_whole and footer.about.get("job") == job.digest else None
+
+
+def do_shards(work: Work, todo: Todo, progress: Progress) -> None:
     """Do the samples of shards, in their order.
 
     Args:
@@ -153,7 +161,7 @@ class _Writing:
         self._shard: _Shard | None = None
         self._waiting: list[Future[None]] = []
 
-    def at(self, number: int, todo: Mapping[int, Sequence[int]]) -> None:
+    def at(self, number: int, todo: Todo) -> None:
         """Go on with a shard; one that comes before it is finished."""
         if self._shard is not None and self._shard.number == number:
             return
@@ -211,8 +219,7 @@ class _Writing:
 
     def _earlier(self, number: int) -> dict[int, Rows]:
         job, keys = self._work.job, self._work.keys
-        path = self._work.folder.path / job.name(number)
-        table = read_table(path, job.format)
+        table = read_table(self._work.folder.opened(job.name(number)), job.format)
         of_key = {keys[each]: each for each in job.numbers(number)}
         columns = {column.name: tensor_of(table.column(column.name), column) for column in job.columns}
         return {

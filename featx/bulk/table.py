@@ -14,19 +14,25 @@ import torch
 from torch.utils.data import Dataset
 
 from featx.bulk.folder import Folder
-from featx.bulk.formats import KEY, Column, Failure, read_table, tensor_of
+from featx.bulk.formats import KEY, Column, Failure, Footer, read_table, tensor_of
 from featx.bulk.job import KEYS_FILE, Job, read_job, read_keys
+from featx.bulk.remote import open_folder
 from featx.bulk.shards import finished
 from featx.errors import ArgumentTypeError, ExtractionError
 
 
 def open_features(folder: str | os.PathLike[str]) -> FeatureTable:
-    """Return the features that `extract` has written to a folder, as far as they are there. O(shards).
+    """Return the features that `extract` has written to a folder, as far as they are there.
+
+    What shards there are is read when it is first asked for. O(shards).
+
+    Args:
+        folder: its path, or a URL that fsspec knows.
 
     Raises:
         ExtractionError: the folder has no features.
     """
-    place = Folder(folder)
+    place = open_folder(folder)
     job = read_job(place)
     if job is None:
         raise ExtractionError(f"'{place.path}' has no features: featx.extract writes them, with a job file")
@@ -44,9 +50,6 @@ class FeatureTable(Dataset[dict[str, Any]]):
     def __init__(self, folder: Folder, job: Job) -> None:
         self._folder = folder
         self.job = job
-        self._footers = finished(job, folder)
-        self._shards = sorted(self._footers)
-        self._ends = list(accumulate(self._footers[shard].rows for shard in self._shards))
         self._last: tuple[int, Any] | None = None
 
     @property
@@ -77,7 +80,7 @@ class FeatureTable(Dataset[dict[str, Any]]):
     @property
     def paths(self) -> list[str]:
         """The files of the shards that are there, which other tools read."""
-        return [str(self._folder.path / self.job.name(shard)) for shard in self._shards]
+        return [self._folder.place(self.job.name(shard)) for shard in self._shards]
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
@@ -130,12 +133,24 @@ class FeatureTable(Dataset[dict[str, Any]]):
         return torch.cat(parts) if parts else torch.empty(0, *column.shape, dtype=column.dtype)
 
     @cached_property
+    def _footers(self) -> dict[int, Footer]:
+        return finished(self.job, self._folder, range(self.job.shards))
+
+    @cached_property
+    def _shards(self) -> list[int]:
+        return sorted(self._footers)
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        return list(accumulate(self._footers[shard].rows for shard in self._shards))
+
+    @cached_property
     def _places(self) -> dict[str, int]:
         return {key: place for place, key in enumerate(self.keys)}
 
     def _table(self, shard: int) -> Any:
         if self._last is None or self._last[0] != shard:
-            self._last = (shard, read_table(self._folder.path / self.job.name(shard), self.job.format))
+            self._last = (shard, read_table(self._folder.opened(self.job.name(shard)), self.job.format))
         return self._last[1]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -187,7 +202,7 @@ def verify(folder: str | os.PathLike[str]) -> Verification:
     Raises:
         ExtractionError: the folder has no features.
     """
-    place = Folder(folder)
+    place = open_folder(folder)
     table = open_features(folder)
     job = table.job
     if KEYS_FILE not in place.names():
@@ -200,7 +215,7 @@ def verify(folder: str | os.PathLike[str]) -> Verification:
             continue
         footer = table._footers[shard]
         try:
-            found = read_table(place.path / name, job.format).column(KEY).to_pylist()
+            found = read_table(place.opened(name), job.format).column(KEY).to_pylist()
         except (OSError, ValueError) as error:
             faults.append(f"{name} cannot be read: {' '.join(str(error).split())}")
             continue

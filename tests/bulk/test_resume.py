@@ -18,7 +18,7 @@ from torch import nn
 import featx
 from featx import Feature
 from featx.bulk.failpoints import PLACES, VARIABLE
-from featx.bulk.folder import Folder
+from featx.bulk.folder import LocalFolder
 
 from .conftest import Net, expected, make_net, pixels
 
@@ -192,7 +192,7 @@ def test_other_samples_are_refused(net: Net, photos: Path, tmp_path: Path) -> No
 def test_a_job_that_does_not_fit_is_refused_before_it_starts(
     net: Net, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Folder, "free_bytes", lambda self: 100)
+    monkeypatch.setattr(LocalFolder, "free_bytes", lambda self: 100)
     with pytest.raises(featx.ExtractionError, match=r"take 400 B, and the disk of .* has 100 B; pool them"):
         run(net, photos, tmp_path / "out")
     assert parts(tmp_path / "out") == {}
@@ -201,21 +201,21 @@ def test_a_job_that_does_not_fit_is_refused_before_it_starts(
 def test_a_full_disk_leaves_what_was_finished(
     net: Net, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    publish, done = Folder.publish, list[str]()
+    publish, done = LocalFolder.publish, list[str]()
 
-    def full(self: Folder, temporary: Path, name: str) -> None:
+    def full(self: LocalFolder, temporary: Path, name: str) -> None:
         if len(done) == 3:
             raise OSError(28, "No space left on device")
         done.append(name)
         publish(self, temporary, name)
 
-    monkeypatch.setattr(Folder, "publish", full)
+    monkeypatch.setattr(LocalFolder, "publish", full)
     with pytest.raises(featx.ExtractionError, match=r"is full. Nothing that was finished is lost: make room"):
         run(net, photos, tmp_path / "out")
     monkeypatch.undo()
     assert len(parts(tmp_path / "out")) == 2  # and the list of keys
     assert run(net, photos, tmp_path / "out").is_complete
-    assert Folder(tmp_path / "out").unfinished() == []
+    assert LocalFolder(tmp_path / "out").unfinished() == []
 
 
 def test_an_interrupt_leaves_a_state_that_goes_on(
@@ -235,7 +235,7 @@ def test_an_interrupt_leaves_a_state_that_goes_on(
     with pytest.raises(KeyboardInterrupt):
         run(net, photos, tmp_path / "out")
     monkeypatch.undo()
-    assert Folder(tmp_path / "out").unfinished() == []
+    assert LocalFolder(tmp_path / "out").unfinished() == []
     assert run(net, photos, tmp_path / "out").is_complete
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from featx.codegen.bound import with_code_of_its_own
 from featx.errors import SpecializationError, TargetError
 from featx.examples import Example
 from featx.features.building.attempt import Attempts
@@ -136,8 +137,7 @@ def with_cases(forward: MethodType, cases: Cases) -> MethodType:
             return function(self, *args, **kwargs)
         return cases.run(self, function, args, kwargs)
 
-    run.__code__ = run.__code__.replace()  # of its own: torch.compile takes eight modules for one code at most
-    return MethodType(run, forward.__self__)
+    return MethodType(with_code_of_its_own(run), forward.__self__)
 
 
 def _buffers_of(module: nn.Module) -> Iterable[tuple[nn.Module, str, torch.Tensor]]:

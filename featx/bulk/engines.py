@@ -1,0 +1,169 @@
+"""Who does the shards of a job: this process, one process for each device, or actors of Ray."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+
+from featx.bulk.extras import require
+from featx.bulk.progress import Progress
+from featx.bulk.shards import Todo, Work, do_shards
+from featx.errors import ExtractionError
+
+# How often a shard is handed out again after what did it was lost.
+_ATTEMPTS = 3
+
+
+class Engine(Protocol):
+    """Hands out the shards of a job."""
+
+    def run(self, work: Work, todo: Todo, progress: Progress) -> None:
+        """Do shards.
+
+        Args:
+            work: what is done for each.
+            todo: by number of the shard, the numbers of the samples to compute.
+            progress: is told what is done.
+
+        Raises:
+            ExtractionError: a process was lost. Finished shards stay.
+        """
+        ...
+
+
+class ThisProcess:
+    """Does all shards here, one after the other, with reading, computing and writing at once."""
+
+    def run(self, work: Work, todo: Todo, progress: Progress) -> None:
+        """Do shards."""
+        do_shards(work, todo, progress)
+
+
+@dataclass(frozen=True)
+class OneProcessPerDevice:
+    """Hands shards to as many processes as there are devices; each has its own copy of the extractor."""
+
+    devices: Sequence[torch.device]
+
+    def run(self, work: Work, todo: Todo, progress: Progress) -> None:
+        """Do shards."""
+        context = multiprocessing.get_context("spawn")  # a process that has used CUDA cannot be forked
+        free: Any = context.SimpleQueue()
+        for device in self.devices:
+            free.put(device)
+        with ProcessPoolExecutor(len(self.devices), context, _start, (work, free)) as pool:
+            running = [pool.submit(_do_shard, shard, numbers) for shard, numbers in todo.items()]
+            try:
+                for each in as_completed(running):
+                    progress.add(*each.result())
+            except BrokenProcessPool as error:
+                raise ExtractionError(
+                    f"one of the processes for {', '.join(map(str, self.devices))} was lost. Nothing that was finished "
+                    "is lost: start the job again to go on. A script that does this needs the line "
+                    "`if __name__ == '__main__':`, and a model and transform that can be pickled"
+                ) from error
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+
+_own: list[Work] = []
+
+
+def _start(work: Work, free: Any) -> None:
+    _own.append(replace(work, runner=work.runner.moved(free.get())))
+
+
+def _do_shard(shard: int, numbers: Sequence[int]) -> tuple[int, int, int]:
+    return do_alone(_own[0], shard, numbers)
+
+
+def do_alone(work: Work, shard: int, numbers: Sequence[int]) -> tuple[int, int, int]:
+    """Do one shard; return how many samples it had, how many bytes it wrote and how many failed."""
+    progress = Progress(len(numbers), is_shown=False)
+    do_shards(work, {shard: numbers}, progress)
+    return progress.samples, progress.bytes, progress.failures
+
+
+@dataclass(frozen=True)
+class Ray:
+    """Hands shards to actors of Ray, each of which reads, computes and writes on its own.
+
+    Args:
+        actors: how many; None for as many as the cluster has room for.
+        options: of each actor, as `ray.remote` takes them: `{"num_gpus": 1}` puts each one's extractor on a GPU.
+    """
+
+    actors: int | None
+    options: Mapping[str, Any]
+
+    def run(self, work: Work, todo: Todo, progress: Progress) -> None:
+        """Do shards. The shard of an actor that dies goes to another one."""
+        ray: Any = require("ray", "Ray hands out shards to actors", "featx[ray]")
+        if not ray.is_initialized():
+            ray.init(include_dashboard=False)
+        shared = [ray.put(work)]  # in a list it is fetched by the actor, which can say what is wrong with it
+        device = torch.device("cuda" if self.options.get("num_gpus") else "cpu")
+        actor: Any = ray.remote(**self.options)(_Actor) if self.options else ray.remote(_Actor)
+        wanted = self.actors or self._room(ray.cluster_resources())
+        idle = [actor.remote(shared, device) for _ in range(min(wanted, len(todo)))]
+        left, running, attempts = list(todo), dict[Any, tuple[int, Any]](), dict.fromkeys(todo, 0)
+        try:
+            while left or running:
+                while left and idle:
+                    shard, worker = left.pop(0), idle.pop()
+                    attempts[shard] += 1
+                    running[worker.do.remote(shard, list(todo[shard]))] = shard, worker
+                (done,), _ = ray.wait(list(running))
+                shard, worker = running.pop(done)
+                try:
+                    progress.add(*ray.get(done))
+                except ray.exceptions.RayActorError as error:
+                    if attempts[shard] == _ATTEMPTS:
+                        raise ExtractionError(
+                            f"shard {shard} was lost {_ATTEMPTS} times with the actor that did it ({error}). Nothing "
+                            "that was finished is lost: start the job again to go on"
+                        ) from error
+                    left.append(shard)
+                    worker = actor.remote(shared, device)
+                except ray.exceptions.RayTaskError as error:
+                    raise _cause_of(error) from None
+                idle.append(worker)
+        finally:
+            for worker in [*idle, *(worker for _, worker in running.values())]:
+                ray.kill(worker)
+
+    def _room(self, resources: Mapping[str, float]) -> int:
+        cpus = resources.get("CPU", 1) // (self.options.get("num_cpus") or 1)
+        gpus = self.options.get("num_gpus")
+        return max(1, int(min(cpus, resources.get("GPU", 0) // gpus) if gpus else cpus))
+
+
+def _cause_of(error: Any) -> Exception:
+    """Return what an actor has raised; that a machine of the cluster lacks a module is said in words."""
+    cause: Exception = error.as_instanceof_cause()
+    if isinstance(cause, ImportError) or "ModuleNotFoundError" in str(cause):
+        return ExtractionError(
+            f"an actor of Ray cannot load the model or the transform: {str(cause).splitlines()[-1]}. Their modules "
+            "have to be installed on all machines, or shipped by runtime_env of ray.init"
+        )
+    return cause
+
+
+class _Actor:
+    def __init__(self, shared: list[Any], device: torch.device) -> None:
+        self._shared = shared
+        self._device = device
+        self._work: Work | None = None
+
+    def do(self, shard: int, numbers: Sequence[int]) -> tuple[int, int, int]:
+        if self._work is None:
+            work: Work = require("ray", "Ray hands out shards to actors").get(self._shared[0])
+            self._work = replace(work, runner=work.runner.moved(self._device))
+        return do_alone(self._work, shard, numbers)

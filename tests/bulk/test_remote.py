@@ -1,0 +1,138 @@
+"""Results in an object store: a server that speaks S3, and fsspec's store in memory."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import featx
+from featx.bulk.remote import open_folder
+
+from .conftest import Net, expected, make_photos
+from .test_resume import run
+
+fsspec = pytest.importorskip("fsspec")
+
+
+@pytest.fixture
+def memory() -> Any:
+    files = fsspec.filesystem("memory")
+    yield "memory://bucket/features"
+    files.store.clear()
+    files.pseudo_dirs[:] = [""]
+
+
+def test_the_same_features_as_on_a_disk(net: Net, photos: Path, tmp_path: Path, memory: str) -> None:
+    (photos / "bad.png").write_bytes(b"no image")
+    for kind, nodes in (("parquet", {"fc": "logits"}), ("arrow", {"conv": "map"})):
+        local = run(net, photos, tmp_path / kind, nodes)
+        remote = run(net, photos, f"{memory}-{kind}", nodes)
+        name = next(iter(nodes.values()))
+        assert remote.keys == local.keys
+        assert torch.equal(remote.tensor(name), local.tensor(name))
+        assert torch.equal(remote[3][name], local[3][name])
+        assert remote.errors == local.errors
+        assert featx.verify(f"{memory}-{kind}").is_complete
+        place = open_folder(f"{memory}-{kind}")
+        parts = [each for each in place.names() if each.startswith("part-")]
+        assert all(place.read(each) == (tmp_path / kind / each).read_bytes() for each in parts)
+
+
+def test_a_job_goes_on_and_others_are_refused(net: Net, photos: Path, memory: str) -> None:
+    run(net, photos, memory)
+    place: Any = open_folder(memory)
+    lost = sorted(name for name in place.names() if name.startswith("part-"))[1]
+    place._files.rm(place._inside(lost))
+    assert not featx.verify(memory).is_complete
+    run(net, photos, memory)
+    assert featx.verify(memory).is_complete
+    with pytest.raises(featx.ExtractionError, match="has the features of another job: its nodes"):
+        run(net, photos, memory, {"conv": "logits"})
+
+
+def test_a_file_is_made_once(memory: str) -> None:
+    place = open_folder(memory)
+    assert place.create("_job.json", b"first")
+    assert not place.create("_job.json", b"second")
+    assert place.read("_job.json") == b"first"
+
+
+def test_urls_that_cannot_be_reached() -> None:
+    with pytest.raises(featx.ExtractionError, match="'unheard://of' is no URL that fsspec knows"):
+        open_folder("unheard://of")
+
+
+# -- S3 ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def server() -> Any:
+    pytest.importorskip("s3fs")
+    moto = pytest.importorskip("moto.server")
+    keys = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_DEFAULT_REGION": "us-east-1"}
+    started = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    started.start()
+    host, port = started.get_host_and_port()
+    keys["AWS_ENDPOINT_URL"] = f"http://{host}:{port}"
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in keys.items():
+            patch.setenv(name, value)
+        fsspec.filesystem("s3").mkdir("bucket")
+        yield "s3://bucket"
+    started.stop()
+
+
+@pytest.mark.slow
+def test_s3_takes_inputs_and_results(server: str, net: Net, photos: Path, tmp_path: Path) -> None:
+    files = fsspec.filesystem("s3")
+    keys = [each.relative_to(photos).as_posix() for each in sorted(photos.rglob("*.png"))]
+    for key in keys:
+        files.put_file(str(photos / key), f"bucket/photos/{key}")
+    urls = [f"{server}/photos/{key}" for key in keys]
+    table = run(net, [*urls, f"{server}/photos/none.png"], f"{server}/features")
+    assert table.keys == urls
+    assert torch.allclose(table.tensor("logits"), expected(net, photos, keys), atol=1e-6)
+    assert [key for key, _ in table.errors] == [f"{server}/photos/none.png"]
+    assert featx.verify(f"{server}/features").is_complete
+
+
+_JOB = """
+import sys, time, featx
+sys.path.insert(0, sys.argv[1])
+from tests.bulk.conftest import make_net, pixels
+def slow(image):
+    time.sleep(0.02)
+    return pixels(image)
+featx.extract(make_net(), {"fc": "logits"}, sys.argv[2], sys.argv[3], transform=slow, workers=0, batch_size=2,
+              rows_per_shard=5, progress=False)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [1, 3])
+def test_a_kill_of_a_job_that_writes_to_s3(server: str, tmp_path: Path, after: int) -> None:
+    make_photos(tmp_path / "photos", 40)
+    output = f"{server}/killed-{after}"
+    place = open_folder(output)
+    root = str(Path(__file__).resolve().parents[2])
+    command = [sys.executable, "-c", _JOB, root, str(tmp_path / "photos"), output]
+    environment = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, env=environment)
+    deadline = time.monotonic() + 60
+    while sum(name.startswith("part-") for name in place.names()) < after:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not featx.open_features(output).is_complete
+    subprocess.run(command, env=environment, check=True)
+    assert featx.verify(output).is_complete
+    assert len(featx.open_features(output)) == 40
