@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from multiprocessing.connection import wait
+from typing import Any, Protocol, cast
 
 import torch
 
 from featx.bulk.extras import require
+from featx.bulk.loading import reason_of
 from featx.bulk.progress import Progress
 from featx.bulk.shards import Todo, Work, do_shards
 from featx.errors import ExtractionError
@@ -54,34 +54,57 @@ class OneProcessPerDevice:
     def run(self, work: Work, todo: Todo, progress: Progress) -> None:
         """Do shards."""
         context = multiprocessing.get_context("spawn")  # a process that has used CUDA cannot be forked
-        free: Any = context.SimpleQueue()
-        for device in self.devices:
-            free.put(device)
-        with ProcessPoolExecutor(len(self.devices), context, _start, (work, free)) as pool:
-            running = [pool.submit(_do_shard, shard, numbers) for shard, numbers in todo.items()]
-            try:
-                for each in as_completed(running):
-                    progress.add(*each.result())
-            except BrokenProcessPool as error:
-                raise ExtractionError(
-                    f"one of the processes for {', '.join(map(str, self.devices))} was lost. Nothing that was finished "
-                    "is lost: start the job again to go on. A script that does this needs the line "
-                    "`if __name__ == '__main__':`, and a model and transform that can be pickled"
-                ) from error
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+        left = list(todo.items())
+        processes: dict[Any, Any] = {}  # by the connection to each
+        try:
+            for device in self.devices[: len(left)]:
+                ours, theirs = context.Pipe()
+                process = context.Process(target=_serve, args=(theirs, work, device))
+                process.start()
+                theirs.close()
+                processes[ours] = process
+                ours.send(left.pop(0))
+            running = set(processes)
+            while running:
+                for each in cast("list[Any]", wait(list(running))):
+                    progress.add(*self._result(each))
+                    if left:
+                        each.send(left.pop(0))
+                    else:
+                        running.remove(each)
+        finally:
+            for connection, process in processes.items():
+                connection.close()
+                process.terminate()
+                process.join()
+
+    def _result(self, connection: Any) -> tuple[int, int, int]:
+        try:
+            found = connection.recv()
+        except EOFError:
+            raise ExtractionError(
+                f"one of the processes for {', '.join(map(str, self.devices))} was lost. Nothing that was finished "
+                "is lost: start the job again to go on. A script that does this needs the line "
+                "`if __name__ == '__main__':`"
+            ) from None
+        if isinstance(found, Exception):
+            raise found
+        return found
 
 
-_own: list[Work] = []
-
-
-def _start(work: Work, free: Any) -> None:
-    _own.append(replace(work, runner=work.runner.moved(free.get())))
-
-
-def _do_shard(shard: int, numbers: Sequence[int]) -> tuple[int, int, int]:
-    return do_alone(_own[0], shard, numbers)
+def _serve(connection: Any, work: Work, device: torch.device) -> None:
+    """Do the shards that come through a connection, and send back what was done, or the error."""
+    own = replace(work, runner=work.runner.moved(device))
+    while True:
+        try:
+            shard, numbers = connection.recv()
+        except EOFError:
+            return
+        try:
+            done: Any = do_alone(own, shard, numbers)
+        except Exception as error:  # whatever ends the job
+            done = error if isinstance(error, (ExtractionError, OSError)) else ExtractionError(reason_of(error))
+        connection.send(done)
 
 
 def do_alone(work: Work, shard: int, numbers: Sequence[int]) -> tuple[int, int, int]:

@@ -95,10 +95,17 @@ def _processed(processor: Any, image: Any) -> torch.Tensor:
 
 
 def _split(transform: Callable[[Any], Any], text: str) -> Preprocessing:
-    """Leave ToTensor and Normalize at the end of a Compose to the model's process, which moves a quarter of the bytes.
+    """Leave ToTensor and Normalize, at the end of a Compose or of torchvision's preset, to the model's process.
+
+    A quarter of the bytes are moved then.
 
     The values are the same bit for bit.
     """
+    if type(transform).__module__ == "torchvision.transforms._presets":
+        preset: Any = transform
+        if type(preset).__name__ == "ImageClassification":
+            mean, std = (tuple(float(each) for each in values) for values in (preset.mean, preset.std))
+            return Preprocessing(functools.partial(_preset_to_bytes, preset), text, mean, std)
     steps: Any = getattr(transform, "transforms", None)
     if type(transform).__name__ != "Compose" or not isinstance(steps, list) or len(cast("list[Any]", steps)) < 2:
         return Preprocessing(transform, text)
@@ -117,3 +124,11 @@ def _to_bytes(steps: list[Callable[[Any], Any]], image: Any) -> torch.Tensor:
         image = step(image)
     functional: Any = require("torchvision.transforms.functional", "torchvision made this transform", "torchvision")
     return functional.pil_to_tensor(image)
+
+
+def _preset_to_bytes(preset: Any, image: Any) -> torch.Tensor:
+    functional: Any = require("torchvision.transforms.functional", "torchvision made this transform", "torchvision")
+    resized = functional.resize(
+        image, preset.resize_size, interpolation=preset.interpolation, antialias=preset.antialias
+    )
+    return functional.pil_to_tensor(functional.center_crop(resized, preset.crop_size))

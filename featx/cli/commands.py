@@ -6,46 +6,40 @@ import dataclasses
 import json
 import logging
 import sys
-from enum import StrEnum
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
 
+from featx.cli.bulk import errors, extract, retry, verify
 from featx.cli.errors import UserError, told
 from featx.cli.images import read_images
-from featx.cli.models import FORMS, load_model
+from featx.cli.models import load_model
+from featx.cli.options import AsJson, Model, Nodes, Pool, Pretrained, Seed, Size, Weights, requested
 from featx.cli.pictures import save_picture
 from featx.draw.drawing import draw as draw_graph
+from featx.errors import FeatxError
 from featx.features.describing.table import nodes as list_nodes
 from featx.features.dual import DualGraphModule
 from featx.features.extractor import create_feature_extractor
-from featx.features.requests.feature import Feature
 from featx.module import trace
 from featx.passes.cost import cost as count_cost
 
-Model = Annotated[str, typer.Argument(metavar="MODEL", help=FORMS)]
-Pretrained = Annotated[bool, typer.Option("--pretrained", help="Load the weights that the library offers.")]
-Weights = Annotated[Path | None, typer.Option(metavar="FILE", help="A state dict, of safetensors or torch.")]
-Seed = Annotated[int | None, typer.Option(metavar="N", help="The seed of random weights.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Nodes = Annotated[
-    list[str],
-    typer.Option("--nodes", "-n", metavar="NAME", help="A node or a pattern, as NAME or NAME=KEY; several times."),
-]
+
+def _tell_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"featx {version('featx')}, torch {torch.__version__}")
+        raise typer.Exit
 
 
-class Pool(StrEnum):
-    """How places or tokens are reduced."""
-
-    avg = "avg"
-    max = "max"
-    gem = "gem"
-    cls = "cls"
-
-
-def main(verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Tell of each trace.")] = False) -> None:
+def main(
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Tell of each trace.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
     """Get any intermediate feature out of a PyTorch model."""
     logging.basicConfig(format="%(message)s")
     logging.getLogger("featx").setLevel(logging.DEBUG if verbose else logging.WARNING)
@@ -137,7 +131,7 @@ def features(
     ),
     picture: Annotated[Path | None, typer.Option(help="A picture of the maps, by their principal components.")] = None,
     pool: Annotated[Pool | None, typer.Option(help="Reduce the places, or the tokens.")] = None,
-    size: Annotated[int | None, typer.Option(help="Height and width of the images.")] = None,
+    size: Size = None,
     batch: Annotated[int, typer.Option(help="How many images run at once.")] = 16,
     pretrained: Pretrained = False,
     weights: Weights = None,
@@ -156,6 +150,11 @@ def features(
         _save(output, found, names)
         if picture is not None:
             drawn = save_picture(picture, batches, found, extractor.feature_info)
+            if not drawn:
+                picture.unlink()
+                raise UserError(
+                    f"--picture shows maps, and none of {', '.join(found)} is one; ask for them without --pool"
+                )
             typer.echo(f"wrote {picture}: {', '.join(['the image', *drawn])}", err=True)
         if as_json:
             typer.echo(json.dumps({key: list(value.shape) for key, value in found.items()}))
@@ -172,24 +171,33 @@ def make_app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(main)
-    for command in (nodes, cost, draw, code, features):
+    for command in (nodes, cost, draw, code, features, extract, verify, errors, retry):
         app.command()(command)
     return app
 
 
 def _extractor(model: Any, names: list[str], pool: Pool | None, example: Any = None) -> DualGraphModule:
-    request: dict[str, Feature] = {}
-    for each in names:
-        name, _, key = each.partition("=")
-        request[name] = Feature(key or None, pool=None if pool is None else pool.value)
-    return create_feature_extractor(model, request, suppress_diff_warning=True, example_inputs=example, adaptive=None)
+    request = requested(names, pool)
+    try:
+        return create_feature_extractor(
+            model, request, suppress_diff_warning=True, example_inputs=example, adaptive=None
+        )
+    except FeatxError:
+        raise
+    except Exception as error:  # the model's own
+        raise UserError(
+            f"the model fails on {'these images' if example is not None else 'its example'}: {error}"
+        ) from error
 
 
 def _run(extractor: DualGraphModule, images: torch.Tensor, batch: int) -> dict[str, torch.Tensor]:
     parts: list[dict[str, Any]] = []
     with torch.inference_mode(), typer.progressbar(images.split(batch), label="features", file=sys.stderr) as bar:
         for each in bar:
-            parts.append(extractor(each))
+            try:
+                parts.append(extractor(each))
+            except RuntimeError as error:
+                raise UserError(f"the model fails on these images: {error}") from error
     not_tensors = [key for key, value in parts[0].items() if not isinstance(value, torch.Tensor)]
     if not_tensors:
         raise UserError(f"'{not_tensors[0]}' is no tensor; name a value inside it")

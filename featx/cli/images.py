@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from featx.bulk.preprocessing import find_preprocessing
 from featx.cli.errors import UserError
+from featx.errors import FeatxError
 from featx.examples import find_example
 
 # Of ImageNet, with which most networks are trained.
@@ -85,9 +88,18 @@ def _usual(model: nn.Module, size: int | None) -> tuple[Callable[[Any], torch.Te
     example = find_example(model) if size is None else None
     shape = example.args[0].shape if example is not None and example.args else torch.Size([1, 3, 224, 224])
     pixels = int(shape[-1]) if size is None else size
+    return UsualTransform(pixels), f"{pixels} x {pixels} pixels, the middle, with mean {_MEAN} and deviation {_STD}"
 
-    def transform(image: Any) -> torch.Tensor:
-        width, height = image.size
+
+@dataclass(frozen=True)
+class UsualTransform:
+    """Scales the middle of an image to a square, and normalizes it as for ImageNet."""
+
+    pixels: int
+
+    def __call__(self, image: Any) -> torch.Tensor:
+        """Return a tensor of shape (3, pixels, pixels)."""
+        pixels, (width, height) = self.pixels, image.size
         longer = pixels * max(width, height) // min(width, height)
         resized = image.resize((pixels, longer) if width < height else (longer, pixels), 3)  # bicubic
         left, top = round((resized.width - pixels) / 2), round((resized.height - pixels) / 2)
@@ -95,4 +107,21 @@ def _usual(model: nn.Module, size: int | None) -> tuple[Callable[[Any], torch.Te
         values = torch.frombuffer(data, dtype=torch.uint8).view(pixels, pixels, 3).permute(2, 0, 1).float() / 255
         return (values - torch.tensor(_MEAN)[:, None, None]) / torch.tensor(_STD)[:, None, None]
 
-    return transform, f"{pixels} x {pixels} pixels, the middle, with mean {_MEAN} and deviation {_STD}"
+
+def transform_of_model(model: nn.Module, spec: str, size: int | None) -> Callable[[Any], torch.Tensor] | None:
+    """Return how a model's images are made, for a job of many; None where the model says it itself, as timm's do.
+
+    Models of torchvision have the transform of their weights. Where nothing is declared, or a size is asked for, it is
+    the usual one.
+    """
+    library, _, name = spec.partition(":")
+    if size is not None:
+        return UsualTransform(size)
+    if library == "torchvision":
+        models: Any = importlib.import_module("torchvision.models")
+        return models.get_model_weights(name).DEFAULT.transforms()
+    try:
+        find_preprocessing(model, None)
+    except (FeatxError, OSError, ValueError):
+        return _usual(model, None)[0]
+    return None

@@ -82,7 +82,10 @@ def _of_function(module: str, name: str, *, pretrained: bool) -> nn.Module:
     if function is None:
         close = difflib.get_close_matches(name, dir(found), n=3)
         raise UserError(f"'{module}' has no '{name}'{_did_you_mean(close)}")
-    model = function if isinstance(function, nn.Module) else function()
+    try:
+        model = function if isinstance(function, nn.Module) else function()
+    except TypeError as error:
+        raise UserError(f"'{module}:{name}' has to make a model without arguments: {error}") from error
     if not isinstance(model, nn.Module):
         raise UserError(f"'{module}:{name}' gives a {type(model).__name__}, and no nn.Module")
     return model

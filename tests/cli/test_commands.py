@@ -236,6 +236,8 @@ MISTAKES: dict[str, tuple[list[Any], str]] = {
     "no array": (["features", "torchvision:resnet18", "a.png", "-n", "fc", "-o", "a.txt"], "must end in"),
     "no file": (["nodes", "torchvision:resnet18", "--weights", "nowhere.pt"], "there is no file 'nowhere.pt'"),
     "both": (["nodes", "torchvision:resnet18", "--weights", "a.pt", "--pretrained"], "or --weights, not both"),
+    "twice": (["code", "torchvision:resnet18", "-n", "fc,fc"], "--nodes has fc twice"),
+    "arguments": (["nodes", "torch.nn:Linear"], "'torch.nn:Linear' has to make a model without arguments: "),
     "own": (["nodes", "collections:Counter", "--pretrained"], "load its weights itself"),
 }
 
@@ -253,6 +255,34 @@ def test_what_is_no_image_is_named(tmp_path: Path) -> None:
     )
     (tmp_path / "empty").mkdir()
     assert "no images in" in failed("features", "torchvision:resnet18", tmp_path / "empty", "-n", "fc")
+
+
+def test_a_model_that_takes_no_images(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "of_texts.py").write_text(
+        "from torch import nn\ndef make(): return nn.Sequential(nn.Embedding(10, 4))\n"
+    )
+    result = run("features", "of_texts:make", "--nodes", "0", photos, "--size", 16)
+    assert result.exit_code == 1
+    assert "featx: " in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_a_picture_of_what_is_no_map(photos: Path, tmp_path: Path) -> None:
+    output = ["-o", tmp_path / "a.npz", "--picture", tmp_path / "a.png"]
+    result = run("features", "torchvision:resnet18", "--nodes", "layer1", "--pool", "avg", photos, *output)
+    assert result.exit_code == 1
+    assert "--picture shows maps, and none of layer1 is one" in result.stderr
+
+
+def test_several_nodes_with_commas(photos: Path, tmp_path: Path) -> None:
+    arguments = ["-n", "layer2=C3,layer[34]=*", photos, "-o", tmp_path / "a.npz"]
+    text = done("features", "torchvision:resnet18", *arguments)
+    assert [line.split()[:2] for line in text.splitlines()[1:4]] == [["C3", "layer2"], ["3", "layer3"], ["4", "layer4"]]
+
+
+def test_the_version() -> None:
+    assert done("--version").startswith("featx 0.")
 
 
 def test_usage() -> None:

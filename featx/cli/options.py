@@ -1,0 +1,63 @@
+"""Options that several commands have, and what is made of them."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from featx.cli.errors import UserError
+from featx.cli.models import FORMS
+from featx.features.requests.feature import Feature
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", help=FORMS)]
+Pretrained = Annotated[bool, typer.Option("--pretrained", help="Load the weights that the library offers.")]
+Weights = Annotated[Path | None, typer.Option(metavar="FILE", help="A state dict, of safetensors or torch.")]
+Seed = Annotated[int | None, typer.Option(metavar="N", help="The seed of random weights.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Nodes = Annotated[
+    list[str],
+    typer.Option("--nodes", "-n", metavar="NAME", help="A node or a pattern, as NAME or NAME=KEY; several times."),
+]
+Size = Annotated[int | None, typer.Option(help="Height and width of the images.")]
+# Between names, and not between the characters of a pattern such as layer[3,4].
+_COMMA = re.compile(r",(?![^\[]*\])")
+
+
+class Pool(StrEnum):
+    """How places or tokens are reduced."""
+
+    avg = "avg"
+    max = "max"
+    gem = "gem"
+    cls = "cls"
+    last = "last"
+
+
+class DType(StrEnum):
+    """In which type features are written."""
+
+    float16 = "float16"
+    float32 = "float32"
+
+
+def requested(names: list[str], pool: str | None, dtype: str | None = None) -> dict[str, Feature]:
+    """Return the request for what was typed: `layer2=C3`, `blocks.*`, or several with commas.
+
+    Raises:
+        UserError: a name is empty, or given twice.
+    """
+    request: dict[str, Feature] = {}
+    for each in [part.strip() for text in names for part in _COMMA.split(text)]:
+        name, _, key = each.partition("=")
+        if not name or name in request:
+            raise UserError(f"--nodes has {f'{name} twice' if name else 'an empty name'}: {', '.join(names)}")
+        request[name] = Feature(
+            key or None, pool=None if pool is None else Pool(pool).value,
+            dtype=None if dtype is None else getattr(torch, dtype),
+        )  # fmt: skip
+    return request
