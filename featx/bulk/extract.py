@@ -32,14 +32,17 @@ from featx.errors import ArgumentTypeError, ExtractionError
 from featx.features.dual import DualGraphModule
 from featx.features.extractor import Nodes, create_feature_extractor
 
-# A shard is about so many bytes, within these numbers of rows.
-_BYTES_OF_SHARD, _FEWEST_ROWS, _MOST_ROWS = 64_000_000, 64, 10_000
+# A shard is about so many bytes, and takes about so many seconds, within these numbers of rows. So that folders can be
+# listed, there are at most so many shards.
+_BYTES_OF_SHARD, _SECONDS_OF_SHARD, _FEWEST_ROWS, _MOST_ROWS, _MOST_SHARDS = 64_000_000, 60.0, 64, 10_000, 100_000
 # More numbers than that in one sample are a map.
 _LARGEST_VECTOR = 16_384
 _TRIED_SAMPLES = 100
 _MOST_WORKERS = 8
 # When no larger batch is tried: so much slower is it, for each sample, than the best; or it takes so long.
-_SLOWER, _SECONDS_OF_BATCH, _LARGEST_BATCH = 1.3, 1.0, 256
+_SLOWER, _SECONDS_OF_BATCH, _LARGEST_BATCH = 1.3, 0.7, 256
+# What takes longer is not timed a second time.
+_SECONDS_OF_TRIAL = 0.1
 
 
 def extract(
@@ -94,7 +97,8 @@ def extract(
         column: of a table or data set, the column with paths or images.
         format: "parquet" or "arrow", by default what fits: Parquet for vectors, Arrow files for maps.
         batch_size: how many samples run at once; by default it is measured. It is kept when a job goes on.
-        rows_per_shard: how many samples a file has; by default about 64 MB.
+        rows_per_shard: how many samples a file has; by default what a minute computes, and at most about 64 MB. It is
+            what a kill may lose. It is kept when a job goes on.
         workers: how many processes read samples; by default one less than there are processors, at most eight.
         device: where the model runs; by default where it is. Another one gets a copy of the extractor. A list, such as
             `["cuda:0", "cuda:1"]`, starts a process for each, which reads with `workers` processes of its own.
@@ -272,9 +276,10 @@ def _plan(
         "keys": hash_of_keys(source.keys),
     }
     asked = {"format": format, "rows_per_shard": rows_per_shard}
+    samples = len(source.keys)
+    batch_size, seconds = _batch_size(runner, example, batch_size)
     return _Plan(
-        runner, identity, len(source.keys), batch_size or _batch_size(runner, example),
-        rows_per_shard or max(_FEWEST_ROWS, min(_MOST_ROWS, _BYTES_OF_SHARD // max(size, 1))),
+        runner, identity, samples, batch_size, rows_per_shard or _rows_of_shard(samples, size, seconds),
         format or ("arrow" if is_map else "parquet"), where,
         {name: value for name, value in asked.items() if value is not None},
     )  # fmt: skip
@@ -322,8 +327,19 @@ def _workers() -> int:
     return min(_MOST_WORKERS, max(1, (os.cpu_count() or 2) - 1))
 
 
-def _batch_size(runner: Runner, example: Any) -> int:
-    """Return how many samples should run at once, of the powers of two: those of which one takes the least time."""
+def _rows_of_shard(samples: int, size: int, seconds: float) -> int:
+    """Return how many rows a shard should have, of samples of so many bytes, each of which takes so many seconds."""
+    fitting = min(_BYTES_OF_SHARD // max(size, 1), int(_SECONDS_OF_SHARD / max(seconds, 1e-6)))
+    return max(_FEWEST_ROWS, min(_MOST_ROWS, fitting), -(-samples // _MOST_SHARDS))
+
+
+def _batch_size(runner: Runner, example: Any, chosen: int | None) -> tuple[int, float]:
+    """Return how many samples should run at once, and how many seconds one of them takes then.
+
+    Without a choice it is that of 1, 4, 16, 64 and 256 of which one sample takes the least time.
+    """
+    if chosen is not None:
+        return chosen, _seconds(runner, example, chosen)
     times: dict[int, float] = {}
     size = 1
     while size <= _LARGEST_BATCH:
@@ -333,16 +349,16 @@ def _batch_size(runner: Runner, example: Any) -> int:
             break
         if times[size] * size > _SECONDS_OF_BATCH or times[size] > _SLOWER * min(times.values()):
             break
-        size *= 2
-    return min(times, key=times.__getitem__, default=1)
+        size *= 4
+    best = min(times, key=times.__getitem__, default=1)
+    return best, times.get(best, 1.0)
 
 
 def _seconds(runner: Runner, example: Any, count: int) -> float:
     """Return the seconds that one of `count` samples takes."""
     batch = stacked([example] * count)
-    runner.features(batch)
     times: list[float] = []
-    for _ in range(2):
+    while len(times) < 3 and not (times and times[-1] > _SECONDS_OF_TRIAL):
         start = time.perf_counter()
         runner.features(batch)
         times.append(time.perf_counter() - start)

@@ -115,15 +115,15 @@ def read_footer(file: str | BinaryIO, kind: Format) -> Footer:
     try:
         if kind == "parquet":
             metadata = require("pyarrow.parquet", "pyarrow reads features").read_metadata(file)
-            found, rows = json.loads(metadata.metadata[_FOOTER]), metadata.num_rows
+            found = json.loads(metadata.metadata[_FOOTER])
         else:
             with arrow.OSFile(file) if isinstance(file, str) else arrow.PythonFile(file, mode="r") as opened:
                 reader = arrow.ipc.open_file(opened)
                 last = reader.get_batch_with_custom_metadata(reader.num_record_batches - 1)
-                found, rows = json.loads(last.custom_metadata[_FOOTER]), reader.count_rows()
+                found = json.loads(last.custom_metadata[_FOOTER])
     except (arrow.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
         raise ExtractionError(f"'{file}' is no whole file of features: {error}") from error
-    return Footer(rows, [(key, why) for key, why in found["failures"]], found["about"])
+    return Footer(found["rows"], [(key, why) for key, why in found["failures"]], found["about"])
 
 
 def read_table(file: str | BinaryIO, kind: Format) -> Any:
@@ -152,12 +152,14 @@ class _Writer:
         self._about = dict(about)
         self._schema = _schema(self._arrow, columns)
         self._group = _ROWS_OF_VECTORS if kind == "parquet" else _ROWS_OF_MAPS
+        self._count = 0
         self._keys: list[str] = []
         self._rows: dict[str, list[torch.Tensor]] = {column.name: [] for column in columns}
         self._file = _ParquetFile(path, self._schema) if kind == "parquet" else _ArrowFile(path, self._schema)
 
     def add(self, keys: Sequence[str], rows: Mapping[str, torch.Tensor]) -> None:
         self._keys += keys
+        self._count += len(keys)
         for name, held in self._rows.items():
             held.append(rows[name])
         while len(self._keys) >= self._group:
@@ -167,7 +169,8 @@ class _Writer:
         if self._keys:
             self._flush(len(self._keys))
         reach("before the footer")
-        self._file.close(json.dumps({"about": self._about, "failures": [list(each) for each in failures]}))
+        footer = {"about": self._about, "rows": self._count, "failures": [list(each) for each in failures]}
+        self._file.close(json.dumps(footer))
         reach("behind the footer")
 
     def abandon(self) -> None:

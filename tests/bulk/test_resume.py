@@ -6,6 +6,8 @@ import multiprocessing
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -292,3 +294,28 @@ def test_failures_are_tried_again(net: Net, photos: Path, tmp_path: Path, kind: 
     assert [key for key, _ in again.errors] == ["017.png"]
     assert featx.verify(tmp_path / "out").is_complete
     torch.testing.assert_close(again.tensor("logits"), expected(net, photos, again.keys))
+
+
+_FULL = """
+import sys, torch, featx
+class Large:
+    def __call__(self, image):
+        return torch.zeros(3, 1500, 1500)  # 27 MB
+    def __repr__(self):
+        return "Large()"
+net = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+options = dict(transform=Large(), workers=2, batch_size=4, progress=False, timeout=10)
+featx.extract(net, ["1"], sys.argv[1], sys.argv[2], **options)
+"""
+
+
+@pytest.mark.slow
+def test_full_shared_memory_gives_an_error_and_no_hang(photos: Path, tmp_path: Path) -> None:
+    command = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=40m tmpfs /dev/shm && exec "$@"', "sh"]
+    if subprocess.run([*command, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount a small /dev/shm")
+    job = [*command, sys.executable, "-c", _FULL, str(photos), str(tmp_path / "out")]
+    found = subprocess.run(job, capture_output=True, text=True, timeout=100, check=False)
+    assert found.returncode == 1
+    assert "ExtractionError: a process that reads samples was lost" in found.stderr
+    assert "more shared memory (/dev/shm)" in found.stderr
