@@ -101,7 +101,7 @@ def start_job(folder: Folder, job: Job, keys: Sequence[str], asked: Mapping[str,
     """
     there = read_job(folder)
     if there is None:
-        _write_keys(folder, keys)
+        write_keys(folder, keys)
         reach("before the job file")
         folder.create(JOB_FILE, job.to_json())
         reach("behind the job file")
@@ -142,7 +142,8 @@ def hash_of_weights(module: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def _write_keys(folder: Folder, keys: Sequence[str]) -> None:
+def write_keys(folder: Folder, keys: Sequence[str]) -> None:
+    """Write the keys of the samples of a job, which `read_keys` reads."""
     arrow = require("pyarrow", "pyarrow writes features")
     parquet = require("pyarrow.parquet", "pyarrow writes features")
     reach("before the key list")
