@@ -185,3 +185,38 @@ def test_what_modules_write_behind_a_requested_value_is_kept(name: str, training
     for _ in range(3):
         eager(X)
         assert torch.equal(extractor(X)[wanted], seen[-1])
+
+
+@pytest.mark.parametrize("count", [None, 3])
+def test_a_buffer_that_a_module_returns_is_as_it_was(count: int | None) -> None:
+    model = WritesABufferThatWasReturned(count).eval()
+    eager = copy.deepcopy(model)
+    seen: list[torch.Tensor] = []
+    name = next(name for name, module in eager.named_modules() if isinstance(module, Keeps))
+    eager.get_submodule(name).register_forward_hook(lambda module, args, output: seen.append(output.clone()))
+    extractor = featx.create_feature_extractor(model, [name], example_inputs=X)
+    for _ in range(3):
+        eager(X)
+        assert torch.equal(extractor(X)[name], seen[-1])
+
+
+class MeanTeacher(nn.Module):
+    """Moves its teacher by `data`, which cannot be followed, behind the value that the teacher computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student, self.teacher, self.act = nn.Linear(4, 4), nn.Linear(4, 4), nn.ReLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        target = self.act(self.teacher(x)).detach()
+        for mine, other in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
+            mine.data = mine.data * 0.5 + other.data * 0.5
+        return self.student(x) - target
+
+
+def test_weights_that_are_written_behind_the_end_of_a_trace_are_refused() -> None:
+    model = MeanTeacher().eval()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(featx.TraceError, match=r"forward writes 'teacher\.\w+', which the requested nodes read"):
+        featx.create_feature_extractor(model, ["act"], example_inputs=X)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

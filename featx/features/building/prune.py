@@ -148,7 +148,7 @@ class _Liveness:
             if node not in self.kept:
                 continue
             group = memory.of(node)
-            is_outside = node.op in _OUTSIDE
+            is_outside = node.op in _OUTSIDE or self._effects.of(node).returns_state
             if is_outside or last_read.get(group, -1.0) > places[node]:
                 found.add(node)
             reads = [inf if user in marks else float(places[user]) for user in node.users if user in self.kept]

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import Any
 
 import torch
+from torch import nn
 
 from featx.errors import TraceError
 from featx.ir.effects import Effects
 from featx.ir.graph import Graph
-from featx.ir.memory import MemoryGroups
+from featx.ir.memory import MemoryGroups, memory_of
 from featx.tracing.environment.generators import SharedGenerators
 from featx.tracing.environment.saved_tensors import SavedGlobals
 from featx.tracing.environment.thread_modes import ThreadModes
@@ -21,6 +23,9 @@ from featx.tracing.example.surroundings import Surroundings
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.tracer import ExampleTracer
 from featx.tracing.guards.structure import copy_structure
+
+# `mul_(...)`, `p.data = ...`, `self.m += ...`, `w[0] = ...`
+_WRITE = re.compile(r"(?<!_)_\(|\.data\b|\bself\.[\w.]+\s*[-+*/]=|\]\s*[-+*/]?=(?!=)")
 
 
 def with_state_that_is_written_later(
@@ -32,12 +37,11 @@ def with_state_that_is_written_later(
 ) -> ExampleTrace:
     """Return `trace`, or one for real that goes on where `trace` ended early and missed a write that matters.
 
-    A buffer that the graph reads and that forward writes behind that place would be another one in the next call. To
-    find out, the model runs once on a copy, where the graph reads buffers at all. Code that asks for values can be
-    followed for real.
+    A tensor of the model that the graph reads and that forward writes behind that place would be another one in the
+    next call. To find out, the model runs once on a copy. Code that asks for values can be followed for real.
 
     Raises:
-        TraceError: the code that writes such a buffer cannot be followed.
+        TraceError: the code that writes such a tensor cannot be followed.
     """
     written = _written_unseen(tracer, args, kwargs, trace)
     if written and not trace.is_real:
@@ -58,32 +62,56 @@ def with_state_that_is_written_later(
 def _written_unseen(
     tracer: ExampleTracer, args: tuple[Any, ...], kwargs: Mapping[str, Any], trace: ExampleTrace
 ) -> list[str]:
-    buffers = _buffers_that_are_read_alone(trace.graph, trace.surroundings) if trace.broke_off is not None else []
-    return _written_by_a_run(tracer, args, kwargs, trace, buffers) if buffers else []
+    paths = _read_alone(trace.graph, trace.surroundings) if trace.broke_off is not None else []
+    return _written_by_a_run(tracer, args, kwargs, trace, paths) if paths else []
 
 
-def _buffers_that_are_read_alone(graph: Graph, around: Surroundings) -> list[str]:
-    """Return the paths of the buffers that a graph reads and does not write."""
+def _read_alone(graph: Graph, around: Surroundings) -> list[str]:
+    """Return the paths of the tensors of the model that a graph, or a module it calls, reads and does not write."""
     effects = Effects(graph, around.root)
     memory = MemoryGroups(graph, effects)
     written = {group for node in graph.nodes for group in memory.written_by(node)}
+    tensors = dict(_tensors_of(around.root))
+    reads = [node for node in graph.find_nodes(op="get_attr") if node.target in tensors]
+    found = {str(node.target) for node in reads if memory.of(node) not in written}
     buffers = {name for name, _ in around.root.named_buffers(remove_duplicate=False)}
-    reads = [node for node in graph.find_nodes(op="get_attr") if node.target in buffers]
-    return sorted({str(node.target) for node in reads if memory.of(node) not in written})
+    if not any(map(_may_write, {type(module) for module in around.root.modules()})):
+        return sorted(found & buffers)
+    called = {
+        f"{node.target}."
+        for node in graph.find_nodes(op="call_module")
+        if not effects.of(node).writes_state and memory.state_of(node) not in written
+    }
+    return sorted(found | {path for path in tensors if any(map(path.startswith, called))})
+
+
+def _may_write(kind: type[nn.Module]) -> bool:
+    """Say whether the source of a class of the user's has a line that may write a weight, or cannot be read."""
+    if kind.__module__.startswith("torch.nn.modules."):
+        return False
+    try:
+        return _WRITE.search(inspect.getsource(kind)) is not None
+    except (OSError, TypeError):
+        return True
+
+
+def _tensors_of(root: nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
+    yield from root.named_parameters(remove_duplicate=False)
+    yield from root.named_buffers(remove_duplicate=False)
 
 
 def _written_by_a_run(
     tracer: ExampleTracer, args: Any, kwargs: Mapping[str, Any], trace: ExampleTrace, paths: list[str]
 ) -> list[str]:
-    """Run the model for real on a copy of it; return which of its buffers at `paths` that writes or replaces."""
+    """Run the model for real on a copy of it; return which of its tensors at `paths` that writes or replaces."""
     around = trace.surroundings
     replica, _ = around.replica(tracer.training, "all")
     root, modes, generators = replica.root, ThreadModes(), SharedGenerators()
     saved = SavedGlobals(around.global_tensors)
     saved.save(chain.from_iterable(around.global_tensors.values()))
     devices = [around.device] if around.device.type == "cuda" else []
-    before = [(path, root.get_buffer(path)) for path in paths]
-    versions = [buffer._version for _, buffer in before]
+    before = {path: tensor for path, tensor in _tensors_of(root) if path in set(paths)}
+    states = {path: (tensor._version, memory_of(tensor)) for path, tensor in before.items()}
     bound = inspect.signature(around.function).bind(*args, **kwargs)
     for name, value in bound.arguments.items():
         bound.arguments[name] = copy_structure(value, _copied)
@@ -101,10 +129,11 @@ def _written_by_a_run(
         generators.restore()
         saved.restore()
         around.caches.restore(lambda tensor: True)  # whatever came in, it was computed from copies
+    after = dict(_tensors_of(root))
     found = [
         path
-        for (path, buffer), version in zip(before, versions, strict=True)
-        if root.get_buffer(path) is not buffer or buffer._version != version
+        for path, tensor in before.items()
+        if after.get(path) is not tensor or (tensor._version, memory_of(tensor)) != states[path]
     ]
     replica.drop()
     return found

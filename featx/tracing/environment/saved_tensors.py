@@ -30,7 +30,9 @@ class SavedGlobals:
                         self._saved[id(tensor)] = (tensor, tensor.detach().clone())
 
     def restore(self) -> None:
-        """Put the values back. May be called twice."""
+        """Put values back that are others now. May be called twice."""
         with torch.no_grad():
             for tensor, saved in self._saved.values():
-                tensor.copy_(saved)
+                # A write makes a new version, at which gradients fail that other code is about to compute.
+                if not torch.equal(tensor, saved):
+                    tensor.copy_(saved)

@@ -11,7 +11,8 @@ import linecache
 from collections.abc import Iterator
 from types import FrameType
 
-_ATTEMPTS = 5
+from featx.tracing.source.parsing import parse
+
 CONVERSIONS = ("int", "float", "len")
 
 
@@ -21,24 +22,13 @@ def converts_by_calls_alone(frame: FrameType) -> bool:
     Parses the file.
     """
     lines = linecache.getlines(frame.f_code.co_filename, frame.f_globals)
-    file = _parsed("".join(lines))
+    file = parse("".join(lines))
     if file is None:
         return False
     nodes = list(ast.walk(file))
     harmless = {id(name) for node in nodes for use in _harmless_uses(node) for name in _conversions_in(use)}
     used = [name for node in nodes for part in _body_of(node) for name in _conversions_in(part)]
     return not any(map(_is_redefinition, nodes)) and bool(used) and all(id(name) in harmless for name in used)
-
-
-def _parsed(source: str) -> ast.Module | None:
-    for _ in range(_ATTEMPTS):
-        try:
-            return ast.parse(source)
-        except SyntaxError:
-            return None
-        except SystemError:  # Python 3.11, where other threads parse at the same time
-            continue
-    return None
 
 
 def _body_of(node: ast.AST) -> list[ast.AST]:

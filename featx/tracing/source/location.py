@@ -15,6 +15,8 @@ from operator import or_
 from types import CodeType, FrameType, FunctionType
 from typing import Any, NamedTuple
 
+from featx.tracing.source.parsing import parse
+
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 # What `from __future__ import ...` at the head of a file changes in how the rest of it is compiled.
@@ -143,8 +145,9 @@ def _source_of(code: CodeType) -> Source | None:
 
 @lru_cache(maxsize=4096)
 def _parsed(text: str, flags: int) -> Source | None:
+    tree = parse(text)
     try:
-        return Source(ast.parse(text), compile(text, "<source>", "exec", flags, dont_inherit=True))
+        return None if tree is None else Source(tree, compile(text, "<source>", "exec", flags, dont_inherit=True))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
