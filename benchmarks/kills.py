@@ -96,6 +96,10 @@ def _run(
     process = _start(engine, photos, output)
     assert process.stdout is not None
     process.stdout.readline()
+    if engine == "ray":  # its actors take seconds to start
+        while not _parts(output) and process.poll() is None:
+            time.sleep(0.02)
+        after /= 4
     time.sleep(after)
     victim = find(process.pid)
     if victim is not None:
