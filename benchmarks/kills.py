@@ -67,7 +67,7 @@ files were compared with those of a job that nothing has disturbed. Lost and dou
 def main() -> None:
     """Run the benchmark, and write its page."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--count", type=int, default=50, help="runs of each kind without Ray; a tenth with it")
+    parser.add_argument("--count", type=int, default=50, help="runs of each kind without Ray; a fifth with it")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     draw = random.Random(arguments.seed)
@@ -78,7 +78,7 @@ def main() -> None:
         known = _parts(expected)
         lines: list[str] = []
         for victim, (engine, find) in _VICTIMS.items():
-            count = arguments.count if engine == "local" else max(1, arguments.count // 10)
+            count = arguments.count if engine == "local" else max(1, arguments.count // 5)
             results = [
                 _run(engine, find, photos, Path(folder) / "out", known, draw.uniform(0.05, 3.5)) for _ in range(count)
             ]

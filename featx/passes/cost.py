@@ -104,7 +104,8 @@ class _Run:
                 return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
             return fakes.fake(value)
 
-        with model_kept(self._gm, self._graph, _tensors_in((args, kwargs))), fake_mode, fakes:
+        given = _tensors_in((args, kwargs))
+        with model_kept(self._gm, self._graph, given, has_values=False), fake_mode, fakes:
             return self._count(*tree_map(fake, (args, kwargs)))
 
     def for_real(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CostReport:

@@ -22,11 +22,14 @@ from featx.tree import tree_map
 
 
 @contextmanager
-def model_kept(module: nn.Module, graph: Graph, inputs: Iterable[torch.Tensor]) -> Generator[None]:
+def model_kept(
+    module: nn.Module, graph: Graph, inputs: Iterable[torch.Tensor], *, has_values: bool = True
+) -> Generator[None]:
     """Put back what running `graph` on `module` leaves behind, but for values that it writes into tensors.
 
     That is: attributes of submodules, numbers and caches of the code of these and of functions that the graph calls,
-    histories of gradients, and generators of random numbers. O(nodes + attributes + names in that code).
+    histories of gradients, and generators of random numbers; and where the run `has_values` not, the versions of
+    tensors, at which gradients that are pending would fail. O(nodes + attributes + names in that code).
     """
     inside = [each for each in module.modules() if each is not module]
     states = ModuleStates(inside)
@@ -37,10 +40,14 @@ def model_kept(module: nn.Module, graph: Graph, inputs: Iterable[torch.Tensor]) 
     kept = [(held, held.copy()) for held in dicts]
     tensors = [*module.parameters(), *module.buffers(), *inputs]
     leaves = [tensor for tensor in tensors if tensor.grad_fn is None]
+    versions = [] if has_values else [(each, each._version) for each in tensors if not each.is_inference()]
     with _caches_kept(inside, graph), _casts_kept(), _generators_kept(tensors):
         try:
             yield
         finally:
+            changed = [(each, version) for each, version in versions if each._version != version]
+            if changed:
+                torch._C._autograd._unsafe_set_version_counter(*map(tuple, zip(*changed, strict=True)))
             states.restore()
             for held, before in kept:
                 if len(held) != len(before) or any(value is not before.get(name) for name, value in held.items()):

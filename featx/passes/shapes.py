@@ -131,7 +131,8 @@ class ShapeProp(Interpreter):
         is_without_values = any(tensor.is_meta for tensor in tensors or module.parameters())
         with ExitStack() as stack:
             stack.enter_context(self._notes_kept())
-            stack.enter_context(model_kept(module, self.graph, tensors))
+            has_values = fake_mode is None and not is_without_values
+            stack.enter_context(model_kept(module, self.graph, tensors, has_values=has_values))
             if fake_mode is not None:
                 stack.enter_context(fake_mode)
                 if fake_mode.shape_env is not None:

@@ -393,3 +393,28 @@ def test_gradients_with_respect_to_what_a_module_returned_exist(result: str) -> 
     feature = first_tensor(found["p"])
     [gradient] = torch.autograd.grad(found["relu"].sum(), feature)
     assert torch.equal(gradient, (feature > 0).float())
+
+
+class MayBeTheSame(nn.Module):
+    """What it copies for three rows is the value itself for one; both are in the result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = self.linear(x)
+        flat = y.t().contiguous().add_(1)
+        return y.mul_(2), flat
+
+
+@pytest.mark.parametrize("others", [[], ["output"]])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_value_that_may_be_memory_of_another_one_in_the_result(rows: int, others: list[str]) -> None:
+    torch.manual_seed(0)
+    model = MayBeTheSame().eval()
+    extractor = featx.create_feature_extractor(model, ["add_", *others], example_inputs=X4)
+    found = extractor(X4[:rows])
+    assert torch.equal(found["add_"], model.linear(X4[:rows]).t() + 1)
+    if others:
+        assert all(map(torch.equal, found["output"], model(X4[:rows])))

@@ -220,3 +220,30 @@ def test_weights_that_are_written_behind_the_end_of_a_trace_are_refused() -> Non
     with pytest.raises(featx.TraceError, match=r"forward writes 'teacher\.\w+', which the requested nodes read"):
         featx.create_feature_extractor(model, ["act"], example_inputs=X)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+class KeepsAMean(nn.Module):
+    """Its `view` fits two layouts, so that a wider image is tried, and it writes a buffer."""
+
+    m: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 1)
+        self.register_buffer("m", torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.conv(x)
+        rows, channels, height, width = y.shape
+        with torch.no_grad():
+            self.m += y.mean((0, 2, 3))
+        return y.flatten(2).transpose(1, 2).view(rows, height, width, channels) * self.m
+
+
+def test_gradients_that_are_pending_do_not_notice_that_an_extractor_is_made() -> None:
+    model, x = KeepsAMean().eval(), torch.rand(2, 3, 4, 4)
+    loss = (model.conv(x) * model.m[:, None, None]).sum()  # has saved the buffer
+    featx.create_feature_extractor(model, ["view", "output"], example_inputs=x)
+    featx.nodes(model, x)
+    loss.backward()
+    assert model.m._version == 0

@@ -162,7 +162,7 @@ class _Liveness:
     @cached_property
     def _memory_as_copied(self) -> MemoryGroups:
         copies = {node for node in self._graph.nodes if self._effects.copies_if_needed(node)}
-        return MemoryGroups(self._graph, self._effects, copies)
+        return MemoryGroups(self._graph, self._effects, copies | self._marks)
 
     def _sweep(self) -> None:
         # Backwards, so that everything that reads a value, or memory, is known when its writers are looked at.
