@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Generator, Iterable
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -47,7 +47,7 @@ def model_kept(
         finally:
             changed = [(each, version) for each, version in versions if each._version != version]
             if changed:
-                torch._C._autograd._unsafe_set_version_counter(*map(tuple, zip(*changed, strict=True)))
+                cast("Any", torch._C)._autograd._unsafe_set_version_counter(*map(tuple, zip(*changed, strict=True)))
             states.restore()
             for held, before in kept:
                 if len(held) != len(before) or any(value is not before.get(name) for name, value in held.items()):
