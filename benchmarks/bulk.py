@@ -51,6 +51,18 @@ _WAYS: dict[str, tuple[str, str]] = {
     "reading and decoding alone": ("torch", """
 for _ in torch.utils.data.DataLoader(Files(), batch_size=32, num_workers=1): pass
 """),
+    "the model alone, on one thread": ("torch", """
+torch.set_num_threads(1)
+x = torch.rand(32, 3, 224, 224)
+with torch.inference_mode():
+    for start in range(0, len(paths), 32): net(x[:len(paths) - start])
+"""),
+    "featx.extract, one process reads, the model on one thread": ("featx", """
+import featx
+torch.set_num_threads(1)
+featx.extract(net, {"layer4": featx.Feature("C5", pool="avg")}, photos, output, transform=transform, workers=1,
+              batch_size=32, progress=False)
+"""),
     "the model alone": ("torch", """
 x = torch.rand(32, 3, 224, 224)
 with torch.inference_mode():
