@@ -21,6 +21,7 @@ from featx.bulk.extras import require
 from featx.bulk.formats import Format, check_columns
 from featx.bulk.job import Job, hash_of_keys, hash_of_weights, start_job
 from featx.bulk.loading import Samples, reason_of, stacked
+from featx.bulk.memory import free_memory, most_memory
 from featx.bulk.preprocessing import Preprocessing, find_preprocessing, plain, text_of
 from featx.bulk.progress import Progress, in_units
 from featx.bulk.ranks import share_of
@@ -336,18 +337,22 @@ def _rows_of_shard(samples: int, size: int, seconds: float) -> int:
 def _batch_size(runner: Runner, example: Any, chosen: int | None) -> tuple[int, float]:
     """Return how many samples should run at once, and how many seconds one of them takes then.
 
-    Without a choice it is that of 1, 4, 16, 64 and 256 of which one sample takes the least time.
+    Without a choice it is that of 1, 4, 16, 64 and 256 of which one sample takes the least time, as far as the memory
+    of the machine and of its GPU goes.
     """
     if chosen is not None:
         return chosen, _seconds(runner, example, chosen)
     times: dict[int, float] = {}
     size = 1
     while size <= _LARGEST_BATCH:
+        before = most_memory()
         try:
             times[size] = _seconds(runner, example, size)
         except (torch.OutOfMemoryError, MemoryError):
             break
-        if times[size] * size > _SECONDS_OF_BATCH or times[size] > _SLOWER * min(times.values()):
+        is_slow = times[size] * size > _SECONDS_OF_BATCH or times[size] > _SLOWER * min(times.values())
+        # The next batch takes four times as much, and the processes that read hold a few of them.
+        if is_slow or 4 * (most_memory() - before) > free_memory() / 2:
             break
         size *= 4
     best = min(times, key=times.__getitem__, default=1)

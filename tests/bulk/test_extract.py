@@ -383,3 +383,22 @@ def test_timms_transform_is_found(photos: Path, tmp_path: Path) -> None:
         first = model(transform(Image.open(photos / table.keys[0]).convert("RGB"))[None])[0]
     assert torch.equal(table[0]["vector"], first)
     assert table.job.identity["transform"].startswith("timm's: Compose( Resize")
+
+
+@pytest.mark.parametrize(("free", "trials"), [(7e6, 1), (1e12, 5)])
+def test_the_batch_size_stays_within_memory(
+    net: Net, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: float, trials: int
+) -> None:
+    tried: list[int] = []
+
+    def seconds(runner: Any, example: Any, count: int) -> float:
+        tried.append(count)
+        return 1e-4 / count
+
+    monkeypatch.setattr("featx.bulk.extract._seconds", seconds)
+    monkeypatch.setattr("featx.bulk.extract.most_memory", lambda: 1e6 * len(tried))  # each trial takes 1 MB more
+    monkeypatch.setattr("featx.bulk.extract.free_memory", lambda: free)
+    options: dict[str, Any] = {"transform": pixels, "workers": 0, "progress": False}
+    table = featx.extract(net, {"fc": "logits"}, photos, tmp_path / "out", **options)
+    assert tried == [1, 4, 16, 64, 256][:trials]
+    assert table.job.recorded["batch_size"] == tried[-1]
