@@ -20,6 +20,9 @@ _COMPARABLE = (
     bool, int, float, str, type(None), torch.dtype, torch.layout, torch.memory_format, torch.device
 )  # fmt: skip
 
+# The Python module of what edits put into graphs.
+_EDITS = "featx.features.requests.edits"
+
 
 def require_scriptable(graph: Graph) -> None:
     """Raise if TorchScript is known to have no words for a node. O(nodes).
@@ -42,6 +45,10 @@ def _reasons(node: Node) -> Iterator[str]:
         yield "a function that switches gradients or autocast has to switch them back after an error"
     elif node.target in (check_constant, check_decision, check_is_same) and not isinstance(node.args[1], _COMPARABLE):
         yield f"it cannot compare a {type(node.args[1]).__name__}"
+    elif getattr(node.target, "__module__", "") == _EDITS:
+        yield "it cannot run an edit of featx"
+    elif getattr(node.target, "__name__", "") == "<lambda>":
+        yield "a lambda has no source that it reads; give a function with a name"
     elif node.target is range:
         yield "a range is no value there"
     elif node.target is check_distinct:
