@@ -265,3 +265,9 @@ def test_a_vision_transformer(start: str) -> None:
     assert torch.equal(extractor(values(model, start, x=x)[0])["output"], model(x))
     one = torch.rand(1, 3, 64, 64)
     assert torch.allclose(extractor(values(model, start, x=one)[0])["output"], model(one))
+
+
+def test_a_keyword_is_no_name_of_a_parameter() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)).eval()
+    with pytest.raises(featx.RequestError, match="'class', the name of the parameter for '0', is a keyword of Python"):
+        featx.create_feature_extractor(model, ["1"], inputs={"0": "class"}, example_inputs=torch.rand(2, 3))

@@ -15,6 +15,7 @@ from featx.features.requests.request import Request, as_request
 from featx.ir.effects import Effects
 from featx.ir.form import computes_form, reads_form
 from featx.ir.graph import Graph
+from featx.ir.identifiers import is_plain
 from featx.ir.memory import MemoryGroups
 from featx.ir.names import identifier_of
 from featx.ir.node import Node
@@ -44,6 +45,9 @@ class Starts:
         if request.pending or request.expanded:
             raise RequestError("inputs may not have patterns or classes; name each value that is given")
         self._parameters = {name: identifier_of(key) for name, key in request.items()}
+        for name, parameter in self._parameters.items():
+            if not is_plain(parameter):
+                raise RequestError(f"'{parameter}', the name of the parameter for '{name}', is a keyword of Python")
         if len(set(self._parameters.values())) < len(self._parameters):
             names = ", ".join(self._parameters)
             raise RequestError(f"two of {names} get one name of a parameter; give a dict with others")
