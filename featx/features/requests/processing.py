@@ -319,7 +319,12 @@ def _form_after(apply: Callable[..., Any], info: FeatureInfo) -> tuple[Any, dict
         graph.output(graph.call_function(apply, (value,)))
     try:
         result = ShapeProp(GraphModule(root, graph)).propagate(torch.empty(info.shape, dtype=info.dtype, device="meta"))
-    except Exception:  # whatever a function of the user's raises that reads values
+    except Exception as error:  # whatever a function of the user's raises that reads values
+        is_of_torch = isinstance(apply, nn.Module) and all(
+            type(module).__module__.startswith("torch.nn.modules.") for module in apply.modules()
+        )
+        if is_of_torch:
+            raise RequestError(f"apply of '{info.node}' fails on a value of shape {info.shape}: {error}") from error
         return None, {}, None
     if isinstance(result, torch.Tensor):
         return tuple(result.shape), {}, result.dtype
