@@ -149,6 +149,8 @@ disk when the process is killed after 60 % of its time, and whether a second sta
 With a core for each, the bound is the slower of reading and decoding alone and of the model alone on one thread:
 {bound:.1f} images a second. `featx.extract`, with one process that reads and the model on one thread, reaches
 {reached:.2f} of it.
+
+A shard of featx is what a minute computes, at least 64 rows: these photos are one shard, and a kill loses up to that.
 {absent}"""
 
 

@@ -315,9 +315,7 @@ def test_a_module_and_adaptive_do_not_go_together(model: nn.Module) -> None:
 
 def test_a_head_that_does_not_fit_is_refused_when_the_extractor_is_made() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU()).eval()
-    with pytest.raises(
-        featx.RequestError, match=r"apply of '1' fails on a value of shape \(2, 4\)"
-    ):
+    with pytest.raises(featx.RequestError, match=r"apply of '1' fails on a value of shape \(2, 4\)"):
         featx.create_feature_extractor(
             model, {"1": featx.Feature(pool="avg", apply=nn.Linear(3, 3))}, example_inputs=torch.rand(2, 3, 8, 8)
         )
