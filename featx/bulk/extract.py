@@ -86,9 +86,9 @@ def extract(
         model: what computes the features; an extractor where `nodes` is None.
         nodes: as for `create_feature_extractor`: names with keys, and with `Feature(pool=..., dtype=...)`, which is
             computed before anything is written.
-        source: a folder of images; a list of paths or URLs, or a .txt, .csv or .parquet file with them; .tar files of
-            webdataset; a data set of Hugging Face, or a torch Dataset with a length. Keys are the paths below the
-            folder, the paths of a list, or the numbers of the samples.
+        source: a folder of images, or the URL of one; a list of paths or URLs, or a .txt, .csv or .parquet file with
+            them; .tar files of webdataset; a data set of Hugging Face, or a torch Dataset with a length. Keys are the
+            paths below the folder, the paths of a list, or the numbers of the samples.
         output: a folder, which is made, or has this job already; or a URL that fsspec knows, such as
             `s3://bucket/features`.
         transform: from an image of Pillow to a tensor; by default what the model declares: timm's data configuration,

@@ -15,9 +15,10 @@ from featx.errors import ArgumentTypeError, ExtractionError
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm"})
 _FORMS = (
-    "a folder of images, a list of paths or URLs, a .txt, .csv or .parquet file of them, .tar files of webdataset, a "
-    "data set of Hugging Face, or a torch Dataset with a length"
+    "a folder of images or the URL of one, a list of paths or URLs, a .txt, .csv or .parquet file of them, .tar files "
+    "of webdataset, a data set of Hugging Face, or a torch Dataset with a length"
 )
+_LISTS = frozenset({".txt", ".csv", ".parquet"})
 # Of the columns of a table, those that hold paths, and of a sample those that hold the image, the first one counts.
 _PATH_COLUMNS = ("path", "url", "file", "file_name", "filename", "image_path", "image")
 
@@ -51,10 +52,11 @@ class Paths:
     def item(self, index: int) -> Any:
         """Return the path, or the open file of a URL."""
         key = self.keys[index]
-        if "://" not in key:
-            return os.path.join(self.root, key)
+        path = key if "://" in key else os.path.join(self.root, key)
+        if "://" not in path:
+            return path
         fsspec = require("fsspec", "fsspec reads URLs")
-        with fsspec.open(key, "rb") as file:
+        with fsspec.open(path, "rb") as file:
             return BytesIO(file.read())
 
 
@@ -129,6 +131,8 @@ def _source(source: Any, column: str | None) -> Source:
 
 
 def _of_path(path: str, column: str | None) -> Source:
+    if "://" in path:
+        return _of_url(path.rstrip("/"), column)
     place = Path(path)
     if not place.exists():
         raise ExtractionError(f"there is no '{path}'; samples come from {_FORMS}")
@@ -139,11 +143,8 @@ def _of_path(path: str, column: str | None) -> Source:
     suffix = place.suffix.lower()
     if suffix == ".tar":
         return _of_tars([path])
-    if suffix in (".parquet", ".csv"):
-        return _of_table(place, column)
-    if suffix == ".txt":
-        keys = [line for line in place.read_text().splitlines() if line]
-        return Paths(keys, f"the list '{path}'", str(place.parent))
+    if suffix in _LISTS:
+        return Paths(_keys_of_list(path, path, column), f"the list '{path}'", str(place.parent))
     if suffix in SUFFIXES:
         return Paths([place.name], f"the image '{path}'", str(place.parent))
     raise ExtractionError(f"'{path}' is no list of samples; they come from {_FORMS}")
@@ -158,17 +159,44 @@ def _of_folder(folder: Path) -> Source:
     return Paths(sorted(found), f"the folder '{folder}' ({len(found)} images)", str(folder))
 
 
-def _of_table(path: Path, column: str | None) -> Source:
-    if path.suffix.lower() == ".parquet":
-        table = require("pyarrow.parquet", "pyarrow reads Parquet").read_table(path)
+def _of_url(url: str, column: str | None) -> Source:
+    """Return the images below a URL, or those of a list or table there, whose own paths are below its folder."""
+    fsspec = require("fsspec", "fsspec reads URLs")
+    folder = url.rpartition("/")[0]
+    try:
+        files, root = fsspec.core.url_to_fs(url)
+        if Path(url).suffix.lower() in _LISTS:
+            with files.open(root, "rb") as file:
+                keys = _keys_of_list(url, BytesIO(file.read()), column)
+            return Paths(keys, f"the list '{url}'", folder)
+        found: list[str] = [each for each in files.find(root) if Path(each).suffix.lower() in SUFFIXES]
+    except (OSError, ValueError, ImportError) as error:
+        raise ExtractionError(f"'{url}' cannot be read: {type(error).__name__}: {error}") from error
+    keys = sorted(each[len(root) :].lstrip("/") for each in found)
+    return Paths(keys, f"the folder '{url}' ({len(keys)} images)", url)
+
+
+def _keys_of_list(path: str, file: Any, column: str | None) -> list[str]:
+    """Return the paths in a list of lines, or in a column of a table.
+
+    Args:
+        path: what it is called.
+        file: what it is read from: a path, or an open file.
+        column: which column; by default one of a usual name.
+    """
+    suffix = Path(path).suffix.lower()
+    if suffix == ".txt":
+        text = Path(file).read_bytes() if isinstance(file, str) else file.read()
+        return [line for line in text.decode().splitlines() if line]
+    if suffix == ".parquet":
+        table = require("pyarrow.parquet", "pyarrow reads Parquet").read_table(file)
     else:
-        table = require("pyarrow.csv", "pyarrow reads tables").read_csv(path)
+        table = require("pyarrow.csv", "pyarrow reads tables").read_csv(file)
     names: list[str] = table.column_names
     chosen = column or next((each for each in _PATH_COLUMNS if each in names), names[0] if len(names) == 1 else None)
     if chosen not in names:
         raise ExtractionError(f"'{path}' has the columns {', '.join(names)}; say which one has paths, by column=...")
-    keys = [str(each) for each in table.column(chosen).to_pylist()]
-    return Paths(keys, f"the column '{chosen}' of '{path}'", str(path.parent))
+    return [str(each) for each in table.column(chosen).to_pylist()]
 
 
 def _of_tars(paths: Sequence[str]) -> Source:

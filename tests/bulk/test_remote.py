@@ -58,6 +58,34 @@ def test_a_job_goes_on_and_others_are_refused(net: Net, photos: Path, memory: st
         run(net, photos, memory, {"conv": "logits"})
 
 
+@pytest.mark.parametrize("kind", ["folder", "parquet", "csv", "txt"])
+def test_sources_at_urls(net: Net, photos: Path, tmp_path: Path, memory: str, kind: str) -> None:
+    pandas: Any = pytest.importorskip("pandas")
+    files = fsspec.filesystem("memory")
+    keys = [each.relative_to(photos).as_posix() for each in sorted(photos.rglob("*.png"))]
+    for key in keys:
+        files.pipe_file(f"/bucket/photos/{key}", (photos / key).read_bytes())
+    source = f"memory://bucket/photos/list.{kind}"
+    if kind == "folder":
+        files.pipe_file("/bucket/photos/notes.md", b"no image")
+        source = "memory://bucket/photos/"
+    elif kind == "txt":
+        files.pipe_file("/bucket/photos/list.txt", "\n".join(keys).encode())
+    else:
+        with files.open(f"/bucket/photos/list.{kind}", "wb") as file:
+            getattr(pandas.DataFrame({"path": keys, "label": 0}), f"to_{kind}")(file)
+    table = run(net, source, tmp_path / "out")
+    assert table.keys == keys
+    assert torch.allclose(table.tensor("logits"), expected(net, photos, keys), atol=1e-6)
+
+
+def test_a_source_that_is_not_there(net: Net, tmp_path: Path, memory: str) -> None:
+    with pytest.raises(featx.ExtractionError, match=r"bucket/none\.parquet' cannot be read: FileNotFoundError"):
+        run(net, "memory://bucket/none.parquet", tmp_path / "out")
+    with pytest.raises(featx.ExtractionError, match="nothing to extract in the folder 'memory://bucket/none'"):
+        run(net, "memory://bucket/none", tmp_path / "out")
+
+
 def test_a_file_is_made_once(memory: str) -> None:
     place = open_folder(memory)
     assert place.create("_job.json", b"first")
