@@ -55,9 +55,13 @@ class Paths:
         path = key if "://" in key else os.path.join(self.root, key)
         if "://" not in path:
             return path
-        fsspec = require("fsspec", "fsspec reads URLs")
-        with fsspec.open(path, "rb") as file:
+        with _opened(path) as file:
             return BytesIO(file.read())
+
+
+def _opened(path: str) -> Any:
+    """Return what opens a file, or what is at a URL."""
+    return require("fsspec", "fsspec reads URLs").open(path, "rb") if "://" in path else open(path, "rb")
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,7 @@ class Tars:
     def item(self, index: int) -> Any:
         """Return a member as a file."""
         path, offset, size = self.places[index]
-        with open(path, "rb") as file:
+        with _opened(path) as file:
             file.seek(offset)
             return BytesIO(file.read(size))
 
@@ -131,8 +135,10 @@ def _source(source: Any, column: str | None) -> Source:
 
 
 def _of_path(path: str, column: str | None) -> Source:
-    if "://" in path:
+    if "://" in path and not path.endswith(".tar"):
         return _of_url(path.rstrip("/"), column)
+    if "://" in path:
+        return _of_tars([path])
     place = Path(path)
     if not place.exists():
         raise ExtractionError(f"there is no '{path}'; samples come from {_FORMS}")
@@ -205,7 +211,7 @@ def _of_tars(paths: Sequence[str]) -> Source:
     for path in paths:
         start = f"{Path(path).stem}/" if len(paths) > 1 else ""
         try:
-            with tarfile.open(path, "r:") as tar:
+            with _opened(path) as file, tarfile.open(fileobj=file, mode="r:") as tar:
                 members = [each for each in tar if each.isfile() and Path(each.name).suffix.lower() in SUFFIXES]
         except (OSError, tarfile.TarError) as error:
             raise ExtractionError(f"'{path}' cannot be read as a tar file: {error}") from error

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,20 @@ def test_a_job_goes_on_and_others_are_refused(net: Net, photos: Path, memory: st
     assert featx.verify(memory).is_complete
     with pytest.raises(featx.ExtractionError, match="has the features of another job: its nodes"):
         run(net, photos, memory, {"conv": "logits"})
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_tars_at_urls(net: Net, photos: Path, tmp_path: Path, memory: str, several: bool) -> None:
+    files = fsspec.filesystem("memory")
+    keys = [each.relative_to(photos).as_posix() for each in sorted(photos.rglob("*.png"))]
+    with files.open("/bucket/a.tar", "wb") as file, tarfile.open(fileobj=file, mode="w") as tar:
+        for key in keys:
+            tar.add(photos / key, key)
+    files.pipe_file("/bucket/b.tar", files.cat_file("/bucket/a.tar"))
+    source = ["memory://bucket/a.tar", "memory://bucket/b.tar"] if several else "memory://bucket/a.tar"
+    table = run(net, source, tmp_path / "out")
+    assert table.keys == ([f"{name}/{key}" for name in "ab" for key in keys] if several else keys)
+    assert torch.allclose(table.tensor("logits")[: len(keys)], expected(net, photos, keys), atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["folder", "parquet", "csv", "txt"])
