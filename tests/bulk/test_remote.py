@@ -134,17 +134,19 @@ def server() -> Any:
 
 
 @pytest.mark.slow
-def test_s3_takes_inputs_and_results(server: str, net: Net, photos: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [0, 2])
+def test_s3_takes_inputs_and_results(server: str, net: Net, photos: Path, tmp_path: Path, workers: int) -> None:
     files = fsspec.filesystem("s3")
     keys = [each.relative_to(photos).as_posix() for each in sorted(photos.rglob("*.png"))]
     for key in keys:
         files.put_file(str(photos / key), f"bucket/photos/{key}")
     urls = [f"{server}/photos/{key}" for key in keys]
-    table = run(net, [*urls, f"{server}/photos/none.png"], f"{server}/features")
+    output = f"{server}/features-{workers}"
+    table = run(net, [*urls, f"{server}/photos/none.png"], output, workers=workers, timeout=30)
     assert table.keys == urls
     assert torch.allclose(table.tensor("logits"), expected(net, photos, keys), atol=1e-6)
     assert [key for key, _ in table.errors] == [f"{server}/photos/none.png"]
-    assert featx.verify(f"{server}/features").is_complete
+    assert featx.verify(output).is_complete
 
 
 _JOB = """
