@@ -172,8 +172,11 @@ def test_a_cluster_that_is_killed(tmp_path: Path, victim: str) -> None:
         time.sleep(0.05)
     pid = driver.pid if victim == "driver" else next(iter(_raylets() - before))
     os.kill(pid, signal.SIGKILL)
-    threading.Timer(90, driver.kill).start()
+    patience = threading.Timer(90, driver.kill)
+    patience.start()
     driver.wait()
+    patience.cancel()
+    driver.stdout.close()
     assert featx.open_features(tmp_path / "out").paths  # actors live on for a while, and may write what is left
     subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
     assert featx.verify(tmp_path / "out").is_complete

@@ -86,11 +86,11 @@ def _read_alone(graph: Graph, around: Surroundings) -> list[str]:
 
 
 def _may_write(kind: type[nn.Module]) -> bool:
-    """Say whether the source of a class of the user's has a line that may write a weight, or cannot be read."""
-    if kind.__module__.startswith("torch.nn.modules."):
-        return False
+    """Say whether a method of a class of the user's has a line that may write a weight, or cannot be read."""
+    own = [each for each in kind.__mro__ if not each.__module__.startswith(("torch.nn.modules.", "builtins"))]
+    methods = [value for each in own for value in vars(each).values() if inspect.isfunction(value)]
     try:
-        return _WRITE.search(inspect.getsource(kind)) is not None
+        return any(_WRITE.search(inspect.getsource(method)) for method in methods if method.__name__ != "__init__")
     except (OSError, TypeError):
         return True
 
