@@ -58,7 +58,7 @@ Written by `benchmarks/kills.py`; do not edit. Made with featx {featx}: {samples
 run one process of a job was killed (SIGKILL) after a random time, the job was started again until it was done, and its
 files were compared with those of a job that nothing has disturbed. Lost and doubled count keys; the same bytes, runs.
 
-| killed | runs | killed in the middle | rows lost | rows doubled | the same bytes |
+| killed | runs | not done after the kill | rows lost | rows doubled | the same bytes |
 | --- | --- | --- | --- | --- | --- |
 {table}
 """
