@@ -3,8 +3,6 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from featx.bulk.extract import extract
-from featx.bulk.table import FeatureTable, open_features, verify
 from featx.codegen.emit import PythonCode
 from featx.draw.drawing import Drawing, draw
 from featx.errors import (
@@ -69,6 +67,8 @@ from featx.tracing.symbolic.tracer import Tracer
 
 if TYPE_CHECKING:
     from featx import fx as fx
+    from featx.bulk.extract import extract
+    from featx.bulk.table import FeatureTable, open_features, verify
     from featx.interop.torch_fx import from_torch_fx, to_torch_fx
 
 __version__ = "0.1.0"
@@ -156,12 +156,20 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:  # Any: whatever is asked for
-    # Loaded when it is used, so that featx itself never needs torch.fx.
-    if name in ("from_torch_fx", "to_torch_fx"):
-        from featx.interop import torch_fx
+# What is loaded when it is used: bulk extraction, and what needs torch.fx.
+_LOADED_LATER = {
+    "extract": "featx.bulk.extract",
+    "FeatureTable": "featx.bulk.table",
+    "open_features": "featx.bulk.table",
+    "verify": "featx.bulk.table",
+    "from_torch_fx": "featx.interop.torch_fx",
+    "to_torch_fx": "featx.interop.torch_fx",
+}
 
-        return getattr(torch_fx, name)
+
+def __getattr__(name: str) -> Any:  # Any: whatever is asked for
+    if name in _LOADED_LATER:
+        return getattr(importlib.import_module(_LOADED_LATER[name]), name)
     if name == "fx":
         return importlib.import_module("featx.fx")
     raise AttributeError(f"module 'featx' has no attribute '{name}'")

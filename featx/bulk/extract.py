@@ -19,7 +19,7 @@ from featx.bulk.decode import decode_image, decoder
 from featx.bulk.engines import Engine, OneProcessPerDevice, Ray, ThisProcess
 from featx.bulk.extras import require
 from featx.bulk.formats import Format, check_columns
-from featx.bulk.job import Job, hash_of_keys, hash_of_weights, start_job
+from featx.bulk.job import Job, hash_of_keys, hash_of_weights, read_job, start_job
 from featx.bulk.loading import Samples, reason_of, stacked
 from featx.bulk.memory import free_memory, most_memory
 from featx.bulk.preprocessing import Preprocessing, find_preprocessing, plain, text_of
@@ -132,7 +132,9 @@ def extract(
     read = _Read.of(model, transform, load)
     with _modes_kept(model):
         folder = open_folder(output)
-        plan = _plan(model, nodes, found, read, format, batch_size, rows_per_shard, one)
+        there = read_job(folder)
+        known_size = None if there is None else int(there.recorded["batch_size"])
+        plan = _plan(model, nodes, found, read, format, batch_size, rows_per_shard, one, known_size)
         folder.make()
         job = start_job(folder, plan.job(recorded or {}), found.keys, plan.asked)
         work = Work(
@@ -252,7 +254,9 @@ def _plan(
     batch_size: int | None,
     rows_per_shard: int | None,
     device: torch.device | None,
+    known_size: int | None,
 ) -> _Plan:
+    """Return the plan. A job that is there has a `known_size` of its batches, and nothing is timed."""
     example = _example(source, read)
     late = read.preprocessing.late
     extractor = _extractor(model, nodes, stacked([example, example]), late)
@@ -278,7 +282,7 @@ def _plan(
     }
     asked = {"format": format, "rows_per_shard": rows_per_shard}
     samples = len(source.keys)
-    batch_size, seconds = _batch_size(runner, example, batch_size)
+    batch_size, seconds = (known_size, 1.0) if known_size else _batch_size(runner, example, batch_size)
     return _Plan(
         runner, identity, samples, batch_size, rows_per_shard or _rows_of_shard(samples, size, seconds),
         format or ("arrow" if is_map else "parquet"), where,

@@ -36,7 +36,7 @@ def extract(
     size: Size = None,
     column: Annotated[str | None, typer.Option(help="The column of a table that has paths.")] = None,
     batch: Annotated[int | None, typer.Option(help="How many images run at once; by default measured.")] = None,
-    rows: Annotated[int | None, typer.Option(help="How many samples a file has; by default about 64 MB.")] = None,
+    rows: Annotated[int | None, typer.Option(help="How many samples a file has; by default a minute's.")] = None,
     workers: Annotated[int | None, typer.Option(help="How many processes read images.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, or several as cuda:0,cuda:1.")] = None,
     engine: Annotated[str | None, typer.Option(help="ray: hand the work to actors of a cluster.")] = None,

@@ -97,7 +97,7 @@ def test_kills_at_random_moments(whole: Any, tmp_path: Path, workers: int) -> No
     output, kills = tmp_path / "out", 0
     for _ in range(10):
         process = child(photos, output, "parquet", "", workers)
-        process.join(longest * draw.uniform(0.2, 1.0))
+        process.join(longest * draw.uniform(0.02, 0.8))
         kills += process.is_alive()
         process.kill()
         process.join()
@@ -129,6 +129,21 @@ def test_finished_shards_are_not_computed_again(net: Net, photos: Path, tmp_path
     assert again.is_complete
     assert {path: os.stat(path).st_mtime_ns for path in before} == before
     assert torch.equal(again.tensor("logits"), table.tensor("logits"))
+
+
+def test_nothing_is_timed_when_a_job_goes_on(
+    net: Net, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = run(net, photos, tmp_path / "out", batch_size=None).job.recorded["batch_size"]
+
+    def timed(*args: Any) -> float:
+        raise AssertionError("the job says how large its batches are")
+
+    monkeypatch.setattr("featx.bulk.extract._seconds", timed)
+    next((tmp_path / "out").glob("part-*")).unlink()
+    table = run(net, photos, tmp_path / "out", batch_size=None)
+    assert table.is_complete
+    assert table.job.recorded["batch_size"] == size
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
