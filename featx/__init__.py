@@ -172,4 +172,8 @@ def __getattr__(name: str) -> Any:  # Any: whatever is asked for
         return getattr(importlib.import_module(_LOADED_LATER[name]), name)
     if name == "fx":
         return importlib.import_module("featx.fx")
-    raise AttributeError(f"module 'featx' has no attribute '{name}'")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LOADED_LATER, "fx"})
