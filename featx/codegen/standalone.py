@@ -33,7 +33,7 @@ _CHECKS = {
     for module, names in {
         "tracing.guards.guards": (
             "check_decision check_constant check_not_given check_dtype check_is_tensor check_rank check_size "
-            "check_distinct check_form"
+            "check_aliases check_form"
         ),
         "tree": "clone_tensors",
         "features.building.untraced": "raise_untraced",
@@ -205,6 +205,8 @@ def _functions(known: Mapping[str, Any]) -> tuple[list[str], dict[str, str], lis
             imports.append(_import(alias, value))
     if standalone_checks.check_form in needed:
         needed[standalone_checks.form_of] = None
+    if standalone_checks.check_aliases in needed:
+        needed[standalone_checks.tensors_in] = None
     if len(needed) > 2:
         needed = {standalone_checks.SpecializationError: None, **needed}
     return [inspect.getsource(each).rstrip() for each in needed], aliases, sorted(set(imports))

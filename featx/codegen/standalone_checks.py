@@ -59,11 +59,20 @@ def check_size(value: torch.Tensor, dim: int, expected: int | None, what: str) -
         raise SpecializationError(f"dimension {dim} of {what}: the input has shape {tuple(value.shape)}")
 
 
-def check_distinct(values: Any) -> None:
-    """Raise where one tensor is given as two inputs."""
-    tensors = [id(value) for value in values if isinstance(value, torch.Tensor)]
-    if len(set(tensors)) < len(tensors):
-        raise SpecializationError("one tensor is given as two inputs; give a copy as one of them")
+def check_aliases(values: Any, expected: Any) -> None:
+    """Raise unless the same inputs are one tensor as on the example; None is different ones."""
+    tensors = [id(value) for value in tensors_in(values)]
+    if tuple(map(tensors.index, tensors)) != (expected or tuple(range(len(tensors)))):
+        raise SpecializationError("other inputs are one tensor now than on the example")
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """List the tensors in nested values."""
+    if isinstance(value, (tuple, list)):
+        return [tensor for item in value for tensor in tensors_in(item)]
+    if isinstance(value, dict):
+        return [tensor for item in value.values() for tensor in tensors_in(item)]
+    return [value] if isinstance(value, torch.Tensor) else []
 
 
 def check_form(value: Any, form: Any, what: str) -> None:

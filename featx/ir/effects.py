@@ -244,7 +244,7 @@ class Effects:
                     value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
                     writes.update(dict.fromkeys(_nodes_in(value)))
         is_random = _is_random(node, name)
-        if not writes and not facts.draws and not facts.draws_if_it_drops and _inplace_position(node) is None:
+        if not writes and not facts.draws and facts.dropout_at is None and _inplace_position(node) is None:
             self._plain[node.op, node.target] = is_view
         shares = tuple(writes) if writes else (_nodes(node) if is_view else ())
         return CallEffects(writes=tuple(writes), shares=shares, is_random=is_random)

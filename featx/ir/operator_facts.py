@@ -25,7 +25,8 @@ _RANDOM_IN_TRAINING = {
     "dropout": 2, "dropout1d": 2, "dropout2d": 2, "dropout3d": 2, "alpha_dropout": 2, "feature_dropout": 2,
     "feature_alpha_dropout": 2, "native_dropout": 2, "rrelu": 3,
 }  # fmt: skip
-_ATTENTION = frozenset({"scaled_dot_product_attention", "multi_head_attention_forward"})
+# Where they have their probability of dropout.
+_DROPOUT_AT = {"scaled_dot_product_attention": 4, "multi_head_attention_forward": 10}
 _HOOK_METHODS = frozenset({"register_hook", "register_post_accumulate_grad_hook", "retain_grad"})
 # The ends of their names: `native_batch_norm` is one.
 _WRITE_STATISTICS = ("batch_norm", "instance_norm")
@@ -68,7 +69,7 @@ class OperatorFacts:
         returns_sequence: it returns a tuple or list of tensors.
         draws: it draws random numbers, in training at least.
         training_at: the position of the argument that says whether this is training, for those that draw only there.
-        draws_if_it_drops: it draws if its arguments give a probability of dropout.
+        dropout_at: the position of a probability of dropout, without which it does not draw.
         reads_values: it gives Python values of a tensor.
         reads_form: it gives Python the form of a tensor, such as its shape or dtype.
         needs_form_of_first: it uses of its first argument the form alone.
@@ -83,7 +84,7 @@ class OperatorFacts:
     returns_sequence: bool
     draws: bool
     training_at: int | None
-    draws_if_it_drops: bool
+    dropout_at: int | None
     reads_values: bool
     reads_form: bool
     needs_form_of_first: bool
@@ -94,7 +95,7 @@ class OperatorFacts:
 def facts_of(name: str) -> OperatorFacts:
     """Return what torch's functions and methods of this name do. O(1) after the first time."""
     plain = name.rstrip("_")
-    draws_if_it_drops = name in _ATTENTION
+    dropout_at = _DROPOUT_AT.get(name)
     is_random = name in _RANDOM or plain in _RANDOM_IN_TRAINING or _is_tagged_random(name)
     return OperatorFacts(
         writes_first=_writes_first(name),
@@ -103,9 +104,9 @@ def facts_of(name: str) -> OperatorFacts:
         copies_if_needed=name in _COPIES_IF_NEEDED,
         may_return_input=name in _COPIES_IF_NEEDED or name in _MAY_RETURN_INPUT,
         returns_sequence=name in _RETURNS_SEQUENCE,
-        draws=is_random and not draws_if_it_drops,
+        draws=is_random and dropout_at is None,
         training_at=_RANDOM_IN_TRAINING.get(plain),
-        draws_if_it_drops=draws_if_it_drops,
+        dropout_at=dropout_at,
         reads_values=name in _READS_VALUES,
         reads_form=name in _READS_FORM,
         needs_form_of_first=name in _NEEDS_FORM_OF_FIRST,
@@ -116,9 +117,9 @@ def facts_of(name: str) -> OperatorFacts:
 def draws_now(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Say whether a torch function of this name draws random numbers when it is called with these arguments."""
     facts = facts_of(name)
-    if facts.draws_if_it_drops:
-        probability = kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0)
-        return isinstance(probability, Node) or bool(probability)
+    if facts.dropout_at is not None:
+        is_eval = kwargs.get("training") is False
+        return not is_eval and is_set(args, kwargs, "dropout_p", facts.dropout_at)
     position = facts.training_at
     if not facts.draws or position is None:
         return facts.draws

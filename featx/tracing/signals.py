@@ -49,6 +49,10 @@ class Converts(BaseException):
         self.namespace = namespace
 
 
+class SharesInputs(BaseException):
+    """One tensor is two inputs of the example, which matters to the model; it was traced on one for each."""
+
+
 class Disturbed(BaseException):
     """Another thread may have changed what this trace relies on, so that it has to run again."""
 

@@ -313,7 +313,10 @@ CHECKS: dict[str, list[tuple[Any, ...]]] = {
         (torch.ones(2, 3), 1, 3, "x"), (torch.ones(2, 3), 1, 2, "x"), (torch.ones(2, 0), 1, None, "x"),
         (torch.ones(2), 1, None, "x"), (torch.ones(2, 5), 1, None, "x"),
     ],
-    "check_distinct": [((X, X),), ((X, X + 1),), ((1, 1),)],
+    "check_aliases": [
+        ((X, X), None), ((X, X + 1), None), ((1, 1), None), ((X, {"a": [X]}), None), ((X, [X]), (0, 0)),
+        ((X, X + 1), (0, 0)), ((X, X, X + 1), (0, 0, 2)), ((X, X + 1, X), (0, 0, 2)),
+    ],
     "check_form": [
         ((X, [1, None, True]), ("tuple", "tensor of 4 dimensions", ("list", "int", None, True)), "x"),
         ({"a": X}, ("dict", ("a", "tensor of 4 dimensions")), "x"), (X, "tensor of 3 dimensions", "x"),

@@ -197,7 +197,16 @@ def test_switches_change_global_state(switch: Any) -> None:
         (functional.rrelu, (), {"training": True}, True),
         (functional.scaled_dot_product_attention, (), {}, False),
         (functional.scaled_dot_product_attention, (), {"dropout_p": 0.1}, True),
-    ],
+        (functional.scaled_dot_product_attention, (1, 1, None, 0.1), {}, True),
+        (functional.multi_head_attention_forward, (1, 1, 16, 4, None, None, None, None, False, 0.0), {}, False),
+        (functional.multi_head_attention_forward, (1, 1, 16, 4, None, None, None, None, False, 0.1), {}, True),
+        (
+            functional.multi_head_attention_forward,
+            (1, 1, 16, 4, None, None, None, None, False, 0.1),
+            {"training": False},
+            False,
+        ),
+    ],  # fmt: skip
 )
 def test_draws_are_known(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is_random: bool) -> None:
     effects = effects_of(lambda graph, x, y: graph.call_function(target, (x, *args), kwargs))

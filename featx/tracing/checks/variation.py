@@ -285,8 +285,14 @@ def _other_size_for_real(dim: int, size: int, number: int) -> int:
 
 
 def _resized(value: Any, changes: Mapping[Dim, int], has_values: bool) -> Any:
+    resized: dict[int, torch.Tensor] = {}  # one tensor may be two inputs
+
     def resize(leaf: Any, path: Path) -> Any:
-        return _resized_tensor(leaf, changes, has_values) if isinstance(leaf, torch.Tensor) else leaf
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        if id(leaf) not in resized:
+            resized[id(leaf)] = _resized_tensor(leaf, changes, has_values)
+        return resized[id(leaf)]
 
     return copy_structure(value, resize)
 

@@ -35,7 +35,7 @@ from featx.tracing.example.surroundings import ModelTensors, Surroundings
 from featx.tracing.example.torch_calls import TorchCalls
 from featx.tracing.guards.conversions import CONVERSIONS
 from featx.tracing.guards.example_inputs import bind_example
-from featx.tracing.guards.guards import require_distinct_inputs
+from featx.tracing.guards.guards import aliases_of, require_aliases
 from featx.tracing.guards.scalars import Diverged
 from featx.tracing.guards.structure import contents_of
 from featx.tracing.recording.earlier_calls import EarlierCalls
@@ -48,7 +48,15 @@ from featx.tracing.replica.mode_reads import has_set_mode, listen
 from featx.tracing.replica.module_states import ModuleStates
 from featx.tracing.replica.modules import has_hooks, intercept
 from featx.tracing.replica.replica import Replica
-from featx.tracing.signals import Disturbed, Enough, LeftBehind, MayBeDisturbed, NeedsValues, Unfollowable
+from featx.tracing.signals import (
+    Disturbed,
+    Enough,
+    LeftBehind,
+    MayBeDisturbed,
+    NeedsValues,
+    SharesInputs,
+    Unfollowable,
+)
 from featx.tracing.source.frames import user_frame
 from featx.tracing.source.questions import compares_objects
 from featx.tracing.stand_ins.stand_ins import StandIns, keeps_values
@@ -100,7 +108,10 @@ class ExampleTrace:
         self._function_calls = FunctionCalls(recorder, self._torch_calls, measured, surroundings)
         self.broke_off: str | None = None
         self.needed: int | None = None
-        self._wants_distinct_inputs = False
+        # Whether one tensor that is two inputs has one stand-in. Where it does not matter, the graph holds for both.
+        self.shares_inputs = False
+        self._inputs_are_compared = False
+        self._by_input: dict[int, torch.Tensor] = {}
         self._replay: Replay | None = None
         # Where they must not run unheard, as what they compute would have values.
         self._others: AllThreads | None = None
@@ -137,7 +148,7 @@ class ExampleTrace:
             recorder.most_nodes = 2 * len(earlier.graph.nodes) + 1000
             recorder.needed = earlier.needed
             # This one may end ahead of the code that tells.
-            self._wants_distinct_inputs = earlier.needed is not None and earlier._wants_distinct_inputs
+            self._inputs_are_compared = earlier.needed is not None and earlier._inputs_are_compared
 
     @property
     def graph(self) -> Graph:
@@ -213,11 +224,20 @@ class ExampleTrace:
             self._check_left_behind(generators)
             self.recorder.autocast_modes.leave()
             self.graph.output(output)
-            if not self._wants_distinct_inputs:
-                compares = any(map(compares_objects, self._codes_that_ran()))
-                self._wants_distinct_inputs = compares or self.recorder.writes_inputs()
-            if self._wants_distinct_inputs:
-                require_distinct_inputs(self.graph)
+            self._require_aliases(args, kwargs)
+
+    def _require_aliases(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        if not self._inputs_are_compared:
+            compares = any(map(compares_objects, self._codes_that_ran()))
+            self._inputs_are_compared = compares or self.recorder.writes_inputs()
+        if self._inputs_are_compared:
+            bound = self.signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            aliases = aliases_of(tuple(bound.arguments.values()))
+            are_shared = len(set(aliases)) < len(aliases)
+            if are_shared and not self.shares_inputs:
+                raise SharesInputs
+            require_aliases(self.graph, aliases if are_shared else None)
 
     def _set_up(self, *, has_values: bool) -> SharedGenerators:
         around, generator = self.surroundings, self._torch_calls.generator
@@ -296,17 +316,20 @@ class ExampleTrace:
             raise
 
     def _stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.layout is not torch.strided:
-            if not self.is_real:
-                raise NeedsValues  # what a sparse tensor computes depends on which of its values are there
-            found = tensor.detach().clone()
-        elif self.is_real or tensor.is_meta:
-            found = tensor.detach().clone(memory_format=torch.preserve_format)
-        else:
-            found = self.recorder.stand_ins.of_input(tensor)  # one tensor may be given as two inputs
+        known = self._by_input.get(id(tensor)) if self.shares_inputs else None
+        found = self._by_input[id(tensor)] = self._copy_of_input(tensor) if known is None else known
         if self.recorder.call_record is not None:
             self.recorder.call_record.inputs.append(found)
         return found
+
+    def _copy_of_input(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.layout is not torch.strided:
+            if not self.is_real:
+                raise NeedsValues  # what a sparse tensor computes depends on which of its values are there
+            return tensor.detach().clone()
+        if self.is_real or tensor.is_meta:
+            return tensor.detach().clone(memory_format=torch.preserve_format)
+        return self.recorder.stand_ins.of_input(tensor)
 
     def _lay_pass_throughs(self) -> None:
         conversions = [(namespace, name) for namespace in self.numbers.converting for name in CONVERSIONS]
@@ -453,6 +476,7 @@ class ExampleTrace:
         recorder = self.recorder
         recorder.lineage, recorder.stand_ins = Lineage(), StandIns({})
         recorder.versions, recorder.memories, self._given, self._results.objects = [], [], [], []
+        self._by_input = {}
         self._torch_calls.generator.forget()
 
     def put_back_tensors(self) -> None:

@@ -32,6 +32,7 @@ from featx.tracing.signals import (
     MayBeDisturbed,
     NeedsValues,
     OwnFault,
+    SharesInputs,
     Unfollowable,
 )
 from featx.tracing.source.frames import comes_from_featx, line_of, user_frame
@@ -197,6 +198,8 @@ class ExampleTracer:
         read_first: set[tuple[str, str]] = set()
         copies_tensors = "buffers" if conditions.is_real else "none"
         own_hooks = False
+        first = before or conditions.earlier
+        shares_inputs = first is not None and first.shares_inputs
         attempts = ATTEMPTS
         line = line_of(user_frame())
         while True:
@@ -205,6 +208,7 @@ class ExampleTracer:
             else:
                 replica = before.replica, before.tensors
             trace = ExampleTrace(self._settings(), around, replica, conditions)
+            trace.shares_inputs = shares_inputs
             if before is None:
                 trace.checks.absent, trace.checks.read_first = absent, read_first
             try:
@@ -222,7 +226,7 @@ class ExampleTracer:
                 # What is found when forward is over has no line of the model.
                 place = error.place if error.line != line else ""
                 raise _error(around.traced, error.what, place, error.advice) from error
-            except (Converts, WritesModel, RegistersHook, AssignedAnew) as error:
+            except (Converts, WritesModel, RegistersHook, AssignedAnew, SharesInputs) as error:
                 if before is not None:  # a call that has been broken off cannot come again on the same replica
                     raise Diverged from error
                 if isinstance(error, Converts):
@@ -231,6 +235,8 @@ class ExampleTracer:
                     copies_tensors = "all"
                 elif isinstance(error, RegistersHook):
                     own_hooks = True
+                elif isinstance(error, SharesInputs):
+                    shares_inputs = True
                 else:  # where forward reads it ahead of that, it will be missing
                     absent = {*absent, error.attribute}
             except Disturbed as error:

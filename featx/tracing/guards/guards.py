@@ -170,27 +170,43 @@ def check_array(value: Any, dtype: str, shape: tuple[int, ...], digest: str, wha
 
 
 @runtime_check
-def check_distinct(values: tuple[Any, ...]) -> None:
-    """Raise where one tensor is given as two inputs.
+def check_aliases(values: tuple[Any, ...], expected: tuple[int, ...] | None) -> None:
+    """Raise unless the same inputs are one tensor as on the example.
+
+    Args:
+        values: the inputs.
+        expected: what `aliases_of` gave for the example; None if all of its tensors were different ones.
 
     Raises:
-        SpecializationError: the model may ask with `is` whether it is, and was traced on two.
+        SpecializationError: they are not, and the model may ask with `is`, or it writes one of them.
     """
-    tensors = [id(value) for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
-    if len(set(tensors)) < len(tensors):
-        raise SpecializationError(
-            "one tensor is given as two inputs, and the model writes one of them, or may compare them with `is`; give "
-            "a copy as one of them"
+    aliases = aliases_of(values)
+    if aliases == (expected or tuple(range(len(aliases)))):
+        return
+    why = "the model writes one of them, or may compare them with `is`"
+    if expected is None:
+        what = (
+            f"one tensor is given as two inputs, and {why}; give a copy as one of them, or such inputs as the example"
         )
+    else:
+        what = f"other inputs are one tensor than on the example, and {why}; give the same tensor for the same inputs"
+    raise SpecializationError(f"{what}. {_hint()}.")
 
 
-def require_distinct_inputs(graph: "Graph") -> None:
-    """Let `graph` check first that no tensor is given as two inputs, unless its only input is a tensor. O(nodes)."""
+def aliases_of(values: Any) -> tuple[int, ...]:
+    """Return for each tensor in nested values the position of the first one that is the same object."""
+    positions: dict[int, int] = {}
+    tensors = [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
+    return tuple(positions.setdefault(id(tensor), position) for position, tensor in enumerate(tensors))
+
+
+def require_aliases(graph: "Graph", expected: tuple[int, ...] | None) -> None:
+    """Let `graph` call `check_aliases` first, unless its only input is a tensor. O(nodes)."""
     inputs = tuple(graph.find_nodes(op="placeholder"))
     if not inputs or (len(inputs) == 1 and "shape" in inputs[0].meta):
         return
     with graph.inserting_after(inputs[-1]):
-        check = graph.call_function(check_distinct, (inputs,))
+        check = graph.call_function(check_aliases, (inputs, expected))
     check.meta["is_guard"] = check.meta["is_check_of_input"] = True
 
 

@@ -9,7 +9,7 @@ import torch
 from torch.amp import autocast_mode
 
 from featx.errors import ScriptError
-from featx.tracing.guards.guards import check_constant, check_decision, check_distinct, check_form
+from featx.tracing.guards.guards import check_aliases, check_constant, check_decision, check_form
 from featx.tracing.symbolic.inputs import check_is_same
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def _reasons(node: Node) -> Iterator[str]:
         yield "a lambda has no source that it reads; give a function with a name"
     elif node.target is range:
         yield "a range is no value there"
-    elif node.target is check_distinct:
+    elif node.target is check_aliases:
         yield "it cannot check whether two inputs are one tensor"
     elif node.target is check_form and not _is_known(node.args[1]):
         yield "it cannot check a value that is nested like this"

@@ -1,0 +1,142 @@
+"""Inputs that are one tensor: what a model does with them, and what it would do with different ones."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import featx
+
+Inputs = Callable[[torch.Tensor], tuple[Any, ...]]
+
+
+class Compares(nn.Module):
+    """Does something else where both inputs are one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return self.linear(a) * 2 if a is b else self.linear(a) + self.linear(b).relu()
+
+
+class Writes(nn.Module):
+    """Writes one input and reads the other one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None = None) -> torch.Tensor:
+        a.mul_(2)
+        return self.linear(a) + self.linear(b if c is None else b + c)
+
+
+class Nested(nn.Module):
+    """Compares tensors in containers."""
+
+    def forward(self, batch: dict[str, Any]) -> torch.Tensor:
+        first, second = batch["pair"]
+        return first * 2 if first is batch["again"] else first + second
+
+
+def same(x: torch.Tensor) -> tuple[Any, ...]:
+    return x, x
+
+
+def different(x: torch.Tensor) -> tuple[Any, ...]:
+    return x, x.clone()
+
+
+def same_nested(x: torch.Tensor) -> tuple[Any, ...]:
+    return ({"pair": [x, x + 1], "again": x},)
+
+
+def different_nested(x: torch.Tensor) -> tuple[Any, ...]:
+    return ({"pair": [x, x + 1], "again": x.clone()},)
+
+
+CASES: list[tuple[nn.Module, Inputs, Inputs]] = [
+    (Compares(), same, different),
+    (Writes(), same, different),
+    (Writes(), lambda x: (x.clone(), x, x), lambda x: (x, x, x)),
+    (Nested(), same_nested, different_nested),
+]
+
+
+def outcome(function: Callable[..., Any], inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what a function gives for inputs that are made of a tensor, and that tensor afterwards."""
+    x = torch.linspace(-1, 1, 12).reshape(3, 4)
+    result = function(*inputs(x))
+    return (result["output"] if isinstance(result, dict) else result), x
+
+
+@pytest.mark.parametrize(("model", "inputs", "others"), CASES)
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_the_graph_holds_for_inputs_that_are_one_tensor_where_the_example_s_are(
+    model: nn.Module, inputs: Inputs, others: Inputs, is_turned: bool
+) -> None:
+    inputs, others = (others, inputs) if is_turned else (inputs, others)
+    extractor = featx.create_feature_extractor(model, ["output"], example_inputs=inputs(torch.ones(3, 4)))
+    torch.testing.assert_close(outcome(extractor, inputs), outcome(model, inputs), rtol=0, atol=0)
+    with pytest.raises(featx.SpecializationError, match="one tensor"):
+        outcome(extractor, others)
+
+
+@pytest.mark.parametrize(("model", "inputs", "others"), CASES)
+def test_adaptive_extractors_have_a_graph_for_each(model: nn.Module, inputs: Inputs, others: Inputs) -> None:
+    extractor = featx.create_feature_extractor(
+        model, ["output"], example_inputs=inputs(torch.ones(3, 4)), adaptive=True
+    )
+    for each in (inputs, others, inputs):
+        torch.testing.assert_close(outcome(extractor, each), outcome(model, each), rtol=0, atol=0)
+
+
+def test_sizes_stay_free() -> None:
+    model = Compares()
+    extractor = featx.create_feature_extractor(model, ["output"], example_inputs=same(torch.ones(3, 4)))
+    x = torch.randn(7, 4)
+    assert torch.equal(extractor(x, x)["output"], model(x, x))
+
+
+@pytest.mark.parametrize("need_weights", [True, False])
+def test_self_attention_of_the_root(need_weights: bool) -> None:
+    model = nn.MultiheadAttention(16, 4, batch_first=True).eval()
+    x = torch.randn(2, 5, 16)
+    options = {"need_weights": need_weights}
+    gm = featx.trace(model, x, x, x, **options)
+    for size in (5, 8):
+        x = torch.randn(3, size, 16)
+        got, expected = gm(x, x, x, **options), model(x, x, x, **options)
+        assert torch.equal(got[0], expected[0])
+        assert got[1] is expected[1] is None or torch.equal(got[1], expected[1])
+
+
+def test_inputs_of_which_nothing_depends_on_it_may_be_one_tensor_or_not() -> None:
+    class Adds(nn.Module):
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return a.relu() + b
+
+    extractor = featx.create_feature_extractor(Adds(), ["relu"], example_inputs=same(torch.ones(3, 4)))
+    for inputs in (same, different):
+        assert torch.equal(extractor(*inputs(-torch.ones(3, 4)))["relu"], torch.zeros(3, 4))
+
+
+def test_code_that_stands_alone_checks_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Compares()
+    extractor = featx.create_feature_extractor(model, ["output"], example_inputs=same(torch.ones(3, 4)))
+    assert isinstance(extractor, featx.GraphModule)
+    extractor.to_folder(tmp_path / "compares", "Compares")
+    monkeypatch.syspath_prepend(tmp_path)
+    module = __import__("compares")
+    alone = module.Compares()
+    torch.testing.assert_close(outcome(alone, same), outcome(copy.deepcopy(model), same), rtol=0, atol=0)
+    with pytest.raises(module.SpecializationError, match="one tensor"):
+        outcome(alone, different)
