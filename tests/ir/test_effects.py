@@ -206,7 +206,7 @@ def test_switches_change_global_state(switch: Any) -> None:
             {"training": False},
             False,
         ),
-    ],  # fmt: skip
+    ],
 )
 def test_draws_are_known(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is_random: bool) -> None:
     effects = effects_of(lambda graph, x, y: graph.call_function(target, (x, *args), kwargs))
