@@ -24,6 +24,7 @@ from featx.errors import (
     NodeInUseError,
     NodeNameError,
     NodeTargetError,
+    OptimizationError,
     PassError,
     PatternError,
     RequestError,
@@ -70,6 +71,9 @@ if TYPE_CHECKING:
     from featx.bulk.extract import extract
     from featx.bulk.table import FeatureTable, open_features, verify
     from featx.interop.torch_fx import from_torch_fx, to_torch_fx
+    from featx.optimization.module import OptimizedExtractor
+    from featx.optimization.optimize import optimize
+    from featx.optimization.plan import Plan
 
 __version__ = "0.1.0"
 __all__ = [
@@ -112,9 +116,12 @@ __all__ = [
     "NodeNameError",
     "NodeTable",
     "NodeTargetError",
+    "OptimizationError",
+    "OptimizedExtractor",
     "ParameterProxy",
     "PassError",
     "PatternError",
+    "Plan",
     "Proxy",
     "ProxyableClassMeta",
     "PythonCode",
@@ -142,6 +149,7 @@ __all__ = [
     "map_arg",
     "nodes",
     "open_features",
+    "optimize",
     "profile",
     "prune",
     "replace_pattern",
@@ -156,11 +164,14 @@ __all__ = [
 ]
 
 
-# What is loaded when it is used: bulk extraction, and what needs torch.fx.
+# What is loaded when it is used: bulk extraction, optimization, and what needs torch.fx.
 _LOADED_LATER = {
     "extract": "featx.bulk.extract",
     "FeatureTable": "featx.bulk.table",
     "open_features": "featx.bulk.table",
+    "OptimizedExtractor": "featx.optimization.module",
+    "Plan": "featx.optimization.plan",
+    "optimize": "featx.optimization.optimize",
     "verify": "featx.bulk.table",
     "from_torch_fx": "featx.interop.torch_fx",
     "to_torch_fx": "featx.interop.torch_fx",

@@ -18,6 +18,7 @@ FeatxError
 ├── CostError               RuntimeError    an operator of which nobody has said what it costs
 ├── MissingExtraError       ImportError     a package that only some of featx needs is not installed
 ├── ExtractionError         RuntimeError    features of a data set that cannot be computed, written or read
+├── OptimizationError       RuntimeError    an extractor that cannot be optimized, or a plan for another one
 ├── DrawingError            RuntimeError    a picture that cannot be made: a missing program, or too much in it
 ├── ScriptError             RuntimeError    a graph that torch.jit.script cannot express
 ├── PatternError            ValueError      a pattern that cannot be looked for, or a replacement that does not fit it
@@ -106,6 +107,10 @@ class MissingExtraError(FeatxError, ImportError):
 
 class ExtractionError(FeatxError, RuntimeError):
     """Features of a data set cannot be computed, written or read."""
+
+
+class OptimizationError(FeatxError, RuntimeError):
+    """An extractor cannot be optimized, or a plan was made for another one."""
 
 
 class DrawingError(FeatxError, RuntimeError):

@@ -45,7 +45,9 @@ class DualGraphModule(GraphModule):
         TargetError: `root` lacks a target of one of the graphs.
     """
 
-    __jit_unused_properties__: ClassVar[list[str]] = [*GraphModule.__jit_unused_properties__, "free_dims"]
+    __jit_unused_properties__: ClassVar[list[str]] = [
+        *GraphModule.__jit_unused_properties__, "free_dims", "makes_further_graphs",
+    ]  # fmt: skip
     __jit_ignored_attributes__: ClassVar[list[str]] = [
         *GraphModule.__jit_ignored_attributes__, "train_graph", "eval_graph", "_resting", "_exceptions", "_cases",
         "feature_info", "channels", "strides",
@@ -92,6 +94,11 @@ class DualGraphModule(GraphModule):
     def free_dims(self) -> Any:
         """Which dimensions of the inputs may differ from the example, in the present mode; None without an example."""
         return self.meta.get("free_dims", {}).get(self.training)
+
+    @property
+    def makes_further_graphs(self) -> bool:
+        """Whether it traces the model again for inputs for which its graphs do not hold."""
+        return self._cases is not None
 
     def train(self, mode: bool = True) -> DualGraphModule:
         """Switch to the train graph or the eval graph, and the submodules to that mode."""

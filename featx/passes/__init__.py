@@ -7,8 +7,11 @@ from featx.passes.cse import eliminate_common_subexpressions
 from featx.passes.dead_code import eliminate_dead_code
 from featx.passes.dropout import remove_dropout
 from featx.passes.fuse import fuse_conv_bn
+from featx.passes.identity import remove_identity
+from featx.passes.layer_scale import fold_layer_scale
 from featx.passes.manager import PassManager, this_before_that
 from featx.passes.normalize import normalize_arguments
+from featx.passes.parallel_linears import merge_parallel_linears
 from featx.passes.partition import partition
 from featx.passes.profile import profile
 from featx.passes.profile_report import ModuleTime, NodeTime, ProfileReport
@@ -36,12 +39,15 @@ __all__ = [
     "eliminate_dead_code",
     "extract_subgraph",
     "fold_constants",
+    "fold_layer_scale",
     "fuse_conv_bn",
     "measure_peaks",
+    "merge_parallel_linears",
     "normalize_arguments",
     "partition",
     "profile",
     "remove_dropout",
+    "remove_identity",
     "roofline",
     "split_at",
     "split_module",

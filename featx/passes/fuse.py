@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 from typing import TypeAlias
 
 import torch
 from torch import nn
 
 from featx.errors import PassError
-from featx.ir.names import identifier_of
 from featx.ir.node import Node
-from featx.ir.repeatable import has_hooks
 from featx.module import GraphModule, check_graph_module
-from featx.passes.accesses import Accesses
-from featx.passes.modes import Modes
+from featx.passes.layers import Layers, add_layer, in_float64, parameter_like, scaled_by_outputs, with_weights
 from featx.rewrite.unused import remove_unused_modules
 from featx.tracing.guards.forms import form_of
 from featx.tracing.guards.guards import check_form, require_mode
@@ -71,15 +67,8 @@ class _Pairs:
     """Finds the layers and norms of `gm` that can be one layer."""
 
     def __init__(self, gm: GraphModule) -> None:
-        self._accesses = Accesses(gm)
-        self._modes = Modes(gm.graph, self._accesses)
-        self._modules: dict[Node, nn.Module] = {}
-        self._calls: dict[nn.Module, int] = {}
-        for node in gm.graph.nodes:
-            module = self._accesses.effects.module_of(node) if node.op == "call_module" else None
-            if module is not None:
-                self._modules[node] = module
-                self._calls[module] = self._calls.get(module, 0) + 1
+        self._layers = Layers(gm)
+        self._modules = self._layers.modules
 
     def find(self) -> list[tuple[Node, Node]]:
         """Return the pairs in graph order."""
@@ -96,26 +85,16 @@ class _Pairs:
             and other.running_mean is not None
             and _channels(one) == other.num_features
             and _has_usual_form(layer, one)
-            and self._modes.at(layer) == self._modes.at(norm)
-            and all(self._is_free(node, module) for node, module in ((layer, one), (norm, other)))
-        )
-
-    def _is_free(self, node: Node, module: nn.Module) -> bool:
-        return (
-            self._calls[module] == 1
-            and not has_hooks(module)
-            and "forward" not in module.__dict__
-            and not self._accesses.is_state_written(node)
+            and self._layers.modes.at(layer) == self._layers.modes.at(norm)
+            and self._layers.may_replace(layer)
+            and self._layers.may_replace(norm)
         )
 
 
 def _fuse(gm: GraphModule, layer: Node, norm: Node) -> None:
     """Let `norm` call a new layer that does what both did, and erase `layer`."""
     one, other = gm.get_submodule(layer.target), gm.get_submodule(norm.target)
-    name = f"{identifier_of(layer.target)}_fused"
-    while hasattr(gm, name):
-        name += "_"
-    gm.add_module(name, _fused(one, other))
+    name = add_layer(gm, _fused(one, other), layer.target, "fused")
     if isinstance(other, nn.BatchNorm1d):
         value = layer.args[0] if layer.args else layer.kwargs["input"]
         form = form_of(torch.empty((0,) * _usual_rank(one)))
@@ -135,40 +114,25 @@ def _fused(layer: nn.Module, norm: nn.Module) -> nn.Module:
     assert isinstance(norm, _NORMS)
     assert norm.running_mean is not None
     assert norm.running_var is not None
-    scale = (_exact(norm.running_var) + norm.eps).rsqrt()
+    scale = (in_float64(norm.running_var) + norm.eps).rsqrt()
     if norm.affine:
-        scale = scale * _exact(norm.weight)
-    shift = -_exact(norm.running_mean) if layer.bias is None else _exact(layer.bias) - _exact(norm.running_mean)
-    shift = shift * scale
+        scale = scale * in_float64(norm.weight)
+    mean = in_float64(norm.running_mean)
+    shift = (-mean if layer.bias is None else in_float64(layer.bias) - mean) * scale
     if norm.affine:
-        shift = shift + _exact(norm.bias)
-    weight = _parameter(_exact(layer.weight) * _for_outputs_of(layer, scale), layer.weight)
-    bias = _parameter(shift, layer.weight if layer.bias is None else layer.bias)
-    # The memo says what the copy has in place of the weights, so that these are not copied.
-    twin = copy.deepcopy(layer, {id(layer.weight): weight, id(layer.bias): bias})
-    twin.bias = bias
-    return twin
+        shift = shift + in_float64(norm.bias)
+    weight = parameter_like(_scaled(layer, scale), layer.weight)
+    return with_weights(layer, weight, parameter_like(shift, layer.weight if layer.bias is None else layer.bias))
 
 
-def _for_outputs_of(layer: _Layer, scale: torch.Tensor) -> torch.Tensor:
-    """Return `scale`, a factor for each output channel, in a form that multiplies the weight of `layer`."""
-    weight = layer.weight
-    if isinstance(layer, _TRANSPOSED):
-        # The weight is (inputs, outputs of a group, ...), and the inputs of a group stand together.
-        rows = scale.reshape(layer.groups, -1).repeat_interleave(weight.shape[0] // layer.groups, dim=0)
-        return rows.reshape(*rows.shape, *(1,) * (weight.dim() - 2))
-    return scale.reshape(-1, *(1,) * (weight.dim() - 1))
-
-
-def _exact(tensor: torch.Tensor) -> torch.Tensor:
-    device = "cpu" if tensor.device.type == "mps" else tensor.device  # which has no float64
-    return tensor.detach().to(device, torch.float64)
-
-
-def _parameter(value: torch.Tensor, like: torch.Tensor) -> nn.Parameter:
-    """Return `value` with the dtype and device of `like`, and with its strides where the shape is the same."""
-    memory = torch.empty_like(like) if value.shape == like.shape else like.new_empty(value.shape)
-    return nn.Parameter(memory.detach().copy_(value), like.requires_grad)
+def _scaled(layer: _Layer, scale: torch.Tensor) -> torch.Tensor:
+    """Return the weight of `layer` with each output channel scaled."""
+    weight = in_float64(layer.weight)
+    if not isinstance(layer, _TRANSPOSED):
+        return scaled_by_outputs(weight, scale)
+    # The weight is (inputs, outputs of a group, ...), and the inputs of a group stand together.
+    rows = scale.reshape(layer.groups, -1).repeat_interleave(weight.shape[0] // layer.groups, dim=0)
+    return weight * rows.reshape(*rows.shape, *(1,) * (weight.dim() - 2))
 
 
 def _usual_rank(layer: nn.Module) -> int:

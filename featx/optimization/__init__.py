@@ -1,0 +1,1 @@
+"""Make extractors faster on the hardware at hand, with the error measured."""

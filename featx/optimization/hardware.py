@@ -1,0 +1,57 @@
+"""What a plan depends on: the hardware, the version of torch, and the extractor."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from featx.features.adaptive import AdaptiveExtractor
+from featx.module import GraphModule
+
+
+def hardware_of(module: nn.Module) -> dict[str, str]:
+    """Describe where a module runs: the processor or GPU, the threads, and torch."""
+    device = device_of(module)
+    found = {"device": device.type, "torch": ".".join(torch.__version__.split("+")[0].split(".")[:2])}
+    if device.type == "cuda":
+        return {**found, "name": torch.cuda.get_device_name(device)}
+    capability = torch.backends.cpu.get_cpu_capability()
+    return {**found, "name": _processor(), "instructions": capability, "threads": str(torch.get_num_threads())}
+
+
+def device_of(module: nn.Module) -> torch.device:
+    """Return the device of the first tensor of a module; the CPU where it has none."""
+    return next((tensor.device for tensor in _tensors_of(module)), torch.device("cpu"))
+
+
+def digest_of(extractor: nn.Module) -> str:
+    """Return a hash of what an extractor computes, without the values of its weights."""
+    first = extractor.extractors[0] if isinstance(extractor, AdaptiveExtractor) else extractor
+    text = first.code if isinstance(first, GraphModule) else repr(extractor)
+    tensors = [*extractor.named_parameters(), *extractor.named_buffers()]
+    described = [f"{name} {tensor.dtype} {tuple(tensor.shape)}" for name, tensor in sorted(tensors, key=str_first)]
+    return hashlib.sha256("\n".join([text, *described]).encode()).hexdigest()
+
+
+def str_first(item: tuple[str, torch.Tensor]) -> str:
+    """Return the name of a named tensor."""
+    return item[0]
+
+
+def _tensors_of(module: nn.Module) -> Iterator[torch.Tensor]:
+    yield from module.parameters()
+    yield from module.buffers()
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

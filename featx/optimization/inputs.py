@@ -1,0 +1,91 @@
+"""Inputs on which errors are measured besides the example: noise, and images."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from featx.examples import Example
+from featx.tree import tree_leaves, tree_map
+
+_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_SEED = 20_261_124
+
+
+def held_back(example: Example) -> dict[str, Example]:
+    """Return further inputs like the example, by what they are. Integers and masks are those of the example.
+
+    Noise has the mean and the deviation of the example. Where the inputs are images of three channels, there are also
+    photos that scikit-image or scikit-learn ship, if one of these is installed, and else images whose spectrum falls
+    as that of photos does.
+    """
+    generator = torch.Generator().manual_seed(_SEED)
+    found = {"noise": _mapped(example, lambda leaf: _noise(leaf, generator))}
+    images = [leaf for leaf in tree_leaves((example.args, example.kwargs)) if _is_image(leaf)]
+    if images:
+        name, photos = _photos(generator)
+        found[name] = _mapped(example, lambda leaf: _as_batch(photos, leaf) if _is_image(leaf) else leaf)
+    return found
+
+
+def _mapped(example: Example, function: Callable[[torch.Tensor], torch.Tensor]) -> Example:
+    args, kwargs = tree_map(
+        lambda leaf: function(leaf) if isinstance(leaf, torch.Tensor) else leaf, (example.args, example.kwargs)
+    )
+    return Example(args, kwargs, example.source, example.is_for_one_mode)
+
+
+def _noise(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    if not value.is_floating_point():
+        return value
+    real = value.detach().float()
+    deviation = real.std() if real.numel() > 1 else torch.ones((), device=value.device)
+    drawn = torch.randn(value.shape, generator=generator).to(value.device)
+    return (real.mean() + deviation * drawn).to(value.dtype)
+
+
+def _is_image(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim() == 4 and value.shape[1] == 3
+
+
+def _photos(generator: torch.Generator) -> tuple[str, list[torch.Tensor]]:
+    """Return images of three channels, from 0 to 1, and what they are."""
+    if importlib.util.find_spec("skimage") is not None:
+        from skimage import data
+
+        arrays = [data.astronaut(), data.coffee(), data.chelsea()]
+        return "photos of scikit-image", [_tensor(array) for array in arrays]
+    if importlib.util.find_spec("sklearn") is not None:
+        from sklearn.datasets import load_sample_images
+
+        return "photos of scikit-learn", [_tensor(array) for array in load_sample_images().images]
+    return "images with the spectrum of photos", [_with_spectrum(generator) for _ in range(3)]
+
+
+def _tensor(array: Any) -> torch.Tensor:
+    return torch.tensor(array).permute(2, 0, 1).float() / 255
+
+
+def _with_spectrum(generator: torch.Generator, size: int = 256) -> torch.Tensor:
+    """Return an image whose amplitudes fall with the frequency, as those of photos do."""
+    across, down = torch.fft.rfftfreq(size), torch.fft.fftfreq(size)
+    amplitudes = 1 / (across[None] ** 2 + down[:, None] ** 2).sqrt().clamp(min=1 / size)
+    spectrum = torch.fft.rfft2(torch.randn(3, size, size, generator=generator)) * amplitudes
+    image = torch.fft.irfft2(spectrum, s=(size, size))
+    low, high = image.amin((1, 2), keepdim=True), image.amax((1, 2), keepdim=True)
+    return (image - low) / (high - low)
+
+
+def _as_batch(photos: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+    """Return as many photos as `like` has images, resized and normalized as models of ImageNet take them."""
+    size = like.shape[2:]
+    resized = [
+        torch.nn.functional.interpolate(photo[None], size=list(size), mode="bilinear", antialias=True)[0]
+        for photo in photos
+    ]
+    chosen = torch.stack([resized[index % len(resized)].roll(index // len(resized), 2) for index in range(len(like))])
+    normalized = (chosen - torch.tensor(_MEAN)[:, None, None]) / torch.tensor(_STD)[:, None, None]
+    return normalized.to(like.device, like.dtype)

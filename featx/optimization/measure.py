@@ -1,0 +1,72 @@
+"""Measure how much faster something is than something else, and how much its results differ."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+import torch
+
+from featx.tree import tree_leaves
+
+_FEWEST_ROUNDS, _MOST_ROUNDS = 5, 60
+
+
+def relative_errors(expected: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, float]:
+    """Return the error of each feature: |found - expected| / |expected| in the Euclidean norm, of the worst sample.
+
+    It is infinite where shapes differ, where a value that is no number of floating point differs, and where only one
+    of both is finite.
+    """
+    return {key: _error(value, found[key]) if key in found else float("inf") for key, value in expected.items()}
+
+
+def _error(expected: Any, found: Any) -> float:
+    one, other = list(tree_leaves(expected)), list(tree_leaves(found))
+    if len(one) != len(other):
+        return float("inf")
+    return max((_error_of_leaf(*pair) for pair in zip(one, other, strict=True)), default=0.0)
+
+
+def _error_of_leaf(expected: Any, found: Any) -> float:
+    if not isinstance(expected, torch.Tensor) or not isinstance(found, torch.Tensor):
+        return 0.0 if type(expected) is type(found) and expected == found else float("inf")
+    if expected.shape != found.shape or expected.dtype != found.dtype:
+        return float("inf")
+    if expected.numel() == 0 or torch.equal(expected, found):
+        return 0.0
+    if not expected.is_floating_point():
+        return float("inf")
+    one, other = (_rows(value).double() for value in (expected, found))
+    where_finite = one.isfinite()
+    if not torch.equal(where_finite, other.isfinite()):
+        return float("inf")
+    one, other = (torch.where(where_finite, value, 0.0) for value in (one, other))
+    difference, size = (one - other).norm(dim=1), one.norm(dim=1)
+    errors = torch.where(difference == 0, 0.0, difference / size)
+    return float(errors.max())
+
+
+def _rows(value: torch.Tensor) -> torch.Tensor:
+    return value.reshape(len(value), -1) if value.dim() > 1 else value.reshape(1, -1)
+
+
+def time_in_turn(functions: Sequence[Callable[[], Any]], seconds: float, wait: Callable[[], None]) -> list[float]:
+    """Return the median seconds of a call of each function; they are called in turn, for about so many seconds."""
+    times: list[list[float]] = [[] for _ in functions]
+    end = time.perf_counter() + seconds
+    while len(times[0]) < _FEWEST_ROUNDS or (time.perf_counter() < end and len(times[0]) < _MOST_ROUNDS):
+        for function, known in zip(functions, times, strict=True):
+            known.append(time_once(function, wait))
+    return [median(known) for known in times]
+
+
+def time_once(function: Callable[[], Any], wait: Callable[[], None]) -> float:
+    """Return the seconds that one call takes; `wait` waits for the device."""
+    wait()
+    start = time.perf_counter()
+    function()
+    wait()
+    return time.perf_counter() - start

@@ -1,0 +1,187 @@
+"""OptimizedExtractor: an extractor that runs by a recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from featx.errors import OptimizationError, SpecializationError
+from featx.features.describing.info import FeatureInfos
+from featx.optimization.recipe import COMPILATIONS, Recipe
+from featx.tree import tree_leaves, tree_map
+
+if TYPE_CHECKING:
+    from featx.optimization.plan import Plan
+
+
+class OptimizedExtractor(nn.Module):
+    """Computes what an extractor computes, faster and with a small error; `featx.optimize` makes it.
+
+    Takes the inputs of that extractor and returns the same keys, in the same dtypes; what the values have in memory
+    may be in another order (`channels_last`). It has copies of the weights, computes without gradients, and stays in
+    eval mode. An input of another size is compiled for at its first call, which takes seconds.
+
+    Attributes:
+        plan: what was tried, gained and lost, and the recipe.
+        feature_info: what is returned, as for the extractor; `channels` and `strides` too.
+    """
+
+    def __init__(self, base: nn.Module, recipe: Recipe, infos: FeatureInfos, dtypes: dict[str, list[str]]) -> None:
+        super().__init__()
+        self.extractor = base
+        self.plan: Plan | None = None
+        self.recipe = recipe
+        self.feature_info = infos
+        self._dtypes = {key: [_dtype_of(name) for name in names] for key, names in dtypes.items()}
+        self._run: Callable[..., Any] | None = None
+        self._returns_dict = True
+        self.training = False
+
+    @property
+    def channels(self) -> list[Any]:
+        """The channels of each feature; None where they are not known."""
+        return self.feature_info.channels()
+
+    @property
+    def strides(self) -> list[Any]:
+        """The stride of each feature in pixels of the input; None where it is not known."""
+        return self.feature_info.reduction()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the features of these inputs, in a dict, or in a list where the extractor does.
+
+        Raises:
+            SpecializationError: the model would do something else for this input than was traced.
+        """
+        with torch.no_grad(), _threads(self.recipe.threads):
+            parts = _parts(args, kwargs, self.recipe.rows)
+            found = [self._part(*part) for part in parts]
+            result = found[0] if len(found) == 1 else _joined(found, parts)
+            return result if self._returns_dict else list(result.values())
+
+    def _part(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        args, kwargs = tree_map(self._prepared, (args, kwargs))
+        try:
+            result = self._runner()(*args, **kwargs)
+        except SpecializationError:
+            if self.recipe.compile is None:
+                raise
+            result = self.extractor(*args, **kwargs)  # which may have a further graph for such an input
+        self._returns_dict = isinstance(result, dict)
+        return {key: self._restored(key, value) for key, value in named(result).items()}
+
+    def _runner(self) -> Callable[..., Any]:
+        if self._run is None:
+            kind = self.recipe.compile
+            self._run = self.extractor if kind is None else torch.compile(self.extractor, **COMPILATIONS[kind])
+        return self._run
+
+    def _prepared(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        dtype = self.recipe.torch_dtype
+        if dtype is not None and value.is_floating_point():
+            value = value.to(dtype)
+        if self.recipe.channels_last and value.dim() == 4:
+            value = value.contiguous(memory_format=torch.channels_last)
+        return value
+
+    def _restored(self, key: str, value: Any) -> Any:
+        dtypes = iter(self._dtypes.get(key, ()))
+        is_overwritten = self.recipe.compile == "CUDA graphs"  # by the next call
+
+        def restored(leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor):
+                return leaf
+            return leaf.to(next(dtypes, leaf.dtype), copy=is_overwritten)
+
+        return tree_map(restored, value)
+
+    def train(self, mode: bool = True) -> OptimizedExtractor:
+        """Stay in eval mode.
+
+        Raises:
+            OptimizationError: train mode is asked for.
+        """
+        if mode:
+            raise OptimizationError(
+                "an optimized extractor has weights of its own, in eval mode, and trains no more; train the extractor "
+                "that it was made of, and optimize that again"
+            )
+        return self
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> OptimizedExtractor:
+        self._run = None  # compiled code holds the tensors of before
+        super()._apply(fn, recurse)
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_run": None}  # compiled anew where it is loaded
+
+    def __repr__(self) -> str:
+        return f"{self.feature_info}\n\nOptimizedExtractor({self.recipe})"
+
+
+def named(features: Any) -> dict[str, Any]:
+    """Return features by their keys; those of a list, which a backbone may return, by their numbers."""
+    return features if isinstance(features, dict) else {str(index): value for index, value in enumerate(features)}
+
+
+def dtypes_of(features: dict[str, Any]) -> dict[str, list[str]]:
+    """Return the names of the dtypes of the tensors in each feature."""
+    return {
+        key: [str(leaf.dtype).removeprefix("torch.") for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+        for key, value in features.items()
+    }
+
+
+def _dtype_of(name: str) -> torch.dtype:
+    return getattr(torch, name)
+
+
+@contextmanager
+def _threads(number: int | None) -> Generator[None]:
+    before = torch.get_num_threads()
+    if number is None or number == before:
+        yield
+        return
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _parts(
+    args: tuple[Any, ...], kwargs: dict[str, Any], rows: int | None
+) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Divide inputs into parts of so many samples; those whose tensors have not all one length are one part."""
+    sizes = {len(leaf) if leaf.dim() else 0 for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
+    if rows is None or len(sizes) != 1 or max(sizes) <= rows:
+        return [(args, kwargs)]
+
+    def part(start: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return tree_map(
+            lambda leaf: leaf[start : start + rows] if isinstance(leaf, torch.Tensor) else leaf, (args, kwargs)
+        )
+
+    return [part(start) for start in range(0, max(sizes), rows)]
+
+
+def _joined(found: list[dict[str, Any]], parts: list[tuple[tuple[Any, ...], dict[str, Any]]]) -> dict[str, Any]:
+    """Join the features of parts of a batch."""
+    counts = [next(len(leaf) for leaf in tree_leaves(part) if isinstance(leaf, torch.Tensor)) for part in parts]
+    result: dict[str, Any] = {}
+    for key, value in found[0].items():
+        values = [each[key] for each in found]
+        have_rows = isinstance(value, torch.Tensor) and all(
+            each.dim() and len(each) == count for each, count in zip(values, counts, strict=True)
+        )
+        if not have_rows:
+            raise OptimizationError(f"'{key}' has no row for each sample, so a batch cannot be computed in parts")
+        result[key] = torch.cat(values)
+    return result

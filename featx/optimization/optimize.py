@@ -1,0 +1,121 @@
+"""optimize: an extractor that is as fast as the hardware allows, with a known error."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from featx.errors import ArgumentTypeError, OptimizationError
+from featx.examples import Example, as_example
+from featx.features.adaptive import AdaptiveExtractor
+from featx.features.dual import DualGraphModule
+from featx.optimization.build import Builder, Extractor
+from featx.optimization.module import OptimizedExtractor
+from featx.optimization.plan import Plan
+from featx.optimization.progress import Progress
+from featx.optimization.search import Search
+from featx.tree import tree_leaves, tree_map
+
+
+def optimize(
+    extractor: nn.Module,
+    example_inputs: Any = None,
+    *,
+    tolerance: float = 1e-2,
+    budget: float = 120.0,
+    checks: Mapping[str, Any] | None = None,
+    int8: bool = False,
+    plan: Plan | str | os.PathLike[str] | None = None,
+    progress: bool = True,
+) -> OptimizedExtractor:
+    """Return a module that computes what `extractor` does, as fast as this hardware can within a tolerance.
+
+    What may help is tried and timed in turn with the exact extractor, in this process: editing the graph (folded batch
+    norms and layer scales, merged linear layers, removal of what does nothing in eval mode), channels last, bfloat16,
+    float16, torch.compile, other numbers of threads, and computing a batch in parts. The fastest one whose error is
+    within `tolerance` for each feature is returned; it is never slower than the exact extractor, which is returned as
+    it is where nothing gains. The error of a feature is `|found - exact| / |exact|` in the Euclidean norm, that of the
+    worst sample, on the example, on noise, and for images on photos. Other inputs may give larger errors.
+
+    The extractor and its model stay as they are. The result has copies of the weights, and trains no more. Memory: up
+    to four more copies of the weights while it is searched for.
+
+    Args:
+        extractor: what `create_feature_extractor` or `create_backbone` returns, in eval mode.
+        example_inputs: a tensor, a tuple of arguments or a dict of inputs by name, of the size and on the device of
+            later use; by default the example that the extractor was made with.
+        tolerance: the largest relative error that a feature may have. 0 tries only what gives bit for bit the same.
+        budget: seconds after which nothing more is begun. To compile a large model once may take a minute.
+        checks: further inputs on which errors count, by what they are: `{"my photos": batch}`.
+        int8: also try linear layers in int8, for which torchao is needed.
+        plan: what an earlier call has found, or the file that it was saved to: it is applied, and nothing is measured.
+        progress: show a line on the standard error stream.
+
+    Returns:
+        The module, with the keys and dtypes of the extractor. `print(module.plan)` shows what was tried.
+
+    Raises:
+        ArgumentTypeError: it is no extractor, or there is no example.
+        OptimizationError: the extractor is in train mode, or gives other values in a second call; or the plan was made
+            for other hardware or another extractor.
+    """
+    found = _checked(extractor)
+    if not tolerance >= 0 or not budget >= 0:
+        raise ArgumentTypeError(f"tolerance and budget must be at least 0, got {tolerance} and {budget}")
+    example = _example(found, example_inputs)
+    if plan is not None:
+        return _applied(found, example, plan if isinstance(plan, Plan) else Plan.load(plan))
+    others = {name: as_example(inputs) for name, inputs in (checks or {}).items()}
+    shown = Progress(budget, is_shown=progress)
+    module, made = Search(found, example, others, tolerance, budget, int8=int8, progress=shown).run()
+    module.plan = made
+    return module
+
+
+def _applied(extractor: Extractor, example: Example, plan: Plan) -> OptimizedExtractor:
+    plan.check(extractor)
+    module = Builder(extractor, example, plan.dtypes).build(plan.recipe)
+    module.plan = plan
+    return module
+
+
+def _checked(extractor: nn.Module) -> Extractor:
+    if isinstance(extractor, OptimizedExtractor):
+        raise ArgumentTypeError("this extractor is optimized already; give the one that it was made of")
+    if not isinstance(extractor, (DualGraphModule, AdaptiveExtractor)):
+        raise ArgumentTypeError(
+            f"extractor must be what featx.create_feature_extractor returns, got {type(extractor).__name__}"
+        )
+    if extractor.training:
+        raise OptimizationError(
+            "the extractor is in train mode, and an optimized one computes what it does in eval mode; call eval() first"
+        )
+    return extractor
+
+
+def _example(extractor: Extractor, inputs: Any) -> Example:
+    """Return inputs with values, on the device of the extractor."""
+    first = extractor.extractors[0] if isinstance(extractor, AdaptiveExtractor) else extractor
+    example = cast("Example | None", first.meta.get("example")) if inputs is None else as_example(inputs)
+    if example is None:
+        raise ArgumentTypeError("the extractor was made without an example; give example_inputs=tensor")
+    device = next((tensor.device for tensor in extractor.parameters()), torch.device("cpu"))
+    generator = torch.Generator().manual_seed(0)
+
+    def with_values(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        if not leaf.is_meta:
+            return leaf.to(device)
+        return torch.randn(leaf.shape, generator=generator).to(device, leaf.dtype)
+
+    if inputs is not None and any(
+        isinstance(leaf, torch.Tensor) and leaf.is_meta for leaf in tree_leaves((example.args, example.kwargs))
+    ):
+        raise ArgumentTypeError("example_inputs are on the meta device, where nothing takes time; give real tensors")
+    args, kwargs = tree_map(with_values, (example.args, example.kwargs))
+    return Example(args, kwargs, example.source, example.is_for_one_mode)

@@ -1,0 +1,234 @@
+"""Search for the recipe with which an extractor is fastest within a tolerance."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from featx.errors import OptimizationError
+from featx.examples import Example
+from featx.optimization.build import Builder, Extractor
+from featx.optimization.hardware import device_of, digest_of, hardware_of
+from featx.optimization.inputs import held_back
+from featx.optimization.measure import relative_errors, time_in_turn, time_once
+from featx.optimization.module import OptimizedExtractor, dtypes_of, named
+from featx.optimization.plan import Plan, Trial
+from featx.optimization.progress import Progress
+from featx.optimization.recipe import EXACT_REWRITES, REWRITES, Recipe
+from featx.tree import tree_leaves
+
+# Seconds for which one candidate is timed, and those of the end, together.
+_SECONDS, _LAST_SECONDS = 1.5, 5.0
+# What is timed again at the end: so many, and not slower than the best by more than that.
+_FINALISTS, _NEAR = 3, 1.1
+# Whoever takes so much longer in one call is not timed further. What gains less than that is noise.
+_HOPELESS, _GAIN = 2.5, 0.98
+# Before anything was compiled, how long that may take; and how far behind what is compiled all the same may be.
+_SECONDS_TO_COMPILE, _MAY_WIN_COMPILED = 20.0, 1.5
+# Compiled code rounds less often: what is off by up to so many tolerances may be within it when it is compiled.
+_MAY_FIT_COMPILED = 2.0
+
+
+class Search:
+    """Tries recipes on an extractor.
+
+    Args:
+        extractor: in eval mode.
+        example: inputs of it, with values.
+        checks: further inputs on which errors count, by what they are.
+        tolerance: the relative error that a feature may have.
+        budget: seconds after which nothing more is begun.
+        int8: also try linear layers in int8.
+        progress: shows what is tried.
+    """
+
+    def __init__(
+        self, extractor: Extractor, example: Example, checks: dict[str, Example], tolerance: float, budget: float,
+        *, int8: bool, progress: Progress,
+    ) -> None:  # fmt: skip
+        self._extractor = extractor
+        self._example = example
+        self._tolerance = tolerance
+        self._int8 = int8
+        self._progress = progress
+        self._end = time.perf_counter() + budget
+        self._wait = _waiter(device_of(extractor))
+        self._inputs = {"the example": example, **held_back(example), **checks}
+        self._expected = {name: self._exact(inputs) for name, inputs in self._inputs.items()}
+        self._check_repeats()
+        self.dtypes = dtypes_of(self._expected["the example"])
+        self._builder = Builder(extractor, example, self.dtypes)
+        self._trials: list[Trial] = []
+        # The fastest modules within the tolerance, with their trials.
+        self._best: list[tuple[Trial, OptimizedExtractor]] = []
+        self._seconds_to_compile = _SECONDS_TO_COMPILE
+
+    def run(self) -> tuple[OptimizedExtractor, Plan]:
+        """Try what may help and return the fastest module, with the plan."""
+        with torch.random.fork_rng(devices=[]):
+            self._try_rewrites()
+            if self._tolerance > 0:
+                self._try_formats()
+                self._try_compiled()
+                self._try_parts()
+            return self._chosen()
+
+    # -- what is tried -----------------------------------------------------------------------------------------------
+
+    def _try_rewrites(self) -> None:
+        names = tuple(REWRITES) if self._tolerance > 0 else EXACT_REWRITES
+        effective = self._builder.effective_rewrites(names)
+        if self._builder.problem:
+            self._trials.append(Trial(Recipe(rewrites=names), problem=self._builder.problem))
+        so_far: tuple[str, ...] = ()
+        exact = tuple(name for name in effective if name in EXACT_REWRITES)
+        for group in (exact, *((name,) for name in effective if name not in EXACT_REWRITES)):
+            trial = self._try(Recipe(rewrites=(*so_far, *group))) if group else None
+            if trial is not None and trial.recipe == self._fastest.recipe:
+                so_far = trial.recipe.rewrites
+
+    def _try_formats(self) -> None:
+        start = self._fastest.recipe
+        has_maps = any(parameter.dim() == 4 for parameter in self._extractor.parameters())
+        for dtype in (None, "bfloat16", "float16"):
+            for channels_last in (True, False) if has_maps else (False,):
+                if dtype is not None or channels_last:
+                    self._try(replace(start, dtype=dtype, channels_last=channels_last))
+        if self._int8:
+            self._try(replace(start, int8=True))
+
+    def _try_compiled(self) -> None:
+        kinds = ("default", "CUDA graphs") if device_of(self._extractor).type == "cuda" else ("default", "freezing")
+        for recipe in list(self._worth_compiling()):
+            # Where one kind gains nothing, the other one does not either.
+            for kind in kinds:
+                trial = self._try(replace(recipe, compile=kind))
+                if trial is None or trial.ratio is None or trial.ratio > _NEAR * self._ratio:
+                    break
+
+    def _worth_compiling(self) -> Iterator[Recipe]:
+        """Yield recipes in the order of their promise: the fastest, without its rewrites, then others."""
+        best = self._fastest
+        yield best.recipe
+        limit = _MAY_FIT_COMPILED * self._tolerance
+        others = sorted(
+            (trial for trial in self._trials if trial.ratio is not None and trial.error <= limit),
+            key=lambda trial: trial.ratio or 0.0,
+        )
+        for trial in others:
+            if (
+                trial.recipe != best.recipe
+                and trial.ratio is not None
+                and trial.ratio < _MAY_WIN_COMPILED * self._ratio
+            ):
+                yield trial.recipe
+
+    def _try_parts(self) -> None:
+        recipe, threads = self._fastest.recipe, torch.get_num_threads()
+        if device_of(self._extractor).type == "cpu":
+            for number in sorted({1, threads // 2} - {0, threads}, reverse=True):
+                self._try(replace(recipe, threads=number))
+        leaves = tree_leaves((self._example.args, self._example.kwargs))
+        sizes = {len(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()}
+        if len(sizes) == 1:
+            size = sizes.pop()
+            for rows in sorted({size // 2, size // 4} - {0, size}, reverse=True):
+                self._try(replace(self._fastest.recipe, rows=rows))
+
+    # -- how it is tried ---------------------------------------------------------------------------------------------
+
+    @property
+    def _fastest(self) -> Trial:
+        return self._best[0][0] if self._best else Trial(Recipe(), 1.0)
+
+    @property
+    def _ratio(self) -> float:
+        return self._fastest.ratio or 1.0
+
+    def _try(self, recipe: Recipe) -> Trial | None:
+        """Try a recipe, unless it was tried; return the trial. What cannot run, or not in time, is noted."""
+        if any(trial.recipe == recipe for trial in self._trials):
+            return None
+        needed = self._seconds_to_compile if recipe.compile is not None else 0.0
+        if time.perf_counter() + needed > self._end:
+            self._trials.append(Trial(recipe, problem="not tried: the budget is used up"))
+            return None
+        self._progress.show(str(recipe), self._ratio)
+        module: OptimizedExtractor | None = None
+        try:
+            module = self._builder.build(recipe)
+            trial = self._measured(recipe, module)
+        except Exception as error:  # whatever a backend or the model's code raises in another format
+            trial = Trial(recipe, problem=f"{type(error).__name__}: {' '.join(str(error).split())[:120]}")
+        self._trials.append(trial)
+        if module is not None and trial.ratio is not None and trial.error <= self._tolerance:
+            self._best = sorted([*self._best, (trial, module)], key=lambda pair: pair[0].ratio or 0.0)[:_FINALISTS]
+        return trial
+
+    def _measured(self, recipe: Recipe, module: OptimizedExtractor) -> Trial:
+        start = time.perf_counter()
+        first = self._call(module, self._example)
+        if recipe.compile is not None:
+            self._seconds_to_compile = time.perf_counter() - start
+        errors = relative_errors(self._expected["the example"], first)
+        for name, inputs in self._inputs.items():
+            found = relative_errors(self._expected[name], self._call(module, inputs))
+            errors = {key: max(error, found[key]) for key, error in errors.items()}
+        limit = self._tolerance if recipe.compile is not None else _MAY_FIT_COMPILED * self._tolerance
+        if max(errors.values(), default=0.0) > limit:
+            return Trial(recipe, None, errors, "not timed: its error is above the tolerance")
+        exact, other = self._callers(module)
+        once = time_once(other, self._wait) / time_once(exact, self._wait)
+        if once > _HOPELESS:
+            return Trial(recipe, once, errors)
+        times = time_in_turn([exact, other], _SECONDS, self._wait)
+        return Trial(recipe, times[1] / times[0], errors)
+
+    def _chosen(self) -> tuple[OptimizedExtractor, Plan]:
+        """Time the fastest once more, all in turn, and return the one that is."""
+        self._progress.show("the fastest once more", self._ratio)
+        near = [pair for pair in self._best if (pair[0].ratio or 0.0) <= _NEAR * self._ratio]
+        callers = [self._callers(module) for _, module in near]
+        exact = self._callers(None)[0]
+        times = time_in_turn([exact, *[other for _, other in callers]], _LAST_SECONDS, self._wait)
+        ranked = sorted(zip(times[1:], near, strict=True), key=lambda item: item[0])
+        chosen, module = Trial(Recipe(), 1.0, dict.fromkeys(self.dtypes, 0.0)), None
+        if ranked and ranked[0][0] < _GAIN * times[0]:
+            took, (trial, module) = ranked[0]
+            chosen = replace(trial, ratio=took / times[0])
+        plan = Plan(
+            chosen.recipe, tuple(self._trials), chosen, 1000 * times[0], self._tolerance, tuple(self._inputs),
+            hardware_of(self._extractor), digest_of(self._extractor), self.dtypes,
+        )  # fmt: skip
+        self._progress.close()
+        return module or self._builder.build(chosen.recipe), plan
+
+    def _callers(self, module: OptimizedExtractor | None) -> tuple[Callable[[], Any], Callable[[], Any]]:
+        return lambda: self._exact(self._example), lambda: self._call(module, self._example)
+
+    def _exact(self, inputs: Example) -> dict[str, Any]:
+        return self._call(self._extractor, inputs)
+
+    def _call(self, module: Any, inputs: Example) -> dict[str, Any]:
+        with torch.no_grad():
+            return named(module(*inputs.args, **inputs.kwargs))
+
+    def _check_repeats(self) -> None:
+        errors = relative_errors(self._expected["the example"], self._exact(self._example))
+        differs = [key for key, error in errors.items() if error > 0]
+        if differs:
+            raise OptimizationError(
+                f"a second call of the extractor gives another '{differs[0]}' for the same input, so errors cannot be "
+                "measured; switch off what it draws or keeps"
+            )
+
+
+def _waiter(device: torch.device) -> Callable[[], None]:
+    if device.type == "cpu":
+        return lambda: None
+    module: Any = torch.get_device_module(device)
+    return lambda: module.synchronize(device)

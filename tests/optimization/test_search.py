@@ -1,0 +1,295 @@
+"""optimize: what it chooses, what it refuses, and plans."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import featx
+from featx.errors import ArgumentTypeError, OptimizationError
+from featx.features.dual import DualGraphModule
+from featx.optimization import hardware, measure, search
+from featx.optimization.inputs import held_back
+from featx.optimization.measure import relative_errors
+from featx.optimization.recipe import Recipe
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time for moments, and take it that there is no time to compile."""
+    monkeypatch.setattr(search, "_SECONDS", 0.0)
+    monkeypatch.setattr(search, "_LAST_SECONDS", 0.0)
+    monkeypatch.setattr(search, "_SECONDS_TO_COMPILE", 1e9)
+
+
+def times_by(monkeypatch: pytest.MonkeyPatch, ratio: float | Callable[[], float]) -> None:
+    """Let whatever is timed take that much of the exact extractor's time."""
+
+    def time_in_turn(functions: Sequence[Any], seconds: float, wait: Any) -> list[float]:
+        return [1.0, *[ratio() if callable(ratio) else ratio for _ in functions[1:]]]
+
+    monkeypatch.setattr(search, "time_in_turn", time_in_turn)
+    monkeypatch.setattr(search, "time_once", lambda function, wait: 1.0)
+
+
+@pytest.mark.parametrize("tolerance", [1e-1, 1e-2, 1e-4, 1e-6])
+def test_errors_are_within_the_tolerance(
+    tolerance: float, extractor: DualGraphModule, images: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ratios = iter(range(99, 0, -1))
+    times_by(monkeypatch, lambda: next(ratios) / 100)  # the later, the faster
+    optimized = featx.optimize(extractor, images, tolerance=tolerance, progress=False)
+    with torch.no_grad():
+        expected = extractor(images)
+    errors = relative_errors(expected, optimized(images))
+    assert max(errors.values()) <= tolerance
+    plan = optimized.plan
+    assert plan is not None
+    assert plan.recipe == optimized.recipe
+    assert plan.chosen.error <= tolerance
+    assert {trial.recipe.dtype for trial in plan.trials} == {None, "bfloat16", "float16"}
+    assert optimized.recipe.dtype == ("float16" if tolerance >= 1e-2 else None)
+
+
+def test_tolerance_0_tries_what_is_exact(extractor: DualGraphModule, images: torch.Tensor) -> None:
+    plan = featx.optimize(extractor, images, tolerance=0, progress=False).plan
+    assert plan is not None
+    assert [trial.recipe for trial in plan.trials] == [Recipe(rewrites=("remove_dropout", "remove_identity"))]
+    assert plan.trials[0].error == 0
+
+
+def test_nothing_slower_is_returned(
+    extractor: DualGraphModule, images: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times_by(monkeypatch, 1.01)
+    optimized = featx.optimize(extractor, images, progress=False)
+    assert optimized.recipe == Recipe()
+    assert torch.equal(optimized(images)["map"], extractor(images)["map"])
+
+
+def test_an_input_that_loses_more_counts(
+    extractor: DualGraphModule, images: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times_by(monkeypatch, 0.5)
+    checks = {"large": images * 1e6}  # beyond float16
+    optimized = featx.optimize(extractor, images, tolerance=5e-3, checks=checks, progress=False)
+    assert optimized.plan is not None
+    tried = {trial.recipe: trial for trial in optimized.plan.trials}
+    halves = [trial for recipe, trial in tried.items() if recipe.dtype == "float16"]
+    assert halves
+    assert all(math.isinf(trial.error) and "above the tolerance" in trial.problem for trial in halves)
+    assert optimized.recipe.dtype is None
+    assert optimized.plan.inputs == ("the example", "noise", "photos of scikit-image", "large")
+
+
+def test_without_time_nothing_is_tried(extractor: DualGraphModule, images: torch.Tensor) -> None:
+    plan = featx.optimize(extractor, images, budget=0, progress=False).plan
+    assert plan is not None
+    assert plan.recipe == Recipe()
+    assert {trial.problem for trial in plan.trials} == {"not tried: the budget is used up"}
+
+
+def test_what_cannot_run_is_noted(
+    extractor: DualGraphModule, images: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times_by(monkeypatch, 0.5)
+
+    def fails(self: Any, *args: Any) -> Any:
+        raise RuntimeError("no kernel for this format")
+
+    monkeypatch.setattr("featx.optimization.module.OptimizedExtractor.forward", fails)
+    plan = featx.optimize(extractor, images, progress=False).plan
+    assert plan is not None
+    assert plan.recipe == Recipe()
+    assert "RuntimeError: no kernel for this format" in {trial.problem for trial in plan.trials}
+
+
+def test_the_example_of_the_extractor_is_used(extractor: DualGraphModule) -> None:
+    plan = featx.optimize(extractor, tolerance=0, progress=False).plan
+    assert plan is not None
+    assert plan.milliseconds > 0
+
+
+def test_an_adaptive_extractor(model: nn.Module, images: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    times_by(monkeypatch, 0.5)
+    extractor = featx.create_feature_extractor(model, ["block"], example_inputs=images, adaptive=True)
+    optimized = featx.optimize(extractor, images, tolerance=5e-2, progress=False)
+    assert optimized.plan is not None
+    assert "further graphs" in optimized.plan.trials[0].problem
+    assert optimized.recipe.dtype is not None or optimized.recipe.channels_last
+    assert max(relative_errors(extractor(images), optimized(images)).values()) <= 5e-2
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+def test_other_modules_are_refused(model: nn.Module, extractor: DualGraphModule, images: torch.Tensor) -> None:
+    with pytest.raises(ArgumentTypeError, match="create_feature_extractor returns, got Small"):
+        featx.optimize(model, images)
+    optimized = featx.optimize(extractor, images, tolerance=0, progress=False)
+    with pytest.raises(ArgumentTypeError, match="optimized already"):
+        featx.optimize(optimized, images)
+
+
+def test_train_mode_is_refused(extractor: DualGraphModule, images: torch.Tensor) -> None:
+    with pytest.raises(OptimizationError, match=r"call eval\(\) first"):
+        featx.optimize(extractor.train(), images)
+
+
+@pytest.mark.parametrize("wrong", [{"tolerance": -1}, {"tolerance": float("nan")}, {"budget": -1}])
+def test_wrong_numbers_are_refused(wrong: dict[str, Any], extractor: DualGraphModule, images: torch.Tensor) -> None:
+    with pytest.raises(ArgumentTypeError, match="at least 0"):
+        featx.optimize(extractor, images, **wrong)
+
+
+def test_inputs_without_values_are_refused(extractor: DualGraphModule, images: torch.Tensor) -> None:
+    with pytest.raises(ArgumentTypeError, match="meta device"):
+        featx.optimize(extractor, images.to("meta"))
+
+
+def test_values_that_differ_from_call_to_call_are_refused(images: torch.Tensor) -> None:
+    class Draws(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + torch.rand_like(x)
+
+    extractor = featx.create_feature_extractor(Draws(), ["add"], example_inputs=images).eval()
+    with pytest.raises(OptimizationError, match="gives another 'add' for the same input"):
+        featx.optimize(extractor, images)
+
+
+# -- plans -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def planned(extractor: DualGraphModule, images: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> featx.Plan:
+    times_by(monkeypatch, 0.5)
+    plan = featx.optimize(extractor, images, tolerance=5e-2, progress=False).plan
+    assert plan is not None
+    return plan
+
+
+def test_a_plan_is_saved_and_applied(
+    planned: featx.Plan, extractor: DualGraphModule, images: torch.Tensor, tmp_path: Path
+) -> None:
+    planned.save(tmp_path / "plan.json")
+    assert featx.Plan.load(tmp_path / "plan.json") == planned
+    again = featx.optimize(extractor, plan=tmp_path / "plan.json")
+    assert again.recipe == planned.recipe
+    assert max(relative_errors(extractor(images), again(images)).values()) <= planned.chosen.error
+    assert {key: value.dtype for key, value in again(images).items()} == dict.fromkeys(planned.dtypes, torch.float32)
+
+
+def test_a_plan_for_other_hardware_is_refused(
+    planned: featx.Plan, extractor: DualGraphModule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hardware, "_processor", lambda: "Abacus 3000")
+    with pytest.raises(OptimizationError, match=r"other hardware: name was .*, and is 'Abacus 3000'"):
+        featx.optimize(extractor, plan=planned)
+
+
+def test_a_plan_for_another_extractor_is_refused(planned: featx.Plan, model: nn.Module, images: torch.Tensor) -> None:
+    other = featx.create_feature_extractor(model, ["block"], example_inputs=images)
+    with pytest.raises(OptimizationError, match="another extractor"):
+        featx.optimize(other, plan=planned)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"version": 1}', "null"])
+def test_a_file_that_is_no_plan_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text(text)
+    with pytest.raises(OptimizationError, match="is no plan of"):
+        featx.Plan.load(tmp_path / "plan.json")
+
+
+def test_a_plan_of_another_version_is_refused(planned: featx.Plan, tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text(json.dumps({**planned.to_json(), "version": 99}))
+    with pytest.raises(OptimizationError, match="version 99"):
+        featx.Plan.load(tmp_path / "plan.json")
+
+
+def test_a_plan_is_a_table(planned: featx.Plan) -> None:
+    text = str(planned)
+    assert text.startswith(f"chosen: {planned.recipe}, 0.50 of the time")
+    lines = text.splitlines()
+    assert len(lines) == len(planned.trials) + 5
+    assert any("the exact extractor" in line and "ms" in line for line in lines)
+
+
+def test_a_plan_is_drawn(planned: featx.Plan, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    figure = planned.plot(tmp_path / "plan.png")
+    assert (tmp_path / "plan.png").stat().st_size > 1000
+    assert len(figure.axes) == 1
+
+
+# -- measuring ---------------------------------------------------------------------------------------------------------
+
+
+def test_errors_by_hand() -> None:
+    one = torch.tensor([[3.0, 4.0], [1.0, 0.0]])
+    other = torch.tensor([[3.0, 4.5], [1.0, 0.2]])
+    assert relative_errors({"a": one}, {"a": other})["a"] == pytest.approx(0.2)  # the worst of 0.5 / 5 and 0.2 / 1
+    assert relative_errors({"a": one}, {"a": one.clone()}) == {"a": 0.0}
+    assert relative_errors({"a": (one, 3)}, {"a": (one, 3)}) == {"a": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (torch.ones(2), torch.ones(3)),
+        (torch.ones(2), torch.ones(2).double()),
+        (torch.tensor([1, 2]), torch.tensor([1, 3])),
+        (torch.tensor([1.0, 2.0]), torch.tensor([1.0, float("nan")])),
+        (torch.tensor([1.0, float("inf")]), torch.tensor([1.0, 2.0])),
+        (torch.zeros(2), torch.tensor([0.0, 1e-9])),
+        (3, 4),
+        ((torch.ones(1),), (torch.ones(1), torch.ones(1))),
+    ],
+)
+def test_what_cannot_be_compared_has_an_infinite_error(one: Any, other: Any) -> None:
+    assert math.isinf(relative_errors({"a": one}, {"a": other})["a"])
+
+
+def test_a_missing_feature_has_an_infinite_error() -> None:
+    assert math.isinf(relative_errors({"a": torch.ones(1)}, {})["a"])
+
+
+def test_functions_are_timed_in_turn() -> None:
+    calls: list[str] = []
+    functions = [lambda: calls.append("one"), lambda: calls.append("two")]
+    assert len(measure.time_in_turn(functions, 0.0, lambda: None)) == 2
+    assert calls == ["one", "two"] * (len(calls) // 2)
+
+
+def test_held_back_inputs_keep_indices_and_forms() -> None:
+    ids, maps = torch.tensor([[1, 2]]), torch.randn(2, 3, 8, 8)
+    found = held_back(featx.examples.Example((ids, maps), {"mask": ids > 1}, "test"))
+    assert list(found) == ["noise", "photos of scikit-image"]
+    for example in found.values():
+        assert torch.equal(example.args[0], ids)
+        assert example.kwargs["mask"].dtype == torch.bool
+        assert example.args[1].shape == maps.shape
+        assert not torch.equal(example.args[1], maps)
+
+
+def test_images_without_photos(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("featx.optimization.inputs.importlib.util.find_spec", lambda name: None)
+    found = held_back(featx.examples.Example((torch.randn(5, 3, 32, 32),), {}, "test"))
+    image = found["images with the spectrum of photos"].args[0]
+    assert image.shape == (5, 3, 32, 32)
+    assert len({tuple(each.flatten().tolist()) for each in image}) == 5
+    # Neighbours are alike, as they are in photos and not in noise.
+    assert (image[..., 1:] - image[..., :-1]).abs().mean() < 0.5 * image.std()
+
+
+def test_progress_is_shown(
+    extractor: DualGraphModule, images: torch.Tensor, capsys: pytest.CaptureFixture[str]
+) -> None:
+    featx.optimize(extractor, images, tolerance=0)
+    assert "trying remove_dropout, remove_identity" in capsys.readouterr().err
