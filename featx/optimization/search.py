@@ -69,13 +69,12 @@ class Search:
 
     def run(self) -> tuple[OptimizedExtractor, Plan]:
         """Try what may help and return the fastest module, with the plan."""
-        with torch.random.fork_rng(devices=[]):
-            self._try_rewrites()
-            if self._tolerance > 0:
-                self._try_formats()
-                self._try_compiled()
-                self._try_parts()
-            return self._chosen()
+        self._try_rewrites()
+        if self._tolerance > 0:
+            self._try_formats()
+            self._try_compiled()
+            self._try_parts()
+        return self._chosen()
 
     # -- what is tried -----------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -26,6 +27,13 @@ def difference(expected: Any, actual: Any, path: str = "result") -> str:
         if len(expected) != len(actual):
             return f"{path} has {len(actual)} items, expected {len(expected)}: {_short(actual)}, {_short(expected)}"
         pairs = ((f"{path}[{place}]", *both) for place, both in enumerate(zip(expected, actual, strict=True)))
+    elif isinstance(expected, FunctionType) and expected.__closure__:
+        # Two calls of what returns an inner function give two of them.
+        closures = [[cell.cell_contents for cell in each.__closure__ or ()] for each in (expected, actual)]
+        pairs = (
+            (f"{path}.{name}", *both)
+            for name, *both in (("code", expected.__code__, actual.__code__), ("closure", *closures))
+        )
     else:
         # repr tells -0.0 from 0.0 and calls nan equal to nan.
         return "" if repr(expected) == repr(actual) else f"{path} is {actual!r}, expected {expected!r}"

@@ -321,3 +321,39 @@ def test_threads_that_end_at_any_moment_are_no_trouble() -> None:
         is_over.set()
         for starter in starters:
             starter.join()
+
+
+class EndsEarly(nn.Module):
+    """Asks for a value behind its blocks, and has a method that could write weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5))
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls.add_(1)
+        x = self.block(x)
+        return x.relu() if x.sum() > 0 else x
+
+
+def test_draws_of_another_thread_go_on_while_a_trace_looks_for_writes_behind_its_end() -> None:
+    model = EndsEarly()
+    drawn: list[float] = []
+    is_over = threading.Event()
+    torch.manual_seed(0)
+
+    def draw() -> None:
+        while not is_over.is_set():
+            drawn.append(float(torch.rand(())))
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    try:
+        for _ in range(20):
+            featx.create_feature_extractor(model, ["block.1"], example_inputs=torch.ones(2, 3, 8, 8))
+    finally:
+        is_over.set()
+        thread.join()
+    torch.manual_seed(0)
+    assert drawn == [float(torch.rand(())) for _ in drawn]

@@ -15,7 +15,8 @@ from featx.errors import TraceError
 from featx.ir.effects import Effects
 from featx.ir.graph import Graph
 from featx.ir.memory import MemoryGroups, memory_of
-from featx.tracing.environment.generators import SharedGenerators
+from featx.ir.repeatable import depends_on_mode
+from featx.tracing.environment.generators import SharedGenerators, TorchGenerator
 from featx.tracing.environment.saved_tensors import SavedGlobals
 from featx.tracing.environment.thread_modes import ThreadModes
 from featx.tracing.example.conditions import Conditions, WantedIn
@@ -23,6 +24,7 @@ from featx.tracing.example.surroundings import Surroundings
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.tracer import ExampleTracer
 from featx.tracing.guards.structure import copy_structure
+from featx.tracing.stand_ins.kernels import Kernels
 
 # `mul_(...)`, `p.data = ...`, `self.m += ...`, `w[0] = ...`
 _WRITE = re.compile(r"(?<!_)_\(|\.data\b|\bself\.[\w.]+\s*[-+*/]=|\]\s*[-+*/]?=(?!=)")
@@ -62,12 +64,18 @@ def with_state_that_is_written_later(
 def _written_unseen(
     tracer: ExampleTracer, args: tuple[Any, ...], kwargs: Mapping[str, Any], trace: ExampleTrace
 ) -> list[str]:
-    paths = _read_alone(trace.graph, trace.surroundings) if trace.broke_off is not None else []
+    if trace.broke_off is None:
+        return []
+    paths = _read_alone(trace.graph, trace.surroundings, is_training=tracer.training is True)
     return _written_by_a_run(tracer, args, kwargs, trace, paths) if paths else []
 
 
-def _read_alone(graph: Graph, around: Surroundings) -> list[str]:
-    """Return the paths of the tensors of the model that a graph, or a module it calls, reads and does not write."""
+def _read_alone(graph: Graph, around: Surroundings, *, is_training: bool) -> list[str]:
+    """Return the paths of the tensors of the model that a graph, or a module it calls, reads and does not write.
+
+    Another thread may switch the mode of the model meanwhile: what depends on it is taken to write in a trace of train
+    mode.
+    """
     effects = Effects(graph, around.root)
     memory = MemoryGroups(graph, effects)
     written = {group for node in graph.nodes for group in memory.written_by(node)}
@@ -81,6 +89,7 @@ def _read_alone(graph: Graph, around: Surroundings) -> list[str]:
         f"{node.target}."
         for node in graph.find_nodes(op="call_module")
         if not effects.of(node).writes_state and memory.state_of(node) not in written
+        if not (is_training and depends_on_mode(around.root.get_submodule(node.target)))
     }
     return sorted(found | {path for path in tensors if any(map(path.startswith, called))})
 
@@ -106,10 +115,11 @@ def _written_by_a_run(
     """Run the model for real on a copy of it; return which of its tensors at `paths` that writes or replaces."""
     around = trace.surroundings
     replica, _ = around.replica(tracer.training, "all")
-    root, modes, generators = replica.root, ThreadModes(), SharedGenerators()
+    root, modes, generators, generator = replica.root, ThreadModes(), SharedGenerators(), TorchGenerator()
     saved = SavedGlobals(around.global_tensors)
     saved.save(chain.from_iterable(around.global_tensors.values()))
-    devices = [around.device] if around.device.type == "cuda" else []
+    # Other threads may draw from torch's generator meanwhile, so this run draws from one of its own.
+    kernels = Kernels(lambda kernel, tensors: None, lambda kernel, written: None)
     before = {path: tensor for path, tensor in _tensors_of(root) if path in set(paths)}
     states = {path: (tensor._version, memory_of(tensor)) for path, tensor in before.items()}
     bound = inspect.signature(around.function).bind(*args, **kwargs)
@@ -117,16 +127,14 @@ def _written_by_a_run(
         bound.arguments[name] = copy_structure(value, _copied)
     around.look_at_caches()
     try:
-        with (
-            torch.random.fork_rng(devices=devices),
-            tracer.log.run(type(root).__name__, "what it writes", is_real=True),
-        ):
+        with tracer.log.run(type(root).__name__, "what it writes", is_real=True), kernels:
             root(*bound.args, **bound.kwargs)
     except Exception:
         pass  # what it wrote until then it has written
     finally:
         modes.leave()
         generators.restore()
+        generator.restore()
         saved.restore()
         around.caches.restore(lambda tensor: True)  # whatever came in, it was computed from copies
     after = dict(_tensors_of(root))
