@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -12,7 +12,9 @@ from torch import nn
 from featx.bulk.formats import Column, Rows
 from featx.bulk.loading import reason_of
 from featx.errors import ExtractionError, RequestError
-from featx.tree import tree_map
+from featx.optimization.optimize import apply_recipe, optimize
+from featx.optimization.plan import Plan
+from featx.tree import tree_leaves, tree_map
 
 # Numbers of samples, with their rows; and those that failed, with the reason.
 Computed = tuple[list[tuple[list[int], Rows]], list[tuple[int, str]]]
@@ -34,13 +36,29 @@ class Runner:
         self._late = late
         self._device = device
         self.columns: tuple[Column, ...] = ()
+        # Smaller batches are filled up to so many samples, for which code was compiled.
+        self._filled_to = 0
+
+    def optimization(self, batch: Any, tolerance: float, *, is_shown: bool) -> dict[str, Any]:
+        """Look for what makes the extractor faster within a tolerance; return the plan as the job file holds it."""
+        plan = optimize(self._extractor, self.inputs(batch), tolerance=tolerance, progress=is_shown).plan
+        assert plan is not None
+        return plan.to_json()
+
+    def optimized(self, plan: Mapping[str, Any], batch_size: int) -> Runner:
+        """Return a runner that does what a plan says, on whatever hardware this is."""
+        found = Plan.from_json(plan)
+        runner = Runner(apply_recipe(self._extractor, found.recipe, found.dtypes), self._late, self._device)
+        runner.columns = self.columns
+        runner._filled_to = batch_size if found.recipe.compile is not None else 0
+        return runner
 
     def moved(self, device: torch.device) -> Runner:
         """Return a runner on a device; another one than now gets a copy of the extractor."""
         if device == self._device:
             return self
         runner = Runner(copy.deepcopy(self._extractor).to(device), self._late, device)
-        runner.columns = self.columns
+        runner.columns, runner._filled_to = self.columns, self._filled_to
         return runner
 
     def inputs(self, batch: Any) -> Any:
@@ -50,13 +68,17 @@ class Runner:
 
     def features(self, batch: Any) -> Rows:
         """Return the features of a batch, on the CPU."""
-        inputs = self.inputs(batch)
+        count = _count(batch)
+        inputs = self.inputs(_filled(batch, count, self._filled_to))
         with torch.inference_mode():
             if isinstance(inputs, dict):
                 found = self._extractor(**cast("dict[str, Any]", inputs))
             else:
                 found = self._extractor(*inputs) if isinstance(inputs, (tuple, list)) else self._extractor(inputs)
-        return {key: value.cpu() if isinstance(value, torch.Tensor) else value for key, value in found.items()}
+        return {
+            key: value[:count].cpu() if isinstance(value, torch.Tensor) and count < self._filled_to else _on_cpu(value)
+            for key, value in found.items()
+        }
 
     def compute(self, numbers: Sequence[int], batch: Any) -> Computed:
         """Return the rows of a batch; where it fails, those of its halves."""
@@ -107,6 +129,22 @@ class Runner:
                     f"{column.dtype} for the first sample; pool it, or bring samples to one size"
                 )
         return ""
+
+
+def _on_cpu(value: Any) -> Any:
+    return value.cpu() if isinstance(value, torch.Tensor) else value
+
+
+def _count(batch: Any) -> int:
+    return next((len(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)), 0)
+
+
+def _filled(batch: Any, count: int, size: int) -> Any:
+    """Repeat the last sample of a batch until there are so many."""
+    if not 0 < count < size:
+        return batch
+    numbers = torch.arange(size).clamp(max=count - 1)
+    return tree_map(lambda leaf: leaf[numbers] if isinstance(leaf, torch.Tensor) else leaf, batch)
 
 
 def _part(batch: Any, part: slice) -> Any:

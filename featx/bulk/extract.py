@@ -39,6 +39,8 @@ _BYTES_OF_SHARD, _SECONDS_OF_SHARD, _FEWEST_ROWS, _MOST_ROWS, _MOST_SHARDS = 64_
 # More numbers than that in one sample are a map.
 _LARGEST_VECTOR = 16_384
 _TRIED_SAMPLES = 100
+# Under this name the job file keeps the plan of `featx.optimize`.
+OPTIMIZATION = "optimization"
 _MOST_WORKERS = 8
 # When no larger batch is tried: so much slower is it, for each sample, than the best; or it takes so long.
 _SLOWER, _SECONDS_OF_BATCH, _LARGEST_BATCH = 1.3, 0.7, 256
@@ -65,6 +67,7 @@ def extract(
     actor_options: Mapping[str, Any] | None = None,
     rank: int | None = None,
     world_size: int | None = None,
+    tolerance: float | None = None,
     retry: bool = False,
     timeout: float = 300.0,
     progress: bool = True,
@@ -109,6 +112,9 @@ def extract(
         rank: which of `world_size` processes this one is: it does each shard whose number has that remainder. By
             default what torchrun, Slurm or Kubernetes say, or one process does all.
         world_size: how many processes do the job.
+        tolerance: compute faster with features that may have this relative error, see `featx.optimize`. What is done is
+            looked for when the job starts, on the first sample, within two minutes; the job file holds it, with the
+            errors. By default features are exact.
         retry: compute the samples again that have failed.
         timeout: seconds after which a process that reads is taken to hang.
         progress: show a bar on the standard error stream.
@@ -133,13 +139,15 @@ def extract(
     with _modes_kept(model):
         folder = open_folder(output)
         there = read_job(folder)
-        known_size = None if there is None else int(there.recorded["batch_size"])
-        plan = _plan(model, nodes, found, read, format, batch_size, rows_per_shard, one, known_size)
+        known = {} if there is None else there.recorded
+        plan = _plan(model, nodes, found, read, format, batch_size, rows_per_shard, one, tolerance, known, progress)
         folder.make()
         job = start_job(folder, plan.job(recorded or {}), found.keys, plan.asked)
+        size = int(job.recorded["batch_size"])
+        runner = plan.runner if tolerance is None else plan.runner.optimized(job.recorded[OPTIMIZATION], size)
         work = Work(
-            job, folder, found.keys, Samples(found, read), plan.runner, int(job.recorded["batch_size"]),
-            _workers() if workers is None else workers, timeout,
+            job, folder, found.keys, Samples(found, read), runner, size, _workers() if workers is None else workers,
+            timeout,
         )  # fmt: skip
         _do(work, hands_out, share, read.preprocessing, retry=retry, is_shown=progress)
     return open_features(output)
@@ -236,10 +244,14 @@ class _Plan:
     format: Format
     device: torch.device
     asked: dict[str, Any]
+    # What makes the extractor faster, where that is asked for.
+    optimization: dict[str, Any] | None
 
     def job(self, recorded: Mapping[str, Any]) -> Job:
         versions = {"python": platform.python_version(), "torch": torch.__version__}
-        more = {"batch_size": self.batch_size, "device": str(self.device), "versions": versions}
+        more: dict[str, Any] = {"batch_size": self.batch_size, "device": str(self.device), "versions": versions}
+        if self.optimization is not None:
+            more[OPTIMIZATION] = self.optimization
         return Job(
             self.identity, self.samples, self.rows_per_shard, self.format, self.runner.columns, {**more, **recorded}
         )
@@ -254,9 +266,11 @@ def _plan(
     batch_size: int | None,
     rows_per_shard: int | None,
     device: torch.device | None,
-    known_size: int | None,
+    tolerance: float | None,
+    known: Mapping[str, Any],
+    is_shown: bool,
 ) -> _Plan:
-    """Return the plan. A job that is there has a `known_size` of its batches, and nothing is timed."""
+    """Return the plan. What is `known` of a job that is there is neither timed nor looked for again."""
     example = _example(source, read)
     late = read.preprocessing.late
     extractor = _extractor(model, nodes, stacked([example, example]), late)
@@ -270,7 +284,7 @@ def _plan(
     size = sum(column.bytes for column in runner.columns)
     is_map = any(len(column.shape) > 1 or column.bytes > _LARGEST_VECTOR * 4 for column in runner.columns)
     columns = [[each.name, list(each.shape), str(each.dtype)] for each in runner.columns]
-    identity = {
+    identity: dict[str, Any] = {
         "model": type(model).__name__,
         "nodes": {info.key: info.node for info in extractor.feature_info},
         "code": extractor.code,
@@ -280,13 +294,20 @@ def _plan(
         "decoder": read.decoder,
         "keys": hash_of_keys(source.keys),
     }
+    if tolerance is not None:
+        identity["tolerance"] = tolerance
     asked = {"format": format, "rows_per_shard": rows_per_shard}
     samples = len(source.keys)
-    batch_size, seconds = (known_size, 1.0) if known_size else _batch_size(runner, example, batch_size)
+    known_size = known.get("batch_size")
+    batch_size, seconds = (int(known_size), 1.0) if known_size else _batch_size(runner, example, batch_size)
+    optimization: dict[str, Any] | None = known.get(OPTIMIZATION)
+    if tolerance is not None and optimization is None:
+        optimization = runner.optimization(stacked([example] * batch_size), tolerance, is_shown=is_shown)
+        seconds *= optimization["chosen"]["ratio"]
     return _Plan(
         runner, identity, samples, batch_size, rows_per_shard or _rows_of_shard(samples, size, seconds),
         format or ("arrow" if is_map else "parquet"), where,
-        {name: value for name, value in asked.items() if value is not None},
+        {name: value for name, value in asked.items() if value is not None}, optimization,
     )  # fmt: skip
 
 

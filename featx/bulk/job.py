@@ -107,7 +107,8 @@ def start_job(folder: Folder, job: Job, keys: Sequence[str], asked: Mapping[str,
         reach("behind the job file")
         there = read_job(folder)  # of another process, if that was faster
         assert there is not None
-    for name, value in {**job.identity, **asked}.items():
+    absent = dict.fromkeys(name for name in there.identity if name not in job.identity)
+    for name, value in {**job.identity, **asked, **absent}.items():
         theirs = there.identity.get(name, getattr(there, name, None))
         if theirs != value:
             raise ExtractionError(

@@ -41,6 +41,9 @@ def extract(
     device: Annotated[str | None, typer.Option(help="cpu, cuda, or several as cuda:0,cuda:1.")] = None,
     engine: Annotated[str | None, typer.Option(help="ray: hand the work to actors of a cluster.")] = None,
     actors: Annotated[int | None, typer.Option(help="How many actors.")] = None,
+    fast: Annotated[
+        float | None, typer.Option(metavar="TOLERANCE", help="Faster, with features off by so much: 0.01 is 1 %.")
+    ] = None,
     rank: Annotated[int | None, typer.Option(help="Which of --world processes this one is.")] = None,
     world: Annotated[int | None, typer.Option(help="How many processes do the job.")] = None,
     pretrained: Pretrained = False,
@@ -57,7 +60,7 @@ def extract(
         "pool": None if pool is None else pool.value, "dtype": None if dtype is None else dtype.value,
         "size": size, "column": column, "batch": batch, "rows": rows, "workers": workers, "device": device,
         "engine": engine, "actors": actors, "pretrained": pretrained,
-        "weights": None if weights is None else _absolute(str(weights)), "seed": seed,
+        "weights": None if weights is None else _absolute(str(weights)), "seed": seed, "fast": fast,
     }  # fmt: skip
     with told():
         _tell(_run(options, rank=rank, world=world, quiet=quiet))
@@ -109,7 +112,7 @@ def _run(
         transform=transform_of_model(model, spec, options["size"]), column=options["column"],
         batch_size=options["batch"], rows_per_shard=options["rows"], workers=options["workers"],
         device=_devices(options["device"]), engine=engine, actors=options["actors"], rank=rank, world_size=world,
-        retry=retry, progress=not quiet, recorded={_COMMAND: options},
+        tolerance=options.get("fast"), retry=retry, progress=not quiet, recorded={_COMMAND: options},
     )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from featx.optimization.build import Builder, Extractor
 from featx.optimization.module import OptimizedExtractor
 from featx.optimization.plan import Plan
 from featx.optimization.progress import Progress
+from featx.optimization.recipe import Recipe
 from featx.optimization.search import Search
 from featx.tree import tree_leaves, tree_map
 
@@ -74,6 +75,18 @@ def optimize(
     module, made = Search(found, example, others, tolerance, budget, int8=int8, progress=shown).run()
     module.plan = made
     return module
+
+
+def apply_recipe(extractor: nn.Module, recipe: Recipe, dtypes: dict[str, list[str]]) -> OptimizedExtractor:
+    """Return a module that runs by a recipe, whatever hardware that was found on.
+
+    Args:
+        extractor: in eval mode.
+        recipe: what is done.
+        dtypes: those of the tensors in each feature.
+    """
+    found = _checked(extractor)
+    return Builder(found, _example(found, None), dtypes).build(recipe)
 
 
 def _applied(extractor: Extractor, example: Example, plan: Plan) -> OptimizedExtractor:

@@ -89,19 +89,25 @@ class Plan:
             OptimizationError: the file is no such plan.
         """
         try:
-            value = json.loads(Path(path).read_text())
-            version = value.pop("version")
-            if version != _VERSION:
-                raise OptimizationError(
-                    f"'{path}' is a plan of version {version}, and this is {_VERSION}; optimize anew"
-                )
-            value["recipe"] = Recipe.from_json(value["recipe"])
-            value["chosen"] = _trial_from_json(value["chosen"])
-            value["trials"] = tuple(map(_trial_from_json, value["trials"]))
-            value["inputs"] = tuple(value["inputs"])
-            return Plan(**value)
+            return Plan.from_json(json.loads(Path(path).read_text()))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise OptimizationError(f"'{path}' is no plan of featx.optimize ({error!r}); optimize anew") from error
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Plan:
+        """Return what `to_json` has given.
+
+        Raises:
+            OptimizationError: it is of another version. What is no plan at all raises errors of any kind.
+        """
+        fields = {name: each for name, each in value.items() if name != "version"}
+        if value["version"] != _VERSION:
+            raise OptimizationError(f"a plan of version {value['version']}, and this is {_VERSION}; optimize anew")
+        fields["recipe"] = Recipe.from_json(fields["recipe"])
+        fields["chosen"] = _trial_from_json(fields["chosen"])
+        fields["trials"] = tuple(map(_trial_from_json, fields["trials"]))
+        fields["inputs"] = tuple(fields["inputs"])
+        return Plan(**fields)
 
     def check(self, extractor: nn.Module) -> None:
         """Raise unless the plan was made for this extractor on this hardware.
