@@ -14,6 +14,7 @@ from featx.features.adaptive import AdaptiveExtractor
 from featx.features.dual import DualGraphModule
 from featx.module import GraphModule, opened
 from featx.optimization.module import OptimizedExtractor
+from featx.optimization.onednn import compute_linears_by_onednn
 from featx.optimization.recipe import Recipe
 
 Extractor = DualGraphModule | AdaptiveExtractor
@@ -80,6 +81,8 @@ class Builder:
             module.to(recipe.torch_dtype)
         if recipe.channels_last:
             module.to(memory_format=torch.channels_last)
+        if recipe.onednn:
+            compute_linears_by_onednn(module)
         if recipe.int8:
             _quantize(module)
         return OptimizedExtractor(module, recipe, self._extractor.feature_info, self._dtypes)

@@ -39,6 +39,7 @@ class Recipe:
         rewrites: passes that edit its graph, names of `REWRITES`.
         dtype: of its weights and of what it computes: "bfloat16" or "float16"; None leaves it.
         channels_last: weights and inputs of four dimensions have their channels last in memory.
+        onednn: linear layers are computed by oneDNN in place of MKL, on a CPU.
         int8: linear layers compute in int8 by torchao, on weights quantized per channel and inputs quantized per token.
         compile: the kind of compilation by torch.compile: "default", "freezing" or "CUDA graphs"; None is none.
         threads: how many threads compute; None leaves torch's setting.
@@ -48,6 +49,7 @@ class Recipe:
     rewrites: tuple[str, ...] = ()
     dtype: str | None = None
     channels_last: bool = False
+    onednn: bool = False
     int8: bool = False
     compile: str | None = None
     threads: int | None = None
@@ -71,6 +73,7 @@ class Recipe:
         words = list(self.rewrites)
         words += [self.dtype] if self.dtype else []
         words += ["channels last"] if self.channels_last else []
+        words += ["oneDNN linears"] if self.onednn else []
         words += ["int8"] if self.int8 else []
         words += {None: [], "default": ["compile"]}.get(self.compile, [f"compile ({self.compile})"])
         words += [f"{self.threads} threads"] if self.threads else []

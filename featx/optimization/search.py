@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from featx.errors import OptimizationError
 from featx.examples import Example
@@ -16,6 +17,7 @@ from featx.optimization.hardware import device_of, digest_of, hardware_of
 from featx.optimization.inputs import held_back
 from featx.optimization.measure import relative_errors, time_in_turn, time_once
 from featx.optimization.module import OptimizedExtractor, dtypes_of, named
+from featx.optimization.onednn import is_available
 from featx.optimization.plan import Plan, Trial
 from featx.optimization.progress import Progress
 from featx.optimization.recipe import EXACT_REWRITES, REWRITES, Recipe
@@ -93,12 +95,19 @@ class Search:
     def _try_formats(self) -> None:
         start = self._fastest.recipe
         has_maps = any(parameter.dim() == 4 for parameter in self._extractor.parameters())
+        if device_of(self._extractor).type == "cpu" and is_available() and self._has(nn.Linear):
+            self._try(replace(start, onednn=True))
         for dtype in (None, "bfloat16", "float16"):
             for channels_last in (True, False) if has_maps else (False,):
-                if dtype is not None or channels_last:
+                if dtype is not None:
                     self._try(replace(start, dtype=dtype, channels_last=channels_last))
+                elif channels_last:
+                    self._try(replace(self._fastest.recipe, channels_last=True))
         if self._int8:
             self._try(replace(start, int8=True))
+
+    def _has(self, kind: type[nn.Module]) -> bool:
+        return any(type(module) is kind for module in self._extractor.modules())
 
     def _try_compiled(self) -> None:
         kinds = ("default", "CUDA graphs") if device_of(self._extractor).type == "cuda" else ("default", "freezing")

@@ -29,6 +29,7 @@ RECIPES: dict[str, tuple[Recipe, float]] = {
     "bfloat16": (Recipe(dtype="bfloat16"), 3e-2),
     "float16": (Recipe(dtype="float16"), 3e-3),
     "channels last": (Recipe(channels_last=True), 1e-5),
+    "oneDNN": (Recipe(onednn=True), 1e-5),
     "parts": (Recipe(rows=3), 1e-5),
     "one thread": (Recipe(threads=1), 1e-5),
     "all": (Recipe(tuple(REWRITES), "bfloat16", channels_last=True, threads=1, rows=1), 3e-2),
@@ -57,7 +58,9 @@ def test_values_are_those_of_the_extractor(
         errors = relative_errors({key: value.detach() for key, value in expected.items()}, found)
         assert max(errors.values()) <= error, errors
         assert {value.dtype for value in found.values()} == {torch.float32}
-    assert max(errors.values()) > 0 or error == 0 or recipe.rows or recipe.threads or recipe.channels_last
+    assert (
+        max(errors.values()) > 0 or error == 0 or recipe.rows or recipe.threads or recipe.channels_last or recipe.onednn
+    )
 
 
 def test_all_rewrites_change_this_network(build: Build, extractor: DualGraphModule, images: torch.Tensor) -> None:

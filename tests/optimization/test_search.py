@@ -123,7 +123,7 @@ def test_an_adaptive_extractor(model: nn.Module, images: torch.Tensor, monkeypat
     optimized = featx.optimize(extractor, images, tolerance=5e-2, progress=False)
     assert optimized.plan is not None
     assert "further graphs" in optimized.plan.trials[0].problem
-    assert optimized.recipe.dtype is not None or optimized.recipe.channels_last
+    assert optimized.recipe != Recipe()
     assert max(relative_errors(extractor(images), optimized(images)).values()) <= 5e-2
 
 

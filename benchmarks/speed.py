@@ -1,0 +1,169 @@
+"""Time one feature of a model by featx, as it is and optimized, and by what else gives it; write docs/speed.md.
+
+    python benchmarks/speed.py
+    python benchmarks/speed.py --case resnet50 --rounds 5
+
+All run in one process, in turn. Needs timm and transformers; of captum, torchlens, onnxruntime (with onnx and
+onnxscript) and OpenVINO it takes those that are installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import gc
+import io
+import logging
+import platform
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from speed_cases import CASES, Case
+from speed_peers import PEERS
+from torch import Tensor
+
+_REPOSITORY = Path(__file__).resolve().parents[1]
+_BATCHES = (1, 16)
+
+
+@dataclass
+class Measured:
+    """What was measured of one way to get a feature, by the size of the batch."""
+
+    build_seconds: float = 0.0
+    times: dict[int, list[float]] = field(default_factory=dict)
+    megabytes: float = 0.0
+    error: float = 0.0
+    problem: str = ""
+
+
+def main() -> None:
+    """Measure what the command line asks for, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--case", choices=list(CASES), action="append", default=[])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--budget", type=float, default=60.0, help="seconds of featx.optimize for each size of a batch")
+    parser.add_argument("--output", type=Path, default=_REPOSITORY / "docs" / "speed.md")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    parts = [_introduction()]
+    for name in options.case or CASES:
+        case = CASES[name]()
+        parts.append(_table(case.title, _measure(case, options.rounds, options.budget)))
+        print(parts[-1], flush=True)
+    options.output.write_text("\n".join(parts))
+
+
+def _measure(case: Case, rounds: int, budget: float) -> dict[str, Measured]:
+    result: dict[str, Measured] = {}
+    runs: dict[str, dict[int, Callable[[], Any]]] = {}
+    inputs = {size: case.inputs(size) for size in _BATCHES}
+    with torch.no_grad():
+        expected = {size: case.cut_by_hand(inputs[size]) for size in _BATCHES}
+        for name, build in PEERS.items():
+            measured = result[name] = Measured()
+            try:
+                for size in _BATCHES:
+                    start = time.perf_counter()
+                    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+                        run = build(case, inputs[size], budget)
+                        found = run()
+                    measured.build_seconds = max(measured.build_seconds, time.perf_counter() - start)
+                    measured.error = max(measured.error, _error(expected[size], torch.as_tensor(found)))
+                    measured.times[size] = []
+                    runs.setdefault(name, {})[size] = run
+            except Exception as error:  # whatever a peer raises
+                measured.problem = f"{type(error).__name__}: {' '.join(str(error).split())[:80]}"
+                runs.pop(name, None)
+        for size in _BATCHES:
+            for _ in range(rounds):
+                for name, by_size in runs.items():
+                    start = time.perf_counter()
+                    by_size[size]()
+                    result[name].times[size].append(time.perf_counter() - start)
+        for name, by_size in runs.items():
+            result[name].megabytes = _peak_megabytes(by_size[_BATCHES[-1]])
+    return result
+
+
+def _error(expected: Tensor, found: Tensor) -> float:
+    if expected.shape != found.shape:
+        raise ValueError(f"another value, of the shape {tuple(found.shape)}")
+    return float((found.float() - expected).norm() / expected.norm())
+
+
+def _peak_megabytes(run: Callable[[], Any]) -> float:
+    """Return by how much the memory of the process grows at most during a call (Linux)."""
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is now what is used
+    before = _kilobytes("VmRSS")
+    run()
+    return max(0, _kilobytes("VmHWM") - before) / 1000
+
+
+def _kilobytes(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name))
+
+
+def _introduction() -> str:
+    return f"""# How fast a feature is, by featx and by what else gives it
+
+Written by `benchmarks/speed.py`; do not edit. One feature of each model, for batches of 1 and of 16, on
+{torch.get_num_threads()} threads of a {_processor()}, without gradients. All ways run in one process, in turn; times
+are medians. *Ratio* is the time by that of the model's own code, cut by hand behind the feature. *Memory* is by how much
+the process grows during a call with 16 samples. *Build* is the time until the first result, for the slower of both
+batches. *Error* is |found - expected| / |expected| against the model cut by hand. `featx.optimize` is called with its
+tolerance of 0.01, for each batch. {_versions()}.
+"""
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    return f"{name or platform.machine()} ({torch.backends.cpu.get_cpu_capability()})"
+
+
+def _versions() -> str:
+    found = [f"Python {platform.python_version()}"]
+    for name in ("torch", "torchvision", "timm", "transformers", "captum", "torchlens", "onnxruntime", "openvino"):
+        with contextlib.suppress(PackageNotFoundError):
+            found.append(f"{name} {version(name)}")
+    return ", ".join(found)
+
+
+def _table(title: str, found: dict[str, Measured]) -> str:
+    hand = {size: statistics.median(found["cut by hand"].times[size]) for size in _BATCHES}
+    lines = [
+        f"\n## {title}\n",
+        "| way | 1: ms | 1: ratio | 16: ms | 16: ratio | memory, MB | build, s | error |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    missing: list[str] = []
+    for way, measured in found.items():
+        if measured.problem:
+            missing.append(f"{way} ({measured.problem})")
+            continue
+        cells: list[str] = []
+        for size in _BATCHES:
+            took = statistics.median(measured.times[size])
+            cells += [f"{1000 * took:.1f}", f"{took / hand[size]:.2f}"]
+        cells += [f"{measured.megabytes:.0f}", f"{measured.build_seconds:.1f}"]
+        lines.append(f"| {way} | {' | '.join(cells)} | {measured.error:.0e} |")
+    if missing:
+        lines.append(f"\nNot in the table: {'; '.join(missing)}.")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()
