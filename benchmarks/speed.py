@@ -16,6 +16,7 @@ import gc
 import io
 import logging
 import platform
+import random
 import statistics
 import time
 import warnings
@@ -67,6 +68,7 @@ def _measure(case: Case, rounds: int, budget: float) -> dict[str, Measured]:
     result: dict[str, Measured] = {}
     runs: dict[str, dict[int, Callable[[], Any]]] = {}
     inputs = {size: case.inputs(size) for size in _BATCHES}
+    shuffled = random.Random(0)
     with torch.no_grad():
         expected = {size: case.cut_by_hand(inputs[size]) for size in _BATCHES}
         for name, build in PEERS.items():
@@ -86,7 +88,8 @@ def _measure(case: Case, rounds: int, budget: float) -> dict[str, Measured]:
                 runs.pop(name, None)
         for size in _BATCHES:
             for _ in range(rounds):
-                for name, by_size in runs.items():
+                # In another order each time: threads of some libraries spin for a while after a call.
+                for name, by_size in shuffled.sample(list(runs.items()), len(runs)):
                     start = time.perf_counter()
                     by_size[size]()
                     result[name].times[size].append(time.perf_counter() - start)
@@ -120,11 +123,11 @@ def _introduction() -> str:
     return f"""# How fast a feature is, by featx and by what else gives it
 
 Written by `benchmarks/speed.py`; do not edit. One feature of each model, for batches of 1 and of 16, on
-{torch.get_num_threads()} threads of a {_processor()}, without gradients. All ways run in one process, in turn; times
-are medians. *Ratio* is the time by that of the model's own code, cut by hand behind the feature. *Memory* is by how much
+{torch.get_num_threads()} threads of a {_processor()}, without gradients. All ways run in one process, in turn, in
+another order each time; times are medians. *Ratio* is the time by that of the model's own code, cut by hand behind the feature. *Memory* is by how much
 the process grows during a call with 16 samples. *Build* is the time until the first result, for the slower of both
-batches. *Error* is |found - expected| / |expected| against the model cut by hand. `featx.optimize` is called with its
-tolerance of 0.01, for each batch. {_versions()}.
+batches. *Error* is |found - expected| / |expected| against the model cut by hand. `featx.optimize` has a tolerance of
+0.01, and is called for each batch. {_versions()}.
 """
 
 

@@ -104,7 +104,7 @@ def _torchlens(case: Case, x: Tensor, budget: float) -> Run:
     import torchlens
 
     def run() -> Any:
-        log: Any = torchlens.log_forward_pass(case.model, x, layers_to_save=[case.node])
+        log: Any = torchlens.trace(case.model, x, layers_to_save=[case.node])
         return log[case.node].tensor_contents
 
     return run

@@ -15,7 +15,7 @@ ROOT = Path(featx.__file__).parent
 # each other, except the files at the bottom.
 LAYERS = [
     {"containers", "errors", "examples", "libraries", "tree"}, {"ir"}, {"codegen", "tracing"}, {"module"},
-    {"interpret", "rewrite"}, {"passes"}, {"interop"}, {"features"}, {"draw"}, {"optimization"}, {"bulk"},
+    {"interpret", "rewrite"}, {"passes"}, {"interop"}, {"features"}, {"drawing"}, {"optimization"}, {"bulk"},
     {"cli"}, {"__main__"}, {"migration"}, {"fx"},
 ]  # fmt: skip
 PLACE = {package: place for place, layer in enumerate(LAYERS) for package in layer}

@@ -19,7 +19,7 @@ from featx.cli.images import read_images
 from featx.cli.models import load_model
 from featx.cli.options import AsJson, Model, Nodes, Pool, Pretrained, Seed, Size, Weights, requested
 from featx.cli.pictures import save_picture
-from featx.draw.drawing import draw as draw_graph
+from featx.drawing.drawing import draw as draw_graph
 from featx.errors import FeatxError
 from featx.features.describing.table import nodes as list_nodes
 from featx.features.dual import DualGraphModule

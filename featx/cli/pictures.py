@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from featx.draw.components import principal_components
+from featx.drawing.components import principal_components
 from featx.features.describing.info import FeatureInfos
 
 _TILE, _GAP = 192, 8

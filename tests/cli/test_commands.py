@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 
 import featx
 from featx.cli.commands import make_app
-from featx.draw.components import principal_components
+from featx.drawing.components import principal_components
 
 
 def run(*arguments: object) -> Result:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from featx.draw.hierarchy import Folder
-from featx.draw.leaves import Leaf
+from featx.drawing.hierarchy import Folder
+from featx.drawing.leaves import Leaf
 
 
 class Block(nn.Module):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import featx
-from featx.draw.call_text import CallText
+from featx.drawing.call_text import CallText
 
 
 def described(make: Callable[[featx.Graph, featx.Node, featx.Node], featx.Node]) -> tuple[str, str]:

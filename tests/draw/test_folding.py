@@ -9,8 +9,8 @@ import torchvision
 from drawn import Twice
 
 import featx
-from featx.draw.folding import fold, visible
-from featx.draw.hierarchy import Folder, Item
+from featx.drawing.folding import fold, visible
+from featx.drawing.hierarchy import Folder, Item
 
 
 def shown(root: Folder, opened: set[Folder]) -> list[Item]:

@@ -9,7 +9,7 @@ from drawn import Block, Twice, folder_at, leaf_at, outline
 from torch import Tensor, nn
 
 import featx
-from featx.draw.hierarchy import Folder
+from featx.drawing.hierarchy import Folder
 
 
 def test_folders_are_the_calls_of_modules() -> None:

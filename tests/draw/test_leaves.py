@@ -11,7 +11,7 @@ from drawn import Block, Sized, leaf_at
 from torch import Tensor, nn
 
 import featx
-from featx.draw.leaves import Leaf
+from featx.drawing.leaves import Leaf
 
 
 def leaves_of(graph: Any, **options: Any) -> dict[str, Leaf]:

@@ -8,7 +8,7 @@ import torch
 from drawn import Block, Twice
 
 import featx
-from featx.draw.scopes import place_nodes
+from featx.drawing.scopes import place_nodes
 
 
 def paths(graph: featx.Graph) -> dict[str, str]:

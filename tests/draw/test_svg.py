@@ -9,8 +9,8 @@ from drawn import Block, Twice
 from torch import nn
 
 import featx
-from featx.draw.dot import FILLS
-from featx.draw.svg import render_svg
+from featx.drawing.dot import FILLS
+from featx.drawing.svg import render_svg
 
 needs_dot = pytest.mark.skipif(not shutil.which("dot"), reason="Graphviz is not installed: apt-get install graphviz")
 SVG = "{http://www.w3.org/2000/svg}"

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from featx.draw.leaves import Leaf
-from featx.draw.scopes import Call, Scope, shared_depth
+from featx.drawing.leaves import Leaf
+from featx.drawing.scopes import Call, Scope, shared_depth
 
 # Blocks that stand in a row and do the same are put into a folder of their own from this number on.
 _ROW = 3

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from featx.draw.folding import visible
-from featx.draw.hierarchy import Folder, Item
-from featx.draw.leaves import Leaf
+from featx.drawing.folding import visible
+from featx.drawing.hierarchy import Folder, Item
+from featx.drawing.leaves import Leaf
 
 # Of each family the colour that fills its boxes, on white paper; `svg.py` has those for the dark.
 FILLS = {

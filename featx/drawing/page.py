@@ -10,11 +10,11 @@ import re
 from importlib import resources
 from typing import Any
 
-from featx.draw.costs import is_summed
-from featx.draw.dot import heading
-from featx.draw.hierarchy import Folder
-from featx.draw.kinds import KINDS
-from featx.draw.leaves import Leaf
+from featx.drawing.costs import is_summed
+from featx.drawing.dot import heading
+from featx.drawing.hierarchy import Folder
+from featx.drawing.kinds import KINDS
+from featx.drawing.leaves import Leaf
 
 _SCRIPTS = (
     "model.js",
@@ -43,7 +43,7 @@ def write_page(root: Folder, opened: set[Folder], sizes: bool, title: str) -> st
 
 
 def _viewer_file(name: str) -> str:
-    return resources.files("featx.draw").joinpath(f"viewer/{name}").read_text(encoding="utf-8")
+    return resources.files("featx.drawing").joinpath(f"viewer/{name}").read_text(encoding="utf-8")
 
 
 def page_data(root: Folder, opened: set[Folder], sizes: bool, title: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.functional import adaptive_avg_pool2d
 
-from featx.draw.components import principal_components
+from featx.drawing.components import principal_components
 from featx.examples import Example
 from featx.features.describing.images import ImageInput, image_of
 from featx.features.describing.info import infos_of

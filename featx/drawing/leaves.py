@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from featx.draw.call_text import CallText
-from featx.draw.costs import Costs, costs_by_node, numbers_in
-from featx.draw.forms import form_of
-from featx.draw.kinds import NUMBERS_OF_TENSORS, kind_of_call, kind_of_module
-from featx.draw.thumbnails import Thumbnail
+from featx.drawing.call_text import CallText
+from featx.drawing.costs import Costs, costs_by_node, numbers_in
+from featx.drawing.forms import form_of
+from featx.drawing.kinds import NUMBERS_OF_TENSORS, kind_of_call, kind_of_module
+from featx.drawing.thumbnails import Thumbnail
 from featx.errors import GraphError
 from featx.ir.arguments import collect_nodes
 from featx.ir.effects import Effects

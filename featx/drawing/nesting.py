@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from featx.draw.leaves import Describer, Leaf, find_target
-from featx.draw.scopes import Call, Scope, place_nodes
+from featx.drawing.leaves import Describer, Leaf, find_target
+from featx.drawing.scopes import Call, Scope, place_nodes
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.module import GraphModule

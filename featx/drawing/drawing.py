@@ -10,15 +10,15 @@ from typing import Any, cast
 
 from torch import nn
 
-from featx.draw.costs import Costs
-from featx.draw.dot import count_drawn, write_dot
-from featx.draw.folding import fold
-from featx.draw.hierarchy import Folder, build_tree
-from featx.draw.leaves import Describer
-from featx.draw.nesting import describe_graph, nested_graphs
-from featx.draw.page import write_page
-from featx.draw.svg import render_svg
-from featx.draw.thumbnails import thumbnails_of
+from featx.drawing.costs import Costs
+from featx.drawing.dot import count_drawn, write_dot
+from featx.drawing.folding import fold
+from featx.drawing.hierarchy import Folder, build_tree
+from featx.drawing.leaves import Describer
+from featx.drawing.nesting import describe_graph, nested_graphs
+from featx.drawing.page import write_page
+from featx.drawing.svg import render_svg
+from featx.drawing.thumbnails import thumbnails_of
 from featx.errors import ArgumentTypeError, DrawingError, ForeignNodeError
 from featx.ir.graph import Graph
 from featx.ir.node import Node

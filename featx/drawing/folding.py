@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from featx.draw.hierarchy import Folder, Item
-from featx.draw.leaves import Leaf
+from featx.drawing.hierarchy import Folder, Item
+from featx.drawing.leaves import Leaf
 
 # Boxes under one another that fit on a screen in legible type.
 _SCREEN = 18
