@@ -124,10 +124,10 @@ def _introduction() -> str:
 
 Written by `benchmarks/speed.py`; do not edit. One feature of each model, for batches of 1 and of 16, on
 {torch.get_num_threads()} threads of a {_processor()}, without gradients. All ways run in one process, in turn, in
-another order each time; times are medians. *Ratio* is the time by that of the model's own code, cut by hand behind the feature. *Memory* is by how much
-the process grows during a call with 16 samples. *Build* is the time until the first result, for the slower of both
-batches. *Error* is |found - expected| / |expected| against the model cut by hand. `featx.optimize` has a tolerance of
-0.01, and is called for each batch. {_versions()}.
+another order each time; times are medians. *Ratio* is the time by that of the model's own code, cut by hand behind the
+feature. *Memory* is by how much the process grows during a call with 16 samples. *Build* is the time until the first
+result, for the slower of both batches. *Error* is |found - expected| / |expected| against the model cut by hand.
+`featx.optimize` has a tolerance of 0.01, and is called for each batch. {_versions()}.
 """
 
 
