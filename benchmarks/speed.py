@@ -73,6 +73,7 @@ def _measure(case: Case, rounds: int, budget: float) -> dict[str, Measured]:
         expected = {size: case.cut_by_hand(inputs[size]) for size in _BATCHES}
         for name, build in PEERS.items():
             measured = result[name] = Measured()
+            case.model.eval()  # some ways leave it in train mode where they fail
             try:
                 for size in _BATCHES:
                     start = time.perf_counter()
