@@ -75,10 +75,9 @@ class Runner:
                 found = self._extractor(**cast("dict[str, Any]", inputs))
             else:
                 found = self._extractor(*inputs) if isinstance(inputs, (tuple, list)) else self._extractor(inputs)
-        return {
-            key: value[:count].cpu() if isinstance(value, torch.Tensor) and count < self._filled_to else _on_cpu(value)
-            for key, value in found.items()
-        }
+        if count < self._filled_to:
+            found = _part(found, slice(count))
+        return {key: value.cpu() if isinstance(value, torch.Tensor) else value for key, value in found.items()}
 
     def compute(self, numbers: Sequence[int], batch: Any) -> Computed:
         """Return the rows of a batch; where it fails, those of its halves."""
@@ -129,10 +128,6 @@ class Runner:
                     f"{column.dtype} for the first sample; pool it, or bring samples to one size"
                 )
         return ""
-
-
-def _on_cpu(value: Any) -> Any:
-    return value.cpu() if isinstance(value, torch.Tensor) else value
 
 
 def _count(batch: Any) -> int:

@@ -32,6 +32,7 @@ from featx.bulk.table import FeatureTable, open_features
 from featx.errors import ArgumentTypeError, ExtractionError
 from featx.features.dual import DualGraphModule
 from featx.features.extractor import Nodes, create_feature_extractor
+from featx.optimization.hardware import device_of
 
 # A shard is about so many bytes, and takes about so many seconds, within these numbers of rows. So that folders can be
 # listed, there are at most so many shards.
@@ -274,7 +275,7 @@ def _plan(
     example = _example(source, read)
     late = read.preprocessing.late
     extractor = _extractor(model, nodes, stacked([example, example]), late)
-    where = next((each.device for each in (*extractor.parameters(), *extractor.buffers())), torch.device("cpu"))
+    where = device_of(extractor)
     if device is not None and device != where:
         where = device
         extractor = copy.deepcopy(extractor).to(where)
@@ -329,8 +330,7 @@ def _extractor(
         if not isinstance(model, DualGraphModule):
             raise ArgumentTypeError(f"nodes=None is for an extractor, and the model is a {type(model).__name__}")
         return model.eval()
-    where = next((each.device for each in (*model.parameters(), *model.buffers())), torch.device("cpu"))
-    inputs = late(example.to(where)) if isinstance(example, torch.Tensor) else example
+    inputs = late(example.to(device_of(model))) if isinstance(example, torch.Tensor) else example
     extractor = create_feature_extractor(model, nodes, example_inputs=inputs, suppress_diff_warning=True)
     return extractor.eval()
 

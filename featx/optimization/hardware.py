@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import platform
 from collections.abc import Iterator
+from operator import itemgetter
 from pathlib import Path
 
 import torch
@@ -26,7 +27,7 @@ def hardware_of(module: nn.Module) -> dict[str, str]:
 
 def device_of(module: nn.Module) -> torch.device:
     """Return the device of the first tensor of a module; the CPU where it has none."""
-    return next((tensor.device for tensor in _tensors_of(module)), torch.device("cpu"))
+    return next((tensor.device for tensor in tensors_of(module)), torch.device("cpu"))
 
 
 def digest_of(extractor: nn.Module) -> str:
@@ -34,16 +35,12 @@ def digest_of(extractor: nn.Module) -> str:
     first = extractor.extractors[0] if isinstance(extractor, AdaptiveExtractor) else extractor
     text = first.code if isinstance(first, GraphModule) else repr(extractor)
     tensors = [*extractor.named_parameters(), *extractor.named_buffers()]
-    described = [f"{name} {tensor.dtype} {tuple(tensor.shape)}" for name, tensor in sorted(tensors, key=str_first)]
+    described = [f"{name} {tensor.dtype} {tuple(tensor.shape)}" for name, tensor in sorted(tensors, key=itemgetter(0))]
     return hashlib.sha256("\n".join([text, *described]).encode()).hexdigest()
 
 
-def str_first(item: tuple[str, torch.Tensor]) -> str:
-    """Return the name of a named tensor."""
-    return item[0]
-
-
-def _tensors_of(module: nn.Module) -> Iterator[torch.Tensor]:
+def tensors_of(module: nn.Module) -> Iterator[torch.Tensor]:
+    """Yield the parameters and buffers of a module."""
     yield from module.parameters()
     yield from module.buffers()
 

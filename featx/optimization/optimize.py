@@ -14,6 +14,7 @@ from featx.examples import Example, as_example
 from featx.features.adaptive import AdaptiveExtractor
 from featx.features.dual import DualGraphModule
 from featx.optimization.build import Builder, Extractor
+from featx.optimization.hardware import device_of
 from featx.optimization.module import OptimizedExtractor
 from featx.optimization.plan import Plan
 from featx.optimization.progress import Progress
@@ -116,7 +117,7 @@ def _example(extractor: Extractor, inputs: Any) -> Example:
     example = cast("Example | None", first.meta.get("example")) if inputs is None else as_example(inputs)
     if example is None:
         raise ArgumentTypeError("the extractor was made without an example; give example_inputs=tensor")
-    device = next((tensor.device for tensor in extractor.parameters()), torch.device("cpu"))
+    device = device_of(extractor)
     generator = torch.Generator().manual_seed(0)
 
     def with_values(leaf: Any) -> Any:

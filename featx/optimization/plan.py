@@ -12,9 +12,10 @@ from typing import Any
 
 from torch import nn
 
-from featx.errors import MissingExtraError, OptimizationError
+from featx.errors import OptimizationError
 from featx.optimization.hardware import digest_of, hardware_of
 from featx.optimization.recipe import Recipe
+from featx.plotting import new_figure
 
 _VERSION = 1
 
@@ -151,13 +152,7 @@ class Plan:
         Raises:
             MissingExtraError: matplotlib is not installed.
         """
-        try:
-            from matplotlib.figure import Figure
-        except ImportError as error:
-            raise MissingExtraError(
-                'matplotlib is not installed, and plots need it: pip install "featx[plot]"', name="matplotlib"
-            ) from error
-        figure = Figure(figsize=(8, 5), layout="constrained")
+        figure = new_figure(figsize=(8, 5))
         axes = figure.subplots()
         for trial in self.trials:
             if trial.ratio is not None:

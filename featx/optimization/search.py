@@ -13,7 +13,7 @@ from torch import nn
 from featx.errors import OptimizationError
 from featx.examples import Example
 from featx.optimization.build import Builder, Extractor
-from featx.optimization.hardware import device_of, digest_of, hardware_of
+from featx.optimization.hardware import device_of, digest_of, hardware_of, tensors_of
 from featx.optimization.inputs import held_back
 from featx.optimization.measure import relative_errors, time_in_turn, time_once
 from featx.optimization.module import OptimizedExtractor, dtypes_of, named
@@ -21,6 +21,7 @@ from featx.optimization.onednn import is_available
 from featx.optimization.plan import Plan, Trial
 from featx.optimization.progress import Progress
 from featx.optimization.recipe import EXACT_REWRITES, REWRITES, Recipe
+from featx.passes.profile import waiter_for
 from featx.tree import tree_leaves
 
 # Seconds for which one candidate is timed, and those of the end, together.
@@ -58,7 +59,7 @@ class Search:
         self._int8 = int8
         self._progress = progress
         self._end = time.perf_counter() + budget
-        self._wait = _waiter(device_of(extractor))
+        self._wait = waiter_for(tensors_of(extractor))
         self._inputs = {"the example": example, **held_back(example), **checks}
         self._expected = {name: self._exact(inputs) for name, inputs in self._inputs.items()}
         self._check_repeats()
@@ -189,7 +190,7 @@ class Search:
         limit = self._tolerance if recipe.compile is not None else _MAY_FIT_COMPILED * self._tolerance
         if max(errors.values(), default=0.0) > limit:
             return Trial(recipe, None, errors, "not timed: its error is above the tolerance")
-        exact, other = self._callers(module)
+        exact, other = self._caller(self._extractor), self._caller(module)
         once = time_once(other, self._wait) / time_once(exact, self._wait)
         if once > _HOPELESS:
             return Trial(recipe, once, errors)
@@ -200,9 +201,8 @@ class Search:
         """Time the fastest once more, all in turn, and return the one that is."""
         self._progress.show("the fastest once more", self._ratio)
         near = [pair for pair in self._best if (pair[0].ratio or 0.0) <= _NEAR * self._ratio]
-        callers = [self._callers(module) for _, module in near]
-        exact = self._callers(None)[0]
-        times = time_in_turn([exact, *[other for _, other in callers]], _LAST_SECONDS, self._wait)
+        callers = [self._caller(module) for module in (self._extractor, *[module for _, module in near])]
+        times = time_in_turn(callers, _LAST_SECONDS, self._wait)
         ranked = sorted(zip(times[1:], near, strict=True), key=lambda item: item[0])
         chosen, module = Trial(Recipe(), 1.0, dict.fromkeys(self.dtypes, 0.0)), None
         if ranked and ranked[0][0] < _GAIN * times[0]:
@@ -215,13 +215,13 @@ class Search:
         self._progress.close()
         return module or self._builder.build(chosen.recipe), plan
 
-    def _callers(self, module: OptimizedExtractor | None) -> tuple[Callable[[], Any], Callable[[], Any]]:
-        return lambda: self._exact(self._example), lambda: self._call(module, self._example)
+    def _caller(self, module: nn.Module) -> Callable[[], Any]:
+        return lambda: self._call(module, self._example)
 
     def _exact(self, inputs: Example) -> dict[str, Any]:
         return self._call(self._extractor, inputs)
 
-    def _call(self, module: Any, inputs: Example) -> dict[str, Any]:
+    def _call(self, module: nn.Module, inputs: Example) -> dict[str, Any]:
         with torch.no_grad():
             return named(module(*inputs.args, **inputs.kwargs))
 
@@ -233,10 +233,3 @@ class Search:
                 f"a second call of the extractor gives another '{differs[0]}' for the same input, so errors cannot be "
                 "measured; switch off what it draws or keeps"
             )
-
-
-def _waiter(device: torch.device) -> Callable[[], None]:
-    if device.type == "cpu":
-        return lambda: None
-    module: Any = torch.get_device_module(device)
-    return lambda: module.synchronize(device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from statistics import median
 from typing import Any, cast
 
@@ -54,7 +54,7 @@ def profile(gm: nn.Module, *args: Any, repeats: int = 10, warmup: int = 2, **kwa
         raise InputError(
             f"{gm._get_name()} or an input is on the meta device, where nothing takes time; use real tensors"
         )
-    wait = interpreter.wait = _waiter(tensors)
+    wait = interpreter.wait = waiter_for(tensors)
     written, calls = WrittenMemory(), list[float]()
 
     def call_whole() -> None:
@@ -106,7 +106,7 @@ def _nothing() -> None:
     pass
 
 
-def _waiter(tensors: list[torch.Tensor]) -> Callable[[], None]:
+def waiter_for(tensors: Iterable[torch.Tensor]) -> Callable[[], None]:
     """Return what waits until everything that was begun on the devices of `tensors` is done."""
     devices = {tensor.device for tensor in tensors if tensor.device.type != "cpu"}
     if not devices:

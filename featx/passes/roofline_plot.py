@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import log10
 from typing import TYPE_CHECKING, Any
 
-from featx.errors import MissingExtraError
 from featx.passes.figures import clipped, with_prefix
+from featx.plotting import new_figure
 
 if TYPE_CHECKING:
     from featx.passes.roofline import Roofline, RooflineNode
@@ -22,15 +22,9 @@ def draw(roofline: Roofline, top: int) -> Any:  # Any: a matplotlib Figure
     Raises:
         MissingExtraError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(
-            'matplotlib is not installed, and plots need it: pip install "featx[plot]"', name="matplotlib"
-        ) from error
     placed = [node for node in roofline.nodes if node.operations and node.bytes_moved and node.seconds]
     left = sum(node.share for node in roofline.nodes) - sum(node.share for node in placed)
-    figure = Figure(figsize=(10, 5.5), layout="constrained", dpi=120)
+    figure = new_figure(figsize=(10, 5.5), dpi=120)
     axes, names = figure.subplots(1, 2, width_ratios=(3, 1))
     _draw_roof(axes, roofline, placed)
     for bound, colour in _COLOURS.items():

@@ -129,6 +129,42 @@ def test_inputs_of_which_nothing_depends_on_it_may_be_one_tensor_or_not() -> Non
         assert torch.equal(extractor(*inputs(-torch.ones(3, 4)))["relu"], torch.zeros(3, 4))
 
 
+class Late(nn.Module):
+    """Compares its inputs behind a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor | None = None) -> torch.Tensor:
+        x = self.first(a)
+        return self.second(x) * 2 if b is c else self.second(x) + b * c
+
+
+@pytest.mark.parametrize("starts", [["first"], ["first", "b"]])
+def test_an_extractor_that_starts_in_the_middle_needs_the_inputs_that_are_one_tensor(starts: list[str]) -> None:
+    x = torch.randn(3, 4)
+    with pytest.raises(featx.RequestError, match="the example gives one tensor as two inputs"):
+        featx.create_feature_extractor(Late(), ["output"], example_inputs=(x, x, x), inputs=starts)
+
+
+def test_an_extractor_of_one_tensor_as_all_inputs_needs_no_option_that_was_left_out() -> None:
+    model, x = Late(), torch.randn(3, 4)
+    extractor = featx.create_feature_extractor(model, ["output"], example_inputs=(x, x, x), inputs=["a", "b", "c"])
+    assert torch.equal(extractor(x, x, x)["output"], model(x, x, x))
+    with pytest.raises(featx.SpecializationError, match="one tensor"):
+        extractor(x, x, x.clone())
+
+
+def test_inputs_that_are_left_are_checked() -> None:
+    model, x = Late(), torch.randn(3, 4)
+    example = (x, x + 1, x + 2)
+    extractor = featx.create_feature_extractor(model, ["output"], example_inputs=example, inputs=["first", "b", "c"])
+    assert torch.equal(extractor(model.first(x), x + 1, x + 2)["output"], model(*example))
+    with pytest.raises(featx.SpecializationError, match="one tensor"):
+        extractor(model.first(x), x, x)
+
+
 def test_code_that_stands_alone_checks_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = Compares()
     extractor = featx.create_feature_extractor(model, ["output"], example_inputs=same(torch.ones(3, 4)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from operator import getitem
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
@@ -21,7 +21,7 @@ from featx.ir.names import identifier_of
 from featx.ir.node import Node
 from featx.tracing.checks.free_sizes import FreeDims
 from featx.tracing.checks.variation import REFUSED
-from featx.tracing.guards.guards import check_dtype, check_is_tensor, check_rank, check_size
+from featx.tracing.guards.guards import check_aliases, check_dtype, check_is_tensor, check_rank, check_size
 from featx.tree import clone_tensors
 
 # Any dimension.
@@ -215,6 +215,9 @@ def _drop_guards(graph: Graph, starts: Collection[Node]) -> _Fixed:
     from_others = _closure(others, graph)
     fixed = _Fixed()
     for guard in [node for node in graph.nodes if node.meta.get("is_guard") and node in from_others]:
+        if guard.target is check_aliases:
+            _narrow_aliases(guard, others)
+            continue
         is_about_inputs = guard.meta.get("is_check_of_input") or guard.meta.get("is_form_check")
         if guard.target not in (check_rank, check_size, check_is_tensor) and not is_about_inputs:
             if guard.target is not check_dtype and not all(map(_is_of_form, guard.all_input_nodes)):
@@ -226,6 +229,23 @@ def _drop_guards(graph: Graph, starts: Collection[Node]) -> _Fixed:
             fixed.note_guard(guard)
         graph.erase_node(guard)
     return fixed
+
+
+def _narrow_aliases(guard: Node, missing: Collection[Node]) -> None:
+    """Let a check of which inputs are one tensor look at those that are left.
+
+    Raises:
+        RequestError: the example gives one tensor as two inputs, and what the model does then depends on it.
+    """
+    inputs, expected = cast("tuple[tuple[Node, ...], tuple[int, ...] | None]", guard.args)
+    tensors = [node for node in inputs if node in missing and ("shape" in node.meta or not node.args)]
+    if expected is not None and tensors:
+        names = ", ".join(repr(node.target) for node in tensors)
+        raise RequestError(
+            f"inputs must have {names} too: the example gives one tensor as two inputs, and the model writes one of "
+            "them, or may compare them with `is`; or give copies in the example"
+        )
+    guard.args = (tuple(node for node in inputs if node not in missing), expected)
 
 
 def _placeholders_of(node: Node) -> list[str]:
