@@ -73,6 +73,10 @@ class DiffersInside(BaseException):
         self.path = path
 
 
+class GoesByAutocast(BaseException):
+    """Forward sets or asks for the state of autocast in a way that shows only where its calls are heard."""
+
+
 class MayBeDisturbed(Disturbed):
     """Another thread has run, of Python or of torch's kernels, while this trace computed with values of its input."""
 

@@ -42,7 +42,7 @@ from featx.tracing.guards.guards import check_rank, check_size
 from featx.tracing.guards.scalars import Diverged
 from featx.tracing.guards.structure import Path, Step, leaves_of
 from featx.tracing.replica.mode_reads import ModeReads, set_mode
-from featx.tracing.signals import DiffersInside, Disturbed, NeedsValues, OwnFault
+from featx.tracing.signals import DiffersInside, Disturbed, GoesByAutocast, NeedsValues, OwnFault
 
 # An input: its name, where it is (a placeholder and the way to it from there), and the tensor.
 _Input = tuple[str, tuple[Node, Path], torch.Tensor]
@@ -71,6 +71,7 @@ class OtherMode:
 
     Attributes:
         dims: what is known of each dimension of the inputs.
+        goes_by_autocast: whether forward sets or asks for the state of autocast, where that has to be heard.
         reads: what hears whether anything asks for a mode, while the first of the two is traced.
         graph: what the model did in that mode, where nothing asked; it does the same in the other one.
         needed: how many of its nodes matter for what is wanted; None is all.
@@ -79,6 +80,7 @@ class OtherMode:
 
     dims: dict[Dim, str] = field(default_factory=lambda: dict[Dim, str]())
     reads: ModeReads | None = None
+    goes_by_autocast: bool = False
     graph: Graph | None = None
     needed: int | None = None
     before: ExampleTrace | None = None
@@ -187,6 +189,7 @@ def _trace_checked(
     other_mode: OtherMode,
 ) -> tuple[ExampleTrace, FreeDims]:
     tracer.keeps_replicas = True
+    tracer.hears_autocast = tracer.hears_autocast or other_mode.goes_by_autocast
     trace = other_mode.trace(tracer, args, kwargs, wanted_in)
     # What a second call does, and other sizes change, the other mode has told then.
     is_known = trace is not None
@@ -204,6 +207,10 @@ def _trace_checked(
                 can_go_on = not is_known and check_repeats(tracer, args, kwargs, trace, wanted_in)
             except DiffersInside as error:
                 tracer.whole[error.path] = "it does something else in each call, with the same inputs"
+                trace.drop_replica()
+                trace = None
+            except GoesByAutocast:
+                tracer.hears_autocast = other_mode.goes_by_autocast = True
                 trace.drop_replica()
                 trace = None
         free = _free_dims(tracer, (args, kwargs), trace, wanted_in, other_mode, is_known=is_known, can_go_on=can_go_on)

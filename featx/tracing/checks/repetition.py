@@ -6,7 +6,8 @@ what the first call found there. So the calls are compared.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from featx.errors import TraceError
@@ -18,7 +19,7 @@ from featx.tracing.example.conditions import Conditions, WantedIn
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.tracer import ATTEMPTS, ExampleTracer
 from featx.tracing.guards.scalars import Diverged
-from featx.tracing.signals import DiffersInside, Disturbed, NeedsValues
+from featx.tracing.signals import DiffersInside, Disturbed, GoesByAutocast, NeedsValues
 
 
 def check_repeats(
@@ -30,36 +31,53 @@ def check_repeats(
 ) -> bool:
     """Raise where a second call with the same inputs does something else than the one in `trace`.
 
-    A second call is compared with the record of the first one. Where it differs, two traces on one replica tell whether
-    the first call has only filled a cache.
+    A second call is compared with the record of the first one, with another state of autocast around it. Where it
+    differs, two traces on one replica tell whether the first call has only filled a cache. They hear whether forward
+    goes by autocast, if that is not known.
 
     Returns:
         Whether the second call was like the first one in all, so that the replica of `trace` may be called again; else
         it is used up.
 
     Raises:
+        GoesByAutocast: forward does, and that was not heard in `trace`.
         DiffersInside: a submodule that is looked into keeps something from call to call that its next call finds.
         TraceError: the model itself does.
     """
+    if trace.may_go_by_autocast and not tracer.hears_autocast:
+        raise GoesByAutocast
     repeats = _repeats(tracer, args, kwargs, trace)
     if repeats:
         return True
     first = trace
-    for attempt in range(ATTEMPTS):
-        if repeats is not None or attempt:  # the replica is used up
-            first.drop_replica()
-            conditions = Conditions("a first call, to be compared", trace.is_real, trace.gradients)
-            first = tracer.run_once(trace.surroundings, args, kwargs, wanted_in, conditions)
-            first.forget_record()
-        try:
-            _check_traces(tracer, args, kwargs, first, wanted_in)
-            break
-        except Disturbed as error:
-            if attempt + 1 == ATTEMPTS:
-                raise TraceError(f"cannot trace {_name(trace)} while other threads run: {error}") from error
-        finally:
-            first.drop_replica()
+    with _hearing_autocast(tracer) as is_news:
+        for attempt in range(ATTEMPTS):
+            if repeats is not None or attempt:  # the replica is used up
+                first.drop_replica()
+                conditions = Conditions("a first call, to be compared", trace.is_real, trace.gradients)
+                first = tracer.run_once(trace.surroundings, args, kwargs, wanted_in, conditions)
+                first.forget_record()
+            try:
+                if is_news and first.goes_by_autocast:
+                    raise GoesByAutocast
+                _check_traces(tracer, args, kwargs, first, wanted_in, is_news=is_news)
+                break
+            except Disturbed as error:
+                if attempt + 1 == ATTEMPTS:
+                    raise TraceError(f"cannot trace {_name(trace)} while other threads run: {error}") from error
+            finally:
+                first.drop_replica()
     return False
+
+
+@contextmanager
+def _hearing_autocast(tracer: ExampleTracer) -> Generator[bool]:
+    """Let the tracer hear whether forward goes by autocast; yield whether it did not do so before."""
+    was, tracer.hears_autocast = tracer.hears_autocast, True
+    try:
+        yield not was
+    finally:
+        tracer.hears_autocast = was
 
 
 def _repeats(tracer: ExampleTracer, args: Any, kwargs: Any, trace: ExampleTrace) -> bool | None:
@@ -74,12 +92,16 @@ def _name(trace: ExampleTrace) -> str:
     return type(trace.surroundings.traced).__name__
 
 
-def _check_traces(tracer: ExampleTracer, args: Any, kwargs: Any, trace: ExampleTrace, wanted_in: Any) -> None:
+def _check_traces(
+    tracer: ExampleTracer, args: Any, kwargs: Any, trace: ExampleTrace, wanted_in: Any, *, is_news: bool
+) -> None:
     name = _name(trace)
     second = _next(tracer, args, kwargs, trace, wanted_in)
     if isinstance(second, BaseException):
         raise TraceError(f"cannot trace {name}: its second call is not like the first one: {second}") from second
     try:
+        if is_news and second.goes_by_autocast:
+            raise GoesByAutocast
         if is_same_graph(second.graph, trace.graph):
             return
         if trace.checks.keeps_of_input is not None:

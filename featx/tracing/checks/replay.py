@@ -17,6 +17,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from featx.ir.equality import is_same
+from featx.tracing.environment.autocast_state import Casts, casts
 from featx.tracing.guards.scalars import Diverged, TracedFloat, TracedInt, plain_number
 from featx.tracing.guards.structure import copy_structure
 from featx.tracing.replica.object_copies import attributes_of, is_plain_object
@@ -32,6 +33,7 @@ class Event(NamedTuple):
     args: Any
     kwargs: Any
     result: Any
+    casts: Casts
 
 
 class Record:
@@ -43,10 +45,13 @@ class Record:
         # Whether it ended in the middle, because all that was wanted was there.
         self.broke_off = False
         self.result: Any = None
+        # What autocast did around forward.
+        self.casts = casts()
 
     def note(self, called: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Add a call that is over."""
-        self.events.append(Event(called, _snapshot(args), _snapshot(kwargs) if kwargs else kwargs, _snapshot(result)))
+        keywords = _snapshot(kwargs) if kwargs else kwargs
+        self.events.append(Event(called, _snapshot(args), keywords, _snapshot(result), casts()))
 
 
 class _Ended(BaseException):
@@ -59,12 +64,16 @@ class Replay:
     Args:
         record: what the first call did.
         owned: the ids of the tensors of the model, which are the same in both calls.
+
+    Where autocast does something else around this call than around the first one, forward must not go by it, and may
+    set it only in a way that the first call has shown.
     """
 
     def __init__(self, record: Record, owned: Container[int]) -> None:
         self._record = record
         self._owned = owned
         self._position = 0
+        self._casts: Casts = ()
         # What stands in this call for the tensors of the first one, by the ids of those.
         self._twins: dict[int, torch.Tensor] = {}
         self._made: set[int] = set()
@@ -93,6 +102,7 @@ class Replay:
     def does_the_same(self, call: Callable[[], Any]) -> bool:
         """Run `call`; say whether it makes the calls of the first one, all of them, and returns the same."""
         record = self._record
+        self._casts = casts()
         try:
             result = call()
         except (Diverged, _Ended, Exception):
@@ -122,8 +132,19 @@ class Replay:
             (event.kwargs or kwargs) and not self._is_same(event.kwargs, kwargs)
         ):
             raise Diverged
+        if not self._is_cast_alike(event.casts):
+            raise Diverged
         self._position += 1
         return called(*args) if called is torch._C._set_grad_enabled else self._twin_of(event.result)
+
+    def _is_cast_alike(self, recorded: Casts) -> bool:
+        """Say whether the regions that are open are those that were seen to be open in the first call."""
+        return all(
+            now == (around if before == around_before else before)
+            for before, around_before, now, around in zip(
+                recorded, self._record.casts, casts(), self._casts, strict=True
+            )
+        )
 
     def on_module(
         self, path: str | None, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

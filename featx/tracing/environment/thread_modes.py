@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-_DEVICES = ("cpu", "cuda")
+from featx.tracing.environment.autocast_state import DEVICES
 
 
 class ThreadModes:
@@ -19,7 +19,7 @@ class ThreadModes:
         self._gradients = torch.is_grad_enabled()
         self._functions = torch._C._len_torch_function_stack()
         self._kernels = torch._C._len_torch_dispatch_stack()
-        self._function_state = torch._C._get_torch_function_state()
+        self._function_state = torch._C._get_torch_function_state()  # pyright: ignore[reportAttributeAccessIssue]
         self._autocast = _autocast()
         self._no_inference: Any = None
 
@@ -50,7 +50,7 @@ class ThreadModes:
             for device, enabled, dtype in self._autocast:
                 torch.set_autocast_enabled(device, enabled)
                 torch.set_autocast_dtype(device, dtype)
-        torch._C._set_torch_function_state(self._function_state)
+        torch._C._set_torch_function_state(self._function_state)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def set_gradients(enabled: bool) -> None:
@@ -60,4 +60,4 @@ def set_gradients(enabled: bool) -> None:
 
 
 def _autocast() -> tuple[tuple[str, bool, torch.dtype], ...]:
-    return tuple((device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in _DEVICES)
+    return tuple((device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in DEVICES)

@@ -71,5 +71,6 @@ class Settings:
     keep_source: bool
     keep_output: bool
     hears_calls: bool
+    hears_autocast: bool
     is_repeated: bool
     reads: ModeReads | None

@@ -19,6 +19,7 @@ from featx.ir.memory import memory_of
 from featx.ir.node import Node
 from featx.tracing.checks.replay import Record, Replay
 from featx.tracing.checks.state_checks import StateChecks
+from featx.tracing.environment.autocast_state import switch_casts
 from featx.tracing.environment.generators import SharedGenerators
 from featx.tracing.environment.heard_calls import CallListener, HeardCalls, hands_over
 from featx.tracing.environment.other_threads import AllThreads
@@ -113,6 +114,7 @@ class ExampleTrace:
         self._inputs_are_compared = False
         self._by_input: dict[int, torch.Tensor] = {}
         self._replay: Replay | None = None
+        self._is_heard = False
         # Where they must not run unheard, as what they compute would have values.
         self._others: AllThreads | None = None
         self._given: list[Held] = []
@@ -166,6 +168,16 @@ class ExampleTrace:
         return self.surroundings.signature
 
     @property
+    def goes_by_autocast(self) -> bool:
+        """Whether forward was heard to set or ask for the state of autocast."""
+        return self.recorder.autocast_modes.is_heard
+
+    @property
+    def may_go_by_autocast(self) -> bool:
+        """Whether forward has set autocast to what may be a dtype of its own or that around the model."""
+        return self.recorder.autocast_modes.is_unclear
+
+    @property
     def gradient_checks(self) -> list[Node]:
         """The checks that gradients are enabled, or not, as they were when forward asked."""
         return self._function_calls.gradient_checks
@@ -215,6 +227,8 @@ class ExampleTrace:
             call_args, call_kwargs, self._given = inputs
             if not self.gradients and self.numbers.expected is None:
                 self._function_calls.on_grad_question()
+            if self._settings.hears_autocast and not self._is_heard:  # a profiler has the hook
+                self.recorder.autocast_modes.on_question()
         output, result = self._output_of_call(call_args, call_kwargs, wanted_in)
         if self.recorder.call_record is not None:
             self.recorder.call_record.result = result
@@ -254,7 +268,8 @@ class ExampleTrace:
             listen(self.replica.paths, self._settings.reads)
         intercept(self.replica.paths, self._on_module)
         self._remove_absent()
-        generator.is_heard = heard.start() and self._settings.hears_calls
+        self._is_heard = heard.start()
+        generator.is_heard = self._is_heard and self._settings.hears_calls
         self._lay_pass_throughs()
         modes.leave_inference_mode()
         modes.enter(_Mode(self), self._torch_calls.kernels, gradients=self.gradients)
@@ -376,6 +391,8 @@ class ExampleTrace:
 
     def _listeners(self, *, has_values: bool) -> list[CallListener]:
         listeners: list[CallListener] = [self._torch_calls.generator.on_call] if self._settings.hears_calls else []
+        if self._settings.hears_autocast:
+            listeners.append(self._on_autocast)
         # On stand-ins alone, what another thread computes has no values, and is seen where forward uses it. Where some
         # inputs have values, it is cheaper to ask afterwards whether another thread has run.
         if self.is_real or (has_values and (self._settings.hears_calls or self.surroundings.names_workers)):
@@ -384,10 +401,16 @@ class ExampleTrace:
         return listeners
 
     def _on_handover(self, frame: FrameType, event: str, called: Any) -> None:
-        # What calls that the trace knows of do inside, such as torch.cond, is theirs.
-        is_inside = self.recorder.whole.depth or self._torch_calls.kernels.depth
-        if not is_inside and hands_over(frame, event, called):
+        if not self._is_inside_of_call() and hands_over(frame, event, called):
             self._torch_calls.refuse_other_threads()
+
+    def _on_autocast(self, frame: FrameType, event: str, called: Any) -> None:
+        if not self._is_inside_of_call():
+            self.recorder.autocast_modes.on_call(frame, event, called)
+
+    def _is_inside_of_call(self) -> bool:
+        # What calls that the trace knows of do inside, such as torch.cond, is theirs.
+        return self.recorder.whole.depth > 0 or self._torch_calls.kernels.depth > 0
 
     # -- what it left behind -----------------------------------------------------------------------------------------
 
@@ -429,6 +452,8 @@ class ExampleTrace:
     def repeats(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Say whether a second call on the replica does the same. The record of the first call is dropped.
 
+        Autocast does something else around the second call, unless calls are heard that go by it.
+
         Where the answer is False the replica is used up. Only where `can_repeat` says so.
         """
         record, self.recorder.call_record = self.recorder.call_record, None
@@ -456,6 +481,8 @@ class ExampleTrace:
         self._lay_pass_throughs()
         modes.leave_inference_mode()
         modes.enter(replay.mode, None, gradients=self.gradients)
+        if not self._settings.hears_autocast:
+            switch_casts()
 
         def call() -> Any:
             with torch._C.DisableTorchFunction():

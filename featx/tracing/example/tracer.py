@@ -95,6 +95,8 @@ class ExampleTracer:
         # Whether each call is heard, for those that set torch's generator or hand work to another thread, since other
         # threads have disturbed a trace; and whether they may have.
         self.hears_calls = self._may_be_disturbed = False
+        # Whether calls are heard that set or ask for the state of autocast.
+        self.hears_autocast = False
         self.log = RunLog()
 
     def _settings(self) -> Settings:
@@ -103,6 +105,7 @@ class ExampleTracer:
             self.keep_source,
             self.keep_output,
             self.hears_calls,
+            self.hears_autocast,
             self.keeps_replicas,
             self.reads,
         )

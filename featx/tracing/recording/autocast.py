@@ -2,46 +2,94 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
 from torch.amp import autocast_mode
 
 from featx.ir.node import Node
+from featx.tracing.environment.autocast_state import DEVICES
 
 _State = tuple[tuple[str, bool, torch.dtype], ...]
+# The state, and the devices for which a region was heard to be open.
+_Present = tuple[_State, frozenset[str]]
 
 
 class AutocastModes:
     """Compares the autocast state with that at the start of the trace, and records where it differs.
 
     At most one region is open at a time: on a change it is closed and, where that is not the state of the start,
-    another one opened.
+    another one opened. A region that sets what is set anyhow, as `autocast("cpu", enabled=False)` outside of autocast
+    does, changes nothing; where the calls of the thread are heard, it is recorded too.
+
+    Args:
+        create_node: adds a node to the graph.
+        guard: adds a check that the value of a node is again what it is now.
+
+    Attributes:
+        is_heard: whether such a region was heard, or code that asks for the state.
+        is_unclear: whether a region casts to a dtype that may be its own or the one that is set around the model.
     """
 
-    def __init__(self, create_node: Callable[..., Node]) -> None:
-        self._create_node = create_node
-        self._outside = self._present = _state()
+    def __init__(self, create_node: Callable[..., Node], guard: Callable[[Node, Any, str], Node]) -> None:
+        self._create_node, self._guard = create_node, guard
+        self._outside = _state()
+        self._present: _Present = (self._outside, frozenset())
+        self._open: Counter[str] = Counter()
         self._entered: list[Node] = []
+        self._asked: set[_State] = set()
+        self.is_heard = self.is_unclear = False
 
-    def mark(self) -> tuple[_State, list[Node]]:
+    def mark(self) -> tuple[_Present, list[Node]]:
         """Return what `forget` needs to undo what is recorded from now on."""
         return self._present, self._entered.copy()
 
-    def forget(self, mark: tuple[_State, list[Node]]) -> None:
+    def forget(self, mark: tuple[_Present, list[Node]]) -> None:
         """Go back to where `mark` was made; the nodes since then are erased by others."""
         self._present, self._entered = mark
+
+    def on_call(self, frame: FrameType, event: str, called: Any) -> None:
+        """Hear a call of the model's code, see `CallListener`."""
+        if event == "call":
+            code, local = frame.f_code, frame.f_locals
+            if code is _ENTER:
+                self._open[local["self"].device] += 1
+                self.is_heard = True
+            elif code is _EXIT:
+                self._open[local["self"].device] -= 1
+            elif code is _INIT and local["enabled"] and local["dtype"] is None:
+                self.on_question()
+        elif event == "c_call" and called in _QUESTIONS and _is_of_model(frame):
+            self.on_question()
+
+    def on_question(self) -> None:
+        """Record that the state must be the present one when the graph runs, since forward goes by it."""
+        self.is_heard = True
+        state = _state()
+        if state in self._asked:
+            return
+        self._asked.add(state)
+        for device, enabled, dtype in state:
+            answers = [(torch.is_autocast_enabled, enabled), (torch.get_autocast_dtype, dtype)]
+            for function, answer in answers if enabled else answers[:1]:
+                node = self._create_node("call_function", function, (device,), {})
+                self._guard(node, answer, f"what torch.{function.__name__}({device!r}) answers")
 
     def follow(self) -> None:
         """Note the state ahead of a node."""
         state = _state()
-        if state == self._present:
+        present = (state, frozenset(+self._open) if self._open else frozenset[str]())
+        if present == self._present:
             return
-        self._present = state
+        self._present = present
         self.leave()
-        for (device, enabled, dtype), outside in zip(state, self._outside, strict=True):
-            if (device, enabled, dtype) != outside:
+        for each, outside in zip(state, self._outside, strict=True):
+            device, enabled, dtype = each
+            if each != outside or device in present[1]:
+                self.is_unclear = self.is_unclear or (enabled and dtype is outside[2])
                 arguments: tuple[Any, ...] = (device, dtype, enabled, torch.is_autocast_cache_enabled())
                 self._entered.append(self._create_node("call_function", autocast_mode._enter_autocast, arguments, {}))
 
@@ -51,11 +99,20 @@ class AutocastModes:
             self._create_node("call_function", autocast_mode._exit_autocast, (self._entered.pop(),), {})
 
 
+def _is_of_model(frame: FrameType) -> bool:
+    return frame.f_code not in _OF_AUTOCAST and not str(frame.f_globals.get("__name__")).startswith("featx.")
+
+
 def _state() -> _State:
     if not torch._C._is_any_autocast_enabled():
         return _OFF
-    return tuple((device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in _DEVICES)
+    return tuple((device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in DEVICES)
 
 
-_DEVICES = ("cpu", "cuda")
-_OFF: _State = tuple((device, False, torch.get_autocast_dtype(device)) for device in _DEVICES)
+_OFF: _State = tuple((device, False, torch.get_autocast_dtype(device)) for device in DEVICES)
+_INIT, _ENTER, _EXIT = (getattr(torch.autocast, name).__code__ for name in ("__init__", "__enter__", "__exit__"))
+_OF_AUTOCAST = {_INIT, _ENTER, _EXIT}
+_QUESTIONS = {
+    torch.is_autocast_enabled, torch.is_autocast_cpu_enabled, torch._C._is_any_autocast_enabled,
+    torch.get_autocast_dtype, torch.get_autocast_cpu_dtype, torch.get_autocast_gpu_dtype,
+}  # fmt: skip

@@ -91,7 +91,7 @@ class Recorder(TracerBase):
         self.numbers = Numbers(self)
         self.earlier = EarlierCalls()
         self.grad_modes = GradModes(self.add_unnamed_node)
-        self.autocast_modes = AutocastModes(self.add_unnamed_node)
+        self.autocast_modes = AutocastModes(self.add_unnamed_node, self.guard)
         self.is_real = is_real
         self.owned = owned
         self.device: torch.device = surroundings.device

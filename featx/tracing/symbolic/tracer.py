@@ -405,8 +405,10 @@ def is_tracing() -> bool:
     return any(isinstance(mode, _Mode) for mode in modes)
 
 
-def _modes() -> tuple[bool, bool]:
-    return torch._C._is_any_autocast_enabled(), torch.is_inference_mode_enabled()
+def _modes() -> tuple[int, bool]:
+    # `autocast(enabled=False)` changes nothing but how many regions are open, which torch tells where it counts.
+    torch.autocast_increment_nesting()
+    return torch.autocast_decrement_nesting(), torch.is_inference_mode_enabled()
 
 
 class _Mode(TorchFunctionMode):
