@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import difflib
 import inspect
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from featx.codegen.emit import PythonCode
 
 CodeTransformer = Callable[[list[str]], list[str]]
+# The nodes by opcode and target; but for functions, also by opcode alone.
+_Index = dict[tuple[str, Target | None], dict[Node, None]]
+
+_LABEL = operator.attrgetter("label")
 
 
 class NodeList:
@@ -91,7 +96,7 @@ class Graph:
         self.tracer_extras = tracer_extras
         self.code_transformer: CodeTransformer | None = None
         self._names = Namespace()
-        self._index: dict[tuple[str, Target | None], dict[Node, None]] | None = None
+        self._index: _Index | None = None
         self._owner: weakref.ref[object] | None = None
         self.owning_module = owning_module
 
@@ -134,11 +139,11 @@ class Graph:
             raise GraphError("find_nodes(op='call_function') needs the target function as well")
         index = self._index
         if index is None:
-            index = self._index = {}
-            for node in self.nodes:
-                _add_to_index(index, node, node.op, node.target)
+            index = self._index = _index_of(self.nodes)
         found = list(index.get((op, target), ()))
-        return sorted(found) if sort else found
+        if sort:
+            found.sort(key=_LABEL)
+        return found
 
     def lint(self) -> None:
         """Check that the graph is well-formed; see `verify`. O(nodes + edges).
@@ -435,14 +440,22 @@ class Graph:
             raise ForeignNodeError(f"cannot {verb} node '{node.name}': it was erased from this graph")
 
 
-def _add_to_index(
-    index: dict[tuple[str, Target | None], dict[Node, None]], node: Node, op: str, target: Target
-) -> None:
+def _index_of(nodes: Iterable[Node]) -> _Index:
+    index: _Index = collections.defaultdict(dict)
+    for node in nodes:
+        op = node._op
+        index[op, node._target][node] = None
+        if op != "call_function":
+            index[op, None][node] = None
+    return index
+
+
+def _add_to_index(index: _Index, node: Node, op: str, target: Target) -> None:
     for key in _index_keys(op, target):
         index.setdefault(key, {})[node] = None
 
 
-def _drop_from_index(index: dict[tuple[str, Target | None], dict[Node, None]], node: Node) -> None:
+def _drop_from_index(index: _Index, node: Node) -> None:
     for key in _index_keys(node.op, node.target):
         index.get(key, {}).pop(node, None)
 

@@ -49,6 +49,7 @@ class Node(Operand):
         "_kwargs",
         "_next",
         "_op",
+        "_pending",
         "_prev",
         "_target",
         "graph",
@@ -84,6 +85,9 @@ class Node(Operand):
         self.meta: dict[str, Any] = {}
         self._erased = False
         self.label = 0
+        # Arguments, and which inputs were replaced in them by which, while nobody has read the outcome; `_args` and
+        # `_kwargs` are unset then.
+        self._pending: tuple[tuple[Argument, ...], dict[str, Argument], dict[Node, Node]] | None = None
         self._args, self._kwargs = self._adopt(args, kwargs)
 
     # -- what the node does ------------------------------------------------------------------------------------------
@@ -117,33 +121,39 @@ class Node(Operand):
     @property
     def args(self) -> tuple[Argument, ...]:
         """The positional arguments; assigning new ones updates `users` of the nodes that are in them."""
-        return self._args
+        try:
+            return self._args
+        except AttributeError:
+            return self._settle()[0]
 
     @args.setter
     def args(self, args: tuple[Argument, ...]) -> None:
         # Code written for torch.fx, which takes it, assigns a list.
-        self._assign(tuple(args) if type(cast(object, args)) is list else args, self._kwargs)
+        self._assign(tuple(args) if type(cast(object, args)) is list else args, self.kwargs)
 
     @property
     def kwargs(self) -> dict[str, Argument]:
         """The keyword arguments; assigning new ones updates `users` of the nodes that are in them."""
-        return self._kwargs
+        try:
+            return self._kwargs
+        except AttributeError:
+            return self._settle()[1]
 
     @kwargs.setter
     def kwargs(self, kwargs: dict[str, Argument]) -> None:
-        self._assign(self._args, kwargs)
+        self._assign(self.args, kwargs)
 
     @property
     def all_input_nodes(self) -> list[Node]:
         """The nodes in `args` and `kwargs`, each once, in the order of their first use."""
         inputs: dict[Node, None] = {}
-        for argument in self._args:
+        for argument in self.args:
             kind = type(argument)
             if kind is Node:
                 inputs[argument] = None
             elif kind not in ATOMS:
                 collect_nodes(argument, inputs)
-        if self._kwargs:
+        if self._kwargs:  # set, as `args` has been read
             collect_nodes(self._kwargs, inputs)
         return list(inputs)
 
@@ -154,7 +164,7 @@ class Node(Operand):
 
     def update_arg(self, idx: int, arg: Argument) -> None:
         """Replace `args[idx]` by `arg`."""
-        args = list(self._args)
+        args = list(self.args)
         args[idx] = arg
         self.args = tuple(args)
 
@@ -164,13 +174,14 @@ class Node(Operand):
         Raises:
             GraphError: `idx` is not between 0 and the number of arguments.
         """
-        if not 0 <= idx <= len(self._args):
-            raise GraphError(f"node '{self.name}' has {len(self._args)} arguments; cannot insert one at {idx}")
-        self.args = (*self._args[:idx], arg, *self._args[idx:])
+        args = self.args
+        if not 0 <= idx <= len(args):
+            raise GraphError(f"node '{self.name}' has {len(args)} arguments; cannot insert one at {idx}")
+        self.args = (*args[:idx], arg, *args[idx:])
 
     def update_kwarg(self, key: str, arg: Argument) -> None:
         """Set `kwargs[key]` to `arg`."""
-        self.kwargs = {**self._kwargs, key: arg}
+        self.kwargs = {**self.kwargs, key: arg}
 
     @property
     def stack_trace(self) -> str | None:
@@ -253,15 +264,23 @@ class Node(Operand):
     def replace_input_with(self, old_input: Node, new_input: Node) -> None:
         """Let this node read `new_input` wherever it reads `old_input`.
 
+        O(1): the arguments are rewritten once, in O(arguments), when they are read next.
+
         Raises:
             ForeignNodeError: `new_input` belongs to another graph.
         """
         self._check_same_graph(new_input)
-
-        def swap(node: Node) -> Node:
-            return new_input if node is old_input else node
-
-        self._assign(map_arg(self._args, swap), map_arg(self._kwargs, swap))
+        self.graph.edits += 1
+        if new_input is old_input or self not in old_input.users:
+            return
+        if self._pending is not None and new_input in self._pending[2]:
+            self._settle()  # so that a node that was replaced is never one that replaces
+        if self._pending is None:
+            self._pending = (self._args, self._kwargs, {})
+            del self._args, self._kwargs
+        self._pending[2][old_input] = new_input
+        new_input.users[self] = None
+        del old_input.users[self]
 
     def is_impure(self, impure_random: bool = True) -> bool:
         """Say whether dead-code removal must keep this node although nobody reads it (see `ir/effects.py`)."""
@@ -352,6 +371,23 @@ class Node(Operand):
         self._prev._next = self._next
         self._next._prev = self._prev
 
+    def _settle(self) -> tuple[tuple[Argument, ...], dict[str, Argument]]:
+        # Another thread may do the same at the same time: each step leaves what the other one needs.
+        pending = self._pending
+        if pending is not None:
+            args, kwargs, replaced = pending
+            last: dict[Node, Node] = {}
+            for old, new in reversed(replaced.items()):
+                last[old] = last.get(new, new)
+
+            def current(node: Node) -> Node:
+                return last.get(node, node)
+
+            self._kwargs = map_arg(kwargs, current)
+            self._args = map_arg(args, current)  # last: where it is set, all is
+            self._pending = None
+        return self._args, self._kwargs
+
     def _assign(self, args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> None:
         old_inputs = self.all_input_nodes
         frozen, frozen_kwargs = self._adopt(args, kwargs)
@@ -426,7 +462,7 @@ def is_well_formed(root: Node, graph: Graph) -> bool:
             return False
         if op in ("call_method", "placeholder") and not is_legal_target(op, node._target):
             return False
-        args = node._args
+        args = node.args
         if len(args) == 1 and type(args[0]) is Node and not node._kwargs:
             source = args[0]
             if source not in seen or node not in source.users:
