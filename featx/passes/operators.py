@@ -7,6 +7,7 @@ from typing import Any
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from featx.ir.overloads import Signature, Signatures
+from featx.tracing.environment.compiler import not_compiled
 
 
 class OperatorMode(TorchDispatchMode):
@@ -26,6 +27,7 @@ class OperatorMode(TorchDispatchMode):
         # What torch does to keep its compiler away from a mode loads that compiler, which takes seconds.
         return False
 
+    @not_compiled
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

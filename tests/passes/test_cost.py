@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - as everybody writes it
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import featx
@@ -81,7 +82,8 @@ def test_bert() -> None:
     model = transformers.BertModel(config).eval()
     ids = torch.randint(0, 100, (2, 12))
     report = featx.cost(featx.trace(model, ids), ids)
-    assert report.total.flops == counted_by_torch(model, ids)
+    with sdpa_kernel(SDPBackend.MATH):  # the fused kernel of CPUs is not counted by each version of torch
+        assert report.total.flops == counted_by_torch(model, ids)
     # By hand: a layer has four projections, two products of attention and two layers of feed-forward.
     layer = 2 * 24 * (4 * 32 * 32 + 2 * 32 * 64) + 2 * 2 * 2 * 12 * 12 * 32
     assert report.total.flops == 2 * layer + 2 * 2 * 32 * 32  # and the pooler

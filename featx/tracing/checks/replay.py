@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from featx.ir.equality import is_same
 from featx.tracing.environment.autocast_state import Casts, casts
+from featx.tracing.environment.compiler import not_compiled
 from featx.tracing.guards.scalars import Diverged, TracedFloat, TracedInt, plain_number
 from featx.tracing.guards.structure import copy_structure
 from featx.tracing.replica.object_copies import attributes_of, is_plain_object
@@ -246,6 +247,7 @@ class _Mode(TorchFunctionMode):
         super().__init__()
         self._replay = replay
 
+    @not_compiled
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

@@ -20,6 +20,7 @@ from featx.ir.node import Node
 from featx.tracing.checks.replay import Record, Replay
 from featx.tracing.checks.state_checks import StateChecks
 from featx.tracing.environment.autocast_state import switch_casts
+from featx.tracing.environment.compiler import not_compiled
 from featx.tracing.environment.generators import SharedGenerators
 from featx.tracing.environment.heard_calls import CallListener, HeardCalls, hands_over
 from featx.tracing.environment.other_threads import AllThreads
@@ -534,6 +535,7 @@ class _Mode(TorchFunctionMode):
         super().__init__()
         self._trace = trace
 
+    @not_compiled
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

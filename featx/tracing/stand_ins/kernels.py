@@ -14,6 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from featx.ir.overloads import Signatures
+from featx.tracing.environment.compiler import not_compiled
 from featx.tracing.environment.generators import OwnGenerators
 from featx.tree import tree_leaves
 
@@ -51,6 +52,7 @@ class Kernels(TorchDispatchMode):
         # How many calls that the trace knows of the running code is inside.
         self.depth = 0
 
+    @not_compiled
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

@@ -20,6 +20,7 @@ from featx.ir.graph import Graph
 from featx.ir.node import Node, Target
 from featx.ir.operator_facts import facts_of, name_of
 from featx.tracing.base import TracerBase
+from featx.tracing.environment.compiler import not_compiled
 from featx.tracing.environment.pass_through import PassThroughs
 from featx.tracing.environment.recursion import levels_of, room_for
 from featx.tracing.environment.thread_modes import ThreadModes
@@ -418,6 +419,7 @@ class _Mode(TorchFunctionMode):
         super().__init__()
         self._tracer = tracer
 
+    @not_compiled
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

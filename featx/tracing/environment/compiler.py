@@ -1,0 +1,24 @@
+"""Keep torch's compiler out of code of featx that runs inside of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def not_compiled(method: _Method) -> _Method:
+    """Mark a method of a mode, so that the compiler neither compiles it nor what it calls.
+
+    `torch.cond`, for example, compiles what it calls, and would go on with the modes that are entered. Decorators of
+    torch with this effect load the compiler, which takes seconds; this one does not.
+    """
+    frames = torch._C._dynamo.eval_frame
+    strategy = getattr(frames, "_FrameExecStrategy", None)
+    if strategy is not None:
+        skip = frames._FrameAction.SKIP
+        frames.set_code_exec_strategy(method.__code__, strategy(skip, skip))
+    return method
