@@ -26,6 +26,7 @@ class Signature:
     """The facts about one operator. `name` is `aten::add`, `overload` the `OpOverload` itself."""
 
     __slots__ = (
+        "_makes_tensors",
         "_unmarked",
         "asks",
         "draws",
@@ -62,6 +63,13 @@ class Signature:
             torch._C._dispatch_has_kernel_for_dispatch_key(operator, "CompositeImplicitAutograd")
         )
         self.replaces_memory = torch.Tag.inplace_view in tags
+        # Whether it returns tensors alone: new ones, or one view of the first argument.
+        self._makes_tensors = (
+            bool(schema.returns)
+            and all(isinstance(result.type, torch.TensorType) for result in schema.returns)
+            and not (self.written or self.needs_values or self.replaces_memory)
+            and (not returned or (len(schema.returns) == 1 and schema.arguments[0].alias_info is not None))
+        )
 
     def targets(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
         """Yield the tensors that a call writes."""
@@ -69,6 +77,10 @@ class Signature:
             yield from tensors_in([args[position] for position in self._unmarked])
         for position, name in self.written:
             yield from tensors_in((args[position] if position < len(args) else kwargs.get(name),))
+
+    def only_makes_tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Say whether a call returns tensors and does nothing else: new ones, or one view of the first argument."""
+        return self._makes_tensors and not (self._unmarked and any(True for _ in self.targets(args, kwargs)))
 
 
 class Signatures:

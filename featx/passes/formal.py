@@ -13,6 +13,7 @@ import torch
 
 from featx.errors import InputError
 from featx.ir.overloads import Signature, tensors_in
+from featx.passes.fake_results import FakeResults
 from featx.passes.operators import OperatorMode
 from featx.tracing.symbolic.constants import memory_of
 
@@ -113,10 +114,16 @@ class FakeValues(OperatorMode):
         self._fake_mode = fake_mode
         # By id: a real tensor, which must stay alive, and what stands for it.
         self._fakes: dict[int, tuple[torch.Tensor, Any]] = {}
+        # Symbolic sizes are left to the fake mode itself.
+        is_symbolic = fake_mode.shape_env is not None
+        self._results = None if is_symbolic else FakeResults(fake_mode)
+        self._stand_ins = None if is_symbolic else _StandIns()
 
     def on_operator(self, func: Any, signature: Signature | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator."""
-        return call_on(func, args, kwargs, self.fake)
+        if self._results is None or signature is None or not signature.only_makes_tensors(args, kwargs):
+            return call_on(func, args, kwargs, self.fake)
+        return self._results.of(signature, replaced(args, self.fake), replaced(kwargs, self.fake))
 
     def fake(self, value: Any) -> Any:
         """Return what stands for a tensor, the same for the same one; other values, and fake tensors, stay."""
@@ -124,11 +131,17 @@ class FakeValues(OperatorMode):
             return value
         known = self._fakes.get(id(value))
         if known is None:
-            # Apart from its history, of which a buffer may get one meanwhile.
-            with torch._C._DisableTorchDispatch():
-                plain = value.detach()
-            known = self._fakes[id(value)] = (value, self._fake_mode.from_tensor(plain, static_shapes=True))
+            known = self._fakes[id(value)] = (value, self._converted(value))
         return known[1]
+
+    def _converted(self, tensor: torch.Tensor) -> Any:
+        # Apart from its history, of which a buffer may get one meanwhile.
+        with torch._C._DisableTorchDispatch():
+            plain = tensor.detach()
+            is_plain = plain.layout is torch.strided and not (plain.is_quantized or plain.is_conj() or plain.is_neg())
+            if self._stand_ins is not None and is_plain:
+                return self._results.fake_of(self._stand_ins.of(plain), plain.device)
+        return self._fake_mode.from_tensor(plain, static_shapes=True)
 
 
 def call_on(func: Any, args: Any, kwargs: dict[str, Any], stand_in: Callable[[torch.Tensor], torch.Tensor]) -> Any:

@@ -90,6 +90,17 @@ def test_bert() -> None:
     assert sum(module.flops for module in report.modules if module.path.count(".") == 2) == 2 * layer
 
 
+def test_equal_calls_take_equal_memory() -> None:
+    class Products(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return x @ y + x @ y * (x @ y)
+
+    report = featx.cost(featx.symbolic_trace(Products()), torch.rand(2, 3, 4, 5), torch.rand(2, 3, 5, 6))
+    products = [node for node in report.nodes if node.name.startswith("matmul")]
+    assert [node.allocated for node in products] == [2 * 3 * 4 * 6 * 4] * 3
+    assert report.total.peak == 4 * (2 * 3 * 4 * 6 * 4)  # three products, and that of two of them
+
+
 # -- layers by hand ----------------------------------------------------------------------------------------------------
 
 LAYERS: dict[str, tuple[nn.Module, tuple[int, ...], int, int]] = {
