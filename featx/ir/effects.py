@@ -17,9 +17,9 @@ import torch
 from torch import nn
 
 from featx.ir.module_effects import module_draws, module_effects, module_writes_state
-from featx.ir.names import qualified_name
+from featx.ir.names import has_borrowed_name, qualified_name
 from featx.ir.node import Node
-from featx.ir.operator_facts import draws_now, facts_of, is_magic, is_set, name_of
+from featx.ir.operator_facts import draws_now, facts_of, facts_of_call, is_magic, is_set
 from featx.ir.runtime_checks import is_runtime_check
 from featx.ir.side_effects import is_marked
 from featx.tree import clone_tensors
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from featx.ir.graph import Graph
 
 _CHECKS = frozenset({"torch._assert", "torch._assert_async", "torch._check"})
-# Functions that change how later code runs.
+# Functions of torch that change how later code runs.
 _GLOBAL_STATE = frozenset({"_set_grad_enabled", "_enter_autocast", "_exit_autocast", "set_grad_enabled", "manual_seed"})
 # Modules of Python whose functions never write their arguments.
 _PURE_MODULES = frozenset({"math", "builtins", "collections", "functools", "itertools", "typing", "dataclasses"})
@@ -135,7 +135,7 @@ class Effects:
         """Say whether it depends on the form of its input whether `node` shares its memory, or gives a copy."""
         if node.op == "call_module":
             return isinstance(self.module_of(node), (nn.Flatten, nn.Upsample))
-        return facts_of(name_of(node.target)).copies_if_needed
+        return facts_of_call(node).copies_if_needed
 
     def module_of(self, node: Node) -> nn.Module | None:
         """Return the module that a `call_module` node calls, or None where the root has none at that path."""
@@ -176,7 +176,7 @@ class Effects:
     # -- functions and methods ---------------------------------------------------------------------------------------
 
     def _of_function(self, node: Node, function: Callable[..., Any]) -> CallEffects:
-        if is_marked(function):
+        if is_marked(function) or has_borrowed_name(function):
             inputs = _nodes(node)
             return CallEffects(writes=inputs, shares=inputs, is_opaque=True, is_random=True, writes_state=True)
         name = qualified_name(function)
@@ -185,7 +185,8 @@ class Effects:
             return CallEffects(is_check=True)
         if function is clone_tensors:
             return _NOTHING
-        if short in _GLOBAL_STATE or name.startswith("torch.ops.profiler."):
+        is_switch = short in _GLOBAL_STATE and name.startswith("torch.")
+        if is_switch or name.startswith("torch.ops.profiler."):
             return CallEffects(changes_global_state=True)
         if module == "operator":
             return _of_python_operator(node, short, self._sequences)
@@ -309,7 +310,7 @@ def _is_sequence(value: Any, known: dict[Node, bool]) -> bool:
                 known[item] if isinstance(item, Node) else isinstance(item, (tuple, list)) for item in node.args
             )
         else:
-            known[node] = facts_of(name_of(node.target)).returns_sequence
+            known[node] = facts_of_call(node).returns_sequence
         pending.pop()
     return known[value]
 

@@ -109,6 +109,17 @@ def qualified_name(function: Callable[..., Any]) -> str:
     return f"{module}.{getattr(function, '__qualname__', name) if isinstance(function, type) else name}"
 
 
+def has_borrowed_name(function: Callable[..., Any]) -> bool:
+    """Say whether `qualified_name` is that of another function, as `functools.wraps` copies it."""
+    if isinstance(function, types.FunctionType):
+        home = str(function.__globals__.get("__name__"))
+    elif "__wrapped__" in getattr(function, "__dict__", {}):
+        home = type(function).__module__
+    else:
+        return False
+    return home.partition(".")[0] != qualified_name(function).partition(".")[0]
+
+
 def resolve(name: str) -> Any:  # Any: whatever torch has there
     """Return the object of torch with this dotted name (`torch.nn.functional.relu`), or None."""
     value: Any = torch

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from featx.ir.names import has_borrowed_name, qualified_name
 from featx.ir.node import Node
 
 # Functions of torch written in Python that draw random numbers; operators are asked for their tags.
@@ -112,6 +113,15 @@ def facts_of(name: str) -> OperatorFacts:
         needs_form_of_first=name in _NEEDS_FORM_OF_FIRST,
         needs_form_of_others=name in _NEEDS_FORM_OF_OTHERS,
     )
+
+
+def facts_of_call(node: Node) -> OperatorFacts:
+    """Return what a node's call does as far as torch or Python's operators decide it; of other functions nothing."""
+    target = node.target
+    if node.op != "call_function":
+        return facts_of(name_of(target) if node.op == "call_method" else "")
+    name = "" if has_borrowed_name(target) else qualified_name(target)
+    return facts_of(name.rpartition(".")[2] if name.startswith(("torch.", "operator.")) else "")
 
 
 def draws_now(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

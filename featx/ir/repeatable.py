@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from featx.ir.module_effects import module_writes_state
-from featx.ir.names import qualified_name
+from featx.ir.names import has_borrowed_name, qualified_name
 from featx.ir.operator_facts import facts_of
 from featx.libraries import PURE_OPERATORS
 
@@ -110,6 +110,8 @@ def _is_pure(node: Node) -> bool:
             return _is_python_operator(node.target[2:-2]) or _is_python_operator(node.target[2:-2].removeprefix("r"))
         return node.target in _METHODS or _is_operator(node.target)
     function: Callable[..., Any] = node.target
+    if has_borrowed_name(function):
+        return False
     name = qualified_name(function)
     module, _, short = name.rpartition(".")
     if isinstance(function, torch._ops.OpOverload):

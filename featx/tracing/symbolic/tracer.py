@@ -18,7 +18,7 @@ from featx.errors import FeatxError, ModulePathError, TraceError
 from featx.ir.arguments import Argument
 from featx.ir.graph import Graph
 from featx.ir.node import Node, Target
-from featx.ir.operator_facts import facts_of, name_of
+from featx.ir.operator_facts import facts_of, facts_of_call
 from featx.tracing.base import TracerBase
 from featx.tracing.environment.compiler import not_compiled
 from featx.tracing.environment.pass_through import PassThroughs
@@ -227,7 +227,7 @@ class Tracer(TracerBase):
     def _check_buffers(self, module: nn.Module) -> None:
         path = self.submodule_paths[module]
         for name, value in self._states[module].rebound_buffers(self._is_of_trace).items():
-            if type(value) is Proxy and facts_of(name_of(value.node.target)).writes_first:
+            if type(value) is Proxy and facts_of_call(value.node).writes_first:
                 continue  # `self.count += 1` writes in place and then assigns what it wrote
             where = f"{path}.{name}" if path else name
             raise TraceError(
