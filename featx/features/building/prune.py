@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import cached_property
+from itertools import chain
 from math import inf
 
 from torch import nn
@@ -16,6 +17,7 @@ from featx.ir.memory import MemoryGroups
 from featx.ir.node import Node
 from featx.tracing.recording.module_output import module_output
 from featx.tracing.source.missed_writes import ReturnedInputs
+from featx.tracing.source.state_writes import StateWrite, tensors_at
 from featx.tree import clone_tensors
 
 # Nodes whose memory exists outside of a call.
@@ -196,17 +198,47 @@ class _Liveness:
         """Require what writes the model's tensors that the kept part reads: the next call will see it."""
         state = {self._memory.of(node) for node in self.kept if node.op == "get_attr"}
         state |= {self._memory.state_of(node) for node in self.kept if node.op == "call_module"}
+        decisions, state_of_decisions = self._decisions_about_state()
         writers = {
             node
             for node in self._graph.nodes
             if node not in self.kept
-            and not self._effects.of(node).is_opaque
-            and not state.isdisjoint(self._written_by(node))
+            and not (state | state_of_decisions).isdisjoint(self._written_by(node))
+            and (not self._effects.of(node).is_opaque or self._is_given_state(node))
         }
         if writers:
             # What they write follows from what Python has decided ahead of them.
-            self._required |= writers | self._guards_ahead_of(max(writers))
-        return bool(writers)
+            decisions |= writers | self._guards_ahead_of(max(writers))
+        is_new = not decisions <= self._required
+        self._required |= decisions
+        return is_new
+
+    def _is_given_state(self, node: Node) -> bool:
+        """Say whether a call whose writes were measured takes a tensor of the model itself."""
+        return "effects" in node.meta and any(source.op == "get_attr" for source in node.all_input_nodes)
+
+    def _decisions_about_state(self) -> tuple[set[Node], set[int]]:
+        """Return the guards that hold off writes to the model's tensors that the kept part reads.
+
+        And the memory from which these writes would compute: a graph for other inputs has them.
+        """
+        guards = {node for node in self._graph.nodes if node.meta.get("missed_state_writes")}
+        if not guards:
+            return guards, set()
+        pending: set[StateWrite] = set(next(iter(guards)).meta["missed_state_writes"])
+        stateful = [node for node in self._graph.nodes if node.op in ("get_attr", "call_module")]
+        tensors = {node: tensors_at(self._root, [node.target]) for node in stateful}
+        read = set[int]().union(*(tensors[node] for node in stateful if node in self.kept))
+        found: set[StateWrite] = set()
+        while matching := {each for each in pending if not read.isdisjoint(tensors_at(self._root, each.written))}:
+            pending -= matching
+            found |= matching
+            read |= tensors_at(self._root, chain.from_iterable(each.read for each in matching))
+        if not found:
+            return set(), set()
+        others = [node for node in stateful if not read.isdisjoint(tensors[node])]
+        memory = self._memory
+        return guards, {memory.of(node) if node.op == "get_attr" else memory.state_of(node) for node in others}
 
     def _guards_ahead_of(self, end: Node) -> set[Node]:
         return {node for node in self._graph.nodes if node.meta.get("is_guard") and node < end}

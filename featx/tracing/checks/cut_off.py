@@ -24,6 +24,7 @@ from featx.tracing.example.surroundings import Surroundings
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.tracer import ExampleTracer
 from featx.tracing.guards.structure import copy_structure
+from featx.tracing.source.state_writes import tensors_at
 from featx.tracing.stand_ins.kernels import Kernels
 
 # `mul_(...)`, `p.data = ...`, `self.m += ...`, `w[0] = ...`
@@ -40,7 +41,8 @@ def with_state_that_is_written_later(
     """Return `trace`, or one for real that goes on where `trace` ended early and missed a write that matters.
 
     A tensor of the model that the graph reads and that forward writes behind that place would be another one in the
-    next call. To find out, the model runs once on a copy. Code that asks for values can be followed for real.
+    next call. To find out, the model runs once on a copy, and its source is read for what other inputs may write. Code
+    that asks for values can be followed for real.
 
     Raises:
         TraceError: the code that writes such a tensor cannot be followed.
@@ -66,8 +68,12 @@ def _written_unseen(
 ) -> list[str]:
     if trace.broke_off is None:
         return []
+    root = trace.surroundings.root
     paths = _read_alone(trace.graph, trace.surroundings, is_training=tracer.training is True)
-    return _written_by_a_run(tracer, args, kwargs, trace, paths) if paths else []
+    missed = trace.missed_state_writes() if paths else ()
+    missed_tensors = tensors_at(root, chain.from_iterable(write.written for write in missed))
+    may_be_written = [path for path in paths if not missed_tensors.isdisjoint(tensors_at(root, [path]))]
+    return may_be_written or (_written_by_a_run(tracer, args, kwargs, trace, paths) if paths else [])
 
 
 def _read_alone(graph: Graph, around: Surroundings, *, is_training: bool) -> list[str]:

@@ -35,6 +35,8 @@ REFUSED = "fixed: the model takes no other length"
 NOT_ALONE = "fixed: other lengths were not tried, because the model asks for values and runs for real each time"
 NOT_ASKED = "fixed: other lengths were not tried, as check_sizes says"
 _RUNS_ALONE = 3
+# A model that computes more elements than these takes seconds for each run.
+_ELEMENTS_OF_A_LARGE_RUN = 200_000_000
 _CHANNELS_OF_IMAGES = (1, 3, 4)
 # A dimension of an input: the id of the tensor, and the position.
 Dim = tuple[int, int]
@@ -74,7 +76,7 @@ class Variation:
         self._trace = trace
         self._wanted_in = wanted_in
         # How many more whole runs for real may try one dimension that is not the first.
-        self._runs_left = _RUNS_ALONE
+        self._runs_left = _RUNS_ALONE if trace.computed_elements < _ELEMENTS_OF_A_LARGE_RUN else 0
         # For groups that the model takes at some other sizes only: the size to try.
         self._sizes: dict[_Group, OtherSize] = {}
 

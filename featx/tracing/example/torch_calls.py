@@ -110,6 +110,7 @@ class TorchCalls:
         if name == "element_size" and recorder.is_of_graph(args):
             self.questions.decide_dtype(args[0])
         if facts_of(name).writes_first or "out" in kwargs:
+            recorder.written_at.add(line_of(user_frame()))
             self._refuse_foreign((*args[:1], kwargs.get("out")))
         if not recorder.is_followed(args) and not (kwargs and recorder.is_followed(tuple(kwargs.values()))):
             return self._on_constants(function, args, kwargs)

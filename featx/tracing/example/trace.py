@@ -61,6 +61,7 @@ from featx.tracing.signals import (
 )
 from featx.tracing.source.frames import user_frame
 from featx.tracing.source.questions import compares_objects
+from featx.tracing.source.state_writes import StateWrite, missed_state_writes
 from featx.tracing.stand_ins.stand_ins import StandIns, keeps_values
 from featx.tree import tree_leaves
 
@@ -179,6 +180,11 @@ class ExampleTrace:
         return self.recorder.autocast_modes.is_unclear
 
     @property
+    def computed_elements(self) -> int:
+        """How many elements of tensors a run for real has computed."""
+        return self._torch_calls.kernels.elements
+
+    @property
     def gradient_checks(self) -> list[Node]:
         """The checks that gradients are enabled, or not, as they were when forward asked."""
         return self._function_calls.gradient_checks
@@ -240,6 +246,25 @@ class ExampleTrace:
             self.recorder.autocast_modes.leave()
             self.graph.output(output)
             self._require_aliases(args, kwargs)
+            self._mark_decisions_about_state()
+
+    def _mark_decisions_about_state(self) -> None:
+        """Note on each guard what other decisions might have written of the model's state."""
+        missed = self.missed_state_writes()
+        for node in self.graph.nodes if missed else ():
+            if node.meta.get("is_guard"):
+                node.meta["missed_state_writes"] = missed
+
+    def missed_state_writes(self) -> frozenset[StateWrite]:
+        """Return what code of opened modules may write of the model's state, and has not written in this run."""
+        paths, broken_off = self.replica.paths, f"{self._module_calls.broken_off}."
+        opened = [
+            (module, path)
+            for module, path in paths.items()
+            if module in self.checks.looked_into or (self.broke_off is not None and broken_off.startswith(f"{path}."))
+        ]
+        found = (missed_state_writes(module, path, self.recorder.written_at) for module, path in opened)
+        return frozenset().union(*found)
 
     def _require_aliases(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         if not self._inputs_are_compared:

@@ -31,7 +31,7 @@ from featx.tracing.recording.whole_call import WholeCall
 from featx.tracing.replica.hooks import tensors_kept_by_hooks
 from featx.tracing.replica.replica import Replica, WritesModel
 from featx.tracing.signals import Enough, NeedsValues, Unfollowable, Unholdable
-from featx.tracing.source.frames import describe, user_frame
+from featx.tracing.source.frames import Line, describe, user_frame
 from featx.tracing.stand_ins.stand_ins import StandIns
 from featx.tracing.symbolic.tracer import Scope
 
@@ -68,6 +68,7 @@ class Recorder(TracerBase):
         interrupts: finds those that errors of the trace have replaced.
         caller: the frame that asked for the trace, while it runs.
         codes: the code that called torch.
+        written_at: the lines of opened code that wrote a tensor in place.
         dtype_checks: the checks of dtypes that Python has seen.
         versions: the tensors that nodes gave, with the version that they had then.
         memories: the tensors that are followed, with their memory.
@@ -98,6 +99,7 @@ class Recorder(TracerBase):
         self.interrupts = Interrupts()
         self.caller: FrameType | None = None
         self.codes: set[CodeType] = set()
+        self.written_at: set[Line | None] = set()
         self.dtype_checks: list[Node] = []
         self.versions: list[tuple[Node, torch.Tensor, int]] = []
         self.memories: list[tuple[torch.Tensor, int]] = []

@@ -23,7 +23,7 @@ from featx.tracing.source.frames import Line, is_library_code
 from featx.tracing.source.location import Function, codes_in, definition_of
 
 # Methods that give, or may give, a view of the tensor that they belong to, or an item.
-_VIEWS = frozenset(
+VIEWS = frozenset(
     "view view_as reshape reshape_as transpose permute movedim swapaxes swapdims t flatten unflatten squeeze unsqueeze "
     "expand expand_as narrow select diagonal unfold chunk split tensor_split unbind contiguous detach to type_as float "
     "double half bfloat16 as_strided ravel values items get pop copy".split()
@@ -31,7 +31,7 @@ _VIEWS = frozenset(
 # Attributes of a tensor that are none, and hold none.
 _NO_TENSORS = FORM_ATTRIBUTES | {"requires_grad", "names"}
 # Functions of Python that give what they got, or parts of it.
-_PASSING = frozenset("zip enumerate reversed iter next map filter getattr vars sorted".split())
+PASSING = frozenset("zip enumerate reversed iter next map filter getattr vars sorted".split())
 # Words of annotations that no tensor has: `list[int]`, `typing.Optional[str]`.
 _PLAIN = frozenset("int float bool str list tuple dict set optional union none nonetype typing class sequence".split())
 # A container of which it is not said what it holds.
@@ -63,7 +63,7 @@ def writing_lines(function: Callable[..., Any], kind: type | None = None) -> Wri
     """
     always: set[Line] = set()
     sometimes: set[Line] = set()
-    for callee, is_first in _functions_reached(function, kind):
+    for callee, is_first in functions_reached(function, kind):
         name = callee.__code__.co_filename
         definition = definition_of(callee)
         if definition is None:
@@ -80,14 +80,14 @@ def may_return_argument(function: Callable[..., Any], kind: type | None = None) 
 
     Without source: yes. O(code that can be reached).
     """
-    for callee, _ in _functions_reached(function, kind):
+    for callee, _ in functions_reached(function, kind):
         definition = definition_of(callee)
         if definition is None or _Reader(callee, definition, kind).returns_argument:
             return True
     return False
 
 
-def _functions_reached(function: Callable[..., Any], kind: type | None) -> Iterator[tuple[FunctionType, bool]]:
+def functions_reached(function: Callable[..., Any], kind: type | None) -> Iterator[tuple[FunctionType, bool]]:
     """Yield each function that a call may run, and whether it is `function` itself."""
     first = inspect.unwrap(getattr(function, "__func__", function))
     seen: set[CodeType] = set()
@@ -99,21 +99,19 @@ def _functions_reached(function: Callable[..., Any], kind: type | None) -> Itera
             continue
         seen.add(code)
         names = {name for each in codes_in(code) for name in each.co_names}
-        found = [_function_named(name, callee, kind) for name in names]
-        pending += [each for each in found if each is not None]
+        pending += [each for name in names for each in _functions_named(name, callee, kind)]
         yield callee, callee is first
 
 
-def _function_named(name: str, function: FunctionType, kind: type | None) -> FunctionType | None:
-    """Return the function that a name may mean in the code of `function`: a global, or a method of `kind`."""
-    for found in (function.__globals__.get(name), inspect.getattr_static(kind, name, None) if kind else None):
-        method = getattr(found, "__func__", found)  # of static and class methods
-        if isinstance(method, FunctionType):
-            return inspect.unwrap(method)
-    return None
+def _functions_named(name: str, function: FunctionType, kind: type | None) -> list[FunctionType]:
+    """Return the functions that a name may mean in the code of `function`: a global, and a method of `kind`."""
+    found = (function.__globals__.get(name), inspect.getattr_static(kind, name, None) if kind else None)
+    methods = (getattr(each, "__func__", each) for each in found)  # of static and class methods
+    return [inspect.unwrap(method) for method in methods if isinstance(method, FunctionType)]
 
 
-def _is_inplace_name(name: str) -> bool:
+def is_inplace_name(name: str) -> bool:
+    """Say whether torch has a function or method of this name that writes in place."""
     is_name = name.endswith("_") and not name.startswith("_")
     return is_name and (hasattr(torch.Tensor, name) or hasattr(torch, name))
 
@@ -288,7 +286,7 @@ class _Reader:
         function, given = call.func, [*call.args, *(each.value for each in call.keywords if each.arg != "out")]
         name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
         is_written = False
-        if _is_inplace_name(name):
+        if is_inplace_name(name):
             owner = function.value if isinstance(function, ast.Attribute) else None
             # x in `x[0].add_(1)`, none in `made.fill_(x)`, any argument in `torch.relu_(x)` or `relu_(x)`.
             is_function = owner is None or (isinstance(owner, ast.Name) and owner.id in self._function.__globals__)
@@ -353,16 +351,16 @@ class _Reader:
         given = any(map(self._is_part, [*call.args, *(each.value for each in call.keywords)]))
         if isinstance(function, ast.Attribute):
             if self._is_part(function.value):
-                return function.attr in _VIEWS or _is_inplace_name(function.attr)
+                return function.attr in VIEWS or is_inplace_name(function.attr)
             is_own = isinstance(function.value, ast.Name) and function.value.id in ("self", "cls")
-            method = _function_named(function.attr, self._function, self._kind) if is_own else None
-            return given and (method is not None and not is_library_code(method.__code__))
+            methods = _functions_named(function.attr, self._function, self._kind) if is_own else []
+            return given and any(not is_library_code(method.__code__) for method in methods)
         if not isinstance(function, ast.Name) or not given:
             return False
         called = self._function.__globals__.get(function.id, getattr(builtins, function.id, None))
         if isinstance(called, FunctionType):
             return not is_library_code(called.__code__)
-        return isinstance(called, type) or function.id in _PASSING
+        return isinstance(called, type) or function.id in PASSING
 
 
 def _is_display(node: ast.expr) -> bool:

@@ -51,6 +51,8 @@ class Kernels(TorchDispatchMode):
         self._generators = OwnGenerators()
         # How many calls that the trace knows of the running code is inside.
         self.depth = 0
+        # How many elements have been computed, where `on_write` is given: a measure of time that is the same each time.
+        self.elements = 0
 
     @not_compiled
     def __torch_dispatch__(
@@ -70,7 +72,10 @@ class Kernels(TorchDispatchMode):
             watches_draws = self.depth or self.on_write is not None
             if watches_draws and torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()):
                 return self._generators.draw(func, args, kwargs or {})
-            return func(*args, **kwargs) if kwargs else func(*args)
+            result = func(*args, **kwargs) if kwargs else func(*args)
+            if self.on_write is not None and type(result) is torch.Tensor:
+                self.elements += result.numel()
+            return result
 
     def seen(self) -> _Seen:
         """Return a context for a call that the trace knows of."""

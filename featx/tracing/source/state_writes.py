@@ -1,0 +1,298 @@
+"""Find code of a module that may write the module's parameters and buffers, and that did not run in a trace.
+
+Whether that code runs was decided by checks of the graph. They have to be kept wherever the written tensor is read.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import lru_cache
+from types import FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from featx.tracing.source.argument_use import PASSING, VIEWS, functions_reached, is_inplace_name, writing_lines
+from featx.tracing.source.frames import Line, is_library_code
+from featx.tracing.source.location import Function, definition_of
+
+# The attributes between a module and what it reads of itself: `self.proj.weight` is ("proj", "weight"), and
+# `self.proj.parameters()` is ("proj", "parameters", "()").
+_Chain = tuple[str, ...]
+_CALL = "()"
+
+
+class _Write(NamedTuple):
+    """A place that may write what `chains` lead to, if the module is in the mode `training` (None: in both).
+
+    Where `called` leads to a submodule, that may write them, as its code says; else the place is no write.
+    """
+
+    lines: frozenset[Line]
+    chains: frozenset[_Chain]
+    reads: frozenset[_Chain]
+    training: bool | None
+    called: _Chain = ()
+
+
+class StateWrite(NamedTuple):
+    """The paths of tensors, and of modules, that a statement may write, and of those from which it may compute that."""
+
+    written: frozenset[str]
+    read: frozenset[str]
+
+
+def missed_state_writes(module: nn.Module, path: str, written_at: Collection[Line | None]) -> set[StateWrite]:
+    """Return what code of `module` may write of its parameters and buffers that did not run.
+
+    O(submodules), and code of a class that is new.
+
+    Args:
+        module: one whose code was traced.
+        path: where it is in the traced model.
+        written_at: the lines that wrote something in place.
+    """
+    kind = type(module)
+    found: set[StateWrite] = set()
+    for write in _writes_of(kind, module.__dict__.get("forward", kind.forward)):
+        is_of_mode = write.training is None or write.training is module.training
+        lines = _lines_of_submodule(module, write.called) if write.called else write.lines
+        if is_of_mode and lines and lines.isdisjoint(written_at):
+            places = (_resolved(module, path, chains) for chains in (write.chains, write.reads))
+            found.add(StateWrite(*map(frozenset, places)))
+    return found
+
+
+def _lines_of_submodule(module: nn.Module, called: _Chain) -> frozenset[Line]:
+    """Return the lines at which the submodule that `called` leads to may write what it is given."""
+    inner: Any = module
+    for name in called:
+        inner = inner._modules.get(name) if isinstance(inner, nn.Module) else None
+    if not isinstance(inner, nn.Module) or type(inner).__module__.startswith("torch.nn.modules."):
+        return frozenset()
+    if isinstance(inner, torch.jit.ScriptModule):
+        return frozenset({("", 0)})  # anywhere
+    lines = writing_lines(type(inner).forward, type(inner))
+    return lines.always | lines.sometimes
+
+
+def _resolved(module: nn.Module, path: str, chains: Iterable[_Chain]) -> Iterator[str]:
+    """Yield where chains lead from a module: to a tensor, or else as far as there are modules."""
+    for chain in chains:
+        steps = [path] if path else []
+        owner = module
+        for name in chain:
+            if name in owner._modules and isinstance(inner := owner._modules[name], nn.Module):
+                steps.append(name)
+                owner = inner
+                continue
+            if name == _CALL:  # of a submodule: what it returns is no state
+                break
+            yield ".".join([*steps, name] if name in owner._parameters or name in owner._buffers else steps)
+            break
+        else:
+            yield ".".join(steps)
+
+
+@lru_cache(maxsize=1024)
+def _writes_of(kind: type[nn.Module], forward: Callable[..., Any]) -> tuple[_Write, ...]:
+    if kind.__module__.startswith("torch.") or issubclass(kind, torch.jit.ScriptModule):
+        return ()
+    methods = [
+        _Method(function, definition)
+        for function, _ in functions_reached(forward, kind)
+        if (definition := definition_of(function)) is not None and _is_method(function, kind, forward)
+    ]
+    given = _arguments_given(methods)
+    return tuple(write for method in methods for write in method.writes(given))
+
+
+def _is_method(function: FunctionType, kind: type, forward: Callable[..., Any]) -> bool:
+    found = inspect.getattr_static(kind, function.__name__, None)
+    return function is inspect.unwrap(getattr(forward, "__func__", forward)) or (
+        isinstance(found, FunctionType) and inspect.unwrap(found) is function
+    )
+
+
+def _arguments_given(methods: list[_Method]) -> dict[str, set[_Chain]]:
+    """Return, by the name of a method, the chains that calls of it pass on."""
+    given: dict[str, set[_Chain]] = {}
+    for method in methods:
+        for call in method.calls():
+            if isinstance(call.func, ast.Attribute):
+                given.setdefault(call.func.attr, set()).update(method.aliases_in(_values_of(call)))
+    return given
+
+
+class _Method:
+    """One method of a module: where it may write what it reads of the module."""
+
+    def __init__(self, function: FunctionType, definition: Function) -> None:
+        self._function, self._definition = function, definition
+        arguments = [*definition.args.posonlyargs, *definition.args.args]
+        self._self = arguments[0].arg if arguments else "self"
+        self._arguments = {each.arg for each in [*arguments, *definition.args.kwonlyargs]} - {self._self}
+        # By local variable: what is assigned to it.
+        self._assigned: dict[str, list[ast.AST]] = {}
+        for node in ast.walk(definition):
+            for target, value in _assignments_of(node):
+                for each in ast.walk(target):
+                    if isinstance(each, ast.Name):
+                        self._assigned.setdefault(each.id, []).append(value)
+
+    def calls(self) -> Iterator[ast.Call]:
+        """Yield the calls."""
+        return (node for node in ast.walk(self._definition) if isinstance(node, ast.Call))
+
+    def writes(self, given: dict[str, set[_Chain]]) -> Iterator[_Write]:
+        """Yield the places that may write; `given` are the chains that arguments may be, by the name of the method."""
+        for node, training in _with_modes(self._definition, None):
+            targets, lines = self._written_by(node)
+            chains = self.aliases_in(targets)
+            names = {each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)}
+            if names & self._arguments:
+                chains |= given.get(self._function.__name__, set())
+            reads = frozenset(self.chains_in(ast.iter_child_nodes(node)))
+            if chains:
+                yield _Write(lines, frozenset(chains), reads, training)
+            elif isinstance(node, ast.Call) and (called := self._chain_of(node.func)):
+                given_now = self.aliases_in(_values_of(node))
+                if given_now:
+                    yield _Write(lines, frozenset(given_now), reads, training, called)
+
+    def _written_by(self, node: ast.AST) -> tuple[list[ast.expr], frozenset[Line]]:
+        file = self._function.__code__.co_filename
+        first, last = getattr(node, "lineno", 0), getattr(node, "end_lineno", None) or 0
+        lines = frozenset((file, line) for line in range(first, last + 1))
+        if isinstance(node, ast.AugAssign):
+            return [node.target], lines
+        if isinstance(node, (ast.Assign, ast.Delete)):
+            return [each for each in node.targets if isinstance(each, (ast.Subscript, ast.Attribute))], lines
+        if isinstance(node, ast.Call):
+            return self._written_by_call(node, lines)
+        return [], lines
+
+    def _written_by_call(self, call: ast.Call, lines: frozenset[Line]) -> tuple[list[ast.expr], frozenset[Line]]:
+        function = call.func
+        out = [each.value for each in call.keywords if each.arg == "out"]
+        name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+        if is_inplace_name(name):
+            owner = function.value if isinstance(function, ast.Attribute) else None
+            named = self._function.__globals__.get(owner.id) if isinstance(owner, ast.Name) else None
+            is_function = owner is None or isinstance(named, ModuleType)
+            return [*out, *(_values_of(call) if is_function else [owner])], lines  # type: ignore[list-item]
+        called = self._function.__globals__.get(name) if isinstance(function, ast.Name) else None
+        if isinstance(called, FunctionType) and not is_library_code(called.__code__):
+            inside = writing_lines(called)
+            inside_lines = inside.always | inside.sometimes
+            return (_values_of(call), inside_lines) if inside_lines else (out, lines)
+        return out, lines
+
+    def chains_in(self, nodes: Iterable[ast.AST]) -> set[_Chain]:
+        """Return the chains that expressions contain, and those that are in variables which they name."""
+        return self._found(nodes, lambda node: list(ast.iter_child_nodes(node)))
+
+    def aliases_in(self, nodes: Iterable[ast.AST]) -> set[_Chain]:
+        """Return the chains of which expressions are a view, an item or the result of a method."""
+        return self._found(nodes, self._aliased)
+
+    def _aliased(self, node: ast.AST) -> list[ast.AST]:
+        if isinstance(node, (ast.Attribute, ast.Subscript, ast.Starred, ast.NamedExpr)):
+            return [node.value]
+        if isinstance(node, ast.Call):
+            if isinstance(node.func, ast.Attribute):
+                is_view = node.func.attr in VIEWS or is_inplace_name(node.func.attr)
+                return [node.func.value] if is_view else []
+            return list(node.args) if getattr(node.func, "id", "") in PASSING else []
+        if isinstance(node, (ast.Tuple, ast.List, ast.IfExp, ast.BoolOp, ast.Dict, ast.ListComp, ast.GeneratorExp)):
+            return list(ast.iter_child_nodes(node))
+        return []
+
+    def _found(self, nodes: Iterable[ast.AST], inside: Callable[[ast.AST], list[ast.AST]]) -> set[_Chain]:
+        found: set[_Chain] = set()
+        pending, seen = list(nodes), set[str]()
+        while pending:
+            node = pending.pop()
+            chain = self._chain_of(node.func) if isinstance(node, ast.Call) else self._chain_of(node)
+            if chain and isinstance(node, ast.Call):
+                found.add((*chain, _CALL))
+            if chain and not isinstance(node, ast.Call):
+                found.add(chain)
+            elif isinstance(node, ast.Name):
+                pending += [] if node.id in seen else self._assigned.get(node.id, [])
+                seen.add(node.id)
+            else:
+                pending += inside(node)
+        return found
+
+    def _chain_of(self, node: ast.AST) -> _Chain:
+        names: list[str] = []
+        while isinstance(node, (ast.Attribute, ast.Subscript)):
+            if isinstance(node, ast.Attribute):
+                names.append(node.attr)
+            node = node.value
+        is_own = isinstance(node, ast.Name) and node.id == self._self
+        return tuple(reversed(names)) if is_own else ()
+
+
+def _values_of(call: ast.Call) -> list[ast.expr]:
+    return [*call.args, *(each.value for each in call.keywords)]
+
+
+def _assignments_of(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
+    if isinstance(node, ast.Assign):
+        yield from ((target, node.value) for target in node.targets)
+    elif isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension)):
+        targets: list[ast.expr] = getattr(node.target, "elts", [])
+        zipped = (
+            node.iter.args if isinstance(node.iter, ast.Call) and getattr(node.iter.func, "id", "") == "zip" else []
+        )
+        yield from zip(targets, zipped, strict=True) if len(targets) == len(zipped) > 0 else [(node.target, node.iter)]
+    elif isinstance(node, (ast.NamedExpr, ast.AnnAssign)) and node.value is not None:
+        yield node.target, node.value
+    elif isinstance(node, ast.withitem) and node.optional_vars is not None:
+        yield node.optional_vars, node.context_expr
+
+
+def _with_modes(node: ast.AST, training: bool | None) -> Iterator[tuple[ast.AST, bool | None]]:
+    """Yield the nodes inside, each with the mode in which alone it runs."""
+    for child in ast.iter_child_nodes(node):
+        mode = training
+        if isinstance(node, ast.If):
+            wanted = _mode_of(node.test)
+            if child in node.body and wanted is not None:
+                mode = wanted
+            elif child in node.orelse and isinstance(node.test, (ast.Attribute, ast.UnaryOp)) and wanted is not None:
+                mode = not wanted
+        yield child, mode
+        yield from _with_modes(child, mode)
+
+
+def _mode_of(test: ast.expr) -> bool | None:
+    """Return the mode that a condition wants: True for `self.training and n > 1`, False for `not self.training`."""
+    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
+        return next((mode for each in test.values if (mode := _mode_of(each)) is not None), None)
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        mode = _mode_of(test.operand) if isinstance(test.operand, ast.Attribute) else None
+        return None if mode is None else not mode
+    return True if isinstance(test, ast.Attribute) and test.attr == "training" else None
+
+
+def tensors_at(root: nn.Module, paths: Iterable[str]) -> set[int]:
+    """Return the ids of the tensors at these paths, and of those of modules at them."""
+    found: set[int] = set()
+    for path in paths:
+        owner, _, name = path.rpartition(".")
+        try:
+            value: Any = root.get_submodule(owner)
+            value = getattr(value, name) if name else value
+        except AttributeError:
+            continue
+        if isinstance(value, nn.Module):
+            found.update(map(id, (*value.parameters(), *value.buffers())))
+        elif isinstance(value, torch.Tensor):
+            found.add(id(value))
+    return found
