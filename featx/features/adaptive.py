@@ -11,6 +11,7 @@ from torch import nn
 from featx.errors import TraceError
 from featx.examples import Example
 from featx.features.building.attempt import Attempts
+from featx.features.building.cases import trace_for_input
 from featx.features.describing.info import FeatureInfos
 from featx.features.dual import DualGraphModule
 from featx.tree import tree_leaves
@@ -67,7 +68,7 @@ class AdaptiveExtractor(nn.Module):
             if result is not None:
                 best[key] = extractor
                 return result
-        extractor = self.__dict__["_build"](Example(args, kwargs, "this input"))
+        extractor = trace_for_input(lambda: self.__dict__["_build"](Example(args, kwargs, "this input")))
         result = self._in_mode(extractor)(*args, **kwargs)
         self.__dict__["_extractors"].append(extractor)
         best[key] = extractor

@@ -78,14 +78,25 @@ class _Snapshot:
 
     def __init__(self, module: nn.Module, inputs: Any) -> None:
         tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
-        self._saved = [(tensor, tensor.detach().clone()) for tensor in (*module.buffers(), *tensors)]
+        self._saved = [
+            (tensor, tensor.detach().clone(), _version_of(tensor)) for tensor in (*module.buffers(), *tensors)
+        ]
         self._generator = torch.get_rng_state()
         self._on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
 
     def restore(self) -> None:
-        with torch.no_grad():
-            for tensor, saved in self._saved:
-                tensor.copy_(saved)
+        for tensor, saved, version in self._saved:
+            # A write where there was none would break the backward pass of earlier outputs, and one into an expanded
+            # tensor fails.
+            if version is None or _version_of(tensor) != version:
+                with torch.inference_mode(tensor.is_inference()), torch.no_grad():
+                    if version is not None or not torch.equal(tensor, saved):
+                        tensor.copy_(saved)
         torch.set_rng_state(self._generator)
         if self._on_gpus:
             torch.cuda.set_rng_state_all(self._on_gpus)
+
+
+def _version_of(tensor: torch.Tensor) -> int | None:
+    """Return how often a tensor has been written; None for an inference tensor, which does not count."""
+    return None if tensor.is_inference() else tensor._version

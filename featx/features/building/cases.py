@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
 from collections.abc import Callable, Iterable
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
 
 from featx.codegen.bound import with_code_of_its_own
-from featx.errors import SpecializationError, TargetError
+from featx.errors import NodeNameError, SpecializationError, TargetError
 from featx.examples import Example
 from featx.features.building.attempt import Attempts
 from featx.ir.graph import Graph
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 _LOGGER = logging.getLogger("featx")
 # Inputs that differ more often than this differ in something that had better be free.
 _MOST = 16
+_Traced = TypeVar("_Traced")
 # Returns the graph of a model in a mode, for these inputs.
 TraceCase = Callable[[nn.Module, bool, Example], Graph]
 
@@ -94,7 +96,7 @@ class Cases:
                 f"{refused} This extractor has made {_MOST} more graphs for other inputs, and makes no more"
             ) from None
         _LOGGER.info("%s: tracing again for an input of another kind: %s", name, refused)
-        graph = self._trace(self.model, module.training, Example(args, kwargs, "this input"))
+        graph = trace_for_input(lambda: self._trace(self.model, module.training, Example(args, kwargs, "this input")))
         try:
             return graph, module.compiled(graph)
         except TargetError:
@@ -122,6 +124,23 @@ class Cases:
     def __getstate__(self) -> dict[str, Any]:
         # Graphs are made again: what runs them is no plain state.
         return {**vars(Cases(self.model, self._trace))}
+
+
+def trace_for_input(trace: Callable[[], _Traced]) -> _Traced:
+    """Trace a model, of which a graph with the requested values is known, for another input.
+
+    Raises:
+        SpecializationError: for this input the model does not compute a requested value.
+    """
+    try:
+        return trace()
+    except NodeNameError as error:
+        asked = re.match(r"\W*No node ('.*?') ", str(error))
+        raise SpecializationError(
+            f"{asked[1] if asked else 'a requested value'} was computed for an earlier input, and the model does not "
+            "compute it for this one: the module does not run, or the operation is not reached. Request what is "
+            "computed for each input, or use an extractor of its own for such inputs"
+        ) from error
 
 
 def with_cases(forward: MethodType, cases: Cases) -> MethodType:

@@ -77,9 +77,10 @@ def _shapes_of_wider_image(
     def wider(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        *others, width = value.shape
-        is_image = _is_of_places(value) and tuple(value.shape[2:]) == image.sizes
-        return torch.empty(*others, 2 * width if is_image else width, dtype=value.dtype, device="meta")
+        shape = list(value.shape)
+        if _is_of_places(value) and tuple(shape[2:]) == image.sizes:
+            shape[-1] *= 2
+        return torch.empty(shape, dtype=value.dtype, device="meta")
 
     args, kwargs = tree_map(wider, (example.args, example.kwargs))
     small = Graph()

@@ -16,16 +16,12 @@ from featx.ir.effects import Effects
 from featx.ir.graph import Graph
 from featx.ir.memory import MemoryGroups, memory_of
 from featx.ir.repeatable import depends_on_mode
-from featx.tracing.environment.generators import SharedGenerators, TorchGenerator
-from featx.tracing.environment.saved_tensors import SavedGlobals
-from featx.tracing.environment.thread_modes import ThreadModes
 from featx.tracing.example.conditions import Conditions, WantedIn
+from featx.tracing.example.plain_run import run_plainly
 from featx.tracing.example.surroundings import Surroundings
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.tracer import ExampleTracer
-from featx.tracing.guards.structure import copy_structure
 from featx.tracing.source.state_writes import tensors_at
-from featx.tracing.stand_ins.kernels import Kernels
 
 # `mul_(...)`, `p.data = ...`, `self.m += ...`, `w[0] = ...`
 _WRITE = re.compile(r"(?<!_)_\(|\.data\b|\bself\.[\w.]+\s*[-+*/]=|\]\s*[-+*/]?=(?!=)")
@@ -121,28 +117,11 @@ def _written_by_a_run(
     """Run the model for real on a copy of it; return which of its tensors at `paths` that writes or replaces."""
     around = trace.surroundings
     replica, _ = around.replica(tracer.training, "all")
-    root, modes, generators, generator = replica.root, ThreadModes(), SharedGenerators(), TorchGenerator()
-    saved = SavedGlobals(around.global_tensors)
-    saved.save(chain.from_iterable(around.global_tensors.values()))
-    # Other threads may draw from torch's generator meanwhile, so this run draws from one of its own.
-    kernels = Kernels(lambda kernel, tensors: None, lambda kernel, written: None)
+    root = replica.root
     before = {path: tensor for path, tensor in _tensors_of(root) if path in set(paths)}
     states = {path: (tensor._version, memory_of(tensor)) for path, tensor in before.items()}
-    bound = inspect.signature(around.function).bind(*args, **kwargs)
-    for name, value in bound.arguments.items():
-        bound.arguments[name] = copy_structure(value, _copied)
-    around.look_at_caches()
-    try:
-        with tracer.log.run(type(root).__name__, "what it writes", is_real=True), kernels:
-            root(*bound.args, **bound.kwargs)
-    except Exception:
-        pass  # what it wrote until then it has written
-    finally:
-        modes.leave()
-        generators.restore()
-        generator.restore()
-        saved.restore()
-        around.caches.restore(lambda tensor: True)  # whatever came in, it was computed from copies
+    with tracer.log.run(type(root).__name__, "what it writes", is_real=True):
+        run_plainly(around, root, args, kwargs)  # where it fails: what it wrote until then it has written
     after = dict(_tensors_of(root))
     found = [
         path
@@ -151,7 +130,3 @@ def _written_by_a_run(
     ]
     replica.drop()
     return found
-
-
-def _copied(value: Any, path: object) -> Any:
-    return value.detach().clone() if isinstance(value, torch.Tensor) else value

@@ -19,6 +19,7 @@ from featx.errors import FeatxError, TraceError
 from featx.tracing.environment.thread_modes import ThreadModes
 from featx.tracing.example.conditions import Conditions, Settings, WantedIn
 from featx.tracing.example.module_calls import LeafPolicy, Opening
+from featx.tracing.example.plain_run import run_plainly
 from featx.tracing.example.surroundings import Surroundings
 from featx.tracing.example.trace import ExampleTrace, free_frames
 from featx.tracing.guards.scalars import Diverged
@@ -151,7 +152,20 @@ class ExampleTracer:
                     break
                 except Exception as error:
                     errors.append(error)
+        if not is_without_values and self._runs_untraced(around, args, kwargs):
+            what = f"forward raises {errors[-1]!r} in a trace alone: it may read what a forward hook stores,"
+            raise _error(around.traced, what, "") from errors[-1]
         raise errors[-1]
+
+    def _runs_untraced(self, around: Surroundings, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Say whether the model runs on the example where nothing is recorded."""
+        replica, tensors = around.replica(self.training, "all")
+        if not isinstance(replica.root, nn.Module) or any(tensor.is_meta for tensor in tensors.all):
+            return False
+        with self.log.run(_name(around.traced), "the example, with nothing recorded", is_real=True):
+            error = run_plainly(around, replica.root, args, kwargs)
+        replica.drop()
+        return error is None
 
     def run_once(
         self,

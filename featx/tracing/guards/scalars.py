@@ -68,12 +68,12 @@ class NumberTrace(Protocol):
 Disguise = Callable[[int | float], int | float]
 
 
-def larger(number: int | float) -> int | float:
+def larger(number: int | float, rank: int = 0) -> int | float:
     """Disguise a number as one that is larger, by so little that loops over it end, and has another remainder.
 
-    It is larger by four times the least common multiple of 1 to 10, and one.
+    It is larger by four times the least common multiple of 1 to 10, and one; for each `rank` by one multiple more.
     """
-    return number + 10_081
+    return number + 10_081 + 2_520 * rank
 
 
 def smallest(number: int | float) -> int | float:

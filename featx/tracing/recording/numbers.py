@@ -54,6 +54,8 @@ class Numbers:
         self.expected: list[int | float] | None = None
         self.disguise: Disguise = larger
         self.disguised: frozenset[int] = frozenset()
+        # By what a number was in the earlier trace: what such numbers are in this one, in order.
+        self._values_by_earlier: dict[int | float, dict[int | float, int]] = {}
         self.were_seen = False
         self.shapes_were_seen = False
         self.ties: list[bool] = []
@@ -73,8 +75,14 @@ class Numbers:
         # In another dtype, what is made of a number is a constant that may differ, and has to be the true one.
         if expected is None or earlier == value or self._recorder.stand_ins.is_cast:
             return traced_number(value, origin, self)
-        # Made of what it was, the remainders of what is shown are others than they were.
-        return traced_number(value, origin, self, self.disguise(value if earlier is None else earlier))
+        return traced_number(value, origin, self, self._disguised(value, value if earlier is None else earlier))
+
+    def _disguised(self, value: int | float, earlier: int | float) -> int | float:
+        # Made of what it was, the remainders of what is shown are others than they were. Numbers that were equal, and
+        # are not any more, are shown as different ones: C code may compare height and width.
+        values = self._values_by_earlier.setdefault(earlier, {})
+        rank = values.setdefault(value, len(values))
+        return larger(earlier, rank) if self.disguise is larger else self.disguise(earlier)
 
     def new_sizes(self, sizes: list[int], origins: list[Any]) -> list[Any]:
         """Return the sizes of a tensor so, of which the model sees all."""

@@ -171,13 +171,15 @@ def compares_objects(code: CodeType) -> bool:
     """
     codes = list(codes_in(code))
     source = source_of(code)
-    if source is None or any("id" in each.co_names for each in codes):
+    if source is None:
         return True
     places = {Position(*place) for each in codes for place in each.co_positions()}
     return any(_compares_objects(source.node_at(place)) for place in places)
 
 
 def _compares_objects(node: ast.AST | None) -> bool:
+    if isinstance(node, ast.Name):
+        return node.id == "id"
     return isinstance(node, ast.Compare) and any(
         isinstance(operator, (ast.Is, ast.IsNot)) and not isinstance(other, ast.Constant)
         for operator, other in zip(node.ops, node.comparators, strict=True)

@@ -23,6 +23,11 @@ from featx.tracing.source.location import Function, definition_of
 # `self.proj.parameters()` is ("proj", "parameters", "()").
 _Chain = tuple[str, ...]
 _CALL = "()"
+# Methods of modules that give their tensors.
+_GIVING_STATE = frozenset(
+    "parameters named_parameters buffers named_buffers modules named_modules children named_children state_dict "
+    "get_parameter get_buffer get_submodule".split()
+)
 
 
 class _Write(NamedTuple):
@@ -80,7 +85,7 @@ def _lines_of_submodule(module: nn.Module, called: _Chain) -> frozenset[Line]:
 
 
 def _resolved(module: nn.Module, path: str, chains: Iterable[_Chain]) -> Iterator[str]:
-    """Yield where chains lead from a module: to a tensor, or else as far as there are modules."""
+    """Yield where chains lead from a module: to a tensor, or to a module of which they may be any tensor."""
     for chain in chains:
         steps = [path] if path else []
         owner = module
@@ -89,10 +94,11 @@ def _resolved(module: nn.Module, path: str, chains: Iterable[_Chain]) -> Iterato
                 steps.append(name)
                 owner = inner
                 continue
-            if name == _CALL:  # of a submodule: what it returns is no state
-                break
-            yield ".".join([*steps, name] if name in owner._parameters or name in owner._buffers else steps)
-            break
+            if name in owner._parameters or name in owner._buffers:
+                yield ".".join([*steps, name])
+            elif name in _GIVING_STATE:
+                yield ".".join(steps)
+            break  # what a submodule or another method returns, and plain attributes, are taken to be no state
         else:
             yield ".".join(steps)
 
