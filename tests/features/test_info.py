@@ -300,3 +300,20 @@ def test_shapes_of_the_parts_that_a_model_takes_out() -> None:
     for key, value in found(x).items():
         if isinstance(value, torch.Tensor):
             assert found.feature_info[key].shape == tuple(value.shape), key
+
+
+class Conditioned(nn.Module):
+    """Takes an image and a number as a tensor, and has as many channels as places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.time = nn.Conv2d(3, 16, 3, padding=1), nn.Linear(1, 16)
+
+    def forward(self, image: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
+        return self.conv(image) + self.time(step.reshape(1, 1).float())[:, :, None, None]
+
+
+@pytest.mark.parametrize("step", [torch.tensor(5), torch.tensor(0.5), torch.tensor([5])])
+def test_tensors_without_dimensions_stand_beside_images(step: torch.Tensor) -> None:
+    example = {"image": torch.rand(2, 3, 16, 16), "step": step}
+    assert featx.create_feature_extractor(Conditioned(), ["conv"], example_inputs=example).strides == [1]

@@ -176,3 +176,26 @@ def test_code_that_stands_alone_checks_it(tmp_path: Path, monkeypatch: pytest.Mo
     torch.testing.assert_close(outcome(alone, same), outcome(copy.deepcopy(model), same), rtol=0, atol=0)
     with pytest.raises(module.SpecializationError, match="one tensor"):
         outcome(alone, different)
+
+
+class HasAnId(nn.Module):
+    """Has an attribute called like the builtin."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.act, self.last, self.id = (
+            nn.Linear(6, 6),
+            nn.ReLU(inplace=True),
+            nn.Linear(6, 6),
+            nn.Identity(),
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x)
+        return self.last(self.id(self.act(y))) + y
+
+
+def test_attribute_called_id_compares_nothing() -> None:
+    model, x = HasAnId(), torch.rand(2, 6)
+    extractor = featx.create_feature_extractor(model, ["output"], example_inputs=x)
+    assert torch.equal(extractor(x)["output"], model(x))

@@ -60,7 +60,7 @@ from featx.tracing.signals import (
     Unfollowable,
 )
 from featx.tracing.source.frames import user_frame
-from featx.tracing.source.questions import compares_objects
+from featx.tracing.source.questions import asks_for_key, compares_objects
 from featx.tracing.source.state_writes import StateWrite, missed_state_writes
 from featx.tracing.stand_ins.stand_ins import StandIns, keeps_values
 from featx.tree import tree_leaves
@@ -458,9 +458,19 @@ class ExampleTrace:
     def _check_objects(self) -> None:
         # Inputs that are objects or containers, and objects that calls have returned.
         for what, container, before in (*self._given, *self._results.objects):
-            now = contents_of(container)
-            if any(item is not before.get(key, _ABSENT) for key, item in now.items()):
+            changed = [key for key, item in contents_of(container).items() if item is not before.get(key, _ABSENT)]
+            if changed and not self._are_results(container, before, changed):
                 raise LeftBehind(f"forward keeps something in {what}, a {type(container).__name__},", container)
+
+    def _are_results(self, container: Any, before: Mapping[Any, Any], changed: list[Any]) -> bool:
+        """Say whether forward has only added results to a dict that it was given, which no code asks for ahead of that.
+
+        As sentence-transformers does. The dict of the caller stays as it is.
+        """
+        is_given = any(container is each for _, each, _ in self._given)
+        if not is_given or not isinstance(container, dict) or not before or not before.keys().isdisjoint(changed):
+            return False
+        return not any(asks_for_key(code, frozenset(changed)) for code in self._codes_that_ran())
 
     def _codes_that_ran(self) -> set[CodeType]:
         forwards = [type(each).forward for each in self.checks.looked_into]

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import ast
 import functools
+from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any
 
 import torch
 
 from featx.tracing.source.frames import is_library_code
-from featx.tracing.source.location import Position, codes_in, node_at, parent_of, source_of
+from featx.tracing.source.location import Position, Source, codes_in, node_at, parent_of, source_of
 
 # What answers `isinstance(x, nn.Parameter)`, in Python and for its caller.
 _PARAMETER_CHECK = type(torch.nn.Parameter).__instancecheck__.__code__
@@ -173,8 +174,31 @@ def compares_objects(code: CodeType) -> bool:
     source = source_of(code)
     if source is None:
         return True
+    return any(_compares_objects(node) for node in _nodes_of(codes, source))
+
+
+@functools.lru_cache(maxsize=4096)
+def asks_for_key(code: CodeType, keys: frozenset[Any]) -> bool:
+    """Say whether `code` asks whether a dict has one of these keys: `key in d`, `d.get(key)`. Without source: yes."""
+    codes = list(codes_in(code))
+    source = source_of(code)
+    return source is None or any(_asks_for(node, keys) for node in _nodes_of(codes, source))
+
+
+def _asks_for(node: ast.AST | None, keys: frozenset[Any]) -> bool:
+    if isinstance(node, ast.Compare) and any(isinstance(each, (ast.In, ast.NotIn)) for each in node.ops):
+        return isinstance(node.left, ast.Constant) and node.left.value in keys
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
+        asked = node.args[0]
+        return (
+            node.func.attr in ("get", "pop", "setdefault") and isinstance(asked, ast.Constant) and asked.value in keys
+        )
+    return False
+
+
+def _nodes_of(codes: list[CodeType], source: Source) -> Iterator[ast.AST | None]:
     places = {Position(*place) for each in codes for place in each.co_positions()}
-    return any(_compares_objects(source.node_at(place)) for place in places)
+    return map(source.node_at, places)
 
 
 def _compares_objects(node: ast.AST | None) -> bool:

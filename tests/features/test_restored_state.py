@@ -1,0 +1,79 @@
+"""What is put back where a graph turns out not to hold for an input: what was written, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import featx
+
+
+class Pools(nn.Module):
+    """Has batch norm ahead of the check that large images fail."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)), nn.Conv2d(4, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        return self.head(nn.functional.avg_pool2d(x, 2) if x.shape[-1] > 16 else x)
+
+
+def adaptive(model: nn.Module) -> nn.Module:
+    return featx.create_feature_extractor(model, ["head"], example_inputs=torch.rand(1, 3, 12, 12), adaptive=True)
+
+
+def test_backward_of_earlier_outputs_goes_on() -> None:
+    model, image = Pools().eval(), torch.rand(1, 3, 32, 32)
+    own, teacher = model(torch.rand(1, 3, 12, 12)).sum(), nn.Conv2d(3, 4, 1)
+    of_teacher = teacher(image).sum()
+    extractor = adaptive(model)
+    both = extractor(torch.rand(1, 3, 12, 12))["head"].sum() + extractor(image)["head"].sum()
+    for loss in (both, own, of_teacher):
+        loss.backward()
+
+
+def test_inputs_that_cannot_be_written_are_taken() -> None:
+    model = Pools().eval()
+    for image in (torch.rand(1, 3, 32, 32).expand(4, -1, -1, -1), torch.rand(1, 1, 32, 32).expand(1, 3, 32, 32)):
+        assert torch.equal(adaptive(model)(image)["head"], model(image))
+    with torch.inference_mode():
+        image = torch.rand(1, 3, 32, 32)
+    with torch.no_grad():
+        assert torch.equal(adaptive(model)(image)["head"], model(image))
+
+
+def test_statistics_of_a_graph_that_did_not_hold_are_put_back() -> None:
+    model, eager = Pools().train(), Pools().train()
+    eager.load_state_dict(model.state_dict())
+    extractor, image = adaptive(model), torch.rand(2, 3, 32, 32)
+    assert torch.equal(extractor(image)["head"], eager(image))
+    assert all(map(torch.equal, model.state_dict().values(), eager.state_dict().values()))
+
+
+class Experts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.experts = nn.Linear(6, 3), nn.ModuleList([nn.Linear(6, 6) for _ in range(3)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        expert_of, result = self.gate(x).argmax(-1), torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            chosen = torch.where(expert_of == number)[0]
+            if chosen.numel():
+                result = result.index_add(0, chosen, expert(x[chosen]))
+        return result
+
+
+def test_requested_module_that_does_not_run_for_an_input_is_named() -> None:
+    torch.manual_seed(0)
+    model = Experts().eval()
+    extractor = featx.create_feature_extractor(
+        model, ["experts.0", "experts.1", "experts.2"], example_inputs=torch.randn(64, 6), adaptive=True
+    )
+    with pytest.raises(
+        featx.SpecializationError, match=r"'experts\.\d' was computed for an earlier input, and the model"
+    ):
+        extractor(torch.randn(1, 6))
