@@ -11,13 +11,13 @@ from featx.tracing.source.frames import describe, line_of, user_frame
 class Unfollowable(BaseException):
     """Something in an opened module that no graph can hold. No Exception, so that no model catches it.
 
-    `value` is the object that it is about, if there is one.
+    `value` is the object that it is about, if there is one; `advice` says what to do.
     """
 
-    def __init__(self, what: str, value: object = None) -> None:
+    def __init__(self, what: str, value: object = None, *, advice: str = "") -> None:
         super().__init__(what)
         frame = user_frame()
-        self.advice = way_without(value)
+        self.advice = advice or way_without(value)
         self.what, self.line, self.place = what, line_of(frame), describe(frame)
 
 

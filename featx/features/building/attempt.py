@@ -78,25 +78,39 @@ class _Snapshot:
 
     def __init__(self, module: nn.Module, inputs: Any) -> None:
         tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
-        self._saved = [
-            (tensor, tensor.detach().clone(), _version_of(tensor)) for tensor in (*module.buffers(), *tensors)
-        ]
+        self._saved = [_Saved(tensor) for tensor in (*module.buffers(), *tensors)]
         self._generator = torch.get_rng_state()
         self._on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
 
     def restore(self) -> None:
-        for tensor, saved, version in self._saved:
-            # A write where there was none would break the backward pass of earlier outputs, and one into an expanded
-            # tensor fails.
-            if version is None or _version_of(tensor) != version:
-                with torch.inference_mode(tensor.is_inference()), torch.no_grad():
-                    if version is not None or not torch.equal(tensor, saved):
-                        tensor.copy_(saved)
+        for each in self._saved:
+            each.restore()
         torch.set_rng_state(self._generator)
         if self._on_gpus:
             torch.cuda.set_rng_state_all(self._on_gpus)
 
 
-def _version_of(tensor: torch.Tensor) -> int | None:
-    """Return how often a tensor has been written; None for an inference tensor, which does not count."""
-    return None if tensor.is_inference() else tensor._version
+class _Saved:
+    """A tensor as it was. It is written only if it has changed.
+
+    Another write would break the backward pass of earlier outputs, and into an expanded tensor it fails.
+    """
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor, self._copy = tensor, tensor.detach().clone()
+        self._version = self._count_writes()
+
+    def restore(self) -> None:
+        # Batch norm writes its statistics without counting.
+        if self._count_writes() != self._version or not _is_same(self._tensor, self._copy):
+            with torch.inference_mode(self._tensor.is_inference()), torch.no_grad():
+                self._tensor.copy_(self._copy)
+
+    def _count_writes(self) -> int | None:
+        return None if self._tensor.is_inference() else self._tensor._version
+
+
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if torch.equal(one, other):
+        return True
+    return one.is_floating_point() and bool(torch.all((one == other) | (one.isnan() & other.isnan())))

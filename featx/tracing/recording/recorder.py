@@ -425,7 +425,10 @@ class Recorder(TracerBase):
         if id(tensor) in self.earlier.constants:
             return tensor
         if isinstance(tensor, nn.Parameter):
-            raise Unfollowable(f"a parameter of shape {tuple(tensor.shape)} that the model does not own is used")
+            raise Unfollowable(
+                f"a parameter of shape {tuple(tensor.shape)} that the model does not own is used",
+                advice="register the module that has it: as an attribute, or in an nn.ModuleList in place of a list",
+            )
         if is_functorch_wrapped_tensor(tensor):
             raise Unfollowable("a function of torch.func (vmap, grad) calls torch")
         if self.is_unseen(tensor):
