@@ -18,6 +18,7 @@ from featx.bulk.compute import Runner
 from featx.bulk.decode import decode_image, decoder
 from featx.bulk.engines import Engine, OneProcessPerDevice, Ray, ThisProcess
 from featx.bulk.extras import require
+from featx.bulk.fingerprint import fingerprint, fingerprint_of_code
 from featx.bulk.formats import Format, check_columns
 from featx.bulk.job import Job, hash_of_keys, hash_of_weights, read_job, start_job
 from featx.bulk.loading import Samples, reason_of, stacked
@@ -141,7 +142,10 @@ def extract(
         folder = open_folder(output)
         there = read_job(folder)
         known = {} if there is None else there.recorded
-        plan = _plan(model, nodes, found, read, format, batch_size, rows_per_shard, one, tolerance, known, progress)
+        seen = _SeenSample.of(found, read, there)
+        plan = _plan(
+            model, nodes, found, read, seen, format, batch_size, rows_per_shard, one, tolerance, known, progress
+        )
         folder.make()
         job = start_job(folder, plan.job(recorded or {}), found.keys, plan.asked)
         size = int(job.recorded["batch_size"])
@@ -263,6 +267,7 @@ def _plan(
     nodes: Nodes | None,
     source: Source,
     read: _Read,
+    seen: _SeenSample,
     format: Format | None,
     batch_size: int | None,
     rows_per_shard: int | None,
@@ -272,7 +277,7 @@ def _plan(
     is_shown: bool,
 ) -> _Plan:
     """Return the plan. What is `known` of a job that is there is neither timed nor looked for again."""
-    example = _example(source, read)
+    example = seen.value
     late = read.preprocessing.late
     extractor = _extractor(model, nodes, stacked([example, example]), late)
     where = device_of(extractor)
@@ -289,11 +294,13 @@ def _plan(
         "model": type(model).__name__,
         "nodes": {info.key: info.node for info in extractor.feature_info},
         "code": extractor.code,
+        "modules": fingerprint_of_code(extractor, extractor.graph),
         "weights": hash_of_weights(extractor),
         "columns": columns,
         "transform": read.preprocessing.text,
         "decoder": read.decoder,
         "keys": hash_of_keys(source.keys),
+        "sample": seen.text,
     }
     if tolerance is not None:
         identity["tolerance"] = tolerance
@@ -312,15 +319,33 @@ def _plan(
     )  # fmt: skip
 
 
-def _example(source: Source, read: _Read) -> Any:
-    """Return the first input that can be read."""
-    reasons: list[str] = []
-    for number in range(min(len(source.keys), _TRIED_SAMPLES)):
-        try:
-            return read(source.item(number))
-        except Exception as error:  # whatever a file or a function of the user's leads to
-            reasons.append(f"'{source.keys[number]}': {reason_of(error)}")
-    raise ExtractionError(f"none of the first {len(reasons)} samples of {source.kind} can be read: {reasons[0]}")
+@dataclass(frozen=True)
+class _SeenSample:
+    """An input of the source, by which another source with the same keys is told apart.
+
+    Attributes:
+        value: the input.
+        text: the number of the sample, and a hash of the input.
+    """
+
+    value: Any
+    text: str
+
+    @staticmethod
+    def of(source: Source, read: _Read, job: Job | None) -> _SeenSample:
+        """Read the first sample that can be read, or the one that a job has seen."""
+        seen = None if job is None else str(job.identity.get("sample", "")).partition(" ")[0]
+        numbers = [int(seen)] if seen and int(seen) < len(source.keys) else range(min(len(source.keys), _TRIED_SAMPLES))
+        reasons: list[str] = []
+        for number in numbers:
+            try:
+                value, again = read(source.item(number)), read(source.item(number))
+            except Exception as error:  # whatever a file or a function of the user's leads to
+                reasons.append(f"'{source.keys[number]}': {reason_of(error)}")
+                continue
+            hashes = {fingerprint(value), fingerprint(again)}
+            return _SeenSample(value, f"{number} {'differs each time' if len(hashes) > 1 else hashes.pop()}")
+        raise ExtractionError(f"none of the first {len(reasons)} samples of {source.kind} can be read: {reasons[0]}")
 
 
 def _extractor(

@@ -71,8 +71,11 @@ class ShardWriter(Protocol):
         """Write rows."""
         ...
 
-    def finish(self, failures: Sequence[Failure]) -> None:
-        """Write what is left, the failures, and close the file."""
+    def finish(self, failures: Sequence[Failure]) -> int:
+        """Write what is left, the failures, and close the file; return how many rows are in it.
+
+        Raises the error of an earlier write that failed.
+        """
         ...
 
     def abandon(self) -> None:
@@ -92,6 +95,8 @@ def check_columns(columns: Sequence[Column]) -> None:
                 f"'{column.name}' is of {column.dtype}, which files of features do not have; give it another one, by "
                 "Feature(dtype=torch.float16) for example"
             )
+        if 0 in column.shape:
+            raise ArgumentTypeError(f"'{column.name}' has no elements: its shape is {column.shape} for each sample")
         if column.name == KEY:
             raise ArgumentTypeError(f"a feature cannot be called '{KEY}': that is the column of the samples' keys")
 
@@ -152,31 +157,42 @@ class _Writer:
         self._about = dict(about)
         self._schema = _schema(self._arrow, columns)
         self._group = _ROWS_OF_VECTORS if kind == "parquet" else _ROWS_OF_MAPS
+        # How many rows are in the file, and the error after which no more are written.
         self._count = 0
+        self._error: Exception | None = None
         self._keys: list[str] = []
         self._rows: dict[str, list[torch.Tensor]] = {column.name: [] for column in columns}
         self._file = _ParquetFile(path, self._schema) if kind == "parquet" else _ArrowFile(path, self._schema)
 
     def add(self, keys: Sequence[str], rows: Mapping[str, torch.Tensor]) -> None:
         self._keys += keys
-        self._count += len(keys)
         for name, held in self._rows.items():
             held.append(rows[name])
         while len(self._keys) >= self._group:
             self._flush(self._group)
 
-    def finish(self, failures: Sequence[Failure]) -> None:
-        if self._keys:
+    def finish(self, failures: Sequence[Failure]) -> int:
+        if self._keys or self._error is not None:
             self._flush(len(self._keys))
         reach("before the footer")
         footer = {"about": self._about, "rows": self._count, "failures": [list(each) for each in failures]}
         self._file.close(json.dumps(footer))
         reach("behind the footer")
+        return self._count
 
     def abandon(self) -> None:
         self._file.close("{}")
 
     def _flush(self, count: int) -> None:
+        if self._error is not None:
+            raise self._error
+        try:
+            self._write(count)
+        except Exception as error:
+            self._error = error
+            raise
+
+    def _write(self, count: int) -> None:
         reach("before the first rows")
         arrays = [self._arrow.array(self._keys[:count], self._arrow.string())]
         self._keys = self._keys[count:]
@@ -185,6 +201,7 @@ class _Writer:
             arrays.append(_array(self._arrow, held[:count], column))
             self._rows[column.name] = [held[count:]]
         self._file.write(self._arrow.record_batch(arrays, schema=self._schema))
+        self._count += count
         reach("behind the first rows")
 
 

@@ -101,7 +101,6 @@ def start_job(folder: Folder, job: Job, keys: Sequence[str], asked: Mapping[str,
     """
     there = read_job(folder)
     if there is None:
-        write_keys(folder, keys)
         reach("before the job file")
         folder.create(JOB_FILE, job.to_json())
         reach("behind the job file")
@@ -115,6 +114,8 @@ def start_job(folder: Folder, job: Job, keys: Sequence[str], asked: Mapping[str,
                 f"'{folder.path}' has the features of another job: its {name} is {_short(theirs)}, and here it is "
                 f"{_short(value)}. Choose another folder for this one"
             )
+    if KEYS_FILE not in folder.names():  # behind the job file: only who has the job may write its keys
+        write_keys(folder, keys)
     return there
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
-import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,8 +12,14 @@ import torch
 from torch import nn
 
 from featx.bulk.extras import require
+from featx.bulk.fingerprint import fingerprint
 from featx.errors import ExtractionError
 
+_PRESET = "torchvision.transforms._presets.ImageClassification"
+_TO_TENSOR = frozenset({"torchvision.transforms.transforms.ToTensor", "timm.data.transforms.MaybeToTensor"})
+_NORMALIZE = "torchvision.transforms.transforms.Normalize"
+# Modes of PIL's images in which a pixel has bytes, which ToTensor divides by 255.
+_MODES_OF_BYTES = frozenset({"L", "LA", "RGB", "RGBA", "CMYK", "YCbCr", "HSV", "LAB"})
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
@@ -37,7 +41,7 @@ class Preprocessing:
 
     def late(self, value: torch.Tensor) -> torch.Tensor:
         """Return what the model takes, of a batch that `early` made: bit for bit what ToTensor and Normalize give."""
-        if self.mean is None or self.std is None:
+        if self.mean is None or self.std is None or value.dtype != torch.uint8:
             return value
         shape = (1, -1, 1, 1)
         mean, std = (torch.tensor(each, device=value.device).view(shape) for each in (self.mean, self.std))
@@ -75,15 +79,9 @@ def plain(function: Callable[[Any], Any] | None) -> Preprocessing:
 
 
 def text_of(function: object) -> str:
-    """Return what names a function or transform, the same in each process: its repr, and a hash of its source."""
+    """Return what names a function or transform, the same in each process: its repr, and a hash of what it does."""
     text = _ADDRESS.sub("", " ".join(repr(function).split()))
-    if not inspect.isfunction(function):
-        return text
-    try:
-        source = inspect.getsource(function).encode()
-    except (OSError, TypeError):
-        source = function.__code__.co_code + repr(function.__code__.co_consts).encode()
-    return f"{text} (source {hashlib.sha256(source).hexdigest()[:12]})"
+    return f"{text} (fingerprint {fingerprint(function)[:12]})"
 
 
 def _itself(value: Any) -> Any:
@@ -97,38 +95,56 @@ def _processed(processor: Any, image: Any) -> torch.Tensor:
 def _split(transform: Callable[[Any], Any], text: str) -> Preprocessing:
     """Leave ToTensor and Normalize, at the end of a Compose or of torchvision's preset, to the model's process.
 
-    A quarter of the bytes are moved then.
-
-    The values are the same bit for bit.
+    A quarter of the bytes are moved then. The values are the same bit for bit. What is no image of bytes when it comes
+    to ToTensor is finished where it is.
     """
-    if type(transform).__module__ == "torchvision.transforms._presets":
+    if f"{type(transform).__module__}.{type(transform).__name__}" == _PRESET:
         preset: Any = transform
-        if type(preset).__name__ == "ImageClassification":
-            mean, std = (tuple(float(each) for each in values) for values in (preset.mean, preset.std))
-            return Preprocessing(functools.partial(_preset_to_bytes, preset), text, mean, std)
+        return _left(functools.partial(_resized, preset), functools.partial(_finished, preset), preset, text)
     steps: Any = getattr(transform, "transforms", None)
     if type(transform).__name__ != "Compose" or not isinstance(steps, list) or len(cast("list[Any]", steps)) < 2:
         return Preprocessing(transform, text)
     *first, to_tensor, normalize = cast("list[Any]", steps)
-    names = (type(to_tensor).__name__, type(normalize).__name__)
-    if names not in {("ToTensor", "Normalize"), ("MaybeToTensor", "Normalize")}:
+    names = [f"{type(each).__module__}.{type(each).__name__}" for each in (to_tensor, normalize)]
+    if names[0] not in _TO_TENSOR or names[1] != _NORMALIZE:
         return Preprocessing(transform, text)
-    if not type(normalize).__module__.startswith("torchvision.transforms.transforms"):
-        return Preprocessing(transform, text)
-    mean, std = (tuple(float(each) for each in values) for values in (normalize.mean, normalize.std))
-    return Preprocessing(functools.partial(_to_bytes, first), text, mean, std)
+    last = functools.partial(_in_order, [to_tensor, normalize])
+    return _left(functools.partial(_in_order, first), last, normalize, text)
 
 
-def _to_bytes(steps: list[Callable[[Any], Any]], image: Any) -> torch.Tensor:
+def _left(first: Callable[[Any], Any], rest: Callable[[Any], Any], normalized: Any, text: str) -> Preprocessing:
+    """Return what runs `first`, and leaves the rest, which normalizes as `normalized` says, to the model's process."""
+    try:
+        mean, std = (tuple(float(each) for each in values) for values in (normalized.mean, normalized.std))
+    except TypeError:  # one number for all channels
+        return Preprocessing(functools.partial(_in_order, [first, rest]), text)
+    return Preprocessing(functools.partial(_to_bytes, first, rest), text, mean, std)
+
+
+def _in_order(steps: list[Callable[[Any], Any]], image: Any) -> Any:
     for step in steps:
         image = step(image)
+    return image
+
+
+def _to_bytes(first: Callable[[Any], Any], rest: Callable[[Any], Any], image: Any) -> torch.Tensor:
+    image = first(image)
+    if getattr(image, "mode", None) not in _MODES_OF_BYTES:
+        return rest(image)
     functional: Any = require("torchvision.transforms.functional", "torchvision made this transform", "torchvision")
     return functional.pil_to_tensor(image)
 
 
-def _preset_to_bytes(preset: Any, image: Any) -> torch.Tensor:
+def _resized(preset: Any, image: Any) -> Any:
     functional: Any = require("torchvision.transforms.functional", "torchvision made this transform", "torchvision")
     resized = functional.resize(
         image, preset.resize_size, interpolation=preset.interpolation, antialias=preset.antialias
     )
-    return functional.pil_to_tensor(functional.center_crop(resized, preset.crop_size))
+    return functional.center_crop(resized, preset.crop_size)
+
+
+def _finished(preset: Any, image: Any) -> torch.Tensor:
+    functional: Any = require("torchvision.transforms.functional", "torchvision made this transform", "torchvision")
+    tensor = image if isinstance(image, torch.Tensor) else functional.pil_to_tensor(image)
+    tensor = functional.convert_image_dtype(tensor, torch.float)
+    return functional.normalize(tensor, mean=preset.mean, std=preset.std)

@@ -24,8 +24,10 @@ def open_folder(path: str | os.PathLike[str]) -> Folder:
         MissingExtraError: fsspec is not installed, or what it needs for such a URL; the message has the command.
         ExtractionError: fsspec knows no such URL.
     """
-    text = os.fspath(path)
-    return RemoteFolder(text) if "://" in text else LocalFolder(path)
+    text = os.path.expanduser(os.fspath(path))
+    if os.path.exists(text) and not os.path.isdir(text):
+        raise ExtractionError(f"'{text}' is a file, and features go to a folder; choose another place")
+    return RemoteFolder(text) if "://" in text else LocalFolder(text)
 
 
 class RemoteFolder:

@@ -211,7 +211,12 @@ class _Writing:
     def _publish(self, shard: _Shard) -> None:
         failures: list[Failure] = [(self._work.keys[each], why) for each, why in sorted(shard.failures.items())]
         try:
-            shard.writer.finish(failures)
+            rows, expected = shard.writer.finish(failures), len(self._work.job.numbers(shard.number))
+            if rows + len(failures) != expected:
+                raise ExtractionError(
+                    f"{rows} rows and {len(failures)} failures were written of the {expected} samples of shard "
+                    f"{shard.number}, which is left unfinished; start the job again to go on"
+                )
             self._work.folder.publish(shard.path, self._work.job.name(shard.number))
         except BaseException:
             shard.path.unlink(missing_ok=True)

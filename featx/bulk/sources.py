@@ -7,6 +7,7 @@ import tarfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from io import BytesIO
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -123,11 +124,18 @@ def find_source(source: Any, column: str | None = None) -> Source:
 
 def _source(source: Any, column: str | None) -> Source:
     if isinstance(source, (str, os.PathLike)):
-        return _of_path(os.fspath(cast("str | os.PathLike[str]", source)), column)
+        return _of_path(os.path.expanduser(os.fspath(cast("str | os.PathLike[str]", source))), column)
     if hasattr(source, "__getitem__") and hasattr(source, "__len__") and not isinstance(source, (list, tuple)):
         return _of_dataset(source, column)
     if isinstance(source, Iterable) and not isinstance(source, (bytes, dict)):
-        keys = [os.fspath(each) for each in cast("Iterable[Any]", source)]
+        items = iter(cast("Iterable[Any]", source))
+        first = list(islice(items, 1))
+        if not all(isinstance(each, (str, os.PathLike)) for each in first):
+            raise ArgumentTypeError(
+                f"samples need numbers or paths, and a {type(source).__name__} of {type(first[0]).__name__} has none; "
+                f"samples come from {_FORMS}"
+            )
+        keys = [os.fspath(each) for each in chain(first, items)]
         if keys and all(key.endswith(".tar") for key in keys):
             return _of_tars(keys)
         return Paths(keys, f"a list of {len(keys)} paths")

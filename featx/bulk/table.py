@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 from featx.bulk.folder import Folder
 from featx.bulk.formats import KEY, Column, Failure, Footer, read_table, tensor_of
-from featx.bulk.job import KEYS_FILE, Job, read_job, read_keys
+from featx.bulk.job import KEYS_FILE, Job, hash_of_keys, read_job, read_keys
 from featx.bulk.remote import open_folder
 from featx.bulk.shards import finished
 from featx.errors import ArgumentTypeError, ExtractionError
@@ -149,9 +149,10 @@ class FeatureTable(Dataset[dict[str, Any]]):
         return {key: place for place, key in enumerate(self.keys)}
 
     def _table(self, shard: int) -> Any:
-        if self._last is None or self._last[0] != shard:
-            self._last = (shard, read_table(self._folder.opened(self.job.name(shard)), self.job.format))
-        return self._last[1]
+        last = self._last  # another thread may put another shard there meanwhile
+        if last is None or last[0] != shard:
+            last = self._last = (shard, read_table(self._folder.opened(self.job.name(shard)), self.job.format))
+        return last[1]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_last": None}  # for the processes of a DataLoader
@@ -208,6 +209,9 @@ def verify(folder: str | os.PathLike[str]) -> Verification:
     if KEYS_FILE not in place.names():
         raise ExtractionError(f"'{place.path}' has lost its list of keys, '{KEYS_FILE}'")
     keys, faults, rows, failures = read_keys(place), list[str](), 0, 0
+    if hash_of_keys(keys) != job.identity.get("keys"):
+        faults.append(f"'{KEYS_FILE}' is not the list of keys of this job; remove it, and run the job again")
+        return Verification(job.samples, 0, 0, tuple(faults), tuple(place.unfinished()))
     for shard in range(job.shards):
         name = job.name(shard)
         if shard in table.missing:

@@ -38,8 +38,10 @@ class Noting:
 
 @pytest.mark.slow
 def test_one_process_for_each_device(net: Net, photos: Path, tmp_path: Path) -> None:
-    alone = run(net, photos, tmp_path / "alone", transform=Noting(tmp_path / "alone.txt"))
-    shared = run(net, photos, tmp_path / "shared", transform=Noting(tmp_path / "notes.txt"), device=["cpu", "cpu"])
+    noting = Noting(tmp_path / "notes.txt")
+    alone = run(net, photos, tmp_path / "alone", transform=noting)
+    (tmp_path / "notes.txt").unlink()
+    shared = run(net, photos, tmp_path / "shared", transform=noting, device=["cpu", "cpu"])
     assert parts(tmp_path / "shared") == parts(tmp_path / "alone")
     assert featx.verify(tmp_path / "shared").is_complete
     own = {str(os.getpid())}

@@ -1,0 +1,112 @@
+"""Writes that fail, threads that read, and folders that two jobs want: no shard is finished that is not whole."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+import featx
+from featx.bulk import formats, job
+
+from .conftest import Net, expected, make_photos, pixels
+
+
+def run(net: nn.Module, source: Any, output: Path, **options: Any) -> Any:
+    options = {"transform": pixels, "workers": 0, "progress": False, "batch_size": 4, "rows_per_shard": 20, **options}
+    return featx.extract(net, {"fc": "y"}, source, output, **options)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+@pytest.mark.parametrize("failing", [2, 3, 5])
+def test_shard_with_a_write_that_failed_is_not_published(
+    net: Net, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, failing: int
+) -> None:
+    photos, output = tmp_path / "photos", tmp_path / "features"
+    keys = make_photos(photos, 20)
+    writer = {"parquet": formats._ParquetFile, "arrow": formats._ArrowFile}[kind]
+    write, count = writer.write, [0]
+
+    def fail(self: Any, batch: Any) -> None:
+        count[0] += 1
+        time.sleep(0.3 if count[0] == 1 else 0)  # the model's process is ahead by then
+        if count[0] == failing:
+            raise OSError(28, "No space left on device")
+        write(self, batch)
+
+    monkeypatch.setattr(formats, "_ROWS_OF_VECTORS", 4)
+    monkeypatch.setattr(formats, "_ROWS_OF_MAPS", 4)
+    monkeypatch.setattr(writer, "write", fail)
+    with pytest.raises(featx.ExtractionError, match="is full"):
+        run(net, photos, output, format=kind)
+    assert not [path for path in output.iterdir() if path.name.startswith("part")]
+    monkeypatch.setattr(writer, "write", write)
+    table = run(net, photos, output, format=kind)
+    assert torch.allclose(table.tensor("y"), expected(net, photos, keys), atol=1e-6)
+    assert featx.verify(output).is_complete
+
+
+class Numbers(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 200
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((8,), float(index))
+
+
+def test_threads_read_the_rows_that_they_ask_for(tmp_path: Path) -> None:
+    table = featx.extract(
+        nn.Identity(), {"output": "y"}, Numbers(), tmp_path / "features", load=lambda x: x, workers=0, batch_size=10,
+        rows_per_shard=10, progress=False,
+    )  # fmt: skip
+    with ThreadPoolExecutor(8) as pool:
+        rows = list(pool.map(table.__getitem__, torch.randperm(200).tolist() * 5))
+    assert all(torch.equal(row["y"], torch.full((8,), float(row["key"]))) for row in rows)
+
+
+def test_job_that_is_refused_leaves_the_keys_of_the_other_one(
+    net: Net, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photos, others, output = tmp_path / "photos", tmp_path / "others", tmp_path / "features"
+    make_photos(photos, 12)
+    make_photos(others, 10)
+    reach = job.reach
+
+    def start_another(place: str) -> None:
+        if place == "before the job file":
+            monkeypatch.setattr(job, "reach", reach)
+            run(net, photos, output)
+        reach(place)
+
+    monkeypatch.setattr(job, "reach", start_another)
+    with pytest.raises(featx.ExtractionError, match="has the features of another job"):
+        run(net, others, output)
+    assert featx.verify(output).is_complete
+
+
+def test_list_of_keys_of_another_job_is_told(net: Net, tmp_path: Path) -> None:
+    photos, output = tmp_path / "photos", tmp_path / "features"
+    make_photos(photos, 4)
+    run(net, photos, output)
+    job.write_keys(featx.bulk.remote.open_folder(output), ["a", "b"])
+    assert "is not the list of keys of this job" in str(featx.verify(output))
+
+
+def test_what_cannot_be_done_is_refused_by_name(net: Net, tmp_path: Path) -> None:
+    photos = tmp_path / "photos"
+    keys = make_photos(photos, 4)
+    with pytest.raises(featx.ExtractionError, match="is a file, and features go to a folder"):
+        run(net, photos, photos / keys[0])
+    with pytest.raises(featx.FeatxError, match="samples need numbers or paths"):
+        run(net, torch.utils.data.DataLoader(Numbers()), tmp_path / "features")
+    with pytest.raises(featx.FeatxError, match="'y' has no elements"):
+        featx.extract(
+            nn.Identity(), {"output": "y"}, Numbers(), tmp_path / "features", load=lambda x: x[:0], workers=0,
+            progress=False,
+        )  # fmt: skip
