@@ -521,3 +521,20 @@ def test_tokens_behind_those_of_patches_are_no_prefix() -> None:
     assert is_equal(backbone(X), [model(X)[:, 3:].mT.reshape(2, 8, 8, 12)])
     with pytest.raises(featx.RequestError, match="blocks"):
         featx.create_backbone(Places(ahead=False), blocks=(2,), example_inputs=X)
+
+
+def test_padding_inside_of_blocks_is_no_stage() -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    model = transformers.MobileNetV2Model(transformers.MobileNetV2Config(depth_multiplier=0.25)).eval()
+    backbone = featx.create_backbone(model, example_inputs=torch.rand(1, 3, 64, 64))
+    assert backbone.strides == [2, 4, 8, 16, 32]
+    x = torch.rand(2, 3, 64, 64)
+    names = [info.node for info in backbone.feature_info]
+    seen: dict[str, torch.Tensor] = {}
+    for name in names:
+        model.get_submodule(name).register_forward_hook(
+            lambda module, args, output, name=name: seen.update({name: output.clone()})
+        )
+    model(x)
+    assert is_equal(backbone(x), [seen[name] for name in names])

@@ -76,6 +76,7 @@ def stages_of(model: nn.Module, traced: TracedRows, image: ImageInput | None) ->
     if not found:
         computed = _computed(traced.graph, model)
         made = {name: stages for name, stages in maps.items() if traced.nodes[name] in computed}
+        made = _without_inner_operations(made, traced)
         of_image = [each for each in _all(made) if _is_of_image(each, traced)]
         found = _in_order(_last_at_each_stride(of_image, traced), traced)
         found = _of_container(found, made, set(of_image), traced)
@@ -204,6 +205,14 @@ def _tokens_of_stride(
     ]  # fmt: skip
 
 
+def _without_inner_operations(maps: dict[str, list[Stage]], traced: TracedRows) -> dict[str, list[Stage]]:
+    """Leave out what operations give deeper in the model than any module does: padding, and views of windows."""
+    depths = {name: traced.by_name[name].depth for name in maps}
+    modules = {name for name in maps if traced.by_name[name].kind == "module"}
+    outer = min((depths[name] for name in modules), default=math.inf)
+    return {name: stages for name, stages in maps.items() if name in modules or depths[name] <= outer}
+
+
 def _is_of_image(stage: Stage, traced: TracedRows) -> bool:
     """Say whether a value grows with the image, as far as the model takes larger ones."""
     wider = traced.wider()
@@ -237,7 +246,7 @@ def _in_order(stages: list[Stage], traced: TracedRows) -> list[Stage]:
 
 
 def _is_ahead(one: Stage, other: Stage, traced: TracedRows) -> bool:
-    return traced.nodes[one.name] < traced.nodes[other.name]
+    return traced.nodes[one.name] < traced.nodes[other.name] and other.stride % one.stride == 0
 
 
 def _goodness(stages: list[Stage]) -> tuple[int, int]:
@@ -259,12 +268,16 @@ def _of_container(
                     if stage in of_image:
                         groups.setdefault((pattern, place), []).append(stage)
     orders = [_in_order(_last_at_each_stride(group, traced), traced) for group in groups.values()]
-    best = max(orders, key=_goodness, default=[])
-    if len(best) < 3:
-        return found
-    of_smaller = [stage for stage in found if stage.stride < best[0].stride]
-    of_larger = [stage for stage in found if stage.stride > best[-1].stride]
-    return [*of_smaller, *best, *of_larger] if len(of_smaller) + len(best) + len(of_larger) >= len(found) else found
+    joined = [_joined(order, found) for order in orders if len(order) >= 3]
+    best = max(joined, key=_goodness, default=[])
+    return best if len(best) >= max(len(found), 1) else found
+
+
+def _joined(stages: list[Stage], others: list[Stage]) -> list[Stage]:
+    """Return stages with those of smaller and of larger strides from others."""
+    of_smaller = [stage for stage in others if stage.stride < stages[0].stride]
+    of_larger = [stage for stage in others if stage.stride > stages[-1].stride]
+    return [*of_smaller, *stages, *of_larger]
 
 
 def _patterns(name: str) -> list[str]:
