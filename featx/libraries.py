@@ -107,7 +107,7 @@ def torchvision_operators() -> Any:
 def way_without(value: object) -> str:
     """Return what to do about an object that cannot be followed, or ""."""
     if type(value).__module__ == "transformers.cache_utils":
-        return "leave the cache out: give use_cache=False, and no past_key_values"
+        return "run the model without a cache: pass use_cache=False and no past_key_values"
     return ""
 
 

@@ -76,7 +76,7 @@ def _clone_leaf(leaf: Any) -> Any:
     if holds_no_tensor(leaf):
         return leaf
     raise RequestError(
-        f"a requested value is a {type(leaf).__name__}, of whose tensors one may be overwritten later, so that it "
+        f"a requested value is a {type(leaf).__name__}, and a tensor in it may be overwritten later, so it "
         "would have to be copied. featx does not know how to copy it: request the tensors in it, by the names of the "
         "nodes that take them out"
     )

@@ -148,9 +148,7 @@ class _Emitter:
             name = parameter_of(node.target)
             earlier, stars = stars, max(stars, plain_text(node.target).removesuffix(name))
             if earlier == "**" or (earlier and node.target != name and stars == earlier):
-                raise GraphError(
-                    f"input '{node.target}' cannot stand behind one that takes the rest; move it ahead of it"
-                )
+                raise GraphError(f"input '{node.target}' must come before the input with * or **; move it to the front")
             if node.target != name and node.args:
                 raise GraphError(f"input '{node.target}' takes the rest of the arguments and can have no default")
             if name == self._root or name in ("torch", "inf", "nan"):

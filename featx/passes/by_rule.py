@@ -24,7 +24,7 @@ def refuse_autocast(name: str) -> None:
     """
     if torch._C._is_any_autocast_enabled():
         raise InputError(
-            f"{name} runs under autocast, which tensors on the meta device take no part in; pass real tensors, or a "
+            f"{name} runs under autocast, which does not support tensors on the meta device; pass real tensors, or a "
             "fake_mode"
         )
 

@@ -166,7 +166,7 @@ class _CountingInterpreter(Interpreter):
             return
         packet = operator.partition(".")[0].replace("::", ".")
         raise CostError(
-            f"no rule says how many operations {packet} takes, which node {quoted(node)} runs; give one with "
+            f"there is no FLOP rule for {packet}, which node {quoted(node)} runs; pass one with "
             f"rules={{torch.ops.{packet}: function}}, or go on without with unknown='list'"
         )
 

@@ -1,4 +1,4 @@
-"""What ends a trace on an example, or starts it anew. No Exceptions, so that no model catches them."""
+"""Signals that end a run of the example tracer or restart it. `except Exception` in a model does not catch them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from featx.tracing.source.frames import describe, line_of, user_frame
 
 
 class Unfollowable(BaseException):
-    """Something in an opened module that no graph can hold. No Exception, so that no model catches it.
+    """An opened module does something that a graph cannot express.
 
     `value` is the object that it is about, if there is one; `advice` says what to do.
     """
@@ -22,11 +22,11 @@ class Unfollowable(BaseException):
 
 
 class NeedsValues(BaseException):
-    """The model asks for a value, which stand-ins have not. No Exception, so that no model catches it."""
+    """The model reads a tensor value, and the tensors of this run have no values."""
 
 
 class Enough(BaseException):
-    """A further run has done what matters for the wanted nodes. No Exception, so that no model catches it."""
+    """A repeated run has recorded all nodes that the requested values need."""
 
 
 class Unholdable(Unfollowable):
@@ -34,7 +34,7 @@ class Unholdable(Unfollowable):
 
 
 class AssignedAnew(BaseException):
-    """Forward assigned a value of its input to an attribute that it also reads: of this call, or of the last one?"""
+    """Forward assigns an input-dependent value to an attribute and reads it; the order of the two is not known."""
 
     def __init__(self, path: str, name: str) -> None:
         super().__init__(name)
@@ -42,7 +42,7 @@ class AssignedAnew(BaseException):
 
 
 class Converts(BaseException):
-    """The code of a Python module converts a traced number, and the trace does not listen there."""
+    """Code converts a traced number in a file whose names `int`, `float` and `len` are not replaced yet."""
 
     def __init__(self, namespace: dict[str, Any]) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Converts(BaseException):
 
 
 class SharesInputs(BaseException):
-    """One tensor is two inputs of the example, which matters to the model; it was traced on one for each."""
+    """The example has one tensor as two inputs, and the model may notice that the run had two different ones."""
 
 
 class Disturbed(BaseException):
@@ -58,7 +58,7 @@ class Disturbed(BaseException):
 
 
 class OwnFault(BaseException):
-    """Code of featx itself has failed in a further run of the model; that is no refusal of the model."""
+    """A bug of featx raised an error in a repeated run; it must not be read as an error of the model."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
@@ -74,7 +74,7 @@ class DiffersInside(BaseException):
 
 
 class GoesByAutocast(BaseException):
-    """Forward sets or asks for the state of autocast in a way that shows only where its calls are heard."""
+    """Forward sets or reads the autocast state in a way that only the profiling hook can observe."""
 
 
 class MayBeDisturbed(Disturbed):
@@ -82,7 +82,7 @@ class MayBeDisturbed(Disturbed):
 
 
 class LeftBehind(Unfollowable):
-    """What forward left somewhere, which the next call would find; it matters although all that is wanted is there."""
+    """Forward has a side effect that the next call would see. It is an error even after the last requested value."""
 
 
 class ChangedByOthers(LeftBehind):

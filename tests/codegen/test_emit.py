@@ -271,7 +271,7 @@ def test_input_whose_name_the_code_needs_is_refused(name: str) -> None:
 def test_input_behind_one_that_takes_the_rest_is_refused(inputs: list[str]) -> None:
     graph = Graph()
     graph.output([graph.placeholder(name) for name in inputs])
-    with pytest.raises(GraphError, match="cannot stand behind one that takes the rest"):
+    with pytest.raises(GraphError, match="must come before the input with"):
         graph.python_code("self")
 
 

@@ -169,7 +169,7 @@ def test_model_that_keeps_a_feature_for_its_next_call_is_refused(is_warm: bool) 
     if is_warm:
         model(image())
     before = model.features
-    with pytest.raises(featx.TraceError, match="keeps something of its input in the attribute 'features'"):
+    with pytest.raises(featx.TraceError, match="stores an input-dependent value in the attribute 'features'"):
         featx.trace(model, image())
     assert model.features is before
 

@@ -354,7 +354,7 @@ class FillsBesideTables(UsesTables):
 def test_model_that_does_something_else_in_its_first_call_alone_is_refused(
     kind: type[nn.Module], wanted: list[str]
 ) -> None:
-    with pytest.raises(featx.TraceError, match="each call"):
+    with pytest.raises(featx.TraceError, match="a second call"):
         featx.create_feature_extractor(kind(), wanted, example_inputs=X)
 
 

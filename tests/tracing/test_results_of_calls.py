@@ -197,7 +197,7 @@ def test_an_object_that_forward_changes_is_refused(change: Any) -> None:
         change(box)
         return call(lambda box: box.number, box), x
 
-    with pytest.raises(TraceError, match="keeps something in an object that 'call' gave, a Box"):
+    with pytest.raises(TraceError, match="stores a value in an object that 'call' gave, a Box"):
         featx.trace(Applies(changed), torch.rand(2, 3))
 
 

@@ -139,7 +139,7 @@ def test_input_in_which_forward_keeps_something_is_refused() -> None:
         batch.cache = batch.x * 2
         return batch.cache
 
-    with pytest.raises(featx.TraceError, match="keeps something in the input 'batch'"):
+    with pytest.raises(featx.TraceError, match="stores a value in the input 'batch'"):
         featx.trace(Reading(keep), Plain(X))
 
 

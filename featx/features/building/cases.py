@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from featx.features.dual import DualGraphModule
 
 _LOGGER = logging.getLogger("featx")
-# Inputs that differ more often than this differ in something that had better be free.
+# If more graphs than this are needed, the inputs differ in a property that should be free.
 _MOST = 16
 _Traced = TypeVar("_Traced")
 # Returns the graph of a model in a mode, for these inputs.

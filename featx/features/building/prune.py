@@ -27,7 +27,7 @@ _OUTSIDE = ("placeholder", "get_attr")
 def prune(graph: Graph, wanted: Mapping[str, Node], root: nn.Module) -> Graph:
     """Copy the part of `graph` that `wanted` depends on, with an output that returns them as a dict by key.
 
-    What comes after the last wanted node is gone. Calls that write into a value which is read later stay even when
+    Nodes after the last requested one are removed. Calls that write into a value that is read later are kept even if
     nobody reads their result; so do writes into the state of the model that the kept part reads, random draws ahead
     of a kept one (they move the generator), and checks of the form of kept values. A wanted value that a kept call
     overwrites later is cloned where it is right: the value itself is returned, and what comes behind computes with the

@@ -240,7 +240,7 @@ class ModelTracing:
         example = self._given or self._find_example()
         if example is None and self._tracer == "example":
             raise TraceError(
-                f"{type(self.model).__name__} says nowhere what its inputs look like; give "
+                f"{type(self.model).__name__} does not declare its inputs; pass "
                 "example_inputs=torch.rand(1, 3, 224, 224), say, or a tuple or a dict of inputs"
             )
         if example is not None and self._concrete_args:

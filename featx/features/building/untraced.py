@@ -25,6 +25,6 @@ def raise_untraced(mode: str, reason: str) -> NoReturn:
         TraceError: always.
     """
     raise TraceError(
-        f"this extractor has no graph for {mode} mode, in which the model cannot be traced on the example that was "
+        f"this extractor has no graph for {mode} mode: tracing in this mode failed on the example that was "
         f"used: {reason}"
     )

@@ -75,7 +75,7 @@ def _unknown_name(name: str, known: list[str], owner: str, graph: Graph, request
         "eval_return_nodes."
     )
     if decides_by_draws(graph):
-        return DrawnAwayError(f"{text} Here the model decides by random numbers what runs, so it may run next time.")
+        return DrawnAwayError(f"{text} The model decides by random numbers what runs, so another trace may have it.")
     return NodeNameError(text)
 
 

@@ -122,7 +122,7 @@ def _require_all(graph: Graph, starts: Collection[Node], wanted: Collection[Node
                 pending.append(source)
     if crossing:
         raise RequestError(
-            f"what is requested does not follow from {', '.join(map(repr, names))} alone; inputs must have "
+            f"the requested values cannot be computed from {', '.join(map(repr, names))} alone; inputs must have "
             f"{', '.join(map(repr, crossing))} too"
         )
 
@@ -223,7 +223,7 @@ def _drop_guards(graph: Graph, starts: Collection[Node]) -> _Fixed:
             if guard.target is not check_dtype and not all(map(_is_of_form, guard.all_input_nodes)):
                 missing = [name for name in _placeholders_of(guard) if name in {each.target for each in others}]
                 raise RequestError(
-                    f"inputs must have {', '.join(map(repr, missing))} too: the model decides by values of it "
+                    f"inputs must have {', '.join(map(repr, missing))} too: its values decide what the model runs "
                     f"({guard.args[-1]})"
                 )
             fixed.note_guard(guard)

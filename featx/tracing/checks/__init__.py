@@ -1,1 +1,1 @@
-"""What is checked when an example was traced: what lives on, and which sizes and dtypes are free."""
+"""Checks after the trace of an example: state that outlives the call, and which sizes and dtypes may differ."""

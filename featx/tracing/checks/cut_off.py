@@ -1,4 +1,4 @@
-"""State that forward writes behind the place where a trace ended early, because all that was wanted was there."""
+"""Find state that forward writes after the point at which a trace stopped early."""
 
 from __future__ import annotations
 

@@ -206,7 +206,7 @@ def _trace_checked(
             try:
                 can_go_on = not is_known and check_repeats(tracer, args, kwargs, trace, wanted_in)
             except DiffersInside as error:
-                tracer.whole[error.path] = "it does something else in each call, with the same inputs"
+                tracer.whole[error.path] = "it runs other operations in a second call with the same inputs"
                 trace.drop_replica()
                 trace = None
             except GoesByAutocast:

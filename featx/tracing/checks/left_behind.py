@@ -1,4 +1,4 @@
-"""Find what a forward left on its module that a graph cannot leave there, or would not find there the next time."""
+"""Find side effects of forward on its module that a graph cannot reproduce."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def what_forward_left(
         return f"forward changes the attribute '{name}'"
     for name in state.new_attributes():
         if is_asked_for(type(module), name):
-            return f"forward asks for the attribute '{name}', which it makes itself,"
+            return f"forward tests whether it has already created the attribute '{name}',"
     for name, added in state.grown_containers():
         origins = [recorder.lineage.get(value) for value in added]
         # A table by size is made anew by the graph.
@@ -37,7 +37,7 @@ def what_forward_left(
         if not are_constants and not all(
             origin is not None and not depends_on_inputs(recorder.node_of(origin)) for origin in origins
         ):
-            return f"forward adds to '{name}', or takes from it,"
+            return f"forward adds to '{name}' or removes items from it,"
     for name, value in state.rebound_buffers(recorder.is_made_here).items():
         before = state.buffer(name)
         # `self.table = self.table.to(x.device)` assigns what was there.
@@ -48,16 +48,16 @@ def what_forward_left(
     for name, value in state.replaced_items():
         if _comes_from_inputs(recorder, value):
             # A second call tells whether it is read there before it is replaced again.
-            checks.keeps_of_input = f"forward keeps something of its input in '{name}'"
+            checks.keeps_of_input = f"forward stores a value computed from its input in '{name}'"
     for name, value in state.assigned_tensors():
         if not is_read(type(module), name) or not _comes_from_inputs(recorder, value):
             continue
         # What was not there at all was assigned before it was read, unless the code asks whether it is there.
         if is_asked_for(type(module), name) or (state.had(name) and checks.is_read_first((path, name))):
-            return f"forward keeps something of its input in the attribute '{name}', which it reads the next time"
+            return f"forward stores an input-dependent value in the attribute '{name}', and reads it in the next call"
     for name in state.assigned_numbers():
         if is_read(type(module), name) and checks.is_read_first((path, name)):
-            return f"forward keeps a number of this call in the attribute '{name}', which it reads the next time"
+            return f"forward stores a number in the attribute '{name}', and reads it in the next call"
     return "forward draws from a random generator of its own" if state.drawn_generators() else None
 
 

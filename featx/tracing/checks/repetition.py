@@ -1,6 +1,6 @@
-"""Trace a second call of a model on the replica of its first one: what differs then lives on from call to call.
+"""Compare a second call on the same replica with the first one, to find state that Python keeps between calls.
 
-What Python code can keep between calls has no end (iterators, closures, objects of libraries), and a graph would repeat
+Python code can keep state between calls in many places (iterators, closures, objects of libraries). A graph repeats
 what the first call found there. So the calls are compared.
 """
 
@@ -98,7 +98,7 @@ def _check_traces(
     name = _name(trace)
     second = _next(tracer, args, kwargs, trace, wanted_in)
     if isinstance(second, BaseException):
-        raise TraceError(f"cannot trace {name}: its second call is not like the first one: {second}") from second
+        raise TraceError(f"cannot trace {name}: its second call differs from the first one: {second}") from second
     try:
         if is_news and second.goes_by_autocast:
             raise GoesByAutocast
@@ -106,7 +106,7 @@ def _check_traces(
             return
         if trace.checks.keeps_of_input is not None:
             raise TraceError(
-                f"cannot trace {name}: {trace.checks.keeps_of_input}, and does something else the next time"
+                f"cannot trace {name}: {trace.checks.keeps_of_input}, and runs other operations in the next call"
             )
         wanted = tuple(wanted_in(each.graph, "") if wanted_in else () for each in (trace, second))
         is_cached = differ_by_caches_alone(trace.graph, second.graph, trace.origins(), (wanted[0], wanted[1]))
@@ -115,8 +115,8 @@ def _check_traces(
             if path and tracer.opened is None and path not in tracer.whole:
                 raise DiffersInside(path)
             raise TraceError(
-                f"cannot trace {name}: forward does something else in each call, with the same inputs. It keeps a "
-                "count, an iterator or the like, which a graph would repeat as it is now. To go on, put the code that "
+                f"cannot trace {name}: forward runs other operations in a second call with the same inputs. It keeps a "
+                "counter, an iterator or similar state, which a graph would not advance. To go on, put the code that "
                 "does it into a submodule, which is kept whole, or keep the value in a buffer."
             )
     finally:

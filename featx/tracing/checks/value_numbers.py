@@ -83,7 +83,7 @@ def _node_behind(origin: Origin) -> Node:
 def _pin(graph: Graph, origin: Origin, value: int | float) -> None:
     node = _taken_out(graph, origin)
     with graph.inserting_after(node):
-        what = "a number that the model reads from values, and goes by"
+        what = "a number that the model reads from tensor values and uses in Python"
         check = graph.call_function(check_decision, (node, value, what))
     check.meta["is_guard"] = True
 

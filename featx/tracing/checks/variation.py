@@ -28,12 +28,12 @@ UNTRIED = "free, unless a layer refuses it"
 # The model takes another length if all dimensions that had the same length on the example change with it.
 TOGETHER = "free, with all others of this length"
 NOT_EMPTY = "free, but not 0"
-CHANGED = "fixed: the model does something else at another length"
+CHANGED = "fixed: the model runs other operations at another length"
 UNVARIED = "fixed: other sizes of a tensor with this layout are not tried"
 REFUSED = "fixed: the model takes no other length"
 # A trace for real takes as long as the model: not every dimension is tried alone.
 NOT_ALONE = "fixed: other lengths were not tried, because the model asks for values and runs for real each time"
-NOT_ASKED = "fixed: other lengths were not tried, as check_sizes says"
+NOT_ASKED = "fixed: other lengths were not tried because of check_sizes"
 _RUNS_ALONE = 3
 # A model that computes more elements than these takes seconds for each run.
 _ELEMENTS_OF_A_LARGE_RUN = 200_000_000

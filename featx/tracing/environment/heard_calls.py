@@ -1,4 +1,4 @@
-"""Hear the calls of one thread, of Python functions and of those in C, through its profiling hook."""
+"""Observe all calls of a thread, to Python and to C functions, with `sys.setprofile`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 # Gets the frame, the event ("call", "c_call" or the end of one), and with "c_call" what is called: `sys.setprofile`.
 CallListener = Callable[[FrameType, str, Any], None]
 
-# With one of these, a thread has another one do something: pools, events, barriers and semaphores go by them too.
+# Calls that give work to another thread. Pools, events, barriers and semaphores use them too.
 _HANDING_OVER = {
     method.__code__ for method in (threading.Thread.start, threading.Condition.notify, queue.Queue.put)
 }  # fmt: skip

@@ -105,7 +105,7 @@ class _Heard:
 
 
 _SEEDING = {id(each): each for each in (torch.manual_seed, torch.seed, torch.set_rng_state, torch.random.fork_rng)}
-# What no state tells of that a trace could compare.
+# Settings that cannot be read back, so that a trace could not compare them.
 _SWITCHING = {id(torch.set_flush_denormal): torch.set_flush_denormal}
 # What reorders the modes of torch, the trace's own among them.
 _REORDERING = {id(torch.set_default_device): torch.set_default_device}

@@ -1,4 +1,4 @@
-"""The switches of torch that hold for the whole process, or thread, and decide which kernels compute, and how."""
+"""Global settings of torch that select kernels or their precision: save and restore them."""
 
 from __future__ import annotations
 

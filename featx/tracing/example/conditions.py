@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class WantedIn(Protocol):
-    """What is wanted of a trace."""
+    """Finds the requested nodes in a graph that may be incomplete."""
 
     def __call__(self, graph: Graph, broken_off: str) -> Collection[Node]:
         """Return the wanted nodes of the graph so far, or none where one is missing.

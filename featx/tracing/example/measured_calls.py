@@ -125,7 +125,7 @@ class MeasuredCalls:
             self._recorder.guard_result(node, result, what, have_values=have_values)
 
     def _apart_from(self, inputs: Any, result: Any) -> Any:
-        # For another input, or in another state, the call may return something else than what it got.
+        # For another input or state, the call may not return its own input. So an alias is returned.
         # A tensor of the model has its stand-in: forward may write what it has got.
         recorder, owned = self._recorder, self._recorder.owned
         if isinstance(result, torch.Tensor) and id(result) not in owned and id(result) not in map(id, inputs):

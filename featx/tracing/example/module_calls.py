@@ -113,7 +113,7 @@ class ModuleCalls:
         if frame is not None:
             recorder.codes.add(frame.f_code)
             if is_in_try(frame):
-                raise Unfollowable("a module is called in a `try` that catches errors, which may come for other inputs")
+                raise Unfollowable("a module is called in a `try` that catches errors, and other inputs may cause one")
         path = recorder.path_of_module(module)
         outer = recorder.scope
         recorder.scope = Scope(path, type(module), outer.stack)
@@ -194,7 +194,7 @@ class ModuleCalls:
             recorder.interrupts.raise_behind(error)
             if not self._may_stay_whole(module):
                 raise
-            # What was recorded inside is taken back, and the module is kept whole.
+            # The nodes that were recorded inside are erased, and the module becomes one node.
             attempt.take_back(module)
             self._caller, self._torch_calls.unseen, self.broken_off = caller, None, ""
             counts_inside, self._counts_inside = self._counts_inside, True

@@ -1,4 +1,4 @@
-"""What a trace on an example knows of a model, and of the Python around it, before it starts."""
+"""What is known of a model and its Python files before a run; shared by all runs of a request."""
 
 from __future__ import annotations
 

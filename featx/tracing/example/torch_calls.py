@@ -57,7 +57,7 @@ class TorchCalls:
         generator: the state of torch's random generator.
         kernels: hears of kernels that run outside every call that the trace knows of.
         questions: answers what is asked of tensors.
-        unseen: what ran on a value of the trace where no call told of it.
+        unseen: the signal for a kernel that ran on a traced value outside of every recorded call.
     """
 
     def __init__(
@@ -122,9 +122,9 @@ class TorchCalls:
         if name == "__set__":
             raise Unfollowable(f"'{cast(Any, function).__self__.__name__}' of a tensor is assigned")
         if name in _MEMORY and self._recorder.is_of_graph(args):
-            raise Unfollowable(f"the memory of a tensor is read past torch ({name})")
+            raise Unfollowable(f"the memory of a tensor is accessed directly ({name})")
         if name in ("resize_", "resize_as_"):
-            raise Unfollowable(f"a tensor gets other memory ({name})")
+            raise Unfollowable(f"a tensor is resized in place ({name})")
         if name in _CHANGES_HISTORY:  # which counts no version
             self._recorder.uncounted.add(memory_of(args[0]))
         if name == "backward":
@@ -132,7 +132,7 @@ class TorchCalls:
         if facts_of(name).changes_gradients and id(args[0]) in self._recorder.owned:
             raise Unfollowable(f"forward calls {name} of a parameter or buffer of the model")
         if name in _RESHAPES and memory_of(args[0]) in self._renamed:
-            raise Unfollowable(f"a tensor that other values may be too changes its shape in place ({name})")
+            raise Unfollowable(f"the shape of a tensor with aliases is changed in place ({name})")
 
     def check_switches(self) -> None:
         """Raise where forward has set a switch of torch, which no graph does."""
@@ -169,7 +169,7 @@ class TorchCalls:
 
     def refuse_other_threads(self) -> None:
         """Note that forward has another thread compute something. It is raised later, in this thread."""
-        what = "forward hands work to another thread or process, which a trace does not see,"
+        what = "forward hands work to another thread or process, which cannot be recorded,"
         self.unseen = self.unseen or Unfollowable(what)
 
     # -- running -----------------------------------------------------------------------------------------------------
@@ -255,7 +255,7 @@ class TorchCalls:
             recorder.codes.add(frame.f_code)
         self.check_switches()
         if frame is not None and is_in_try(frame):
-            raise Unfollowable("a torch call stands in a `try` that catches errors, which may come for other inputs")
+            raise Unfollowable("a torch call is inside a `try` that catches errors, and other inputs may cause one")
         arguments, keywords = recorder.create_args(args), recorder.create_kwargs(kwargs)
         name = function.__name__
         result = self._execute_in_order(function, args, kwargs)
@@ -276,9 +276,9 @@ class TorchCalls:
             Unfollowable: the code of `frame` would notice.
         """
         if frame is not None and compares_objects(frame.f_code):
-            raise Unfollowable("forward may ask with `is` whether a call returns what it got")
+            raise Unfollowable("forward may use `is` to test whether a call returned its input")
         if tensor.layout != torch.strided:
-            raise Unfollowable("a call returns the sparse tensor that it got")
+            raise Unfollowable("a call returns its input, a sparse tensor, of which no alias can be made")
         self._renamed.add(memory_of(tensor))
         with torch._C.DisableTorchFunction():
             return torch.ops.aten.alias.default(tensor)
@@ -316,7 +316,7 @@ class TorchCalls:
                 return self._results.follow(result, node, None)
         is_random = torch.Tag.nondeterministic_seeded in getattr(function, "tags", ())
         if is_random or any(recorder.is_of_graph((tensor,)) or recorder.is_unseen(tensor) for tensor in tensors):
-            self.unseen = Unfollowable(f"{function} runs in compiled or scripted code, which torch does not tell of,")
+            self.unseen = Unfollowable(f"{function} runs in compiled or scripted code, which cannot be recorded,")
         return None
 
 

@@ -111,13 +111,13 @@ class ExampleTrace:
         self._function_calls = FunctionCalls(recorder, self._torch_calls, measured, surroundings)
         self.broke_off: str | None = None
         self.needed: int | None = None
-        # Whether one tensor that is two inputs has one stand-in. Where it does not matter, the graph holds for both.
+        # Whether one tensor that is two inputs gets one stand-in. Otherwise each input gets its own.
         self.shares_inputs = False
         self._inputs_are_compared = False
         self._by_input: dict[int, torch.Tensor] = {}
         self._replay: Replay | None = None
         self._is_heard = False
-        # Where they must not run unheard, as what they compute would have values.
+        # Tells whether other threads ran, where their results would have values and so not be noticed.
         self._others: AllThreads | None = None
         self._given: list[Held] = []
         self._kept = KeptTensors(recorder)
@@ -240,7 +240,7 @@ class ExampleTrace:
         if self.recorder.call_record is not None:
             self.recorder.call_record.result = result
         if not self.surroundings.passing.are_laid():
-            raise Disturbed("functions of its Python modules were laid over and lifted meanwhile")
+            raise Disturbed("another trace replaced or restored functions in the model's Python files meanwhile")
         with torch._C.DisableTorchFunction(), kernels.seen():
             self._check_left_behind(generators)
             self.recorder.autocast_modes.leave()
@@ -442,7 +442,7 @@ class ExampleTrace:
 
     def _check_left_behind(self, generators: SharedGenerators) -> None:
         if self._others is not None and self._others.have_run():
-            raise MayBeDisturbed("another thread has run, and forward may have handed it work")
+            raise MayBeDisturbed("another thread has run, and forward may have given work to it")
         self.checks.check_all()
         self._check_objects()
         self._torch_calls.check_memory()
@@ -450,17 +450,17 @@ class ExampleTrace:
         if generators.have_drawn():
             if generators.others_may_have_drawn():
                 raise Disturbed("a random generator of Python or numpy was drawn from")
-            raise LeftBehind("forward draws from a random generator of Python or numpy by a name of its own")
+            raise LeftBehind("forward draws from a random generator of Python or numpy without using a global name")
         number = self.surroundings.caches.changed_number()
         if number is not None:
-            raise LeftBehind(f"forward changes the number {number} of its Python module or of a class")
+            raise LeftBehind(f"forward changes the number {number} in its Python file or in a class")
 
     def _check_objects(self) -> None:
         # Inputs that are objects or containers, and objects that calls have returned.
         for what, container, before in (*self._given, *self._results.objects):
             changed = [key for key, item in contents_of(container).items() if item is not before.get(key, _ABSENT)]
             if changed and not self._are_results(container, before, changed):
-                raise LeftBehind(f"forward keeps something in {what}, a {type(container).__name__},", container)
+                raise LeftBehind(f"forward stores a value in {what}, a {type(container).__name__},", container)
 
     def _are_results(self, container: Any, before: Mapping[Any, Any], changed: list[Any]) -> bool:
         """Say whether forward has only added results to a dict that it was given, which no code asks for ahead of that.

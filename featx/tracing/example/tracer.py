@@ -148,7 +148,7 @@ class ExampleTracer:
                 except NeedsValues as error:
                     if is_real or is_without_values:
                         whose = "its weights have" if is_real else "the example has"
-                        raise _error(around.traced, f"the model asks for values, and {whose} none", "") from error
+                        raise _error(around.traced, f"the model reads tensor values, and {whose} none", "") from error
                     break
                 except Exception as error:
                     errors.append(error)

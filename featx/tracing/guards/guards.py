@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 def _hint() -> str:  # a function, because TorchScript reads no global strings
     return (
-        "The graph holds only where this stays as it was on the example; for other inputs give "
-        "create_feature_extractor adaptive=True, or trace again with an example like this input"
+        "The graph is valid only if this is the same as in the example; for other inputs pass "
+        "adaptive=True to create_feature_extractor, or trace again with an example like this input"
     )
 
 
@@ -63,7 +63,7 @@ def check_not_given(value: Any | None, what: str) -> None:
         SpecializationError: it is given; `what` names it.
     """
     if value is not None:
-        raise SpecializationError(f"{what} is given now, and was left out, or None, on the example. {_hint()}.")
+        raise SpecializationError(f"{what} is given now, but was omitted or None in the example. {_hint()}.")
 
 
 @runtime_check
@@ -185,11 +185,9 @@ def check_aliases(values: tuple[Any, ...], expected: tuple[int, ...] | None) -> 
         return
     why = "the model writes one of them, or may compare them with `is`"
     if expected is None:
-        what = (
-            f"one tensor is given as two inputs, and {why}; give a copy as one of them, or such inputs as the example"
-        )
+        what = f"one tensor is passed as two inputs, and {why}; pass a copy for one of them, or trace with such inputs"
     else:
-        what = f"other inputs are one tensor than on the example, and {why}; give the same tensor for the same inputs"
+        what = f"other inputs share one tensor than in the example, and {why}; pass one tensor for the same inputs"
     raise SpecializationError(f"{what}. {_hint()}.")
 
 

@@ -48,9 +48,9 @@ def _reasons(node: Node) -> Iterator[str]:
     elif getattr(node.target, "__module__", "") == _EDITS:
         yield "it cannot run an edit of featx"
     elif getattr(node.target, "__name__", "") == "<lambda>":
-        yield "a lambda has no source that it reads; give a function with a name"
+        yield "TorchScript cannot read the source of a lambda; use a named function"
     elif node.target is range:
-        yield "a range is no value there"
+        yield "TorchScript has no values of type range"
     elif node.target is check_aliases:
         yield "it cannot check whether two inputs are one tensor"
     elif node.target is check_form and not _is_known(node.args[1]):

@@ -78,7 +78,7 @@ class Numbers:
         return traced_number(value, origin, self, self._disguised(value, value if earlier is None else earlier))
 
     def _disguised(self, value: int | float, earlier: int | float) -> int | float:
-        # Made of what it was, the remainders of what is shown are others than they were. Numbers that were equal, and
+        # Disguising the earlier value makes sure that the remainders differ from the earlier run. Numbers that were equal, and
         # are not any more, are shown as different ones: C code may compare height and width.
         values = self._values_by_earlier.setdefault(earlier, {})
         rank = values.setdefault(value, len(values))

@@ -114,7 +114,7 @@ class Recorder(TracerBase):
         self._keep_source = keep_source
         # The nodes that read tensors of the model, by path.
         self._reads: dict[str, Node] = {}
-        # Whether nodes are made that the model does not ask for, and that count in no name.
+        # Whether new nodes get no qualified name, because the model made no call for them.
         self._is_aside = False
         self._named: set[Node] = set()
 
@@ -259,7 +259,7 @@ class Recorder(TracerBase):
             raise Unfollowable("forward enters torch.inference_mode")
         if torch.is_grad_enabled() is not self.grad_modes.is_enabled:
             raise Unfollowable(
-                "gradients are switched where the trace does not see it, as torch.autograd.Function and reentrant "
+                "the gradient mode is switched outside of recorded calls, as torch.autograd.Function and reentrant "
                 "checkpoints do,"
             )
         if self.most_nodes is not None and len(self.graph.nodes) >= self.most_nodes:
@@ -333,7 +333,7 @@ class Recorder(TracerBase):
         elif form_with_contents is not None:
             self._check_form(node, check_result, form_with_contents, what)
         elif have_values:
-            raise Unfollowable(f"{what} holds an object that cannot be compared with that of a later call,")
+            raise Unfollowable(f"{what} contains an object that cannot be compared with that of a later call,")
         else:  # a trace at other sizes tells whether it depends on those
             self.numbers.were_seen = True
 
@@ -432,7 +432,7 @@ class Recorder(TracerBase):
         if is_functorch_wrapped_tensor(tensor):
             raise Unfollowable("a function of torch.func (vmap, grad) calls torch")
         if self.is_unseen(tensor):
-            raise Unfollowable("a tensor is used that was made where the trace does not see it")
+            raise Unfollowable("a tensor is used that no recorded call returned")
         return self._replica.original_of(tensor)  # where a trace for real has a copy of it
 
     @functools.cached_property

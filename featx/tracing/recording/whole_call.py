@@ -1,4 +1,4 @@
-"""The call that is one node in the graph and that runs at present: what is seen of it."""
+"""What is observed while a call that becomes one node runs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class WholeCall:
         self.depth -= 1
 
     def note_unseen_write(self) -> None:
-        """Note that memory is, or may be, written without a new version; outside of such a call that is no matter."""
+        """Note a write that may not raise a version counter. Outside of an opaque call it is ignored."""
         self.writes_unseen = self.writes_unseen or self.depth > 0
 
     def note_draw(self) -> None:

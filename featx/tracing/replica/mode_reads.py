@@ -1,4 +1,4 @@
-"""Hear whether the code of a model asks in which mode it is: what does not ask does the same in both."""
+"""Record whether code of the model reads `training`. If none does, one trace serves both modes."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ class UncopiedIterator:
         return self
 
     def __next__(self) -> Any:
-        raise Unfollowable(f"forward takes an item from a {self._kind} that outlives the call")
+        raise Unfollowable(f"forward advances a {self._kind} that is kept between calls")
 
     send = throw = close = lambda self, *args: next(self)
 

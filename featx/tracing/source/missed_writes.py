@@ -1,4 +1,4 @@
-"""Say whether a call that was measured may write or return an input for other inputs: not all its code came to pass."""
+"""Find writes to inputs, and returned inputs, in code of a measured call that did not run for the example."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from featx.tracing.source.frames import Line
 
 
 class MissedWrites:
-    """What code of modules and functions may write that a call of them did not. Code is read once for each class."""
+    """Lines of modules and functions that may write an input and did not run. The source is read once per class."""
 
     def __init__(self) -> None:
         self._known: dict[Any, WritingLines] = {}
