@@ -70,13 +70,13 @@ if TYPE_CHECKING:
     from featx.passes.shapes import ShapeProp
     from featx.rewrite.match import SubgraphMatcher
     from featx.rewrite.replace import Match, ReplacedPatterns, replace_pattern, replace_pattern_with_filters
-    from featx.tracing.base import GraphAppendingTracer, TracerBase
     from featx.tracing.environment.wrapping import wrap
     from featx.tracing.example.tracer import ExampleTracer
     from featx.tracing.symbolic.inputs import PH
     from featx.tracing.symbolic.proxy import Attribute, ParameterProxy, Proxy
     from featx.tracing.symbolic.proxyable import ProxyableClassMeta
     from featx.tracing.symbolic.tracer import Tracer
+    from featx.tracing.tracer_base import GraphAppendingTracer, TracerBase
 
 __version__ = "0.1.0"
 __all__ = [
@@ -206,7 +206,7 @@ _NAMES = {
     "featx.passes.shapes": "ShapeProp",
     "featx.rewrite.match": "SubgraphMatcher",
     "featx.rewrite.replace": "Match ReplacedPatterns replace_pattern replace_pattern_with_filters",
-    "featx.tracing.base": "GraphAppendingTracer TracerBase",
+    "featx.tracing.tracer_base": "GraphAppendingTracer TracerBase",
     "featx.tracing.environment.wrapping": "wrap",
     "featx.tracing.example.tracer": "ExampleTracer",
     "featx.tracing.symbolic.inputs": "PH",

@@ -24,7 +24,7 @@ MASK_OF_PADDING = "attention_mask"
 _READ_ONLY = frozenset({"torchvision.ops.misc.SqueezeExcitation", "torchvision.ops.misc.FrozenBatchNorm2d"})
 
 
-def module_that_is_meant(model: nn.Module, name: str) -> str:
+def resolve_feature_module(model: nn.Module, name: str) -> str:
     """Return which module a model of timm means by a name in its `feature_info`, some of which it does not have."""
     kind = type(model).__name__
     if kind == "MultiScaleVit":
@@ -67,7 +67,7 @@ def draws_in_training_only(kind: type[nn.Module]) -> bool:
     return kind.__module__.startswith("torchvision.ops.")
 
 
-def only_passes_on(kind: type[nn.Module]) -> bool:
+def only_delegates_call(kind: type[nn.Module]) -> bool:
     """Say whether the `__call__` of a class runs no torch call ahead of forward: that of the layers of transformers."""
     return kind.__call__.__module__ == "transformers.modeling_layers"
 
@@ -104,14 +104,14 @@ def torchvision_operators() -> Any:
     return sys.modules.get("torchvision.ops")
 
 
-def way_without(value: object) -> str:
+def advice_for(value: object) -> str:
     """Return what to do about an object that cannot be followed, or ""."""
     if type(value).__module__ == "transformers.cache_utils":
         return "run the model without a cache: pass use_cache=False and no past_key_values"
     return ""
 
 
-def way_to_other_sizes(model: object) -> str:
+def advice_for_sizes(model: object) -> str:
     """Return what a model of timm offers for inputs of other sizes, as the end of a message, else ""."""
     if getattr(model, "dynamic_img_size", None) is False:  # vision transformers
         return "; timm.create_model takes img_size=..., or dynamic_img_size=True for any size"

@@ -25,7 +25,7 @@ from featx.ir.graph import Graph
 from featx.ir.names import Namespace
 from featx.ir.node import Node
 from featx.ir.verify import find_attribute, verify_targets
-from featx.tracing.checks.free_sizes import FreeDims, OtherMode, trace_checked, trace_listening
+from featx.tracing.checks.free_sizes import FreeDims, OtherMode, trace_checked, trace_recording_mode_reads
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.tracer import ExampleTracer
 from featx.tracing.guards.guards import require_mode
@@ -485,7 +485,7 @@ def trace(root: nn.Module | Callable[..., Any], *args: Any, **kwargs: Any) -> Gr
     if isinstance(root, nn.Module) and not is_for_both_modes:
         reason = "a model has a graph for each mode: trace again after train() or eval()"
         require_mode(found.graph, root.training, reason)
-    module = GraphModule(found.surroundings.root, found.graph, name)
+    module = GraphModule(found.model_context.root, found.graph, name)
     module.meta["free_dims"] = free_dims
     return module
 
@@ -496,7 +496,7 @@ def _traced(
     """Return a trace, which dimensions of its inputs are free, and whether the other mode does the same."""
     if isinstance(root, nn.Module) and all(map(only_sets_flags, root.modules())):
         known = OtherMode()
-        found, free_dims = trace_listening(ExampleTracer(keep_source=True), root, args, kwargs, None, known)
+        found, free_dims = trace_recording_mode_reads(ExampleTracer(keep_source=True), root, args, kwargs, None, known)
         known.drop()
         nothing_asks = known.reads is not None and not known.reads.any
         return found, free_dims, nothing_asks or _is_same_in_other_mode(root, args, kwargs, found.graph)

@@ -171,7 +171,7 @@ def test_clones_have_the_strides_of_what_they_are_clones_of(view: Callable[[torc
 
 
 def test_object_that_holds_tensors_and_is_no_structure_is_refused() -> None:
-    with pytest.raises(featx.RequestError, match="a SimpleNamespace, of whose tensors"):
+    with pytest.raises(featx.RequestError, match="a SimpleNamespace, and a tensor in it"):
         clone_tensors([types.SimpleNamespace(x=torch.ones(2))])
 
 

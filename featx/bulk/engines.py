@@ -13,7 +13,7 @@ import torch
 from featx.bulk.extras import require
 from featx.bulk.loading import reason_of
 from featx.bulk.progress import Progress
-from featx.bulk.shards import Todo, Work, do_shards
+from featx.bulk.shards import PendingSamples, Work, process_shards
 from featx.errors import ExtractionError
 
 # How often a shard is handed out again after what did it was lost.
@@ -23,7 +23,7 @@ _ATTEMPTS = 3
 class Engine(Protocol):
     """Hands out the shards of a job."""
 
-    def run(self, work: Work, todo: Todo, progress: Progress) -> None:
+    def run(self, work: Work, todo: PendingSamples, progress: Progress) -> None:
         """Do shards.
 
         Args:
@@ -40,9 +40,9 @@ class Engine(Protocol):
 class ThisProcess:
     """Does all shards here, one after the other, with reading, computing and writing at once."""
 
-    def run(self, work: Work, todo: Todo, progress: Progress) -> None:
+    def run(self, work: Work, todo: PendingSamples, progress: Progress) -> None:
         """Do shards."""
-        do_shards(work, todo, progress)
+        process_shards(work, todo, progress)
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class OneProcessPerDevice:
 
     devices: Sequence[torch.device]
 
-    def run(self, work: Work, todo: Todo, progress: Progress) -> None:
+    def run(self, work: Work, todo: PendingSamples, progress: Progress) -> None:
         """Do shards."""
         context = multiprocessing.get_context("spawn")  # a process that has used CUDA cannot be forked
         left = list(todo.items())
@@ -101,16 +101,16 @@ def _serve(connection: Any, work: Work, device: torch.device) -> None:
         except EOFError:
             return
         try:
-            done: Any = do_alone(own, shard, numbers)
+            done: Any = process_shard(own, shard, numbers)
         except Exception as error:  # whatever ends the job
             done = error if isinstance(error, (ExtractionError, OSError)) else ExtractionError(reason_of(error))
         connection.send(done)
 
 
-def do_alone(work: Work, shard: int, numbers: Sequence[int]) -> tuple[int, int, int]:
+def process_shard(work: Work, shard: int, numbers: Sequence[int]) -> tuple[int, int, int]:
     """Do one shard; return how many samples it had, how many bytes it wrote and how many failed."""
     progress = Progress(len(numbers), is_shown=False)
-    do_shards(work, {shard: numbers}, progress)
+    process_shards(work, {shard: numbers}, progress)
     return progress.samples, progress.bytes, progress.failures
 
 
@@ -126,7 +126,7 @@ class Ray:
     actors: int | None
     options: Mapping[str, Any]
 
-    def run(self, work: Work, todo: Todo, progress: Progress) -> None:
+    def run(self, work: Work, todo: PendingSamples, progress: Progress) -> None:
         """Do shards. The shard of an actor that dies goes to another one."""
         ray: Any = require("ray", "Ray hands out shards to actors", "featx[ray]")
         if not ray.is_initialized():
@@ -189,4 +189,4 @@ class _Actor:
         if self._work is None:
             work: Work = require("ray", "Ray hands out shards to actors").get(self._shared[0])
             self._work = replace(work, runner=work.runner.moved(self._device))
-        return do_alone(self._work, shard, numbers)
+        return process_shard(self._work, shard, numbers)

@@ -36,7 +36,7 @@ _READING = 16
 
 
 # The numbers of the samples to compute, by number of the shard.
-Todo = Mapping[int, Sequence[int]]
+PendingSamples = Mapping[int, Sequence[int]]
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def _footer(job: Job, folder: Folder, shard: int) -> Footer | None:
     return footer if is_whole and footer.about.get("job") == job.digest else None
 
 
-def do_shards(work: Work, todo: Todo, progress: Progress) -> None:
+def process_shards(work: Work, todo: PendingSamples, progress: Progress) -> None:
     """Do the samples of shards, in their order.
 
     Args:
@@ -161,7 +161,7 @@ class _Writing:
         self._shard: _Shard | None = None
         self._waiting: list[Future[None]] = []
 
-    def at(self, number: int, todo: Todo) -> None:
+    def at(self, number: int, todo: PendingSamples) -> None:
         """Go on with a shard; one that comes before it is finished."""
         if self._shard is not None and self._shard.number == number:
             return

@@ -36,7 +36,7 @@ _CHECKS = {
             "check_aliases check_form"
         ),
         "tree": "clone_tensors",
-        "features.building.untraced": "raise_untraced",
+        "features.building.raising_graph": "raise_mode_not_traceable",
     }.items()
     for name in names.split()
 }

@@ -92,7 +92,7 @@ def form_of(value: Any) -> Any:
     return value if value is None or isinstance(value, (bool, str)) else type(value).__name__
 
 
-def raise_untraced(mode: str, reason: str) -> None:
+def raise_mode_not_traceable(mode: str, reason: str) -> None:
     """Raise, since the model could not be traced in this mode."""
     raise SpecializationError(f"there is no code for {mode} mode, in which the model could not be traced: {reason}")
 

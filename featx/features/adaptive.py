@@ -10,8 +10,8 @@ from torch import nn
 
 from featx.errors import TraceError
 from featx.examples import Example
-from featx.features.building.attempt import Attempts
 from featx.features.building.cases import trace_for_input
+from featx.features.building.rollback import RollbackRunner
 from featx.features.describing.info import FeatureInfos
 from featx.features.dual import DualGraphModule
 from featx.tree import tree_leaves
@@ -41,7 +41,12 @@ class AdaptiveExtractor(nn.Module):
         for shared in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             state[shared] = model.__dict__[shared]
         state.update(
-            training=model.training, _model=model, _build=build, _extractors=[first], _best={}, _attempts=Attempts()
+            training=model.training,
+            _model=model,
+            _build=build,
+            _extractors=[first],
+            _best={},
+            _attempts=RollbackRunner(),
         )
 
     @property

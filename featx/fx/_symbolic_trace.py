@@ -12,7 +12,6 @@ from featx.migration.compatibility import BASE_TYPES as base_types
 from featx.migration.compatibility import compatibility
 from featx.migration.left_out import explainer
 from featx.module import GraphModule, symbolic_trace
-from featx.tracing.base import TracerBase
 from featx.tracing.environment.wrapping import wrap
 from featx.tracing.symbolic.inputs import PH, PHBase
 from featx.tracing.symbolic.inputs import check_is_none as _assert_is_none
@@ -21,6 +20,7 @@ from featx.tracing.symbolic.proxyable import ProxyableClassMeta
 from featx.tracing.symbolic.tracer import Scope, Tracer
 from featx.tracing.symbolic.tracer import is_tracing as is_fx_symbolic_tracing
 from featx.tracing.symbolic.tracer import is_tracing as is_fx_tracing
+from featx.tracing.tracer_base import TracerBase
 
 __all__ = [
     "PH",

@@ -60,15 +60,15 @@ _NOTHING = CallEffects()
 class MeasuredEffects:
     """What a call was seen to do when it ran; a tracer leaves it in `node.meta["effects"]`.
 
-    `writes` and `shares` are positions in `node.all_input_nodes`. `may_write_more` says that its code has writes to
-    inputs under conditions that did not hold.
+    `writes` and `shares` are positions in `node.all_input_nodes`. `has_conditional_writes` says that its code has
+    writes to inputs under conditions that did not hold.
     """
 
     writes: tuple[int, ...] = ()
     shares: tuple[int, ...] = ()
     is_random: bool = False
     writes_state: bool = False
-    may_write_more: bool = False
+    has_conditional_writes: bool = False
     returns_state: bool = False
 
     def joined(self, other: MeasuredEffects) -> MeasuredEffects:
@@ -78,7 +78,7 @@ class MeasuredEffects:
             shares=tuple(sorted({*self.shares, *other.shares})),
             is_random=self.is_random or other.is_random,
             writes_state=self.writes_state or other.writes_state,
-            may_write_more=self.may_write_more or other.may_write_more,
+            has_conditional_writes=self.has_conditional_writes or other.has_conditional_writes,
             returns_state=self.returns_state or other.returns_state,
         )
 
@@ -86,9 +86,9 @@ class MeasuredEffects:
         """Return them as the effects of `node`."""
         inputs = tuple(node.all_input_nodes)
         return CallEffects(
-            writes=inputs if self.may_write_more else tuple([inputs[position] for position in self.writes]),
+            writes=inputs if self.has_conditional_writes else tuple([inputs[position] for position in self.writes]),
             shares=tuple([inputs[position] for position in self.shares]),
-            is_opaque=self.may_write_more,
+            is_opaque=self.has_conditional_writes,
             is_random=self.is_random,
             writes_state=self.writes_state,
             returns_state=self.returns_state,

@@ -34,7 +34,9 @@ def first_difference(one: Graph, other: Graph) -> tuple[Node, Node] | None:
     return None if found is None else found[:2]
 
 
-def other_constants(one: Graph, other: Graph, kinds: Collection[type], first: int | None = None) -> list[Node] | None:
+def nodes_with_other_constants(
+    one: Graph, other: Graph, kinds: Collection[type], first: int | None = None
+) -> list[Node] | None:
     """Return the nodes of `one` that have other constants than in `other`, or None where the graphs differ otherwise.
 
     As `is_same_graph`, but that two constants of one of these `kinds` need not be equal.

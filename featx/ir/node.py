@@ -124,7 +124,7 @@ class Node(Operand):
         try:
             return self._args
         except AttributeError:
-            return self._settle()[0]
+            return self._handle_untraceable_mode()[0]
 
     @args.setter
     def args(self, args: tuple[Argument, ...]) -> None:
@@ -137,7 +137,7 @@ class Node(Operand):
         try:
             return self._kwargs
         except AttributeError:
-            return self._settle()[1]
+            return self._handle_untraceable_mode()[1]
 
     @kwargs.setter
     def kwargs(self, kwargs: dict[str, Argument]) -> None:
@@ -274,7 +274,7 @@ class Node(Operand):
         if new_input is old_input or self not in old_input.users:
             return
         if self._pending is not None and new_input in self._pending[2]:
-            self._settle()  # so that a node that was replaced is never one that replaces
+            self._handle_untraceable_mode()  # so that a node that was replaced is never one that replaces
         if self._pending is None:
             self._pending = (self._args, self._kwargs, {})
             del self._args, self._kwargs
@@ -371,7 +371,7 @@ class Node(Operand):
         self._prev._next = self._next
         self._next._prev = self._prev
 
-    def _settle(self) -> tuple[tuple[Argument, ...], dict[str, Argument]]:
+    def _handle_untraceable_mode(self) -> tuple[tuple[Argument, ...], dict[str, Argument]]:
         # Another thread may do the same at the same time: each step leaves what the other one needs.
         pending = self._pending
         if pending is not None:

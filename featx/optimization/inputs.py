@@ -15,7 +15,7 @@ _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _SEED = 20_261_124
 
 
-def held_back(example: Example) -> dict[str, Example]:
+def validation_inputs(example: Example) -> dict[str, Example]:
     """Return further inputs like the example, by what they are. Integers and masks are those of the example.
 
     Noise has the mean and the deviation of the example. Where the inputs are images of three channels, there are also

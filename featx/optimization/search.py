@@ -14,7 +14,7 @@ from featx.errors import OptimizationError
 from featx.examples import Example
 from featx.optimization.build import Builder, Extractor
 from featx.optimization.hardware import device_of, digest_of, hardware_of, tensors_of
-from featx.optimization.inputs import held_back
+from featx.optimization.inputs import validation_inputs
 from featx.optimization.measure import relative_errors, time_in_turn, time_once
 from featx.optimization.module import OptimizedExtractor, dtypes_of, named
 from featx.optimization.onednn import is_available
@@ -60,7 +60,7 @@ class Search:
         self._progress = progress
         self._end = time.perf_counter() + budget
         self._wait = waiter_for(tensors_of(extractor))
-        self._inputs = {"the example": example, **held_back(example), **checks}
+        self._inputs = {"the example": example, **validation_inputs(example), **checks}
         self._expected = {name: self._exact(inputs) for name, inputs in self._inputs.items()}
         self._check_repeats()
         self.dtypes = dtypes_of(self._expected["the example"])

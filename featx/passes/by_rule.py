@@ -10,7 +10,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from featx.errors import InputError
-from featx.passes.formal import replaced
+from featx.passes.meta_execution import replaced
 from featx.tracing.stand_ins.function_shapes import result_of
 from featx.tracing.stand_ins.module_shapes import output_of
 from featx.tree import tree_leaves

@@ -16,10 +16,10 @@ from featx.module import as_graph_module
 from featx.passes.cost_report import CostReport, NodeCost, sum_by_module
 from featx.passes.counting import Count, OperatorCount
 from featx.passes.flops import Rule
-from featx.passes.formal import FakeValues
 from featx.passes.hierarchy import Hierarchy
-from featx.passes.left_as_was import WrittenMemory, model_kept
 from featx.passes.lookup import quoted
+from featx.passes.meta_execution import FakeValues
+from featx.passes.preserved_state import WrittenMemory, preserve_model
 from featx.passes.traffic import bytes_of
 from featx.tracing.symbolic.constants import memory_of
 from featx.tree import tree_leaves, tree_map
@@ -105,12 +105,12 @@ class _Run:
             return fakes.fake(value)
 
         given = _tensors_in((args, kwargs))
-        with model_kept(self._gm, self._graph, given, has_values=False), fake_mode, fakes:
+        with preserve_model(self._gm, self._graph, given, has_values=False), fake_mode, fakes:
             return self._count(*tree_map(fake, (args, kwargs)))
 
     def for_real(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CostReport:
         written = WrittenMemory()
-        with model_kept(self._gm, self._graph, _tensors_in((args, kwargs))):
+        with preserve_model(self._gm, self._graph, _tensors_in((args, kwargs))):
             try:
                 with written:
                     return self._count(args, kwargs)

@@ -8,8 +8,8 @@ from html import escape
 
 import torch
 
-from featx.passes.figures import clipped, format_table, with_prefix
 from featx.passes.hierarchy import Hierarchy
+from featx.passes.table_format import clipped, format_table, with_prefix
 from featx.passes.traffic import bytes_of
 
 _HEADINGS = ("params", "FLOPs", "elem-wise", "read", "written", "FLOP/B", "alive")

@@ -16,7 +16,7 @@ from featx.ir.node import Node
 from featx.ir.text import format_target
 from featx.module import as_graph_module
 from featx.passes.hierarchy import Hierarchy
-from featx.passes.left_as_was import WrittenMemory, model_kept
+from featx.passes.preserved_state import WrittenMemory, preserve_model
 from featx.passes.profile_report import ModuleTime, NodeTime, ProfileReport
 from featx.tree import tree_leaves
 
@@ -64,7 +64,7 @@ def profile(gm: nn.Module, *args: Any, repeats: int = 10, warmup: int = 2, **kwa
         wait()
         calls.append(time.perf_counter() - start)
 
-    with model_kept(gm, interpreter.graph, inputs):
+    with preserve_model(gm, interpreter.graph, inputs):
         try:
             with written:
                 interpreter.run(*args, **kwargs)

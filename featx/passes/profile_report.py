@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from html import escape
 
-from featx.passes.figures import clipped, format_table, in_seconds
+from featx.passes.table_format import clipped, format_table, in_seconds
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ import torch
 
 from featx.errors import ArgumentTypeError
 from featx.passes.cost_report import CostReport
-from featx.passes.figures import format_table, in_seconds, with_prefix
 from featx.passes.profile_report import ProfileReport
+from featx.passes.table_format import format_table, in_seconds, with_prefix
 
 
 @dataclass(frozen=True)

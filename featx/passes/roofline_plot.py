@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import log10
 from typing import TYPE_CHECKING, Any
 
-from featx.passes.figures import clipped, with_prefix
+from featx.passes.table_format import clipped, with_prefix
 from featx.plotting import new_figure
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from featx.interpret.interpreter import Interpreter
 from featx.ir.arguments import map_aggregate
 from featx.ir.node import Node
 from featx.passes.by_rule import ByRule, known_output, refuse_autocast
-from featx.passes.formal import FakeValues, MetaValues
-from featx.passes.left_as_was import WrittenMemory, model_kept
+from featx.passes.meta_execution import FakeValues, MetaValues
+from featx.passes.preserved_state import WrittenMemory, preserve_model
 from featx.tree import tree_leaves, tree_map
 
 _FORMATS = (torch.contiguous_format, torch.channels_last, torch.channels_last_3d)
@@ -132,7 +132,7 @@ class ShapeProp(Interpreter):
         with ExitStack() as stack:
             stack.enter_context(self._notes_kept())
             has_values = fake_mode is None and not is_without_values
-            stack.enter_context(model_kept(module, self.graph, tensors, has_values=has_values))
+            stack.enter_context(preserve_model(module, self.graph, tensors, has_values=has_values))
             if fake_mode is not None:
                 stack.enter_context(fake_mode)
                 if fake_mode.shape_env is not None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from featx.libraries import way_without
+from featx.libraries import advice_for
 from featx.tracing.source.frames import describe, line_of, user_frame
 
 
-class Unfollowable(BaseException):
+class Untraceable(BaseException):
     """An opened module does something that a graph cannot express.
 
     `value` is the object that it is about, if there is one; `advice` says what to do.
@@ -17,23 +17,23 @@ class Unfollowable(BaseException):
     def __init__(self, what: str, value: object = None, *, advice: str = "") -> None:
         super().__init__(what)
         frame = user_frame()
-        self.advice = advice or way_without(value)
+        self.advice = advice or advice_for(value)
         self.what, self.line, self.place = what, line_of(frame), describe(frame)
 
 
-class NeedsValues(BaseException):
+class NeedsRealValues(BaseException):
     """The model reads a tensor value, and the tensors of this run have no values."""
 
 
-class Enough(BaseException):
+class AllNeededRecorded(BaseException):
     """A repeated run has recorded all nodes that the requested values need."""
 
 
-class Unholdable(Unfollowable):
+class UnsupportedValue(Untraceable):
     """A value that no graph can hold is passed to a call that is one node."""
 
 
-class AssignedAnew(BaseException):
+class ReadOrderUnknown(BaseException):
     """Forward assigns an input-dependent value to an attribute and reads it; the order of the two is not known."""
 
     def __init__(self, path: str, name: str) -> None:
@@ -41,7 +41,7 @@ class AssignedAnew(BaseException):
         self.attribute = (path, name)
 
 
-class Converts(BaseException):
+class NeedsConversionTracking(BaseException):
     """Code converts a traced number in a file whose names `int`, `float` and `len` are not replaced yet."""
 
     def __init__(self, namespace: dict[str, Any]) -> None:
@@ -49,15 +49,15 @@ class Converts(BaseException):
         self.namespace = namespace
 
 
-class SharesInputs(BaseException):
+class NeedsSharedInputs(BaseException):
     """The example has one tensor as two inputs, and the model may notice that the run had two different ones."""
 
 
-class Disturbed(BaseException):
+class ThreadInterference(BaseException):
     """Another thread may have changed what this trace relies on, so that it has to run again."""
 
 
-class OwnFault(BaseException):
+class InternalTraceError(BaseException):
     """A bug of featx raised an error in a repeated run; it must not be read as an error of the model."""
 
     def __init__(self, error: Exception) -> None:
@@ -65,7 +65,7 @@ class OwnFault(BaseException):
         self.error = error
 
 
-class DiffersInside(BaseException):
+class SubmoduleNotRepeatable(BaseException):
     """A second call differs from the first one in what the module at `path` does: it is to be kept whole."""
 
     def __init__(self, path: str) -> None:
@@ -73,17 +73,17 @@ class DiffersInside(BaseException):
         self.path = path
 
 
-class GoesByAutocast(BaseException):
+class DependsOnAutocast(BaseException):
     """Forward sets or reads the autocast state in a way that only the profiling hook can observe."""
 
 
-class MayBeDisturbed(Disturbed):
+class PossibleThreadInterference(ThreadInterference):
     """Another thread has run, of Python or of torch's kernels, while this trace computed with values of its input."""
 
 
-class LeftBehind(Unfollowable):
+class UnsupportedSideEffect(Untraceable):
     """Forward has a side effect that the next call would see. It is an error even after the last requested value."""
 
 
-class ChangedByOthers(LeftBehind):
+class ModifiedFromOutside(UnsupportedSideEffect):
     """Code around a module that is kept whole has changed the module's attributes."""

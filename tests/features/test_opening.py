@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from featx.features.requests.opening import opened_for
+from featx.features.requests.opening import modules_to_open
 
 
 def model() -> nn.Module:
@@ -30,8 +30,8 @@ def model() -> nn.Module:
     ],
 )
 def test_modules_around_a_value_are_opened(names: list[str], expected: set[str]) -> None:
-    assert opened_for(dict(model().named_modules()), names) == expected
+    assert modules_to_open(dict(model().named_modules()), names) == expected
 
 
 def test_module_without_children_opens_only_itself() -> None:
-    assert opened_for({""}, ["add"]) == {""}
+    assert modules_to_open({""}, ["add"]) == {""}

@@ -142,7 +142,7 @@ def test_search_for_writes_leaves_globals_and_the_generator() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-class Unfollowable(Centered):
+class Untraceable(Centered):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.centered(self.body(x) - self.center)
         self.center += torch.from_numpy(y.detach().numpy()).mean(0)
@@ -152,7 +152,7 @@ class Unfollowable(Centered):
 @pytest.mark.slow
 def test_state_that_cannot_be_written_is_refused() -> None:
     with pytest.raises(featx.TraceError, match="numpy"):
-        featx.create_feature_extractor(Unfollowable(), ["centered"], example_inputs=X)
+        featx.create_feature_extractor(Untraceable(), ["centered"], example_inputs=X)
 
 
 class Siamese(nn.Module):

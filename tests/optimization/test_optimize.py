@@ -16,7 +16,7 @@ import featx
 from featx.errors import ArgumentTypeError, OptimizationError
 from featx.features.dual import DualGraphModule
 from featx.optimization import hardware, measure, search
-from featx.optimization.inputs import held_back
+from featx.optimization.inputs import validation_inputs
 from featx.optimization.measure import relative_errors
 from featx.optimization.recipe import Recipe
 
@@ -269,7 +269,7 @@ def test_functions_are_timed_in_turn() -> None:
 
 def test_held_back_inputs_keep_indices_and_forms() -> None:
     ids, maps = torch.tensor([[1, 2]]), torch.randn(2, 3, 8, 8)
-    found = held_back(featx.examples.Example((ids, maps), {"mask": ids > 1}, "test"))
+    found = validation_inputs(featx.examples.Example((ids, maps), {"mask": ids > 1}, "test"))
     assert list(found) == ["noise", "photos of scikit-image"]
     for example in found.values():
         assert torch.equal(example.args[0], ids)
@@ -280,7 +280,7 @@ def test_held_back_inputs_keep_indices_and_forms() -> None:
 
 def test_images_without_photos(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("featx.optimization.inputs.importlib.util.find_spec", lambda name: None)
-    found = held_back(featx.examples.Example((torch.randn(5, 3, 32, 32),), {}, "test"))
+    found = validation_inputs(featx.examples.Example((torch.randn(5, 3, 32, 32),), {}, "test"))
     image = found["images with the spectrum of photos"].args[0]
     assert image.shape == (5, 3, 32, 32)
     assert len({tuple(each.flatten().tolist()) for each in image}) == 5

@@ -35,7 +35,7 @@ def loop(x: torch.Tensor) -> torch.Tensor:
 def test_length_of_a_loop_is_fixed_and_checked() -> None:
     trace, free = trace_checked(ExampleTracer(), loop, (torch.ones(2, 3),), {})
     assert kinds(free.of["x"]) == ["free", "fixed"]
-    module = GraphModule(trace.surroundings.root, trace.graph)
+    module = GraphModule(trace.model_context.root, trace.graph)
     assert torch.equal(module(torch.ones(5, 3)), loop(torch.ones(5, 3)))
     with pytest.raises(SpecializationError, match="dimension 1 of input 'x'"):
         module(torch.ones(2, 4))
@@ -79,7 +79,7 @@ def even(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("width", [3, 4, 6])
 def test_remainder_is_not_taken_for_free_because_twice_the_length_has_it_too(width: int) -> None:
     trace, _ = trace_checked(ExampleTracer(), even, (torch.ones(2, width),), {})
-    module = GraphModule(trace.surroundings.root, trace.graph)
+    module = GraphModule(trace.model_context.root, trace.graph)
     for other in range(1, 9):
         x = torch.ones(2, other)
         try:
@@ -134,7 +134,7 @@ def test_question_for_gradients_that_decides_nothing_is_not_checked(is_made_with
         model = Checkpointing(does_checkpoint)
         with torch.set_grad_enabled(is_made_with_gradients):
             trace, _ = trace_checked(ExampleTracer(), model, (x,), {})
-        module = GraphModule(trace.surroundings.root, trace.graph)
+        module = GraphModule(trace.model_context.root, trace.graph)
         for enabled in (True, False):
             with torch.set_grad_enabled(enabled):
                 if does_checkpoint and enabled is not is_made_with_gradients:
@@ -153,7 +153,7 @@ def halves_if_divisible(x: torch.Tensor) -> torch.Tensor:
 def test_remainder_is_checked_and_fixes_no_length() -> None:
     trace, free = trace_checked(ExampleTracer(), halves_if_divisible, (torch.ones(2, 16),), {})
     assert kinds(free.of["x"]) == ["free", "free"]
-    module = GraphModule(trace.surroundings.root, trace.graph)
+    module = GraphModule(trace.model_context.root, trace.graph)
     for width in (16, 24, 8):
         x = torch.rand(3, width)
         assert torch.equal(module(x), halves_if_divisible(x))
@@ -172,7 +172,7 @@ class Biased(nn.Module):
 def test_constant_is_cut_by_the_length_of_the_input() -> None:
     trace, free = trace_checked(ExampleTracer(), Biased(), (torch.ones(2, 12),), {})
     assert kinds(free.of["x"]) == ["free", "free"]
-    module = GraphModule(trace.surroundings.root, trace.graph)
+    module = GraphModule(trace.model_context.root, trace.graph)
     assert torch.equal(module(torch.ones(3, 9)), Biased()(torch.ones(3, 9)))
 
 
@@ -191,7 +191,7 @@ def test_dimensions_that_change_together_wherever_they_are(is_sparse: bool) -> N
     together = "free, with all others of this length"
     assert free.of["adjacency"] == [together, together]
     assert free.of["x"][0] == together
-    module = GraphModule(trace.surroundings.root, trace.graph)
+    module = GraphModule(trace.model_context.root, trace.graph)
     for nodes in (5, 9):
         inputs = graph(nodes)
         assert torch.equal(module(*inputs), convolve(*inputs))
@@ -222,7 +222,7 @@ def test_rank_is_checked_where_forward_sees_a_shape() -> None:
         return x + sum(x.shape)
 
     trace, _ = trace_checked(ExampleTracer(), total, (torch.ones(2, 3),), {})
-    module = GraphModule(trace.surroundings.root, trace.graph)
+    module = GraphModule(trace.model_context.root, trace.graph)
     assert torch.equal(module(torch.ones(4, 5)), total(torch.ones(4, 5)))
     with pytest.raises(SpecializationError, match="input 'x' has 3 dimensions now, 2 on the example"):
         module(torch.ones(2, 3, 4))
@@ -265,7 +265,7 @@ def shift_by_the_shorter_side(x: torch.Tensor) -> torch.Tensor:
 def test_which_side_of_a_square_is_the_shorter_one_fixes_none() -> None:
     trace, free = trace_checked(ExampleTracer(), shift_by_the_shorter_side, (torch.ones(2, 8, 8),), {})
     assert kinds(free.of["x"]) == ["free", "free", "free"]
-    module = GraphModule(trace.surroundings.root, trace.graph)
+    module = GraphModule(trace.model_context.root, trace.graph)
     for shape in ((2, 8, 8), (3, 12, 8), (1, 8, 20), (1, 5, 6)):
         x = torch.rand(shape)
         assert torch.equal(module(x), shift_by_the_shorter_side(x))
@@ -285,7 +285,7 @@ class PicksALayer(nn.Module):
 def test_the_shorter_of_two_equal_sides_that_picks_a_layer_is_checked() -> None:
     model = PicksALayer()
     trace, _ = trace_checked(ExampleTracer(), model, (torch.ones(4, 4),), {})
-    module = GraphModule(trace.surroundings.root, trace.graph)
+    module = GraphModule(trace.model_context.root, trace.graph)
     for length in (4, 3, 2, 6):
         x = torch.rand(length, 4)
         try:

@@ -12,14 +12,14 @@ from torch import nn
 from torch.nn import functional
 
 import featx
-from featx.tracing.symbolic.kinds import kind_of
+from featx.tracing.symbolic.value_types import value_type_of
 
 
 def kind_of_result(function: Callable[[torch.Tensor], Any], root: nn.Module | None = None) -> type | None:
     graph = featx.Graph()
     x = featx.Proxy(graph.placeholder("x", torch.Tensor))
     result = function(x)  # type: ignore[arg-type]
-    return kind_of(result.node, root)
+    return value_type_of(result.node, root)
 
 
 CERTAIN: list[Callable[[Any], Any]] = [
@@ -105,10 +105,10 @@ def test_function_that_returns_a_tuple_on_request_is_no_tensor(function: Callabl
 
 def test_input_is_a_tensor_only_where_it_is_annotated() -> None:
     graph = featx.Graph()
-    assert kind_of(graph.placeholder("a", torch.Tensor), None) is torch.Tensor
-    assert kind_of(graph.placeholder("b", "Tensor"), None) is torch.Tensor
-    assert kind_of(graph.placeholder("c", torch.Tensor | None), None) is None
-    assert kind_of(graph.placeholder("d"), None) is None
+    assert value_type_of(graph.placeholder("a", torch.Tensor), None) is torch.Tensor
+    assert value_type_of(graph.placeholder("b", "Tensor"), None) is torch.Tensor
+    assert value_type_of(graph.placeholder("c", torch.Tensor | None), None) is None
+    assert value_type_of(graph.placeholder("d"), None) is None
 
 
 class Parts(nn.Module):
@@ -139,26 +139,26 @@ class Parts(nn.Module):
 def test_module_is_known_to_return_a_tensor_by_its_class(path: str, kind: type | None) -> None:
     graph = featx.Graph()
     x = graph.placeholder("x")
-    assert kind_of(graph.call_module(path, (x,)), Parts()) is kind
+    assert value_type_of(graph.call_module(path, (x,)), Parts()) is kind
 
 
 def test_attribute_of_the_model_is_a_tensor_where_it_is_one() -> None:
     graph = featx.Graph()
-    assert kind_of(graph.get_attr("weight"), Parts()) is nn.Parameter
-    assert kind_of(graph.get_attr("number"), Parts()) is None
-    assert kind_of(graph.get_attr("missing"), None) is None
+    assert value_type_of(graph.get_attr("weight"), Parts()) is nn.Parameter
+    assert value_type_of(graph.get_attr("number"), Parts()) is None
+    assert value_type_of(graph.get_attr("missing"), None) is None
 
 
 def test_math_function_gives_the_number_type_it_documents() -> None:
     graph = featx.Graph()
     x = graph.placeholder("x")
-    assert kind_of(graph.call_function(math.ceil, (x,)), None) is int
-    assert kind_of(graph.call_function(math.sqrt, (x,)), None) is float
+    assert value_type_of(graph.call_function(math.ceil, (x,)), None) is int
+    assert value_type_of(graph.call_function(math.sqrt, (x,)), None) is float
 
 
 def test_function_of_the_user_is_not_known() -> None:
     graph = featx.Graph()
-    assert kind_of(graph.call_function(kind_of_result, (graph.placeholder("x"),)), None) is None
+    assert value_type_of(graph.call_function(kind_of_result, (graph.placeholder("x"),)), None) is None
 
 
 def test_long_chain_of_sums_with_itself_is_answered() -> None:

@@ -70,8 +70,8 @@ def test_values_of_small_inputs_are_known_without_a_run_for_real(
         traced = featx.trace(model, X, mask)
     assert runs_with_values(caplog) == 0
     assert torch.equal(traced(X, mask), model(X, mask))
-    larger = torch.rand(4, 700, 4), mask.repeat(2, 1)
-    for args in [(X, MASK), (X, FULL), larger]:
+    disguise_as_larger = torch.rand(4, 700, 4), mask.repeat(2, 1)
+    for args in [(X, MASK), (X, FULL), disguise_as_larger]:
         try:
             got = traced(*args)
         except featx.SpecializationError:

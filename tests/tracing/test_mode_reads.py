@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import featx
-from featx.tracing.replica.mode_reads import ModeReads, has_set_mode, listen
+from featx.tracing.replica.mode_reads import ModeReads, has_set_mode, record_mode_reads
 from featx.tracing.replica.replica import Replica
 
 X = torch.ones(2, 4)
@@ -40,7 +40,7 @@ CALLS: list[Net] = []
 def listened(model: nn.Module) -> tuple[nn.Module, ModeReads]:
     """Return a replica of `model`, and what hears of the reads of modes in it."""
     replica, reads = Replica(model), ModeReads()
-    listen(replica.paths, reads)
+    record_mode_reads(replica.paths, reads)
     return replica.root, reads
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 
-from featx.tracing.environment.recursion import room_for
+from featx.tracing.environment.recursion import raised_recursion_limit
 
 
 def test_a_trace_that_ends_leaves_the_room_of_another_thread() -> None:
     limit = sys.getrecursionlimit()
-    first, second = room_for(100), room_for(200)
+    first, second = raised_recursion_limit(100), raised_recursion_limit(200)
     first.__enter__()
     of_one = sys.getrecursionlimit() - limit
     second.__enter__()

@@ -24,8 +24,8 @@ import torchvision
 from torch import nn
 
 import featx
-from featx.tracing.replica.replica import Replica, WritesModel, replica_of
-from featx.tracing.signals import Unfollowable
+from featx.tracing.replica.replica import Replica, WritesSharedTensor, replica_of
+from featx.tracing.signals import Untraceable
 from tests.ids import without_address
 
 X = torch.rand(2, 4, generator=torch.Generator().manual_seed(0))
@@ -221,7 +221,7 @@ def test_what_the_replica_does_to_an_attribute_the_model_does_not_see(kind: str)
 
 def test_generator_cannot_be_copied_and_is_refused_when_it_is_used() -> None:
     model = Net(n for n in range(3))
-    with pytest.raises(Unfollowable, match="advances a generator"):
+    with pytest.raises(Untraceable, match="advances a generator"):
         next(twin_of(model).held)
     assert next(model.held) == 0
 
@@ -300,7 +300,7 @@ def test_mode_of_the_replica_is_set_by_the_train_method_of_the_model() -> None:
             return super().train(mode)
 
     model = Merging().train()
-    with pytest.raises(WritesModel):
+    with pytest.raises(WritesSharedTensor):
         Replica(model, False)
     twin: Any = replica_of(model, False).root
     assert twin.is_merged

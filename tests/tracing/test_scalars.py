@@ -17,7 +17,7 @@ from featx.tracing.guards.scalars import (
     Diverged,
     TracedFloat,
     TracedInt,
-    larger,
+    disguise_as_larger,
     plain_number,
     plain_numbers,
     traced_number,
@@ -185,7 +185,7 @@ def test_zero_division_is_the_plain_error() -> None:
 
 def test_code_in_c_sees_another_value_of_a_disguised_number() -> None:
     trace = Trace()
-    six, half = (traced_number(value, None, trace, larger(value)) for value in (6, 0.5))
+    six, half = (traced_number(value, None, trace, disguise_as_larger(value)) for value in (6, 0.5))
     assert len([0] * six) == 6 + 10_081
     assert 0.5 * six == 3 + 10_081 / 2
     assert plain_number(six + 1) == 7

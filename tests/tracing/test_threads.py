@@ -16,7 +16,7 @@ from torch import nn, typename  # the globals of typename are those of torch
 
 import featx
 from featx.tracing.environment.other_threads import OtherThreads
-from featx.tracing.example.surroundings import Surroundings
+from featx.tracing.example.model_context import ModelContext
 
 THREADS = 8  # a trace takes a few milliseconds, and the eight share one interpreter lock
 IMAGES = torch.rand(2, 3, 12, 12, generator=torch.Generator().manual_seed(0))
@@ -296,7 +296,7 @@ class Hidden(nn.Module):
 
 
 def test_work_that_forward_hands_over_without_naming_threads_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Surroundings, "names_workers", False)
+    monkeypatch.setattr(ModelContext, "uses_threading", False)
     with pytest.raises(featx.TraceError, match="hands work to another thread or process"):
         featx.trace(Hidden(lambda function: POOL.submit(function).result()), torch.rand(2, 4))
 

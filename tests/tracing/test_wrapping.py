@@ -17,7 +17,7 @@ import torch.fx
 from torch import nn
 
 import featx
-from featx.tracing.environment.wrapping import find_places
+from featx.tracing.environment.wrapping import find_names_to_replace
 
 X = torch.ones(4, 3)
 
@@ -292,7 +292,7 @@ class NamesTyping(nn.Module):
 
 
 def test_modules_of_python_itself_are_left_alone() -> None:
-    seen = find_places([NamesTyping.forward.__globals__], (), (), is_recording=True)
+    seen = find_names_to_replace([NamesTyping.forward.__globals__], (), (), is_recording=True)
     assert not any(namespace.get("__name__") == "typing" for namespace, _ in seen)
     model, x = nn.Sequential(NamesTyping()), torch.rand(2)
     assert torch.equal(featx.trace(model, x)(x), model(x))

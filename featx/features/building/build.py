@@ -12,10 +12,10 @@ from torch import nn
 from featx.errors import DrawnAwayError, RequestError
 from featx.examples import Example
 from featx.features.building.cases import Cases
-from featx.features.building.decisions import decides_by_inputs
+from featx.features.building.decisions import branches_on_inputs
 from featx.features.building.prune import prune
+from featx.features.building.raising_graph import raising_graph
 from featx.features.building.tracing import ModelTracing, TracedModel, TracerName
-from featx.features.building.untraced import untraced_graph
 from featx.features.describing.images import shapes_of_wider_image
 from featx.features.describing.info import FeatureInfos, infos_of
 from featx.features.dual import DualGraphModule
@@ -59,7 +59,7 @@ def build(model: nn.Module, requests: dict[bool, Request], options: Options, exa
         modes = {training: _trace_mode(tracing, request, training, options) for training, request in requests.items()}
     finally:
         tracing.drop()
-    _settle(modes[model.training], modes[not model.training], is_lenient=options.is_lenient)
+    _handle_untraceable_mode(modes[model.training], modes[not model.training], is_lenient=options.is_lenient)
     present = None
     if tracing.flags() != modes[model.training].flags:
         # Somebody has put parts of the model into another mode than the whole.
@@ -94,7 +94,7 @@ def _tracing(model: nn.Module, options: Options, example_inputs: Any) -> ModelTr
 
 
 def _is_adapted(modes: Iterable[_Mode], options: Options) -> bool:
-    return options.adaptive is None and any(decides_by_inputs(mode.graph) for mode in modes if mode.free_dims)
+    return options.adaptive is None and any(branches_on_inputs(mode.graph) for mode in modes if mode.free_dims)
 
 
 def _cases(model: nn.Module, requests: dict[bool, Request], options: Options, first: Example | None) -> Cases:
@@ -196,7 +196,7 @@ def _trace_mode(tracing: ModelTracing, request: Request, training: bool, options
     return mode
 
 
-def _settle(present: _Mode, other: _Mode, *, is_lenient: bool) -> None:
+def _handle_untraceable_mode(present: _Mode, other: _Mode, *, is_lenient: bool) -> None:
     """Let a mode that could not be traced raise when it runs.
 
     Where that is not lenient, both are such, or a name is missing in the present one, raise now.
@@ -207,7 +207,7 @@ def _settle(present: _Mode, other: _Mode, *, is_lenient: bool) -> None:
     if not is_lenient or (present.error and other.error) or isinstance(present.error, RequestError):
         raise error
     failed, traced = (present, other) if present.error else (other, present)
-    failed.graph = untraced_graph(traced.graph, error, _name_of(failed.training))
+    failed.graph = raising_graph(traced.graph, error, _name_of(failed.training))
 
 
 def _name_of(training: bool) -> str:

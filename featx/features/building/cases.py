@@ -15,7 +15,7 @@ from torch import nn
 from featx.codegen.bound import with_code_of_its_own
 from featx.errors import NodeNameError, SpecializationError, TargetError
 from featx.examples import Example
-from featx.features.building.attempt import Attempts
+from featx.features.building.rollback import RollbackRunner
 from featx.ir.graph import Graph
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Cases:
         self._trace = trace
         # How often the first graphs had been edited when the extractor was made.
         self._edits: dict[Graph, int] = {}
-        self._attempts = Attempts()
+        self._attempts = RollbackRunner()
         # The further graphs by mode, with what runs them, and which of all graphs held last: 0 is the first one.
         self._further: dict[bool, list[tuple[Graph, Callable[..., Any]]]] = {True: [], False: []}
         self._held_last = {True: 0, False: 0}

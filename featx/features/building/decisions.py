@@ -17,7 +17,7 @@ from featx.tracing.guards.guards import check_decision
 _INDICES = (torch.int64, torch.int32)
 
 
-def decides_by_inputs(graph: Graph) -> bool:
+def branches_on_inputs(graph: Graph) -> bool:
     """Say whether Python has decided something by the values of inputs, or whether batches may be padded. O(nodes).
 
     Models of text and of speech take indices, or a mask, with or without padding.
@@ -28,7 +28,7 @@ def decides_by_inputs(graph: Graph) -> bool:
     return _decides_by(graph, lambda node: node.op == "placeholder")
 
 
-def decides_by_draws(graph: Graph) -> bool:
+def branches_on_random(graph: Graph) -> bool:
     """Say whether Python has decided something by random numbers. O(nodes)."""
     return _decides_by(graph, _draws)
 

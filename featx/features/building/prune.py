@@ -16,7 +16,7 @@ from featx.ir.graph import Graph
 from featx.ir.memory import MemoryGroups
 from featx.ir.node import Node
 from featx.tracing.recording.module_output import module_output
-from featx.tracing.source.missed_writes import ReturnedInputs
+from featx.tracing.source.possible_writes import PossiblyReturnedInputs
 from featx.tracing.source.state_writes import StateWrite, tensors_at
 from featx.tree import clone_tensors
 
@@ -55,7 +55,7 @@ def prune(graph: Graph, wanted: Mapping[str, Node], root: nn.Module) -> Graph:
             copies[node] = returned[node] = small.node_copy(node, copies.__getitem__)
             if node in overwritten:
                 # Gradients of what comes behind flow through the value itself only if that goes on with the clone.
-                behind = liveness.may_go_on_with_copies(node)
+                behind = liveness.nodes_to_clone_behind(node)
                 for each in behind or [node]:
                     clone = small.call_function(clone_tensors, (copies[each],), name=f"{copies[each].name}_clone")
                     (copies if behind else returned)[each] = clone
@@ -90,7 +90,7 @@ class _Liveness:
     def _join_inputs_that_may_be_returned(self) -> None:
         # An input that a module of the user was not seen to return it may return where that is another one. It matters
         # where its result is written.
-        returned = ReturnedInputs()
+        returned = PossiblyReturnedInputs()
         calls = [node for node in self._graph.nodes if "effects" in node.meta]
         writers = [node for node in self._graph.nodes if self._effects.of(node).writes] if calls else []
         is_new = True
@@ -99,7 +99,9 @@ class _Liveness:
             written = {group for writer in writers for group in self._memory.written_by(writer)}
             for call in [call for call in calls if self._memory.of(call) in written]:
                 calls.remove(call)
-                if returned.may_be_from(self._effects.module_of(call) if call.op == "call_module" else call.target):
+                if returned.can_return_input(
+                    self._effects.module_of(call) if call.op == "call_module" else call.target
+                ):
                     is_new = True
                     for source in call.all_input_nodes:
                         self._memory.join(call, source)
@@ -113,7 +115,7 @@ class _Liveness:
         # Nobody wrote it on the example; but what was copied there may be the same memory for another input.
         return not writers <= self._writers_behind(node, self._memory_as_copied)
 
-    def may_go_on_with_copies(self, node: Node) -> list[Node]:
+    def nodes_to_clone_behind(self, node: Node) -> list[Node]:
         """Return nodes that stand for all that is read or written behind `node` of its memory, or is made of it.
 
         That is `node`, and where it marks what a module has returned, what it takes. There are none where an input or

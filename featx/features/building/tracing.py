@@ -18,22 +18,22 @@ from featx.features.building.prune import last_needed
 from featx.features.describing.images import ImageInput, image_of
 from featx.features.requests.attention import FUSED_FUNCTIONS, PROBABILITIES, Probabilities, with_probabilities
 from featx.features.requests.edits import Edits
-from featx.features.requests.opening import names_are_those_of_all_opened, opened_for
+from featx.features.requests.opening import modules_to_open, names_match_full_trace
 from featx.features.requests.request import OUTPUT, Request
 from featx.features.requests.select import names_of, select
 from featx.features.requests.starts import Starts
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.libraries import torchvision_operators
-from featx.tracing.checks.free_sizes import FreeDims, OtherMode, trace_checked, trace_listening
-from featx.tracing.example.conditions import WantedIn
-from featx.tracing.example.surroundings import Surroundings
+from featx.tracing.checks.free_sizes import FreeDims, OtherMode, trace_checked, trace_recording_mode_reads
+from featx.tracing.example.conditions import RequestedNodeFinder
+from featx.tracing.example.model_context import ModelContext
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.tracer import CheckSizes, ExampleTracer
 from featx.tracing.recording.module_output import mark_output
 from featx.tracing.replica.mode_reads import ModeReads
 from featx.tracing.replica.modules import has_own_call, walk_modules
-from featx.tracing.replica.replica import in_mode, only_sets_flags, replica_of
+from featx.tracing.replica.replica import only_sets_flags, replica_of, view_in_mode
 from featx.tracing.symbolic.inputs import PHBase
 from featx.tracing.symbolic.tracer import Tracer
 from featx.tree import tree_leaves
@@ -159,7 +159,7 @@ class ModelTracing:
         self._tracer = tracer
         self._found: Example | None = None
         # What is known from a trace in the other mode; where modules do more than set flags, nothing.
-        self._surroundings: Surroundings | None = None
+        self._surroundings: ModelContext | None = None
         self._modules = dict(walk_modules(self.model))
         self._is_known = all(map(only_sets_flags, self._modules.values()))
         # What the traces of a first mode found out.
@@ -186,7 +186,7 @@ class ModelTracing:
 
     def _on_example(self, request: Iterable[str] = (), opened: frozenset[str] | None = None) -> ExampleTracer:
         tracer = self._new_tracer(request).on_example(opened)
-        tracer.surroundings = self._surroundings
+        tracer.model_context = self._surroundings
         tracer.check_sizes = self._check_sizes
         return tracer
 
@@ -196,7 +196,7 @@ class ModelTracing:
 
     def _known(self, trace: ExampleTrace) -> ExampleTrace:
         if self._is_known:
-            self._surroundings = trace.surroundings
+            self._surroundings = trace.model_context
         return trace
 
     def _trace_symbolically(self, request: Iterable[str]) -> Graph:
@@ -266,7 +266,7 @@ class ModelTracing:
         if self.training is None or (self._is_known and is_in_mode):
             return self.model
         if self._is_known and not any(isinstance(each, torch.jit.ScriptModule) for each in self._modules.values()):
-            return in_mode(self.model, self.training)
+            return view_in_mode(self.model, self.training)
         return replica_of(self.model, self.training).root
 
     def flags(self, training: bool | None = None) -> dict[str, bool]:
@@ -339,7 +339,7 @@ class ModelTracing:
             error: Exception | None = None
             try:
                 trace = self._opened(example, asked, owner, found)
-                if names_are_those_of_all_opened(trace.graph, asked, trace.ran_inside_whole):
+                if names_match_full_trace(trace.graph, asked, trace.ran_inside_opaque):
                     return trace.graph
             except (NodeNameError, TraceError) as caught:
                 # A name may lie in a module that runs inside one it is no part of, or that cannot be followed while its
@@ -362,18 +362,20 @@ class ModelTracing:
         return TracedModel(graph, request, nodes, found[0] if found else None)
 
     def _opened(self, example: Example, request: Mapping[str, str], owner: str, found: list[FreeDims]) -> ExampleTrace:
-        tracer = self._on_example(request, opened_for(self._modules, request))
+        tracer = self._on_example(request, modules_to_open(self._modules, request))
         trace, free = self._checked(tracer, example, _Wanted(request, owner, self))
         self._known(trace)
         select(trace.graph, request, owner)
         found[:] = [free]
         return trace
 
-    def _checked(self, tracer: ExampleTracer, example: Example, wanted_in: WantedIn) -> tuple[ExampleTrace, FreeDims]:
+    def _checked(
+        self, tracer: ExampleTracer, example: Example, find_requested: RequestedNodeFinder
+    ) -> tuple[ExampleTrace, FreeDims]:
         known = self._other_mode
         if known.graph is not None or known.dims or example.is_for_one_mode or not self._is_known:
-            return trace_checked(tracer, self.model, *_inputs(example), wanted_in, known)
-        result = trace_listening(tracer, self.model, *_inputs(example), wanted_in, known)
+            return trace_checked(tracer, self.model, *_inputs(example), find_requested, known)
+        result = trace_recording_mode_reads(tracer, self.model, *_inputs(example), find_requested, known)
         if known.reads is not None and known.reads.any:
             known.forget()
         known.reads = None
@@ -405,19 +407,19 @@ def _has_placeholder(value: Any) -> bool:
 
 
 class _Wanted:
-    """The nodes that a request means; see `WantedIn`."""
+    """The nodes that a request means; see `RequestedNodeFinder`."""
 
     def __init__(self, request: Mapping[str, str], owner: str, tracing: ModelTracing) -> None:
         self._request = request
         self._owner = owner
         self._tracing = tracing
 
-    def __call__(self, graph: Graph, broken_off: str) -> Collection[Node]:
+    def __call__(self, graph: Graph, failed_module_path: str) -> Collection[Node]:
         try:
             found = select(graph, self._request, self._owner)
         except NodeNameError:
             return ()
-        is_missing = any(_comes_later(name, found[key], broken_off) for name, key in self._request.items())
+        is_missing = any(_comes_later(name, found[key], failed_module_path) for name, key in self._request.items())
         return () if is_missing else found.values()
 
     def last_needed(self, graph: Graph) -> Node | None:
@@ -425,10 +427,10 @@ class _Wanted:
         return last_needed(graph, wanted, self._tracing.model_in_mode()) if wanted else None
 
 
-def _comes_later(name: str, node: Node, broken_off: str) -> bool:
+def _comes_later(name: str, node: Node, failed_module_path: str) -> bool:
     """Say whether a name means the last node of a module that has not come to its end: the trace broke off inside."""
     is_last_of_module = name not in (node.meta.get("qualified_name"), node.target)
-    return is_last_of_module and f"{broken_off}.".startswith(f"{name}.")
+    return is_last_of_module and f"{failed_module_path}.".startswith(f"{name}.")
 
 
 def _inputs(example: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -16,7 +16,7 @@ from featx.ir.arguments import map_arg
 from featx.ir.form import sources_of_values
 from featx.ir.graph import Graph
 from featx.ir.node import Node
-from featx.libraries import in_order, module_that_is_meant
+from featx.libraries import in_order, resolve_feature_module
 from featx.tracing.recording.module_output import module_output
 
 _PLACES = {"NCHW": (2, 3), "NHWC": (1, 2)}
@@ -170,7 +170,7 @@ def _of_timm(
         return []
     found: list[Stage] = []
     for name, stride, channels in entries:
-        named = maps.get(module_that_is_meant(model, name), [])
+        named = maps.get(resolve_feature_module(model, name), [])
         fitting = [each for each in named if each.channels == channels]
         fitting = [each for each in fitting if each.stride == stride] or fitting
         if not fitting and image is not None and type(stride) is int:

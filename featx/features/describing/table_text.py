@@ -7,7 +7,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from featx.features.describing.shapes import text_of_shape
-from featx.passes.figures import clipped, format_table, with_prefix
+from featx.passes.table_format import clipped, format_table, with_prefix
 
 if TYPE_CHECKING:
     from featx.features.describing.table import NodeInfo

@@ -123,7 +123,7 @@ def _edit(graph: Graph, node: Node, edit: Edit, name: str) -> Node:
     return new
 
 
-def put_in_place_of(graph: Graph, node: Node, new: Node) -> None:
+def replace_uses(graph: Graph, node: Node, new: Node) -> None:
     """Let all that uses the value of `node` use that of `new`."""
     _replace(graph, node, new, list(node.users))
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 from featx.ir.graph import Graph
 
 
-def opened_for(paths: Collection[str], names: Iterable[str]) -> frozenset[str]:
+def modules_to_open(paths: Collection[str], names: Iterable[str]) -> frozenset[str]:
     """Return the paths of the modules that must be traced through so that each of `names` has a node.
 
     The value of a module needs the modules around it, any other value the module that computes it too. The model itself
@@ -30,7 +30,7 @@ def opened_for(paths: Collection[str], names: Iterable[str]) -> frozenset[str]:
     return frozenset(opened)
 
 
-def names_are_those_of_all_opened(graph: Graph, names: Iterable[str], ran_inside_whole: Collection[str]) -> bool:
+def names_match_full_trace(graph: Graph, names: Iterable[str], ran_inside_opaque: Collection[str]) -> bool:
     """Say whether each of `names` means in `graph` what it means in the graph of a trace that opens all modules.
 
     Nodes are numbered in the module that makes them, which does the same whatever it calls is opened or not. But a
@@ -40,16 +40,16 @@ def names_are_those_of_all_opened(graph: Graph, names: Iterable[str], ran_inside
     Args:
         graph: a trace with some modules kept whole.
         names: what is requested.
-        ran_inside_whole: the paths of modules to open, or requested, that ran inside others.
+        ran_inside_opaque: the paths of modules to open, or requested, that ran inside others.
     """
-    if ran_inside_whole:
+    if ran_inside_opaque:
         return False
     calls: Counter[object] = Counter()
     with_parts: set[tuple[str, str]] = set()
     for node in graph.nodes:
-        if node.meta.get("is_whole"):
+        if node.meta.get("is_opaque_module"):
             calls[node.target] += 1
-        elif node.meta.get("is_part_of_whole"):
+        elif node.meta.get("is_part_of_opaque"):
             with_parts.add(_owner_and_stem(node.meta["qualified_name"]))
     return all(calls[name] < 2 and _owner_and_stem(name) not in with_parts for name in names)
 

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping
 
 from featx.errors import DrawnAwayError, NodeNameError
-from featx.features.building.decisions import decides_by_draws
+from featx.features.building.decisions import branches_on_random
 from featx.features.requests.attention import FUSED_FUNCTIONS, PROBABILITIES
 from featx.features.requests.request import OUTPUT, Request
 from featx.ir.graph import Graph
@@ -74,13 +74,13 @@ def _unknown_name(name: str, known: list[str], owner: str, graph: Graph, request
         "featx.get_graph_node_names(model); a name may exist in one mode only, then give train_return_nodes and "
         "eval_return_nodes."
     )
-    if decides_by_draws(graph):
+    if branches_on_random(graph):
         return DrawnAwayError(f"{text} The model decides by random numbers what runs, so another trace may have it.")
     return NodeNameError(text)
 
 
 def _kept_whole(graph: Graph) -> str:
-    reasons = {node.target: node.meta["whole_because"] for node in graph.nodes if "whole_because" in node.meta}
+    reasons = {node.target: node.meta["opaque_because"] for node in graph.nodes if "opaque_because" in node.meta}
     return "".join(f" '{path}' is one node with all that it runs: {reasons[path].rstrip(' ,')}." for path in reasons)
 
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 from torch import nn
 
 from featx.errors import RequestError
-from featx.features.requests.edits import put_in_place_of
+from featx.features.requests.edits import replace_uses
 from featx.features.requests.request import Request, as_request
 from featx.ir.effects import Effects
 from featx.ir.form import computes_form, reads_form
@@ -88,7 +88,7 @@ class Starts:
                 start = graph.placeholder(parameter)
             start.meta.update({key: node.meta[key] for key in ("shape", "dtype") if key in node.meta})
             start.meta.update(qualified_name=name, nn_module_stack={})
-            put_in_place_of(graph, node, start)
+            replace_uses(graph, node, start)
             given[node] = start
         for start in reversed(given.values()):  # in the order in which they were asked for
             if start is not next(iter(graph.nodes)):

@@ -10,14 +10,14 @@ import torch
 
 from featx.ir.graph import Graph
 from featx.ir.node import Node
-from featx.tracing.checks.left_behind import depends_on_inputs
+from featx.tracing.checks.forward_side_effects import depends_on_inputs
 from featx.tracing.recording.lineage import Origin
 
 # By the id of a tensor that has lived on: where the first call had it from.
 Origins = Mapping[int, Origin]
 
 
-def differ_by_caches_alone(
+def differ_only_by_caches(
     first: Graph, second: Graph, origins: Origins, wanted: tuple[Collection[Node], Collection[Node]] = ((), ())
 ) -> bool:
     """Say whether `second` computes what `first` does, with tensors of the first call in place of their computation.

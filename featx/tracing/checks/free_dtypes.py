@@ -16,17 +16,17 @@ from typing import Any
 import torch
 
 from featx.ir.arguments import Argument, map_aggregate
-from featx.ir.equality import is_same, other_constants
+from featx.ir.equality import is_same, nodes_with_other_constants
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.ir.rewiring import keep_measured_effects
 from featx.tracing.checks.variation import join_measured
-from featx.tracing.example.conditions import Conditions, WantedIn
+from featx.tracing.example.conditions import Conditions, RequestedNodeFinder
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.tracer import ExampleTracer
 from featx.tracing.guards.guards import check_dtype
 from featx.tracing.guards.scalars import Diverged
-from featx.tracing.signals import NeedsValues
+from featx.tracing.signals import NeedsRealValues
 from featx.tree import tree_leaves, tree_map
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -34,7 +34,11 @@ _CONSTANTS = frozenset({torch.dtype, float, int})
 
 
 def follow_dtypes(
-    tracer: ExampleTracer, args: Any, kwargs: Mapping[str, Any], trace: ExampleTrace, wanted_in: WantedIn | None
+    tracer: ExampleTracer,
+    args: Any,
+    kwargs: Mapping[str, Any],
+    trace: ExampleTrace,
+    find_requested: RequestedNodeFinder | None,
 ) -> None:
     """Let the graph of `trace` hold in other dtypes than that of the example, where the model does the same there.
 
@@ -48,13 +52,13 @@ def follow_dtypes(
         return
     graphs, differing = [trace.graph], set[Node]()
     present = {leaf.dtype for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
-    present |= {tensor.dtype for tensor in trace.surroundings.root.parameters()}
+    present |= {tensor.dtype for tensor in trace.model_context.root.parameters()}
     present = {dtype for dtype in present if dtype.is_floating_point}
     for dtype in DTYPES:
         if present == {dtype}:
             continue  # that is the example
-        other = _traced_in(dtype, tracer, args, kwargs, trace, wanted_in)
-        found = None if other is None else other_constants(trace.graph, other, _CONSTANTS, trace.needed)
+        other = _traced_in(dtype, tracer, args, kwargs, trace, find_requested)
+        found = None if other is None else nodes_with_other_constants(trace.graph, other, _CONSTANTS, trace.needed)
         if other is not None and found:
             graphs.append(other)
             differing.update(found)
@@ -68,7 +72,7 @@ def _traced_in(
     args: Any,
     kwargs: Mapping[str, Any],
     trace: ExampleTrace,
-    wanted_in: WantedIn | None,
+    find_requested: RequestedNodeFinder | None,
 ) -> Graph | None:
     made: dict[int, torch.Tensor] = {}
 
@@ -83,8 +87,8 @@ def _traced_in(
     reason = f"in {dtype}"
     conditions = Conditions(reason, is_real=False, gradients=trace.gradients, earlier=trace, dtype=dtype)
     try:
-        return tracer.run_once(trace.surroundings, args, kwargs, wanted_in, conditions).graph
-    except (Diverged, NeedsValues, Exception):
+        return tracer.run_once(trace.model_context, args, kwargs, find_requested, conditions).graph
+    except (Diverged, NeedsRealValues, Exception):
         return None  # the model does something else there, or refuses it
 
 

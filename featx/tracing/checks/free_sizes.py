@@ -17,32 +17,38 @@ import torch
 from featx.ir.equality import is_same_graph
 from featx.ir.graph import Graph
 from featx.ir.node import Node
-from featx.libraries import way_to_other_sizes
-from featx.tracing.checks.cut_off import with_state_that_is_written_later
+from featx.libraries import advice_for_sizes
+from featx.tracing.checks.data_dependent_numbers import pin_data_dependent_numbers
+from featx.tracing.checks.early_stop import include_writes_after_stop
 from featx.tracing.checks.free_dtypes import follow_dtypes
 from featx.tracing.checks.repetition import check_repeats
-from featx.tracing.checks.value_numbers import pin_what_python_reads
 from featx.tracing.checks.variation import (
     FREE,
+    LAYOUT_NOT_VARIED,
     NOT_EMPTY,
     REFUSED,
     TOGETHER,
     UNTRIED,
-    UNVARIED,
     Dim,
     Variation,
     can_be_resized,
     measures_of,
 )
-from featx.tracing.example.conditions import Conditions, WantedIn
-from featx.tracing.example.tensor_questions import ABOUT_GRADIENTS
+from featx.tracing.example.conditions import Conditions, RequestedNodeFinder
+from featx.tracing.example.tensor_reads import ABOUT_GRADIENTS
 from featx.tracing.example.trace import ExampleTrace, free_frames
 from featx.tracing.example.tracer import ExampleTracer
 from featx.tracing.guards.guards import check_rank, check_size
 from featx.tracing.guards.scalars import Diverged
 from featx.tracing.guards.structure import Path, Step, leaves_of
 from featx.tracing.replica.mode_reads import ModeReads, set_mode
-from featx.tracing.signals import DiffersInside, Disturbed, GoesByAutocast, NeedsValues, OwnFault
+from featx.tracing.signals import (
+    DependsOnAutocast,
+    InternalTraceError,
+    NeedsRealValues,
+    SubmoduleNotRepeatable,
+    ThreadInterference,
+)
 
 # An input: its name, where it is (a placeholder and the way to it from there), and the tensor.
 _Input = tuple[str, tuple[Node, Path], torch.Tensor]
@@ -71,7 +77,7 @@ class OtherMode:
 
     Attributes:
         dims: what is known of each dimension of the inputs.
-        goes_by_autocast: whether forward sets or asks for the state of autocast, where that has to be heard.
+        depends_on_autocast: whether forward sets or asks for the state of autocast, where that has to be heard.
         reads: what hears whether anything asks for a mode, while the first of the two is traced.
         graph: what the model did in that mode, where nothing asked; it does the same in the other one.
         needed: how many of its nodes matter for what is wanted; None is all.
@@ -80,12 +86,14 @@ class OtherMode:
 
     dims: dict[Dim, str] = field(default_factory=lambda: dict[Dim, str]())
     reads: ModeReads | None = None
-    goes_by_autocast: bool = False
+    depends_on_autocast: bool = False
     graph: Graph | None = None
     needed: int | None = None
     before: ExampleTrace | None = None
 
-    def trace(self, tracer: ExampleTracer, args: Any, kwargs: Any, wanted_in: WantedIn | None) -> ExampleTrace | None:
+    def trace(
+        self, tracer: ExampleTracer, args: Any, kwargs: Any, find_requested: RequestedNodeFinder | None
+    ) -> ExampleTrace | None:
         """Trace the next call of the replica, in this mode. None where that is not possible, or does something else."""
         before, self.before = self.before, None
         if before is None or self.graph is None or tracer.training is None:
@@ -94,11 +102,11 @@ class OtherMode:
             set_mode(module, tracer.training)
         conditions = Conditions("the other mode", before.is_real, before.gradients, before=before)
         try:
-            trace = tracer.run_once(before.surroundings, args, kwargs, wanted_in, conditions)
-        except (Diverged, Disturbed, NeedsValues, Exception):
+            trace = tracer.run_once(before.model_context, args, kwargs, find_requested, conditions)
+        except (Diverged, ThreadInterference, NeedsRealValues, Exception):
             before.drop_replica()
             return None
-        trace.needed = _needed(trace, wanted_in)
+        trace.needed = _needed(trace, find_requested)
         if self.does_the_same(trace):
             return trace
         trace.drop_replica()
@@ -133,7 +141,7 @@ def trace_checked(
     root: Any,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
-    wanted_in: WantedIn | None = None,
+    find_requested: RequestedNodeFinder | None = None,
     other_mode: OtherMode | None = None,
 ) -> tuple[ExampleTrace, FreeDims]:
     """Trace `root` on an example and at other sizes; return the first trace, with checks of what is fixed.
@@ -147,7 +155,7 @@ def trace_checked(
         root: the module or function.
         args: its arguments on the example, and `kwargs` those by name.
         kwargs: see there.
-        wanted_in: as for `ExampleTracer.trace`.
+        find_requested: as for `ExampleTracer.trace`.
         other_mode: what was found out in train or eval mode; this mode's is put in its place.
 
     Raises:
@@ -155,15 +163,15 @@ def trace_checked(
         Exception: code of featx has failed at another size, an error that is not taken for a refusal of the model.
     """
     with tracer.log.request(type(root).__name__):
-        return _trace_checked(tracer, root, args, kwargs, wanted_in, other_mode or OtherMode())
+        return _trace_checked(tracer, root, args, kwargs, find_requested, other_mode or OtherMode())
 
 
-def trace_listening(
+def trace_recording_mode_reads(
     tracer: ExampleTracer,
     root: Any,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
-    wanted_in: WantedIn | None,
+    find_requested: RequestedNodeFinder | None,
     known: OtherMode,
 ) -> tuple[ExampleTrace, FreeDims]:
     """Trace as `trace_checked`, and hear in `known.reads` whether anything asks in which mode a module is.
@@ -173,11 +181,11 @@ def trace_listening(
     """
     tracer.reads = known.reads = ModeReads()
     try:
-        return trace_checked(tracer, root, args, kwargs, wanted_in, known)
+        return trace_checked(tracer, root, args, kwargs, find_requested, known)
     except Exception as error:
         free_frames(error)
     tracer.reads = known.reads = None
-    return trace_checked(tracer, root, args, kwargs, wanted_in, known)
+    return trace_checked(tracer, root, args, kwargs, find_requested, known)
 
 
 def _trace_checked(
@@ -185,37 +193,39 @@ def _trace_checked(
     root: Any,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
-    wanted_in: WantedIn | None,
+    find_requested: RequestedNodeFinder | None,
     other_mode: OtherMode,
 ) -> tuple[ExampleTrace, FreeDims]:
     tracer.keeps_replicas = True
-    tracer.hears_autocast = tracer.hears_autocast or other_mode.goes_by_autocast
-    trace = other_mode.trace(tracer, args, kwargs, wanted_in)
+    tracer.observes_autocast = tracer.observes_autocast or other_mode.depends_on_autocast
+    trace = other_mode.trace(tracer, args, kwargs, find_requested)
     # What a second call does, and other sizes change, the other mode has told then.
     is_known = trace is not None
     can_go_on = False
     try:
         while trace is None:
-            trace = tracer.trace(root, args, kwargs, wanted_in)
+            trace = tracer.trace(root, args, kwargs, find_requested)
             if not torch.is_grad_enabled() and _asks_for_gradients(trace.graph):
-                trace = _in_gradient_mode_of_caller(tracer, args, kwargs, trace, wanted_in)
-            if wanted_in is not None and trace.broke_off is not None:
-                trace = with_state_that_is_written_later(tracer, args, kwargs, trace, wanted_in)
-            trace.needed = _needed(trace, wanted_in)
+                trace = _in_gradient_mode_of_caller(tracer, args, kwargs, trace, find_requested)
+            if find_requested is not None and trace.early_stop_reason is not None:
+                trace = include_writes_after_stop(tracer, args, kwargs, trace, find_requested)
+            trace.needed = _needed(trace, find_requested)
             is_known = other_mode.does_the_same(trace)
             try:
-                can_go_on = not is_known and check_repeats(tracer, args, kwargs, trace, wanted_in)
-            except DiffersInside as error:
+                can_go_on = not is_known and check_repeats(tracer, args, kwargs, trace, find_requested)
+            except SubmoduleNotRepeatable as error:
                 tracer.whole[error.path] = "it runs other operations in a second call with the same inputs"
                 trace.drop_replica()
                 trace = None
-            except GoesByAutocast:
-                tracer.hears_autocast = other_mode.goes_by_autocast = True
+            except DependsOnAutocast:
+                tracer.observes_autocast = other_mode.depends_on_autocast = True
                 trace.drop_replica()
                 trace = None
-        free = _free_dims(tracer, (args, kwargs), trace, wanted_in, other_mode, is_known=is_known, can_go_on=can_go_on)
+        free = _free_dims(
+            tracer, (args, kwargs), trace, find_requested, other_mode, is_known=is_known, can_go_on=can_go_on
+        )
         return trace, free
-    except OwnFault as fault:
+    except InternalTraceError as fault:
         raise fault.error from None
     finally:
         tracer.keeps_replicas = False
@@ -227,7 +237,7 @@ def _free_dims(
     tracer: ExampleTracer,
     example: tuple[tuple[Any, ...], Mapping[str, Any]],
     trace: ExampleTrace,
-    wanted_in: WantedIn | None,
+    find_requested: RequestedNodeFinder | None,
     other_mode: OtherMode,
     *,
     is_known: bool,
@@ -241,33 +251,35 @@ def _free_dims(
     measured = measures_of(trace.graph)
     if is_known:
         known = {dim: other_mode.dims[dim] for dim in known}
-    elif trace.numbers.were_seen or trace.is_real:
-        variation = Variation(tracer, args, kwargs, trace, wanted_in, before=before)
+    elif trace.numbers.sizes_were_read or trace.is_real:
+        variation = Variation(tracer, args, kwargs, trace, find_requested, before=before)
         varied = [tensor for _, _, tensor in inputs if can_be_resized(tensor)]
-        known = {**dict.fromkeys(known, UNVARIED), **variation.test(varied, other_mode.dims)}
+        known = {**dict.fromkeys(known, LAYOUT_NOT_VARIED), **variation.test(varied, other_mode.dims)}
         before = variation.before
     other_mode.note(trace, known)
     if measures_of(trace.graph) != measured:  # other sizes told more of some calls, which may differ by mode
         other_mode.graph = None
-    pin_what_python_reads(tracer, args, kwargs, trace, wanted_in)
-    needless = _needless_gradient_checks(tracer, args, kwargs, trace, wanted_in)
-    follow_dtypes(tracer, args, kwargs, trace, wanted_in)
+    pin_data_dependent_numbers(tracer, args, kwargs, trace, find_requested)
+    needless = _needless_gradient_checks(tracer, args, kwargs, trace, find_requested)
+    follow_dtypes(tracer, args, kwargs, trace, find_requested)
     for check in needless:
         (question,) = check.all_input_nodes
         trace.graph.erase_node(check)
         trace.graph.erase_node(question)
     free = FreeDims({name: [known[id(tensor), dim] for dim in range(tensor.dim())] for name, _, tensor in inputs})
-    _check_inputs(trace, inputs, known, way_to_other_sizes(trace.surroundings.traced))
+    _check_inputs(trace, inputs, known, advice_for_sizes(trace.model_context.traced))
     other_mode.before = before if other_mode.graph is not None else None
     return free
 
 
-def _needed(trace: ExampleTrace, wanted_in: WantedIn | None) -> int | None:
+def _needed(trace: ExampleTrace, find_requested: RequestedNodeFinder | None) -> int | None:
     """Return how many nodes of a trace matter for what is wanted, if there will be further runs; None is all."""
-    has_further_runs = trace.numbers.were_seen or trace.is_real or trace.gradient_checks or trace.recorder.dtype_checks
-    if wanted_in is None or not has_further_runs:
+    has_further_runs = (
+        trace.numbers.sizes_were_read or trace.is_real or trace.gradient_checks or trace.recorder.dtype_checks
+    )
+    if find_requested is None or not has_further_runs:
         return None
-    last = wanted_in.last_needed(trace.graph)
+    last = find_requested.last_needed(trace.graph)
     return None if last is None else 1 + next(place for place, node in enumerate(trace.graph.nodes) if node is last)
 
 
@@ -277,27 +289,27 @@ def _asks_for_gradients(graph: Graph) -> bool:
 
 
 def _in_gradient_mode_of_caller(
-    tracer: ExampleTracer, args: tuple[Any, ...], kwargs: Mapping[str, Any], trace: ExampleTrace, wanted_in: Any
+    tracer: ExampleTracer, args: tuple[Any, ...], kwargs: Mapping[str, Any], trace: ExampleTrace, find_requested: Any
 ) -> ExampleTrace:
     """Return `trace`, for which gradients are on, or one without them if the model does something else then.
 
     A trace with gradients sees where the model switches them off, so it is the one to keep where both are the same.
     """
     if not trace.gradients or (
-        trace.gradient_checks and _needless_gradient_checks(tracer, args, kwargs, trace, wanted_in)
+        trace.gradient_checks and _needless_gradient_checks(tracer, args, kwargs, trace, find_requested)
     ):
         return trace
     conditions = Conditions("the example, gradients off", trace.is_real, gradients=False)
     try:
-        without = tracer.run_once(trace.surroundings, args, kwargs, wanted_in, conditions)
-    except (NeedsValues, Exception):
+        without = tracer.run_once(trace.model_context, args, kwargs, find_requested, conditions)
+    except (NeedsRealValues, Exception):
         return trace
     trace.drop_replica()
     return without
 
 
 def _needless_gradient_checks(
-    tracer: ExampleTracer, args: tuple[Any, ...], kwargs: Mapping[str, Any], trace: ExampleTrace, wanted_in: Any
+    tracer: ExampleTracer, args: tuple[Any, ...], kwargs: Mapping[str, Any], trace: ExampleTrace, find_requested: Any
 ) -> list[Node]:
     """Return the checks of the gradient mode, if the model does the same in the other one."""
     checks = trace.gradient_checks
@@ -305,8 +317,8 @@ def _needless_gradient_checks(
         return []
     conditions = Conditions("gradients off", trace.is_real, gradients=False, earlier=trace)
     try:
-        again = tracer.run_once(trace.surroundings, args, kwargs, wanted_in, conditions)
-    except (Diverged, NeedsValues, Exception):
+        again = tracer.run_once(trace.model_context, args, kwargs, find_requested, conditions)
+    except (Diverged, NeedsRealValues, Exception):
         return []
     is_same = is_same_graph(again.graph, trace.graph, besides=frozenset(checks), first=trace.needed)
     return checks if is_same else []
@@ -333,7 +345,7 @@ def _check_inputs(trace: ExampleTrace, inputs: list[_Input], known: Mapping[Dim,
     with graph.inserting_before(first):
         for name, (placeholder, path), tensor in inputs:
             checks: list[tuple[Any, ...]] = []
-            if trace.numbers.shapes_were_seen:
+            if trace.numbers.shapes_were_read:
                 checks.append((check_rank, tensor.dim(), f"input '{name}'"))
             for dim, size in enumerate(tensor.shape):
                 reason = known[id(tensor), dim]

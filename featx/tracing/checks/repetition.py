@@ -13,13 +13,13 @@ from typing import Any
 from featx.errors import TraceError
 from featx.ir.equality import first_difference, is_same_graph
 from featx.ir.graph import Graph
-from featx.tracing.checks.filled_caches import differ_by_caches_alone
-from featx.tracing.checks.opened_later import differ_inside_whole_modules
-from featx.tracing.example.conditions import Conditions, WantedIn
+from featx.tracing.checks.filled_caches import differ_only_by_caches
+from featx.tracing.checks.opaque_differences import differ_only_inside_opaque
+from featx.tracing.example.conditions import Conditions, RequestedNodeFinder
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.tracer import ATTEMPTS, ExampleTracer
 from featx.tracing.guards.scalars import Diverged
-from featx.tracing.signals import DiffersInside, Disturbed, GoesByAutocast, NeedsValues
+from featx.tracing.signals import DependsOnAutocast, NeedsRealValues, SubmoduleNotRepeatable, ThreadInterference
 
 
 def check_repeats(
@@ -27,7 +27,7 @@ def check_repeats(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     trace: ExampleTrace,
-    wanted_in: WantedIn | None = None,
+    find_requested: RequestedNodeFinder | None = None,
 ) -> bool:
     """Raise where a second call with the same inputs does something else than the one in `trace`.
 
@@ -40,29 +40,29 @@ def check_repeats(
         it is used up.
 
     Raises:
-        GoesByAutocast: forward does, and that was not heard in `trace`.
-        DiffersInside: a submodule that is looked into keeps something from call to call that its next call finds.
+        DependsOnAutocast: forward does, and that was not heard in `trace`.
+        SubmoduleNotRepeatable: an opened submodule keeps something from call to call that its next call reads.
         TraceError: the model itself does.
     """
-    if trace.may_go_by_autocast and not tracer.hears_autocast:
-        raise GoesByAutocast
+    if trace.may_depend_on_autocast and not tracer.observes_autocast:
+        raise DependsOnAutocast
     repeats = _repeats(tracer, args, kwargs, trace)
     if repeats:
         return True
     first = trace
-    with _hearing_autocast(tracer) as is_news:
+    with _observing_autocast(tracer) as newly_observed:
         for attempt in range(ATTEMPTS):
             if repeats is not None or attempt:  # the replica is used up
                 first.drop_replica()
                 conditions = Conditions("a first call, to be compared", trace.is_real, trace.gradients)
-                first = tracer.run_once(trace.surroundings, args, kwargs, wanted_in, conditions)
+                first = tracer.run_once(trace.model_context, args, kwargs, find_requested, conditions)
                 first.forget_record()
             try:
-                if is_news and first.goes_by_autocast:
-                    raise GoesByAutocast
-                _check_traces(tracer, args, kwargs, first, wanted_in, is_news=is_news)
+                if newly_observed and first.depends_on_autocast:
+                    raise DependsOnAutocast
+                _check_traces(tracer, args, kwargs, first, find_requested, newly_observed=newly_observed)
                 break
-            except Disturbed as error:
+            except ThreadInterference as error:
                 if attempt + 1 == ATTEMPTS:
                     raise TraceError(f"cannot trace {_name(trace)} while other threads run: {error}") from error
             finally:
@@ -71,13 +71,13 @@ def check_repeats(
 
 
 @contextmanager
-def _hearing_autocast(tracer: ExampleTracer) -> Generator[bool]:
+def _observing_autocast(tracer: ExampleTracer) -> Generator[bool]:
     """Let the tracer hear whether forward goes by autocast; yield whether it did not do so before."""
-    was, tracer.hears_autocast = tracer.hears_autocast, True
+    was, tracer.observes_autocast = tracer.observes_autocast, True
     try:
         yield not was
     finally:
-        tracer.hears_autocast = was
+        tracer.observes_autocast = was
 
 
 def _repeats(tracer: ExampleTracer, args: Any, kwargs: Any, trace: ExampleTrace) -> bool | None:
@@ -89,31 +89,31 @@ def _repeats(tracer: ExampleTracer, args: Any, kwargs: Any, trace: ExampleTrace)
 
 
 def _name(trace: ExampleTrace) -> str:
-    return type(trace.surroundings.traced).__name__
+    return type(trace.model_context.traced).__name__
 
 
 def _check_traces(
-    tracer: ExampleTracer, args: Any, kwargs: Any, trace: ExampleTrace, wanted_in: Any, *, is_news: bool
+    tracer: ExampleTracer, args: Any, kwargs: Any, trace: ExampleTrace, find_requested: Any, *, newly_observed: bool
 ) -> None:
     name = _name(trace)
-    second = _next(tracer, args, kwargs, trace, wanted_in)
+    second = _next(tracer, args, kwargs, trace, find_requested)
     if isinstance(second, BaseException):
         raise TraceError(f"cannot trace {name}: its second call differs from the first one: {second}") from second
     try:
-        if is_news and second.goes_by_autocast:
-            raise GoesByAutocast
+        if newly_observed and second.depends_on_autocast:
+            raise DependsOnAutocast
         if is_same_graph(second.graph, trace.graph):
             return
-        if trace.checks.keeps_of_input is not None:
+        if trace.checks.kept_input_message is not None:
             raise TraceError(
-                f"cannot trace {name}: {trace.checks.keeps_of_input}, and runs other operations in the next call"
+                f"cannot trace {name}: {trace.checks.kept_input_message}, and runs other operations in the next call"
             )
-        wanted = tuple(wanted_in(each.graph, "") if wanted_in else () for each in (trace, second))
-        is_cached = differ_by_caches_alone(trace.graph, second.graph, trace.origins(), (wanted[0], wanted[1]))
-        if not is_cached and not _opens_more(tracer, args, kwargs, (trace, second), wanted_in):
+        wanted = tuple(find_requested(each.graph, "") if find_requested else () for each in (trace, second))
+        is_cached = differ_only_by_caches(trace.graph, second.graph, trace.origins(), (wanted[0], wanted[1]))
+        if not is_cached and not _opens_more(tracer, args, kwargs, (trace, second), find_requested):
             path = _module_that_differs(trace.graph, second.graph)
             if path and tracer.opened is None and path not in tracer.whole:
-                raise DiffersInside(path)
+                raise SubmoduleNotRepeatable(path)
             raise TraceError(
                 f"cannot trace {name}: forward runs other operations in a second call with the same inputs. It keeps a "
                 "counter, an iterator or similar state, which a graph would not advance. To go on, put the code that "
@@ -131,7 +131,7 @@ def _module_that_differs(first: Graph, second: Graph) -> str:
 
 
 def _opens_more(
-    tracer: ExampleTracer, args: Any, kwargs: Any, traces: tuple[ExampleTrace, ExampleTrace], wanted_in: Any
+    tracer: ExampleTracer, args: Any, kwargs: Any, traces: tuple[ExampleTrace, ExampleTrace], find_requested: Any
 ) -> bool:
     """Say whether the second trace may differ because a module that the first one kept whole could be followed there.
 
@@ -139,9 +139,9 @@ def _opens_more(
     must be like the second one.
     """
     first, second = traces
-    if not differ_inside_whole_modules(first.graph, second.graph):
+    if not differ_only_inside_opaque(first.graph, second.graph):
         return False
-    third = _next(tracer, args, kwargs, second, wanted_in)
+    third = _next(tracer, args, kwargs, second, find_requested)
     if isinstance(third, BaseException):
         return False
     third.drop_replica()
@@ -149,10 +149,10 @@ def _opens_more(
 
 
 def _next(
-    tracer: ExampleTracer, args: tuple[Any, ...], kwargs: Mapping[str, Any], before: ExampleTrace, wanted_in: Any
+    tracer: ExampleTracer, args: tuple[Any, ...], kwargs: Mapping[str, Any], before: ExampleTrace, find_requested: Any
 ) -> ExampleTrace | BaseException:
     conditions = Conditions("a second call, to be compared", before.is_real, before.gradients, before=before)
     try:
-        return tracer.run_once(before.surroundings, args, kwargs, wanted_in, conditions)
-    except (Diverged, NeedsValues, Exception) as error:
+        return tracer.run_once(before.model_context, args, kwargs, find_requested, conditions)
+    except (Diverged, NeedsRealValues, Exception) as error:
         return error

@@ -17,7 +17,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from featx.ir.equality import is_same
-from featx.tracing.environment.autocast_state import Casts, casts
+from featx.tracing.environment.autocast_state import AutocastDtypes, autocast_dtypes
 from featx.tracing.environment.compiler import not_compiled
 from featx.tracing.guards.scalars import Diverged, TracedFloat, TracedInt, plain_number
 from featx.tracing.guards.structure import copy_structure
@@ -34,7 +34,7 @@ class Event(NamedTuple):
     args: Any
     kwargs: Any
     result: Any
-    casts: Casts
+    autocast_dtypes: AutocastDtypes
 
 
 class Record:
@@ -44,15 +44,15 @@ class Record:
         self.inputs: list[torch.Tensor] = []
         self.events: list[Event] = []
         # Whether it ended in the middle, because all that was wanted was there.
-        self.broke_off = False
+        self.stopped_early = False
         self.result: Any = None
         # What autocast did around forward.
-        self.casts = casts()
+        self.autocast_dtypes = autocast_dtypes()
 
     def note(self, called: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Add a call that is over."""
         keywords = _snapshot(kwargs) if kwargs else kwargs
-        self.events.append(Event(called, _snapshot(args), keywords, _snapshot(result), casts()))
+        self.events.append(Event(called, _snapshot(args), keywords, _snapshot(result), autocast_dtypes()))
 
 
 class _Ended(BaseException):
@@ -74,11 +74,11 @@ class Replay:
         self._record = record
         self._owned = owned
         self._position = 0
-        self._casts: Casts = ()
+        self._casts: AutocastDtypes = ()
         # What stands in this call for the tensors of the first one, by the ids of those.
         self._twins: dict[int, torch.Tensor] = {}
         self._made: set[int] = set()
-        self.mode = _Mode(self)
+        self.mode = _FunctionMode(self)
 
     def end(self) -> list[weakref.ref[torch.Tensor]]:
         """Let go of the tensors of this call, which is over, and return them: some may live on elsewhere."""
@@ -103,13 +103,13 @@ class Replay:
     def does_the_same(self, call: Callable[[], Any]) -> bool:
         """Run `call`; say whether it makes the calls of the first one, all of them, and returns the same."""
         record = self._record
-        self._casts = casts()
+        self._casts = autocast_dtypes()
         try:
             result = call()
         except (Diverged, _Ended, Exception):
-            return record.broke_off and self._position == len(record.events)
+            return record.stopped_early and self._position == len(record.events)
         with torch._C.DisableTorchFunction():
-            is_whole = not record.broke_off and self._position == len(record.events)
+            is_whole = not record.stopped_early and self._position == len(record.events)
             return is_whole and self._is_same(record.result, result)
 
     # -- what forward does -------------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ class Replay:
     def _expects(self, called: Any) -> bool:
         events = self._record.events
         if self._position == len(events):
-            raise _Ended if self._record.broke_off else Diverged
+            raise _Ended if self._record.stopped_early else Diverged
         return events[self._position].called == called
 
     def answer(self, called: Any, args: Any, kwargs: Any) -> Any:
@@ -133,17 +133,17 @@ class Replay:
             (event.kwargs or kwargs) and not self._is_same(event.kwargs, kwargs)
         ):
             raise Diverged
-        if not self._is_cast_alike(event.casts):
+        if not self._has_expected_autocast(event.autocast_dtypes):
             raise Diverged
         self._position += 1
         return called(*args) if called is torch._C._set_grad_enabled else self._twin_of(event.result)
 
-    def _is_cast_alike(self, recorded: Casts) -> bool:
+    def _has_expected_autocast(self, recorded: AutocastDtypes) -> bool:
         """Say whether the regions that are open are those that were seen to be open in the first call."""
         return all(
             now == (around if before == around_before else before)
             for before, around_before, now, around in zip(
-                recorded, self._record.casts, casts(), self._casts, strict=True
+                recorded, self._record.autocast_dtypes, autocast_dtypes(), self._casts, strict=True
             )
         )
 
@@ -240,7 +240,7 @@ def _snapshot(value: Any) -> Any:
     return value
 
 
-class _Mode(TorchFunctionMode):
+class _FunctionMode(TorchFunctionMode):
     """Hands every torch call of this thread to the replay."""
 
     def __init__(self, replay: Replay) -> None:

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from featx.tracing.checks.left_behind import what_forward_left
+from featx.tracing.checks.forward_side_effects import unsupported_side_effect
 from featx.tracing.example.torch_calls import TorchCalls
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.replica.mode_reads import mode_of
 from featx.tracing.replica.module_states import ModuleStates
 from featx.tracing.replica.modules import modules_of
-from featx.tracing.signals import AssignedAnew, ChangedByOthers, LeftBehind
+from featx.tracing.signals import ModifiedFromOutside, ReadOrderUnknown, UnsupportedSideEffect
 from featx.tracing.source.attributes import assigned_to_others
 
 # The path of a module, and the name of an attribute of it.
@@ -31,11 +31,11 @@ class StateChecks:
     Attributes:
         states: what the modules were like at the start, and after their last calls.
         training: the modes of the modules at the start.
-        looked_into: the modules that were traced through, without an end in the middle.
-        called_whole: the paths of those that were one node.
+        opened_modules: the modules that were traced through, without an end in the middle.
+        opaque_paths: the paths of those that were one node.
         absent: attributes that are not there during this trace.
         read_first: those that forward reads before it assigns them.
-        keeps_of_input: what forward has kept of its inputs in a container, where a next call may find it.
+        kept_input_message: what forward has kept of its inputs in a container, where a next call may find it.
     """
 
     def __init__(
@@ -48,15 +48,15 @@ class StateChecks:
         self._assigned = assigned
         self.states = ModuleStates(paths)
         self.training = {module: mode_of(module) for module in paths}
-        self.looked_into: set[nn.Module] = set()
-        self.called_whole: set[str] = set()
+        self.opened_modules: set[nn.Module] = set()
+        self.opaque_paths: set[str] = set()
         self.absent: set[Attribute] = set()
         self.read_first: set[Attribute] = set()
-        self.keeps_of_input: str | None = None
+        self.kept_input_message: str | None = None
 
-    def note_whole(self, module: nn.Module, path: str, *, is_own: bool) -> None:
+    def note_opaque_call(self, module: nn.Module, path: str, *, is_own: bool) -> None:
         """Take note that a module was called as one node. `is_own`: it is no layer of torch."""
-        self.called_whole.add(path)
+        self.opaque_paths.add(path)
         if is_own:
             self.states.note_call(module)
 
@@ -64,20 +64,22 @@ class StateChecks:
         """Raise where code around a module that is kept whole has changed attributes of it."""
         name = self.states.changed_by_others(module)
         if name is not None:
-            raise ChangedByOthers(f"forward changes the attribute '{name}' of or inside '{path}', which is kept whole,")
+            raise ModifiedFromOutside(
+                f"forward changes the attribute '{name}' of or inside '{path}', which is kept whole,"
+            )
 
     def check(self, module: nn.Module) -> None:
         """Raise where forward left something on an opened module that a graph cannot."""
         path = self._paths[module]
         if mode_of(module) is not self.training[module]:
-            raise LeftBehind(f"forward switches '{path}' between train and eval mode")
-        self._torch_calls.check_unseen()
-        self._torch_calls.check_memory_given()
+            raise UnsupportedSideEffect(f"forward switches '{path}' between train and eval mode")
+        self._torch_calls.check_unrecorded()
+        self._torch_calls.check_storage_replaced()
         self._check_assignments(module)
         state = self.states.initial(module)
-        left = None if state is None else what_forward_left(self, self._recorder, module, path, state)
+        left = None if state is None else unsupported_side_effect(self, self._recorder, module, path, state)
         if left is not None:
-            raise LeftBehind(left)
+            raise UnsupportedSideEffect(left)
 
     def check_all(self) -> None:
         """Raise where a module is not what its own calls, or a graph of them, leave it."""
@@ -85,23 +87,23 @@ class StateChecks:
         # methods were called: they are code of whoever called them.
         ran_whole: set[str] = set()
         for module, path in self._paths.items():
-            if path in self.called_whole or path.rpartition(".")[0] in ran_whole:
+            if path in self.opaque_paths or path.rpartition(".")[0] in ran_whole:
                 ran_whole.add(path)
-            if module in self.looked_into or path not in ran_whole:
+            if module in self.opened_modules or path not in ran_whole:
                 self.check(module)
-            elif self.states.initial(module) is not None and self.looked_into.isdisjoint(module._modules.values()):
+            elif self.states.initial(module) is not None and self.opened_modules.isdisjoint(module._modules.values()):
                 self.check_untouched(module, path)
 
     def is_read_first(self, attribute: Attribute) -> bool:
         """Say whether forward reads an attribute before it assigns it.
 
         Raises:
-            AssignedAnew: that is not known; a trace without the attribute will tell.
+            ReadOrderUnknown: that is not known; a trace without the attribute will tell.
         """
         if attribute in self.absent:
             return False
         if attribute not in self.read_first:
-            raise AssignedAnew(*attribute)
+            raise ReadOrderUnknown(*attribute)
         return True
 
     def _check_assignments(self, module: nn.Module) -> None:
@@ -111,8 +113,10 @@ class StateChecks:
             names = self._assigned[kind] = frozenset(assigned_to_others(kind))
         for name in names:
             for inner in modules_of(module):
-                if inner is module or inner in self.looked_into or name not in inner.__dict__:
+                if inner is module or inner in self.opened_modules or name not in inner.__dict__:
                     continue
                 # What another value would change at a call of a module of the model's own is seen there.
                 if self.states.initial(inner) is None or self.states.is_changed_by_its_calls(inner, name):
-                    raise LeftBehind(f"forward may assign '{name}' to a {type(inner).__name__} that is kept whole")
+                    raise UnsupportedSideEffect(
+                        f"forward may assign '{name}' to a {type(inner).__name__} that is kept whole"
+                    )

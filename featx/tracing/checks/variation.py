@@ -14,12 +14,12 @@ from featx.errors import FeatxError
 from featx.ir.effects import MeasuredEffects
 from featx.ir.equality import is_same_graph
 from featx.ir.graph import Graph
-from featx.tracing.example.conditions import Conditions, WantedIn
+from featx.tracing.example.conditions import Conditions, RequestedNodeFinder
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.tracer import ExampleTracer
-from featx.tracing.guards.scalars import Disguise, Diverged, larger, nothing, smallest
+from featx.tracing.guards.scalars import Disguise, Diverged, disguise_as_larger, disguise_as_one, disguise_as_zero
 from featx.tracing.guards.structure import Path, copy_structure
-from featx.tracing.signals import Disturbed, NeedsValues
+from featx.tracing.signals import NeedsRealValues, ThreadInterference
 from featx.tracing.stand_ins.stand_ins import keeps_values
 
 FREE = "free"
@@ -29,7 +29,7 @@ UNTRIED = "free, unless a layer refuses it"
 TOGETHER = "free, with all others of this length"
 NOT_EMPTY = "free, but not 0"
 CHANGED = "fixed: the model runs other operations at another length"
-UNVARIED = "fixed: other sizes of a tensor with this layout are not tried"
+LAYOUT_NOT_VARIED = "fixed: other sizes of a tensor with this layout are not tried"
 REFUSED = "fixed: the model takes no other length"
 # A trace for real takes as long as the model: not every dimension is tried alone.
 NOT_ALONE = "fixed: other lengths were not tried, because the model asks for values and runs for real each time"
@@ -61,20 +61,20 @@ class Variation:
         args: the example, with `kwargs`.
         kwargs: see there.
         trace: the trace at the size of the example.
-        wanted_in: as for `ExampleTracer.trace`.
+        find_requested: as for `ExampleTracer.trace`.
         before: `trace`, if its replica is still there and a second call does what the first one did. Then the traces
             are further calls on it, up to one that breaks off and leaves it changed. Afterwards the last such call.
     """
 
     def __init__(
-        self, tracer: ExampleTracer, args: Any, kwargs: Any, trace: ExampleTrace, wanted_in: WantedIn | None,
-        *, before: ExampleTrace | None,
+        self, tracer: ExampleTracer, args: Any, kwargs: Any, trace: ExampleTrace,
+        find_requested: RequestedNodeFinder | None, *, before: ExampleTrace | None,
     ) -> None:  # fmt: skip
         self.before = before
         self._tracer = tracer
         self._example = (args, dict(kwargs))
         self._trace = trace
-        self._wanted_in = wanted_in
+        self._wanted_in = find_requested
         # How many more whole runs for real may try one dimension that is not the first.
         self._runs_left = _RUNS_ALONE if trace.computed_elements < _ELEMENTS_OF_A_LARGE_RUN else 0
         # For groups that the model takes at some other sizes only: the size to try.
@@ -105,7 +105,7 @@ class Variation:
                 del known[group]
         self._try_together(known)
         free = [group for group, outcome in known.items() if outcome in (FREE, TOGETHER)]
-        if free and self._outcome(free, disguise=nothing) != FREE:
+        if free and self._outcome(free, disguise=disguise_as_zero) != FREE:
             known.update({group: self._if_small(group, known[group]) for group in free})
         return {dim: outcome for group, outcome in known.items() for dim in group.dims}
 
@@ -142,7 +142,7 @@ class Variation:
 
     def _alone(self, group: _Group, is_likely: bool) -> str:
         if self._trace.is_real and group.position > 0 and self._runs_left == 0:
-            return FREE if self._is_free_without_values([group], larger) else NOT_ALONE
+            return FREE if self._is_free_without_values([group], disguise_as_larger) else NOT_ALONE
         outcome = self._outcome([group])
         if group.position > 0 and outcome in (FREE, CHANGED):  # else it ended early
             self._runs_left = max(self._runs_left - 1, 0)
@@ -158,9 +158,9 @@ class Variation:
 
     def _if_small(self, group: _Group, outcome: str) -> str:
         # C code answers `2.0 * n > 30`, perhaps otherwise for a small n.
-        if self._outcome([group], disguise=nothing) == FREE:
+        if self._outcome([group], disguise=disguise_as_zero) == FREE:
             return outcome
-        return NOT_EMPTY if self._outcome([group], disguise=smallest) == FREE else CHANGED
+        return NOT_EMPTY if self._outcome([group], disguise=disguise_as_one) == FREE else CHANGED
 
     def _free_if(self, group: _Group, reason: str, other: OtherSize) -> str:
         self._sizes[group] = other
@@ -169,7 +169,7 @@ class Variation:
         del self._sizes[group]
         return reason
 
-    def _outcome(self, groups: list[_Group], disguise: Disguise = larger) -> str:
+    def _outcome(self, groups: list[_Group], disguise: Disguise = disguise_as_larger) -> str:
         if self._trace.is_real and self._is_free_without_values(groups, disguise):
             return FREE
         try:
@@ -177,14 +177,14 @@ class Variation:
         except Diverged:
             self._leave_if_changed()
             return CHANGED
-        except (NeedsValues, Exception) as error:
+        except (NeedsRealValues, Exception) as error:
             self._leave_if_changed()
             if isinstance(error, FeatxError):
                 return "fixed: at another length the model cannot be followed"
             return f"{REFUSED} ({type(error).__name__})"
         if self.before is not None:
             self.before = again
-        if again.broke_off is not None:
+        if again.early_stop_reason is not None:
             self._leave_if_changed()
         return FREE if self._is_same(again) else CHANGED
 
@@ -201,7 +201,7 @@ class Variation:
         """
         try:
             again = self._run(groups, disguise, has_values=False)
-        except (Diverged, NeedsValues, Exception):
+        except (Diverged, NeedsRealValues, Exception):
             return False
         return self._is_same(again)
 
@@ -214,21 +214,21 @@ class Variation:
         }
         args, kwargs = _resized(self._example, changes, has_values)
         first = self._trace
-        run = partial(self._tracer.run_once, first.surroundings, args, kwargs, self._wanted_in)
+        run = partial(self._tracer.run_once, first.model_context, args, kwargs, self._wanted_in)
         reason = _reason(groups, changes, disguise)
         conditions = Conditions(
             reason, has_values, first.gradients, earlier=first, disguise=disguise, before=self.before
         )
         try:
             return run(conditions)
-        except Disturbed:
+        except ThreadInterference:
             self.before = None  # a replica is not called again after that; on a new one the trace repeats itself
             return run(replace(conditions, before=None))
 
 
 def _reason(groups: list[_Group], changes: Mapping[Dim, int], disguise: Disguise) -> str:
     sizes = [f"{group.size} as {changes[group.dims[0]]} at {group.position}" for group in groups]
-    shown = "" if disguise is larger else f", shown as {disguise.__name__}"
+    shown = "" if disguise is disguise_as_larger else f", shown as {disguise.__name__}"
     return f"other sizes ({', '.join(sizes)}{shown})"
 
 

@@ -6,19 +6,19 @@ import torch
 
 DEVICES = ("cpu", "cuda", "mps", "xpu")
 # For each of these devices the dtype that operations are cast to; None where they are not cast.
-Casts = tuple[torch.dtype | None, ...]
+AutocastDtypes = tuple[torch.dtype | None, ...]
 
-_NONE: Casts = (None,) * len(DEVICES)
+_NONE: AutocastDtypes = (None,) * len(DEVICES)
 
 
-def casts() -> Casts:
+def autocast_dtypes() -> AutocastDtypes:
     """Return what is cast now."""
     if not torch._C._is_any_autocast_enabled():
         return _NONE
     return tuple(torch.get_autocast_dtype(each) if torch.is_autocast_enabled(each) else None for each in DEVICES)
 
 
-def switch_casts() -> None:
+def toggle_autocast() -> None:
     """Switch autocast off where it is on, and on where it is off."""
     for device in DEVICES:
         torch.set_autocast_enabled(device, not torch.is_autocast_enabled(device))

@@ -16,7 +16,7 @@ def not_compiled(method: _Method) -> _Method:
     `torch.cond`, for example, compiles what it calls, and would go on with the modes that are entered. Decorators of
     torch with this effect load the compiler, which takes seconds; this one does not.
     """
-    frames = torch._C._dynamo.eval_frame
+    frames: Any = torch._C._dynamo.eval_frame  # pyright: ignore[reportAttributeAccessIssue]
     strategy = getattr(frames, "_FrameExecStrategy", None)
     if strategy is not None:
         skip = frames._FrameAction.SKIP

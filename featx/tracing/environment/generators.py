@@ -14,14 +14,14 @@ from typing import Any
 import torch
 
 from featx.tracing.environment.other_threads import OtherThreads
-from featx.tracing.signals import Disturbed
+from featx.tracing.signals import ThreadInterference
 from featx.tree import tree_leaves
 
 # The methods of a torch.Generator that put it into another state than the next one.
 _SETTERS = {"manual_seed", "seed", "set_state", "graphsafe_set_state", "set_offset"}
 
 
-class OwnGenerators:
+class TraceGenerators:
     """Generators from which one trace draws, one for each device, in the state of torch's default ones at the start."""
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class TorchGenerator:
         self._first = self._expected = torch.get_rng_state()
         self._seed = torch.initial_seed()
         # Whether `on_call` gets all calls of this thread, and then whether one has set the generator since `note`.
-        self.is_heard = False
+        self.has_profile_hook = False
         self._is_set = False
 
     def on_call(self, frame: FrameType, event: str, called: Any) -> None:
@@ -104,17 +104,17 @@ class TorchGenerator:
         """Say whether this thread has put the generator into another state than the one that `note` found.
 
         Raises:
-            Disturbed: it was seeded, and another thread may have done that.
+            ThreadInterference: it was seeded, and another thread may have done that.
         """
         now = torch.get_rng_state()
         if torch.equal(now, self._expected):
             return False
-        if self.is_heard:
+        if self.has_profile_hook:
             return self._is_set
         if not self._threads.have_run():
             return True
         if torch.initial_seed() != self._seed:
-            raise Disturbed("torch's random generator was seeded")
+            raise ThreadInterference("torch's random generator was seeded")
         self._expected = now  # another thread has drawn
         return False
 

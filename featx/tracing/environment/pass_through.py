@@ -15,7 +15,7 @@ from featx.tracing.symbolic.proxy import find_proxy
 
 Recorder = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 # A name in a namespace.
-Place = tuple[dict[str, Any], str]
+GlobalName = tuple[dict[str, Any], str]
 
 
 class _PassThrough:
@@ -61,9 +61,9 @@ class _Torch(_PassThrough):
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(torch, name)
-        recorder = self.recorders.get(get_ident()) if name in _HEARD else None
+        recorder = self.recorders.get(get_ident()) if name in _INTERCEPTED_NAMES else None
         if recorder is not None:
-            return _Heard(value, recorder)
+            return _Intercepted(value, recorder)
         return partial(_with_sizes_in_a_tuple, value) if name in _FACTORIES else value
 
 
@@ -87,7 +87,7 @@ def _with_sizes_in_a_tuple(factory: Callable[..., Any], *args: Any, **kwargs: An
     return factory(*args, **kwargs)
 
 
-class _Heard:
+class _Intercepted:
     """A function of torch, or torch.random, whose calls go to a recorder."""
 
     __slots__ = ("_function", "_recorder")
@@ -101,7 +101,7 @@ class _Heard:
 
     def __getattr__(self, name: str) -> Any:  # of the Python module torch.random
         value = getattr(self._function, name)
-        return _Heard(value, self._recorder) if is_seeding(value) else value
+        return _Intercepted(value, self._recorder) if is_seeding(value) else value
 
 
 _SEEDING = {id(each): each for each in (torch.manual_seed, torch.seed, torch.set_rng_state, torch.random.fork_rng)}
@@ -109,14 +109,14 @@ _SEEDING = {id(each): each for each in (torch.manual_seed, torch.seed, torch.set
 _SWITCHING = {id(torch.set_flush_denormal): torch.set_flush_denormal}
 # What reorders the modes of torch, the trace's own among them.
 _REORDERING = {id(torch.set_default_device): torch.set_default_device}
-_QUESTIONS = {
+_MODE_QUERIES = {
     id(each): each
     for each in (torch.is_autocast_enabled, torch.is_autocast_cpu_enabled, torch.is_inference_mode_enabled)
 }
-_HEARD = frozenset(
+_INTERCEPTED_NAMES = frozenset(
     {
         "is_grad_enabled", "random",
-        *(each.__name__ for known in (_SEEDING, _SWITCHING, _REORDERING, _QUESTIONS) for each in known.values()),
+        *(each.__name__ for known in (_SEEDING, _SWITCHING, _REORDERING, _MODE_QUERIES) for each in known.values()),
     }
 )  # fmt: skip
 _FACTORIES = frozenset({"zeros", "ones", "rand", "randn", "empty"})
@@ -132,13 +132,13 @@ class PassThroughs:
     time, one may find out at the end that its own were not there all the time; it traces again then.
     """
 
-    def __init__(self, places: Iterable[Place]) -> None:
+    def __init__(self, places: Iterable[GlobalName]) -> None:
         self._places = list(places)
         self._made: dict[tuple[int, str], _PassThrough] = {}
         self._thread = 0
-        self._laid: list[tuple[dict[str, Any], str, _PassThrough, bool, Recorder | None]] = []
+        self._installed: list[tuple[dict[str, Any], str, _PassThrough, bool, Recorder | None]] = []
 
-    def lay(self, refuse_draw: Recorder, record: Recorder | None = None, more: Iterable[Place] = ()) -> None:
+    def install(self, refuse_draw: Recorder, record: Recorder | None = None, more: Iterable[GlobalName] = ()) -> None:
         """Put them into the namespaces, for the trace that runs in this thread. O(places).
 
         Args:
@@ -148,7 +148,7 @@ class PassThroughs:
             more: further places.
         """
         thread = self._thread = get_ident()
-        self._laid = []
+        self._installed = []
         for namespace, name in (*self._places, *more):
             function = namespace.get(name, getattr(builtins, name, None))
             if function is None:
@@ -157,7 +157,7 @@ class PassThroughs:
             entry = function if is_there else self._entry_for(namespace, name, function)
             # A trace inside a trace of this thread comes before it.
             has_outer = thread in entry.recorders
-            self._laid.append((namespace, name, entry, has_outer, entry.recorders.get(thread)))
+            self._installed.append((namespace, name, entry, has_outer, entry.recorders.get(thread)))
             entry.recorders[thread] = refuse_draw if entry.is_random else record
             if not is_there:
                 namespace[name] = entry
@@ -169,13 +169,13 @@ class PassThroughs:
             made = self._made[key] = _kind_for(function)(function, name in namespace)
         return made
 
-    def are_laid(self) -> bool:
+    def are_installed(self) -> bool:
         """Say whether all of them are where they were laid. O(places)."""
-        return all(namespace.get(name) is entry for namespace, name, entry, _, _ in self._laid)
+        return all(namespace.get(name) is entry for namespace, name, entry, _, _ in self._installed)
 
-    def lift(self) -> None:
+    def uninstall(self) -> None:
         """Take away those that no other thread needs. May be called twice. O(places)."""
-        for namespace, name, entry, has_outer, outer in self._laid:
+        for namespace, name, entry, has_outer, outer in self._installed:
             if has_outer:
                 entry.recorders[self._thread] = outer
                 continue
@@ -192,9 +192,9 @@ def original_of(value: Any) -> Any:
     return value.function if type(value) in _KINDS else value
 
 
-def is_heard(value: Any) -> bool:
+def is_intercepted(value: Any) -> bool:
     """Say whether a value is a function of torch whose calls a trace on an example answers."""
-    return any(id(value) in known for known in (_SEEDING, _SWITCHING, _REORDERING, _QUESTIONS))
+    return any(id(value) in known for known in (_SEEDING, _SWITCHING, _REORDERING, _MODE_QUERIES))
 
 
 def is_seeding(value: Any) -> bool:
@@ -212,9 +212,9 @@ def is_reordering(value: Any) -> bool:
     return id(value) in _REORDERING
 
 
-def is_question(value: Any) -> bool:
+def is_mode_query(value: Any) -> bool:
     """Say whether a value is a function of torch that tells in which mode the thread is."""
-    return id(value) in _QUESTIONS
+    return id(value) in _MODE_QUERIES
 
 
 def is_random(value: Any) -> bool:

@@ -16,13 +16,13 @@ _USUAL_LEVELS = 25
 _LOCK = threading.Lock()
 
 
-def levels_of(paths: Iterable[str]) -> int:
+def nesting_depth_of(paths: Iterable[str]) -> int:
     """Return how many modules lie in one another at most. O(paths)."""
     return 1 + max((path.count(".") for path in paths), default=0)
 
 
 @contextmanager
-def room_for(levels: int) -> Generator[None]:
+def raised_recursion_limit(levels: int) -> Generator[None]:
     """Raise the recursion limit of the process for modules that lie `levels` deep in one another, if they are many."""
     if levels <= _USUAL_LEVELS:
         yield

@@ -19,7 +19,7 @@ import torch
 
 from featx.errors import ArgumentTypeError, TraceError
 from featx.libraries import einops_among, is_of_einops
-from featx.tracing.environment.pass_through import Place, is_heard, is_random, original_of
+from featx.tracing.environment.pass_through import GlobalName, is_intercepted, is_random, original_of
 
 _CACHED = functools._lru_cache_wrapper
 _F = TypeVar("_F", bound=Callable[..., Any] | str)
@@ -55,14 +55,14 @@ def wrap(fn_or_name: _F) -> _F:
     return cast(_F, fn_or_name)
 
 
-def find_places(
+def find_names_to_replace(
     seen_globals: Iterable[dict[str, Any]],
     modules: Iterable[ModuleType],
     functions: Iterable[Callable[..., Any]],
     *,
     is_recording: bool,
     follows_marked: bool = False,
-) -> list[Place]:
+) -> list[GlobalName]:
     """Find where wrapped functions, `functions`, and the public functions of `modules` have names.
 
     They are looked for where their Python module marked them, in `modules` themselves, and in `seen_globals`: the
@@ -95,7 +95,7 @@ def find_places(
                 places[id(namespace), name] = namespace
         for name, value in list(namespace.items()):
             original = original_of(value)
-            is_answered = is_heard(original) and not _is_of_torch(namespace)
+            is_answered = is_intercepted(original) and not _is_of_torch(namespace)
             if _is_opaque_to_proxies(original) or (is_recording and (isinstance(original, _CACHED) or is_answered)):
                 places[id(namespace), name] = namespace
     einops = einops_among(value for namespace in seen for value in namespace.values())

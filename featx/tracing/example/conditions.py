@@ -11,20 +11,20 @@ import torch
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.tracing.example.module_calls import Opening
-from featx.tracing.guards.scalars import Disguise, larger
+from featx.tracing.guards.scalars import Disguise, disguise_as_larger
 from featx.tracing.replica.mode_reads import ModeReads
 
 if TYPE_CHECKING:
     from featx.tracing.example.trace import ExampleTrace
 
 
-class WantedIn(Protocol):
+class RequestedNodeFinder(Protocol):
     """Finds the requested nodes in a graph that may be incomplete."""
 
-    def __call__(self, graph: Graph, broken_off: str) -> Collection[Node]:
+    def __call__(self, graph: Graph, failed_module_path: str) -> Collection[Node]:
         """Return the wanted nodes of the graph so far, or none where one is missing.
 
-        `broken_off` is the path of the innermost module that failed.
+        `failed_module_path` is the path of the innermost module that failed.
         """
         ...
 
@@ -52,7 +52,7 @@ class Conditions:
     is_real: bool
     gradients: bool = True
     earlier: ExampleTrace | None = None
-    disguise: Disguise = larger
+    disguise: Disguise = disguise_as_larger
     disguised: frozenset[int] = frozenset()
     dtype: torch.dtype | None = None
     before: ExampleTrace | None = None
@@ -70,7 +70,7 @@ class Settings:
     opening: Opening
     keep_source: bool
     keep_output: bool
-    hears_calls: bool
-    hears_autocast: bool
+    uses_profile_hook: bool
+    observes_autocast: bool
     is_repeated: bool
     reads: ModeReads | None

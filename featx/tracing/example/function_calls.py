@@ -10,14 +10,14 @@ import torch
 
 from featx.errors import TraceError
 from featx.ir.node import Node
-from featx.tracing.environment.pass_through import is_question, is_reordering, is_seeding, is_switching
+from featx.tracing.environment.pass_through import is_mode_query, is_reordering, is_seeding, is_switching
 from featx.tracing.example.measured_calls import MeasuredCalls
-from featx.tracing.example.surroundings import Surroundings
+from featx.tracing.example.model_context import ModelContext
 from featx.tracing.example.torch_calls import TorchCalls
 from featx.tracing.guards.scalars import TracedFloat, TracedInt, plain_numbers
 from featx.tracing.recording.numbers import is_of_numbers
 from featx.tracing.recording.recorder import Recorder
-from featx.tracing.signals import LeftBehind, Unfollowable
+from featx.tracing.signals import UnsupportedSideEffect, Untraceable
 from featx.tree import tree_leaves
 
 _GRADIENTS = "whether gradients are enabled (make the extractor as it will run, with torch.no_grad() or without)"
@@ -31,19 +31,19 @@ class FunctionCalls:
         recorder: makes the nodes.
         torch_calls: knows which kernels are seen.
         measured: runs functions that are one node.
-        surroundings: what is traced; knows the caches of its code.
+        model_context: what is traced; knows the caches of its code.
 
     Attributes:
         gradient_checks: the checks that gradients are enabled, or not, as they were when forward asked.
     """
 
     def __init__(
-        self, recorder: Recorder, torch_calls: TorchCalls, measured: MeasuredCalls, surroundings: Surroundings
+        self, recorder: Recorder, torch_calls: TorchCalls, measured: MeasuredCalls, model_context: ModelContext
     ) -> None:
         self._recorder = recorder
         self._torch_calls = torch_calls
         self._measured = measured
-        self._surroundings = surroundings
+        self._surroundings = model_context
         self.gradient_checks: list[Node] = []
 
     def on_call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -54,22 +54,22 @@ class FunctionCalls:
             self._surroundings.caches.watch(result)
             return result
         if function is torch.is_grad_enabled:
-            return self.on_grad_question()
+            return self.on_grad_mode_query()
         if function is type:
             kind = type(*args, **kwargs)
             return _PLAIN_KINDS.get(kind, kind)
         is_inside = self._recorder.whole.depth > 0
         if is_seeding(function) and not is_inside:
-            raise LeftBehind("forward seeds torch's random generator, or puts it back,")
+            raise UnsupportedSideEffect("forward seeds torch's random generator, or puts it back,")
         if is_switching(function) and not is_inside:
-            raise LeftBehind(f"forward sets a switch of torch for the whole process ({function.__name__})")
+            raise UnsupportedSideEffect(f"forward sets a switch of torch for the whole process ({function.__name__})")
         if is_reordering(function):
             raise TraceError(
                 f"cannot trace forward: it calls torch.{function.__name__}, which reorders the modes of torch, among "
                 "them that of the trace. To go on, call it before, or use `with torch.device(...)` in forward."
             )
-        if is_question(function):
-            return self._on_question(function, args, kwargs)
+        if is_mode_query(function):
+            return self._on_mode_query(function, args, kwargs)
         if is_inside:
             return function(*args, **kwargs)
         is_conversion = function is int or function is float
@@ -94,7 +94,7 @@ class FunctionCalls:
         recorder.note_call(function, args, kwargs, result)
         return result
 
-    def on_grad_question(self) -> bool:
+    def on_grad_mode_query(self) -> bool:
         """Answer whether gradients are enabled, and record that the answer must be the same again."""
         answer = torch.is_grad_enabled()
         if not self._recorder.whole.depth:
@@ -102,7 +102,7 @@ class FunctionCalls:
             self.gradient_checks.append(self._recorder.guard(node, answer, _GRADIENTS))
         return answer
 
-    def _on_question(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _on_mode_query(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         answer = function(*args, **kwargs)
         if not self._recorder.whole.depth:
             node = self._recorder.add_unnamed_node("call_function", function, args, kwargs)
@@ -114,4 +114,4 @@ class FunctionCalls:
         if self._recorder.whole.depth:
             self._recorder.whole.note_draw()
             return function(*args, **kwargs)
-        raise Unfollowable(f"forward draws from a random generator of Python or numpy ({function.__name__})")
+        raise Untraceable(f"forward draws from a random generator of Python or numpy ({function.__name__})")

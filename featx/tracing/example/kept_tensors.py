@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from featx.tracing.checks.left_behind import comes_from_inputs
+from featx.tracing.checks.forward_side_effects import comes_from_inputs
 from featx.tracing.environment.caches import empty_functions_that_keep
 from featx.tracing.recording.earlier_calls import EarlierCalls
 from featx.tracing.recording.lineage import Origin
@@ -24,7 +24,7 @@ class KeptTensors:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         # Stand-ins of the model's tensors, by id, with those tensors.
-        self._stood_for: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._stand_ins_of_model: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._followed: list[tuple[weakref.ref[torch.Tensor], Origin]] = []
         # The tensors of a second call that was compared with this one.
         self._twins: list[weakref.ref[torch.Tensor]] = []
@@ -38,7 +38,7 @@ class KeptTensors:
             is_shared = id(tensor) in recorder.owned or (tensor.is_meta and are_shared)
             if origin is not None and not is_shared:
                 self._followed.append((weakref.ref(tensor), origin))
-        self._stood_for = recorder.stand_ins.stood_for()
+        self._stand_ins_of_model = recorder.stand_ins.stand_ins_of_model()
 
     def add_twins(self, twins: list[weakref.ref[torch.Tensor]]) -> None:
         """Note the tensors of a second call too."""
@@ -49,14 +49,18 @@ class KeptTensors:
 
         `self.steps += 1` assigns a stand-in.
         """
-        stood_for = self._stood_for
-        for module in modules if stood_for else ():
+        stand_ins_of_model = self._stand_ins_of_model
+        for module in modules if stand_ins_of_model else ():
             dicts: tuple[Any, ...] = (module._parameters, module._buffers, module.__dict__)
             all_held = chain.from_iterable(held.values() for held in dicts)
-            for held in () if stood_for.keys().isdisjoint(map(id, all_held)) else dicts:
-                if not stood_for.keys().isdisjoint(map(id, held.values())):
+            for held in () if stand_ins_of_model.keys().isdisjoint(map(id, all_held)) else dicts:
+                if not stand_ins_of_model.keys().isdisjoint(map(id, held.values())):
                     held.update(
-                        {name: stood_for[id(value)][1] for name, value in held.items() if id(value) in stood_for}
+                        {
+                            name: stand_ins_of_model[id(value)][1]
+                            for name, value in held.items()
+                            if id(value) in stand_ins_of_model
+                        }
                     )
 
     def alive(self, modules: Iterable[nn.Module]) -> EarlierCalls:
@@ -79,7 +83,7 @@ class KeptTensors:
     def drop(self) -> list[weakref.ref[torch.Tensor]]:
         """Forget all tensors, and return them."""
         references = [*(each for each, _ in self._followed), *self._twins]
-        self._stood_for, self._followed, self._twins = {}, [], []
+        self._stand_ins_of_model, self._followed, self._twins = {}, [], []
         return references
 
 

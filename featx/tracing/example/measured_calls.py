@@ -11,7 +11,7 @@ from featx.ir.arguments import Argument
 from featx.ir.effects import MeasuredEffects
 from featx.ir.memory import memory_of
 from featx.ir.node import Node
-from featx.tracing.example.surroundings import Surroundings
+from featx.tracing.example.model_context import ModelContext
 from featx.tracing.example.torch_calls import TorchCalls
 from featx.tracing.guards.structure import is_structure, leaves_of
 from featx.tracing.recording.recorder import Recorder
@@ -28,7 +28,7 @@ class MeasuredCalls:
         recorder: makes the nodes.
         results: follows what the calls give.
         torch_calls: what runs inside of them.
-        surroundings: what is traced.
+        model_context: what is traced.
         replica: the copy of it that runs.
     """
 
@@ -37,15 +37,15 @@ class MeasuredCalls:
         recorder: Recorder,
         results: Results,
         torch_calls: TorchCalls,
-        surroundings: Surroundings,
+        model_context: ModelContext,
         replica: Replica,
     ) -> None:
         self._recorder = recorder
         self._results = results
         self._torch_calls = torch_calls
         self._replica = replica
-        self._hooked = surroundings.hooked
-        self._missed_writes = surroundings.missed_writes
+        self._hooked = model_context.hooked
+        self._missed_writes = model_context.possible_writes
 
     def has_hooks(self, path: str) -> bool:
         """Say whether the module at `path`, or one inside it, has forward hooks."""
@@ -58,7 +58,7 @@ class MeasuredCalls:
         call: Callable[[], Any],
         *,
         is_measured: bool,
-        is_whole: bool = False,
+        is_opaque_module: bool = False,
         taken_in: Scope | None = None,
     ) -> Any:
         """Run a call, record it as one node, and return what it gives, followed.
@@ -68,7 +68,7 @@ class MeasuredCalls:
             values: what the call gets.
             call: runs it.
             is_measured: whether to see what it writes, shares and draws; of torch's own layers that is known.
-            is_whole: whether it is a module that is kept whole although the policy would look into it.
+            is_opaque_module: whether it is a module that is kept whole although the policy would look into it.
             taken_in: the scope that takes things out of the result; by default the present one.
         """
         recorder = self._recorder
@@ -84,16 +84,16 @@ class MeasuredCalls:
             result = self._result_of(call, is_measured)
             with torch._C.DisableTorchFunction():
                 added = recorder.add_node(*node, None, None)
-                if is_whole:
-                    added.meta["is_whole"] = True
+                if is_opaque_module:
+                    added.meta["is_opaque_module"] = True
                 if is_measured:
                     pairs = zip(inputs, watched, before, strict=True)
-                    is_unseen = recorder.whole.writes_unseen
+                    is_unseen = recorder.whole.has_untracked_writes
                     written = [value for value, seen, version in pairs if seen._version != version or is_unseen]
                     added.meta["effects"] = self._effects(added, inputs, written, result)
                 self._guard_result(added, result, is_measured=is_measured, have_values=have_values)
                 recorder.scope = taken_in or recorder.scope
-                result = self._apart_from(leaves, result)
+                result = self._alias_returned_inputs(leaves, result)
                 # Where a single tensor goes decides nothing.
                 frame = None if isinstance(result, torch.Tensor) else recorder.model_frame()
                 if is_measured:
@@ -124,7 +124,7 @@ class MeasuredCalls:
         else:
             self._recorder.guard_result(node, result, what, have_values=have_values)
 
-    def _apart_from(self, inputs: Any, result: Any) -> Any:
+    def _alias_returned_inputs(self, inputs: Any, result: Any) -> Any:
         # For another input or state, the call may not return its own input. So an alias is returned.
         # A tensor of the model has its stand-in: forward may write what it has got.
         recorder, owned = self._recorder, self._recorder.owned
@@ -133,14 +133,14 @@ class MeasuredCalls:
         given = {id(value) for value in inputs if isinstance(value, torch.Tensor)}
         if not any(id(leaf) in given or id(leaf) in owned for leaf in tree_leaves(result)):
             return result
-        frame, another_name = recorder.model_frame(), self._torch_calls.another_name
+        frame, make_alias = recorder.model_frame(), self._torch_calls.make_alias
 
         def apart(leaf: Any) -> Any:
             if id(leaf) in owned and not recorder.is_real:
                 leaf = recorder.stand_ins.of(leaf)
             elif id(leaf) not in given and id(leaf) not in owned:
                 return leaf
-            return another_name(leaf, frame)
+            return make_alias(leaf, frame)
 
         return tree_map(apart, result)
 
@@ -166,8 +166,8 @@ class MeasuredCalls:
             writes=positions_of(written),
             shares=positions_of(shared),
             is_random=whole.draws,
-            writes_state=whole.writes_model or whole.writes_unseen,
-            may_write_more=self._may_write_more(node.target),
+            writes_state=whole.writes_model or whole.has_untracked_writes,
+            has_conditional_writes=self._may_write_more(node.target),
             returns_state=self._returns_state(node, memory),
         )
 

@@ -9,7 +9,7 @@ import torch
 
 from featx.ir.memory import memory_of
 from featx.tracing.recording.recorder import Recorder
-from featx.tracing.replica.replica import WritesModel
+from featx.tracing.replica.replica import WritesSharedTensor
 
 
 class ModelWrites:
@@ -30,13 +30,13 @@ class ModelWrites:
         """Take note that a kernel is about to write tensors.
 
         Raises:
-            WritesModel: one of them is a tensor of the model that the replica shares.
+            WritesSharedTensor: one of them is a tensor of the model that the replica shares.
         """
         recorder = self._recorder
         memories = set(map(memory_of, tensors))
         if "_foreach_" in kernel._schema.name:  # under a dispatch mode, its writes make no new versions
-            recorder.uncounted |= memories
-            recorder.whole.note_unseen_write()
+            recorder.untracked_memory |= memories
+            recorder.whole.note_untracked_write()
         if not memories.isdisjoint(self._shared):
-            raise WritesModel
+            raise WritesSharedTensor
         recorder.whole.writes_model = recorder.whole.writes_model or not memories.isdisjoint(self._copied)

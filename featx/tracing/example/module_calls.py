@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from featx.ir.module_effects import module_draws, module_writes_state
-from featx.libraries import collecting_hooks, is_collecting_hook, only_passes_on
+from featx.libraries import collecting_hooks, is_collecting_hook, only_delegates_call
 from featx.tracing.checks.state_checks import StateChecks
 from featx.tracing.example.measured_calls import MeasuredCalls
 from featx.tracing.example.torch_calls import TorchCalls
@@ -24,8 +24,8 @@ from featx.tracing.recording.recorder import STORED_BY_HOOK, Recorder
 from featx.tracing.replica.mode_reads import mode_of
 from featx.tracing.replica.modules import has_hooks, has_own_call, modules_of
 from featx.tracing.replica.replica import Replica
-from featx.tracing.signals import ChangedByOthers, NeedsValues, Unfollowable, Unholdable
-from featx.tracing.source.questions import is_in_try
+from featx.tracing.signals import ModifiedFromOutside, NeedsRealValues, UnsupportedValue, Untraceable
+from featx.tracing.source.syntax_queries import is_in_try
 from featx.tracing.stand_ins.module_shapes import output_of
 from featx.tracing.symbolic.tracer import Scope
 from featx.tree import tree_leaves
@@ -62,9 +62,9 @@ class ModuleCalls:
         opening: which of them are looked into.
 
     Attributes:
-        ran_inside_whole: paths of modules that were to be opened, or whose output was asked for, and that ran inside
+        ran_inside_opaque: paths of modules that were to be opened, or whose output was asked for, and that ran inside
             one that is kept whole.
-        broken_off: the path of the innermost module in which the trace broke off, or "".
+        failed_module_path: the path of the innermost module in which the trace broke off, or "".
     """
 
     def __init__(
@@ -87,8 +87,8 @@ class ModuleCalls:
         self._counts_inside = opening.opened is not None
         self._caller = recorder.scope
         self._thread = get_ident()
-        self.ran_inside_whole: set[str] = set()
-        self.broken_off = ""
+        self.ran_inside_opaque: set[str] = set()
+        self.failed_module_path = ""
 
     def on_call(
         self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -97,7 +97,7 @@ class ModuleCalls:
         recorder = self._recorder
         if get_ident() != self._thread:
             if recorder.whole.depth:
-                recorder.whole.note_unseen_write()  # perhaps: kernels of other threads are not heard
+                recorder.whole.note_untracked_write()  # perhaps: kernels of other threads are not heard
             else:
                 self._torch_calls.refuse_other_threads()
             return forward(*args, **kwargs)
@@ -107,13 +107,13 @@ class ModuleCalls:
             for collect in collecting_hooks(module):
                 collect(module, args, result)
             return result
-        self._torch_calls.check_unseen()
+        self._torch_calls.check_unrecorded()
         self._torch_calls.check_switches()
         frame = recorder.model_frame()
         if frame is not None:
             recorder.codes.add(frame.f_code)
             if is_in_try(frame):
-                raise Unfollowable("a module is called in a `try` that catches errors, and other inputs may cause one")
+                raise Untraceable("a module is called in a `try` that catches errors, and other inputs may cause one")
         path = recorder.path_of_module(module)
         outer = recorder.scope
         recorder.scope = Scope(path, type(module), outer.stack)
@@ -122,13 +122,16 @@ class ModuleCalls:
             is_leaf = self._is_leaf(module, path)
             if self._is_one_node(module, path, is_leaf):
                 try:
-                    return self._call_whole(module, path, args, kwargs, is_leaf=is_leaf)
-                except (Unholdable, ChangedByOthers):  # a cache that forward has made, `block.height = height`
+                    return self._call_opaque(module, path, args, kwargs, is_leaf=is_leaf)
+                except (
+                    UnsupportedValue,
+                    ModifiedFromOutside,
+                ):  # a cache that forward has made, `block.height = height`
                     if self._opening.opened is None or is_leaf:
                         raise
             return self._open(module, path, forward, args, kwargs)
         except BaseException:
-            self.broken_off = self.broken_off or path
+            self.failed_module_path = self.failed_module_path or path
             raise
         finally:
             recorder.scope = outer
@@ -136,8 +139,8 @@ class ModuleCalls:
     def check_missing(self, error: BaseException) -> None:
         """Raise where an error of forward may come from a forward hook that did not run."""
         is_missing = isinstance(error, (LookupError, AttributeError))
-        if is_missing and any(map(self._measured.has_hooks, self._checks.called_whole)):
-            raise Unfollowable(f"{STORED_BY_HOOK} or something else is missing ({error!r}),") from error
+        if is_missing and any(map(self._measured.has_hooks, self._checks.opaque_paths)):
+            raise Untraceable(f"{STORED_BY_HOOK} or something else is missing ({error!r}),") from error
 
     def _is_one_node(self, module: nn.Module, path: str, is_leaf: bool) -> bool:
         if isinstance(module, torch.jit.ScriptModule):
@@ -151,10 +154,10 @@ class ModuleCalls:
         # A policy may know the modules of the model by identity.
         return self._opening.is_leaf(self._replica.originals.get(module, module), path)
 
-    def _may_stay_whole(self, module: nn.Module) -> bool:
+    def _may_stay_opaque(self, module: nn.Module) -> bool:
         """Say whether a module may be kept whole where it cannot be followed."""
         kind = type(module)
-        return self._opening.opened is None and (not has_own_call(kind) or only_passes_on(kind))
+        return self._opening.opened is None and (not has_own_call(kind) or only_delegates_call(kind))
 
     def _note_call_inside(self, module: nn.Module) -> None:
         path = self._replica.paths.get(module)
@@ -162,7 +165,7 @@ class ModuleCalls:
             return
         opened = self._opening.opened
         if path in self._opening.asked_for or (opened is not None and path in opened):
-            self.ran_inside_whole.add(path)
+            self.ran_inside_opaque.add(path)
         if self._counts_inside and self._is_leaf(module, path):
             self._recorder.names.skip_call(path)
 
@@ -172,13 +175,13 @@ class ModuleCalls:
         self, module: nn.Module, path: str, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         recorder = self._recorder
-        caller, attempt = self._caller, _Attempt(recorder, self._checks)
+        caller, attempt = self._caller, _Checkpoint(recorder, self._checks)
         try:
             if path in self._opening.whole:
-                raise Unfollowable(self._opening.whole[path])
+                raise Untraceable(self._opening.whole[path])
             self._take_parts((args, kwargs), caller)
             if _packs_padded_batches(module, args, kwargs):
-                raise Unfollowable(
+                raise Untraceable(
                     f"'{path}' packs a padded batch into a nested tensor where gradients are off (use_nested_tensor), "
                     "which no trace sees,"
                 )
@@ -186,24 +189,24 @@ class ModuleCalls:
             if not isinstance(result, (tuple, list, dict)):
                 self._take_parts(result, attempt.scope)
             self._checks.check(module)
-            self._checks.looked_into.add(module)
+            self._checks.opened_modules.add(module)
             if path in self._opening.asked_for:
-                mark_output(recorder.graph, recorder.create_arg_aside(result), path)
+                mark_output(recorder.graph, recorder.create_unnamed_arg(result), path)
             return result
-        except Unfollowable as error:
+        except Untraceable as error:
             recorder.interrupts.raise_behind(error)
-            if not self._may_stay_whole(module):
+            if not self._may_stay_opaque(module):
                 raise
             # The nodes that were recorded inside are erased, and the module becomes one node.
-            attempt.take_back(module)
-            self._caller, self._torch_calls.unseen, self.broken_off = caller, None, ""
+            attempt.roll_back(module)
+            self._caller, self._torch_calls.unseen, self.failed_module_path = caller, None, ""
             counts_inside, self._counts_inside = self._counts_inside, True
             try:
-                result = self._call_whole(module, path, args, kwargs, is_leaf=self._is_leaf(module, path))
+                result = self._call_opaque(module, path, args, kwargs, is_leaf=self._is_leaf(module, path))
             finally:
                 self._counts_inside = counts_inside
             call = next(node for node in reversed(recorder.graph.nodes) if node.target == path)
-            call.meta["whole_because"] = error.what
+            call.meta["opaque_because"] = error.what
             return result
 
     def _take_parts(self, values: Any, scope: Scope) -> None:
@@ -226,7 +229,7 @@ class ModuleCalls:
 
     # -- modules that are one node -----------------------------------------------------------------------------------
 
-    def _call_whole(
+    def _call_opaque(
         self, module: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_leaf: bool
     ) -> Any:
         recorder = self._recorder
@@ -247,10 +250,10 @@ class ModuleCalls:
             args if not kwargs else (args, kwargs),
             functools.partial(self._result_of, module, *shown),
             is_measured=is_own,
-            is_whole=not is_leaf,
+            is_opaque_module=not is_leaf,
             taken_in=self._caller,
         )
-        self._checks.note_whole(module, path, is_own=is_own)
+        self._checks.note_opaque_call(module, path, is_own=is_own)
         recorder.note_call(path, args, kwargs, result)
         for collect in collecting_hooks(module):
             collect(module, args, result)
@@ -259,16 +262,14 @@ class ModuleCalls:
     def _check_as_built(self, module: nn.Module, path: str) -> None:
         """Raise where forward has changed what the module is: the graph would call it as it is in the model."""
         if mode_of(module) is not self._checks.training[module]:
-            raise Unfollowable(f"forward switches '{path}' between train and eval mode")
+            raise Untraceable(f"forward switches '{path}' between train and eval mode")
         constants = self._recorder.earlier.constants
         for inner in modules_of(module):
             if has_hooks(inner) and not self._has_hooks_of_model(inner):
-                raise Unfollowable(
-                    f"forward registers a hook on '{path}' or inside it, which would not run in a trace,"
-                )
+                raise Untraceable(f"forward registers a hook on '{path}' or inside it, which would not run in a trace,")
             for value in inner._parameters.values():
                 if value is not None and id(value) not in self._owned and id(value) not in constants:
-                    raise Unfollowable(f"'{path}' runs with other parameters than its own")
+                    raise Untraceable(f"'{path}' runs with other parameters than its own")
 
     def _has_hooks_of_model(self, module: nn.Module) -> bool:
         original = self._replica.originals.get(module)
@@ -291,7 +292,7 @@ class ModuleCalls:
                     args = tuple([of(each) if type(each) is torch.Tensor else each for each in args])
                 result = output_of(module, args, kwargs)
             if recorder.device.type != "meta" and _runs_on_tensors_of_its_own(module):
-                raise NeedsValues
+                raise NeedsRealValues
             if result is not None:
                 if mode_of(module):
                     whole.draws = whole.draws or module_draws(module)
@@ -300,7 +301,7 @@ class ModuleCalls:
         return module.forward(*args, **kwargs)
 
 
-class _Attempt:
+class _Checkpoint:
     """What has to be undone if a module cannot be looked into after all."""
 
     def __init__(self, recorder: Recorder, checks: StateChecks) -> None:
@@ -313,7 +314,7 @@ class _Attempt:
         self._events = [] if recorder.call_record is None else recorder.call_record.events
         self._number_of_events = len(self._events)
 
-    def take_back(self, module: nn.Module) -> None:
+    def roll_back(self, module: nn.Module) -> None:
         """Take back what was recorded since this was made, and what the module has changed of itself."""
         recorder = self._recorder
         recorder.scope, recorder.whole.depth = self.scope, 0

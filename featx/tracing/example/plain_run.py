@@ -13,13 +13,13 @@ from torch import nn
 from featx.tracing.environment.generators import SharedGenerators, TorchGenerator
 from featx.tracing.environment.saved_tensors import SavedGlobals
 from featx.tracing.environment.thread_modes import ThreadModes
-from featx.tracing.example.surroundings import Surroundings
+from featx.tracing.example.model_context import ModelContext
 from featx.tracing.guards.structure import copy_structure
 from featx.tracing.stand_ins.kernels import Kernels
 
 
 def run_plainly(
-    around: Surroundings, root: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    around: ModelContext, root: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Exception | None:
     """Run `root`, a replica of the model with tensors of its own; return the error that it raises, if any.
 
@@ -33,7 +33,7 @@ def run_plainly(
     bound = inspect.signature(around.function).bind(*args, **kwargs)
     for name, value in bound.arguments.items():
         bound.arguments[name] = copy_structure(value, _copied)
-    around.look_at_caches()
+    around.refresh_caches()
     try:
         with kernels:
             root(*bound.args, **bound.kwargs)

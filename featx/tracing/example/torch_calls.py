@@ -17,15 +17,15 @@ from featx.tracing.environment.generators import TorchGenerator
 from featx.tracing.environment.other_threads import is_only_thread
 from featx.tracing.environment.saved_tensors import SavedGlobals
 from featx.tracing.environment.switches import put_back, switches
-from featx.tracing.example.answers import Answers
-from featx.tracing.example.tensor_questions import TensorQuestions
+from featx.tracing.example.tensor_reads import TensorReads
+from featx.tracing.example.value_log import ValueLog
 from featx.tracing.guards.scalars import plain_numbers
 from featx.tracing.operators import COMPARISONS, MAGIC, OPERATORS, REFLECTED, UNARY
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.recording.results import Results
-from featx.tracing.signals import LeftBehind, NeedsValues, Unfollowable
+from featx.tracing.signals import NeedsRealValues, UnsupportedSideEffect, Untraceable
 from featx.tracing.source.frames import line_of, user_frame
-from featx.tracing.source.questions import (
+from featx.tracing.source.syntax_queries import (
     compares_objects,
     is_comparison,
     is_in_try,
@@ -53,7 +53,7 @@ class TorchCalls:
         saved_globals: saves tensors of Python modules that are written inside a module that is kept whole.
 
     Attributes:
-        answers: what was read of values.
+        value_log: what was read of values.
         generator: the state of torch's random generator.
         kernels: hears of kernels that run outside every call that the trace knows of.
         questions: answers what is asked of tensors.
@@ -66,15 +66,15 @@ class TorchCalls:
         self._recorder = recorder
         self._results = results
         self._saved_globals = saved_globals
-        self.answers = Answers()
+        self.value_log = ValueLog()
         self.generator = TorchGenerator()
         self.kernels = Kernels(self._on_unseen_kernel, on_write, recorder.note_dynamic_shape)
-        self.questions = TensorQuestions(recorder, results, self.answers, self.execute)
-        self.unseen: Unfollowable | None = None
+        self.questions = TensorReads(recorder, results, self.value_log, self.execute)
+        self.unseen: Untraceable | None = None
         # Whether an opened module has given a tensor other memory.
-        self._gave_memory = False
+        self._storage_was_replaced = False
         # Memory of tensors that the model may know as one object, and the trace as several.
-        self._renamed: set[int] = set()
+        self._aliased_memory: set[int] = set()
         # How the switches of the process are set.
         self._switches = switches()
 
@@ -91,9 +91,9 @@ class TorchCalls:
         recorder.earlier.refuse(args, kwargs)
         # Tensor.set_, and what it assigns itself: torch loses an error that is raised here.
         if name == "set_" or (name == "__set__" and _is_of_backward_hooks(function) and args[1] is None):
-            self._gave_memory = self._gave_memory or name == "set_"
+            self._storage_was_replaced = self._storage_was_replaced or name == "set_"
             return function(*args, **kwargs)
-        self.check_unseen()
+        self.check_unrecorded()
         if function is torch._C._set_grad_enabled:
             recorder.grad_modes.record(args[0])
             recorder.grad_modes.is_enabled = args[0]
@@ -120,25 +120,25 @@ class TorchCalls:
 
     def _refuse(self, name: str, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
         if name == "__set__":
-            raise Unfollowable(f"'{cast(Any, function).__self__.__name__}' of a tensor is assigned")
+            raise Untraceable(f"'{cast(Any, function).__self__.__name__}' of a tensor is assigned")
         if name in _MEMORY and self._recorder.is_of_graph(args):
-            raise Unfollowable(f"the memory of a tensor is accessed directly ({name})")
+            raise Untraceable(f"the memory of a tensor is accessed directly ({name})")
         if name in ("resize_", "resize_as_"):
-            raise Unfollowable(f"a tensor is resized in place ({name})")
+            raise Untraceable(f"a tensor is resized in place ({name})")
         if name in _CHANGES_HISTORY:  # which counts no version
-            self._recorder.uncounted.add(memory_of(args[0]))
+            self._recorder.untracked_memory.add(memory_of(args[0]))
         if name == "backward":
-            raise Unfollowable("forward calls backward, which adds to the gradients of the model's parameters,")
+            raise Untraceable("forward calls backward, which adds to the gradients of the model's parameters,")
         if facts_of(name).changes_gradients and id(args[0]) in self._recorder.owned:
-            raise Unfollowable(f"forward calls {name} of a parameter or buffer of the model")
-        if name in _RESHAPES and memory_of(args[0]) in self._renamed:
-            raise Unfollowable(f"the shape of a tensor with aliases is changed in place ({name})")
+            raise Untraceable(f"forward calls {name} of a parameter or buffer of the model")
+        if name in _RESHAPES and memory_of(args[0]) in self._aliased_memory:
+            raise Untraceable(f"the shape of a tensor with aliases is changed in place ({name})")
 
     def check_switches(self) -> None:
         """Raise where forward has set a switch of torch, which no graph does."""
         if switches() != self._switches:
             # What would put it back may come later in forward, which ends here.
-            raise Unfollowable(f"forward sets a switch of torch: {put_back(self._switches)},")
+            raise Untraceable(f"forward sets a switch of torch: {put_back(self._switches)},")
 
     def _refuse_foreign(self, targets: tuple[Any, ...]) -> None:
         recorder = self._recorder
@@ -146,31 +146,31 @@ class TorchCalls:
             if not isinstance(target, torch.Tensor) or recorder.is_of_graph((target,)) or recorder.is_unseen(target):
                 continue
             if is_functorch_wrapped_tensor(target):
-                raise Unfollowable("a function of torch.func (vmap, grad) writes a tensor")
-            raise Unfollowable(f"a tensor of shape {tuple(target.shape)} that the model does not own is written")
+                raise Untraceable("a function of torch.func (vmap, grad) writes a tensor")
+            raise Untraceable(f"a tensor of shape {tuple(target.shape)} that the model does not own is written")
 
-    def check_unseen(self) -> None:
+    def check_unrecorded(self) -> None:
         """Raise where something ran that a graph would miss."""
         if self.unseen is not None:
             raise self.unseen
 
-    def check_memory_given(self) -> None:
+    def check_storage_replaced(self) -> None:
         """Raise where forward has given a tensor other memory since this was asked last."""
-        if self._gave_memory:
-            self._gave_memory = False
-            raise LeftBehind("forward gives a tensor other memory (Tensor.set_)")
+        if self._storage_was_replaced:
+            self._storage_was_replaced = False
+            raise UnsupportedSideEffect("forward gives a tensor other memory (Tensor.set_)")
 
     def check_memory(self) -> None:
         """Raise where a followed tensor has other memory than it had."""
         # torch does not tell of Tensor.set_.
         for tensor, memory in self._recorder.memories:
             if memory_of(tensor) != memory:
-                raise LeftBehind("forward gives a tensor other memory (Tensor.set_)")
+                raise UnsupportedSideEffect("forward gives a tensor other memory (Tensor.set_)")
 
     def refuse_other_threads(self) -> None:
         """Note that forward has another thread compute something. It is raised later, in this thread."""
         what = "forward hands work to another thread or process, which cannot be recorded,"
-        self.unseen = self.unseen or Unfollowable(what)
+        self.unseen = self.unseen or Untraceable(what)
 
     # -- running -----------------------------------------------------------------------------------------------------
 
@@ -180,7 +180,7 @@ class TorchCalls:
         if name == "backward":
             recorder.require_own_parameters()  # to whose gradients it adds
         if not recorder.is_real and torch._C._is_any_autocast_enabled():
-            raise NeedsValues  # the meta device does not know of autocast
+            raise NeedsRealValues  # the meta device does not know of autocast
         draws_inside = False
         if recorder.whole.depth:  # of a node of its own the graph knows
             draws_inside = draws_now(name, args, kwargs)
@@ -192,14 +192,14 @@ class TorchCalls:
                 args, kwargs = plain_numbers((args, kwargs))
             result = function(*args, **kwargs)
             if facts_of(name).reads_values:
-                self.answers.note(name, result)
+                self.value_log.note(name, result)
             return result
         if facts_of(name).reads_values or name in _MEMORY:
             known = recorder.stand_ins.has_values
             is_unknown = any(isinstance(value, torch.Tensor) and not known(value) for value in args)
             if is_unknown and name in _MEMORY:
-                raise NeedsValues  # of a stand-in it would be 0
-            answer = self.answers.next(name) if is_unknown or self.answers.are_expected else None
+                raise NeedsRealValues  # of a stand-in it would be 0
+            answer = self.value_log.next(name) if is_unknown or self.value_log.are_expected else None
             if is_unknown:
                 return answer
         if draws_inside:  # what a module that is kept whole draws is no value
@@ -208,7 +208,7 @@ class TorchCalls:
         else:
             result = recorder.stand_ins.run(function, args, kwargs)
         if facts_of(name).reads_values:
-            self.answers.note(name, result)
+            self.value_log.note(name, result)
         if name == "type" and isinstance(result, str):
             kind = recorder.device.type
             return result.replace("torch.meta.", "torch." if kind == "cpu" else f"torch.{kind}.")
@@ -244,7 +244,7 @@ class TorchCalls:
     def check_generator(self) -> None:
         """Raise where forward has put torch's generator into another state than that of the last draw."""
         if self.generator.was_set():
-            raise LeftBehind("forward seeds torch's random generator, or puts it back,")
+            raise UnsupportedSideEffect("forward seeds torch's random generator, or puts it back,")
 
     # -- recording ---------------------------------------------------------------------------------------------------
 
@@ -255,12 +255,12 @@ class TorchCalls:
             recorder.codes.add(frame.f_code)
         self.check_switches()
         if frame is not None and is_in_try(frame):
-            raise Unfollowable("a torch call is inside a `try` that catches errors, and other inputs may cause one")
+            raise Untraceable("a torch call is inside a `try` that catches errors, and other inputs may cause one")
         arguments, keywords = recorder.create_args(args), recorder.create_kwargs(kwargs)
         name = function.__name__
         result = self._execute_in_order(function, args, kwargs)
         if args and result is args[0] and isinstance(result, torch.Tensor) and not facts_of(name).writes_first:
-            result = self.another_name(result, frame)
+            result = self.make_alias(result, frame)
         op, target, arguments, stem = _as_written(function, arguments, keywords, frame)
         node = recorder.add_node(op, target, arguments, keywords, stem, frame)
         result = self._results.follow(result, node, frame)
@@ -269,17 +269,17 @@ class TorchCalls:
             self.questions.pinned(torch.Tensor.dim, (result,), result.dim())
         return result
 
-    def another_name(self, tensor: torch.Tensor, frame: FrameType | None) -> torch.Tensor:
+    def make_alias(self, tensor: torch.Tensor, frame: FrameType | None) -> torch.Tensor:
         """Return the same memory as another object, for a call that returns what it got, or for another input does not.
 
         Raises:
-            Unfollowable: the code of `frame` would notice.
+            Untraceable: the code of `frame` would notice.
         """
         if frame is not None and compares_objects(frame.f_code):
-            raise Unfollowable("forward may use `is` to test whether a call returned its input")
+            raise Untraceable("forward may use `is` to test whether a call returned its input")
         if tensor.layout != torch.strided:
-            raise Unfollowable("a call returns its input, a sparse tensor, of which no alias can be made")
-        self._renamed.add(memory_of(tensor))
+            raise Untraceable("a call returns its input, a sparse tensor, of which no alias can be made")
+        self._aliased_memory.add(memory_of(tensor))
         with torch._C.DisableTorchFunction():
             return torch.ops.aten.alias.default(tensor)
 
@@ -316,7 +316,7 @@ class TorchCalls:
                 return self._results.follow(result, node, None)
         is_random = torch.Tag.nondeterministic_seeded in getattr(function, "tags", ())
         if is_random or any(recorder.is_of_graph((tensor,)) or recorder.is_unseen(tensor) for tensor in tensors):
-            self.unseen = Unfollowable(f"{function} runs in compiled or scripted code, which cannot be recorded,")
+            self.unseen = Untraceable(f"{function} runs in compiled or scripted code, which cannot be recorded,")
         return None
 
 

@@ -19,21 +19,21 @@ from featx.ir.memory import memory_of
 from featx.ir.node import Node
 from featx.tracing.checks.replay import Record, Replay
 from featx.tracing.checks.state_checks import StateChecks
-from featx.tracing.environment.autocast_state import switch_casts
+from featx.tracing.environment.autocast_state import toggle_autocast
 from featx.tracing.environment.compiler import not_compiled
 from featx.tracing.environment.generators import SharedGenerators
-from featx.tracing.environment.heard_calls import CallListener, HeardCalls, hands_over
 from featx.tracing.environment.other_threads import AllThreads
-from featx.tracing.environment.recursion import room_for
+from featx.tracing.environment.profile_hook import ProfileCallback, ProfileHook, delegates_work
+from featx.tracing.environment.recursion import raised_recursion_limit
 from featx.tracing.environment.saved_tensors import SavedGlobals
 from featx.tracing.environment.thread_modes import ThreadModes
-from featx.tracing.example.conditions import Conditions, Settings, WantedIn
+from featx.tracing.example.conditions import Conditions, RequestedNodeFinder, Settings
 from featx.tracing.example.function_calls import FunctionCalls
 from featx.tracing.example.kept_tensors import KeptTensors, drop_tensors
 from featx.tracing.example.measured_calls import MeasuredCalls
+from featx.tracing.example.model_context import ModelContext, ModelTensors
 from featx.tracing.example.model_writes import ModelWrites
 from featx.tracing.example.module_calls import ModuleCalls
-from featx.tracing.example.surroundings import ModelTensors, Surroundings
 from featx.tracing.example.torch_calls import TorchCalls
 from featx.tracing.guards.conversions import CONVERSIONS
 from featx.tracing.guards.example_inputs import bind_example
@@ -45,23 +45,23 @@ from featx.tracing.recording.lineage import Lineage, Origin
 from featx.tracing.recording.module_output import mark_output
 from featx.tracing.recording.numbers import Numbers
 from featx.tracing.recording.recorder import Recorder
-from featx.tracing.recording.results import Held, Results
-from featx.tracing.replica.mode_reads import has_set_mode, listen
+from featx.tracing.recording.results import ContentsSnapshot, Results
+from featx.tracing.replica.mode_reads import has_set_mode, record_mode_reads
 from featx.tracing.replica.module_states import ModuleStates
 from featx.tracing.replica.modules import has_hooks, intercept
 from featx.tracing.replica.replica import Replica
 from featx.tracing.signals import (
-    Disturbed,
-    Enough,
-    LeftBehind,
-    MayBeDisturbed,
-    NeedsValues,
-    SharesInputs,
-    Unfollowable,
+    AllNeededRecorded,
+    NeedsRealValues,
+    NeedsSharedInputs,
+    PossibleThreadInterference,
+    ThreadInterference,
+    UnsupportedSideEffect,
+    Untraceable,
 )
 from featx.tracing.source.frames import user_frame
-from featx.tracing.source.questions import asks_for_key, compares_objects
 from featx.tracing.source.state_writes import StateWrite, missed_state_writes
+from featx.tracing.source.syntax_queries import asks_for_key, compares_objects
 from featx.tracing.stand_ins.stand_ins import StandIns, keeps_values
 from featx.tree import tree_leaves
 
@@ -73,43 +73,43 @@ class ExampleTrace:
 
     Attributes:
         graph: what the model did.
-        surroundings: what is traced.
+        model_context: what is traced.
         replica: the copy of it that runs.
         checks: compares the modules with what they were.
         numbers: the numbers that the model got.
-        answers: what was read of values.
+        value_log: what was read of values.
         is_real: whether tensors have values.
         gradients: whether it runs with gradients switched on.
-        broke_off: the message of the error with which forward ended early, where all that was wanted was there by then.
+        early_stop_reason: the message of the error that ended forward early, after all requested values were there.
         needed: how many of its nodes, the first ones, matter for what is wanted; None is all.
     """
 
     def __init__(
         self,
         settings: Settings,
-        surroundings: Surroundings,
+        model_context: ModelContext,
         replica: tuple[Replica, ModelTensors],
         conditions: Conditions,
     ) -> None:
-        self.surroundings = surroundings
+        self.model_context = model_context
         self.replica, self.tensors = replica
         self.is_real, self.gradients = conditions.is_real, conditions.gradients
         self._settings = settings
-        self._saved_globals = SavedGlobals(surroundings.global_tensors)
+        self._saved_globals = SavedGlobals(model_context.global_tensors)
         recorder = self.recorder = Recorder(
-            surroundings, self.replica, self.tensors.paths, is_real=self.is_real, keep_source=settings.keep_source
+            model_context, self.replica, self.tensors.paths, is_real=self.is_real, keep_source=settings.keep_source
         )
         results = self._results = Results(recorder)
-        on_write = self._model_writes(surroundings).on_write if self.is_real else None
+        on_write = self._model_writes(model_context).on_write if self.is_real else None
         self._torch_calls = TorchCalls(recorder, results, on_write, self._saved_globals)
-        self.checks = StateChecks(recorder, self._torch_calls, self.replica.paths, surroundings.assigned_to_others)
-        self.checks.looked_into.add(self.replica.root)
-        measured = MeasuredCalls(recorder, results, self._torch_calls, surroundings, self.replica)
+        self.checks = StateChecks(recorder, self._torch_calls, self.replica.paths, model_context.assigned_to_others)
+        self.checks.opened_modules.add(self.replica.root)
+        measured = MeasuredCalls(recorder, results, self._torch_calls, model_context, self.replica)
         self._module_calls = ModuleCalls(
             recorder, self._torch_calls, measured, self.checks, self.replica, settings.opening
         )
-        self._function_calls = FunctionCalls(recorder, self._torch_calls, measured, surroundings)
-        self.broke_off: str | None = None
+        self._function_calls = FunctionCalls(recorder, self._torch_calls, measured, model_context)
+        self.early_stop_reason: str | None = None
         self.needed: int | None = None
         # Whether one tensor that is two inputs gets one stand-in. Otherwise each input gets its own.
         self.shares_inputs = False
@@ -119,7 +119,7 @@ class ExampleTrace:
         self._is_heard = False
         # Tells whether other threads ran, where their results would have values and so not be noticed.
         self._others: AllThreads | None = None
-        self._given: list[Held] = []
+        self._input_contents: list[ContentsSnapshot] = []
         self._kept = KeptTensors(recorder)
         # What puts back what this run changes outside of the replica, until all of it is. Each may be called twice.
         self._restorers: list[Callable[[], None]] = []
@@ -128,12 +128,12 @@ class ExampleTrace:
         self._apply(conditions)
         self._calls.append(self)  # all that `drop_replica` asks for is there
 
-    def _model_writes(self, surroundings: Surroundings) -> ModelWrites:
-        return ModelWrites(self.recorder, surroundings.memories, set(map(memory_of, self.tensors.all)))
+    def _model_writes(self, model_context: ModelContext) -> ModelWrites:
+        return ModelWrites(self.recorder, model_context.memories, set(map(memory_of, self.tensors.all)))
 
     def _apply(self, conditions: Conditions) -> None:
         recorder, earlier, before = self.recorder, conditions.earlier, conditions.before
-        self.numbers.converting = self.surroundings.converting
+        self.numbers.converting = self.model_context.converting
         if conditions.dtype is not None:
             recorder.stand_ins.cast(self.replica.root, conditions.dtype)
         self.numbers.disguise, self.numbers.disguised = conditions.disguise, conditions.disguised
@@ -147,7 +147,7 @@ class ExampleTrace:
         if earlier is not None:
             self.numbers.expected, self.numbers.expected_ties = earlier.numbers.values, earlier.numbers.ties
             # Where that was a trace for real, this one may be told what it read.
-            self._torch_calls.answers.expect(earlier._torch_calls.answers.given)
+            self._torch_calls.value_log.expect(earlier._torch_calls.value_log.given)
             # It ends where it does more. What is recorded and taken back counts for a while.
             recorder.most_nodes = 2 * len(earlier.graph.nodes) + 1000
             recorder.needed = earlier.needed
@@ -167,17 +167,17 @@ class ExampleTrace:
     @property
     def signature(self) -> inspect.Signature:
         """That of the function that was traced."""
-        return self.surroundings.signature
+        return self.model_context.signature
 
     @property
-    def goes_by_autocast(self) -> bool:
+    def depends_on_autocast(self) -> bool:
         """Whether forward was heard to set or ask for the state of autocast."""
-        return self.recorder.autocast_modes.is_heard
+        return self.recorder.autocast_modes.was_observed
 
     @property
-    def may_go_by_autocast(self) -> bool:
+    def may_depend_on_autocast(self) -> bool:
         """Whether forward has set autocast to what may be a dtype of its own or that around the model."""
-        return self.recorder.autocast_modes.is_unclear
+        return self.recorder.autocast_modes.has_ambiguous_dtype
 
     @property
     def computed_elements(self) -> int:
@@ -190,19 +190,19 @@ class ExampleTrace:
         return self._function_calls.gradient_checks
 
     @property
-    def ran_inside_whole(self) -> set[str]:
+    def ran_inside_opaque(self) -> set[str]:
         """Paths of modules that were to be opened and that ran inside one that is kept whole."""
-        return self._module_calls.ran_inside_whole
+        return self._module_calls.ran_inside_opaque
 
     # -- the run -----------------------------------------------------------------------------------------------------
 
-    def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], wanted_in: WantedIn | None) -> None:
+    def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], find_requested: RequestedNodeFinder | None) -> None:
         """Run the root on the example and record it."""
         self.recorder.caller = user_frame()
         is_done = False
         try:
             try:
-                self._run(args, kwargs, wanted_in)
+                self._run(args, kwargs, find_requested)
                 is_done = True
             finally:
                 self._restore()
@@ -211,38 +211,42 @@ class ExampleTrace:
             self.recorder.caller = None
             if not is_done:
                 self.forget_record()
-                self.let_go()
+                self.release_values()
         self.numbers.are_recorded = False
         reads = self._settings.reads
         if reads is not None:
             reads.any = reads.any or any(map(has_set_mode, self.replica.paths))
         self.recorder.names.assign()
         self.recorder.mark_overwritten()
-        self.let_go()
+        self.release_values()
 
     def _restore(self) -> None:
         for restore in reversed(self._restorers):
             restore()
         self._restorers = []
 
-    def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], wanted_in: WantedIn | None) -> None:
+    def _run(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], find_requested: RequestedNodeFinder | None
+    ) -> None:
         leaves = [leaf for leaf in tree_leaves((args, dict(kwargs))) if isinstance(leaf, torch.Tensor)]
         generators = self._set_up(has_values=self.is_real or any(map(keeps_values, leaves)))
         kernels = self._torch_calls.kernels
         with torch._C.DisableTorchFunction(), kernels.seen():
             inputs = bind_example(self.recorder, self._results, self.signature, args, kwargs, self._stand_in)
-            call_args, call_kwargs, self._given = inputs
+            call_args, call_kwargs, self._input_contents = inputs
             if not self.gradients and self.numbers.expected is None:
-                self._function_calls.on_grad_question()
-            if self._settings.hears_autocast and not self._is_heard:  # a profiler has the hook
-                self.recorder.autocast_modes.on_question()
-        output, result = self._output_of_call(call_args, call_kwargs, wanted_in)
+                self._function_calls.on_grad_mode_query()
+            if self._settings.observes_autocast and not self._is_heard:  # a profiler has the hook
+                self.recorder.autocast_modes.record_state()
+        output, result = self._output_of_call(call_args, call_kwargs, find_requested)
         if self.recorder.call_record is not None:
             self.recorder.call_record.result = result
-        if not self.surroundings.passing.are_laid():
-            raise Disturbed("another trace replaced or restored functions in the model's Python files meanwhile")
+        if not self.model_context.passing.are_installed():
+            raise ThreadInterference(
+                "another trace replaced or restored functions in the model's Python files meanwhile"
+            )
         with torch._C.DisableTorchFunction(), kernels.seen():
-            self._check_left_behind(generators)
+            self._check_side_effects(generators)
             self.recorder.autocast_modes.leave()
             self.graph.output(output)
             self._require_aliases(args, kwargs)
@@ -257,11 +261,12 @@ class ExampleTrace:
 
     def missed_state_writes(self) -> frozenset[StateWrite]:
         """Return what code of opened modules may write of the model's state, and has not written in this run."""
-        paths, broken_off = self.replica.paths, f"{self._module_calls.broken_off}."
+        paths, failed_module_path = self.replica.paths, f"{self._module_calls.failed_module_path}."
         opened = [
             (module, path)
             for module, path in paths.items()
-            if module in self.checks.looked_into or (self.broke_off is not None and broken_off.startswith(f"{path}."))
+            if module in self.checks.opened_modules
+            or (self.early_stop_reason is not None and failed_module_path.startswith(f"{path}."))
         ]
         found = (missed_state_writes(module, path, self.recorder.written_at) for module, path in opened)
         return frozenset().union(*found)
@@ -276,56 +281,60 @@ class ExampleTrace:
             aliases = aliases_of(tuple(bound.arguments.values()))
             are_shared = len(set(aliases)) < len(aliases)
             if are_shared and not self.shares_inputs:
-                raise SharesInputs
+                raise NeedsSharedInputs
             require_aliases(self.graph, aliases if are_shared else None)
 
     def _set_up(self, *, has_values: bool) -> SharedGenerators:
-        around, generator = self.surroundings, self._torch_calls.generator
+        around, generator = self.model_context, self._torch_calls.generator
         modes = ThreadModes()
-        heard = HeardCalls(self._listeners(has_values=has_values))
+        heard = ProfileHook(self._listeners(has_values=has_values))
         generators = SharedGenerators()
-        around.look_at_caches()
+        around.refresh_caches()
         self._restorers += [
             heard.stop, generators.restore, generator.restore, self._saved_globals.restore, self._restore_caches,
-            around.passing.lift, modes.leave,
+            around.passing.uninstall, modes.leave,
         ]  # fmt: skip
         self.recorder.grad_modes.is_enabled = self.gradients
         if self._settings.reads is not None:
-            listen(self.replica.paths, self._settings.reads)
+            record_mode_reads(self.replica.paths, self._settings.reads)
         intercept(self.replica.paths, self._on_module)
         self._remove_absent()
         self._is_heard = heard.start()
-        generator.is_heard = self._is_heard and self._settings.hears_calls
-        self._lay_pass_throughs()
+        generator.has_profile_hook = self._is_heard and self._settings.uses_profile_hook
+        self._install_pass_throughs()
         modes.leave_inference_mode()
-        modes.enter(_Mode(self), self._torch_calls.kernels, gradients=self.gradients)
+        modes.enter(_FunctionMode(self), self._torch_calls.kernels, gradients=self.gradients)
         return generators
 
-    def _output_of_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], wanted_in: WantedIn | None) -> Any:
+    def _output_of_call(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], find_requested: RequestedNodeFinder | None
+    ) -> Any:
         """Call forward; return its output as an argument of the output node, and as it is."""
         try:
             result = self._call(*args, **kwargs)
-            self._torch_calls.check_unseen()
+            self._torch_calls.check_unrecorded()
             with torch._C.DisableTorchFunction(), self._torch_calls.kernels.seen():
                 if "" in self._settings.opening.asked_for:
                     mark_output(self.graph, self.recorder.create_arg(result), "")
                 return self.recorder.create_arg(result) if self._settings.keep_output else None, result
-        except LeftBehind:
+        except UnsupportedSideEffect:
             raise
-        except (Unfollowable, NeedsValues, Enough, Diverged, Exception) as error:
+        except (Untraceable, NeedsRealValues, AllNeededRecorded, Diverged, Exception) as error:
             self.recorder.whole.depth = 0
             self.recorder.names.assign()
-            if isinstance(error, Diverged) and not self.recorder.has_enough:
+            if isinstance(error, Diverged) and not self.recorder.has_all_needed_nodes:
                 raise
-            is_done = self.recorder.has_enough or (wanted_in and wanted_in(self.graph, self._module_calls.broken_off))
+            is_done = self.recorder.has_all_needed_nodes or (
+                find_requested and find_requested(self.graph, self._module_calls.failed_module_path)
+            )
             if not is_done:
                 self._module_calls.check_missing(error)
                 self._explain(error)
                 raise
-            self.broke_off = str(error)
+            self.early_stop_reason = str(error)
             free_frames(error)
             if self.recorder.call_record is not None:
-                self.recorder.call_record.broke_off = True
+                self.recorder.call_record.stopped_early = True
             return None, None
 
     def _explain(self, error: BaseException) -> None:
@@ -333,10 +342,10 @@ class ExampleTrace:
         if any(name == getattr(error, "name", None) for _, name in self.checks.absent):
             return  # an attribute that this trace has taken away
         if isinstance(error, (LookupError, AttributeError, TypeError)) and not isinstance(error, FeatxError):
-            whole = [node for node in self.graph.nodes if "whole_because" in node.meta]
+            whole = [node for node in self.graph.nodes if "opaque_because" in node.meta]
             if whole:
-                why = whole[-1].meta["whole_because"].rstrip(" ,")
-                raise Unfollowable(
+                why = whole[-1].meta["opaque_because"].rstrip(" ,")
+                raise Untraceable(
                     f"after the call of '{whole[-1].target}', which is kept whole ({why}), forward fails ({error!r}),"
                 ) from error
 
@@ -347,10 +356,10 @@ class ExampleTrace:
         if has_hooks(root):
             call = functools.partial(type(root)._call_impl, root)
         else:
-            traced = self.surroundings.traced
+            traced = self.model_context.traced
             call = root.forward if isinstance(traced, nn.Module) else traced
         try:
-            with room_for(self.surroundings.levels):
+            with raised_recursion_limit(self.model_context.levels):
                 return call(*args, **kwargs)
         except BaseException as error:
             self.recorder.interrupts.raise_behind(error)
@@ -366,18 +375,18 @@ class ExampleTrace:
     def _copy_of_input(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.layout is not torch.strided:
             if not self.is_real:
-                raise NeedsValues  # what a sparse tensor computes depends on which of its values are there
+                raise NeedsRealValues  # what a sparse tensor computes depends on which of its values are there
             return tensor.detach().clone()
         if self.is_real or tensor.is_meta:
             return tensor.detach().clone(memory_format=torch.preserve_format)
         return self.recorder.stand_ins.of_input(tensor)
 
-    def _lay_pass_throughs(self) -> None:
+    def _install_pass_throughs(self) -> None:
         conversions = [(namespace, name) for namespace in self.numbers.converting for name in CONVERSIONS]
-        self.surroundings.passing.lay(self._on_draw, self._on_function, conversions)
+        self.model_context.passing.install(self._on_draw, self._on_function, conversions)
 
     def _restore_caches(self) -> None:
-        self.surroundings.caches.restore(self._is_of_trace)
+        self.model_context.caches.restore(self._is_of_trace)
 
     def _is_of_trace(self, tensor: torch.Tensor) -> bool:
         is_of_second_call = self._replay is not None and self._replay.has_made(tensor)
@@ -415,19 +424,21 @@ class ExampleTrace:
             raise Diverged
         return self._function_calls.on_draw(function, args, kwargs)
 
-    def _listeners(self, *, has_values: bool) -> list[CallListener]:
-        listeners: list[CallListener] = [self._torch_calls.generator.on_call] if self._settings.hears_calls else []
-        if self._settings.hears_autocast:
+    def _listeners(self, *, has_values: bool) -> list[ProfileCallback]:
+        listeners: list[ProfileCallback] = (
+            [self._torch_calls.generator.on_call] if self._settings.uses_profile_hook else []
+        )
+        if self._settings.observes_autocast:
             listeners.append(self._on_autocast)
         # On stand-ins alone, what another thread computes has no values, and is seen where forward uses it. Where some
         # inputs have values, it is cheaper to ask afterwards whether another thread has run.
-        if self.is_real or (has_values and (self._settings.hears_calls or self.surroundings.names_workers)):
+        if self.is_real or (has_values and (self._settings.uses_profile_hook or self.model_context.uses_threading)):
             return [*listeners, self._on_handover]
         self._others = AllThreads() if has_values else None
         return listeners
 
     def _on_handover(self, frame: FrameType, event: str, called: Any) -> None:
-        if not self._is_inside_of_call() and hands_over(frame, event, called):
+        if not self._is_inside_of_call() and delegates_work(frame, event, called):
             self._torch_calls.refuse_other_threads()
 
     def _on_autocast(self, frame: FrameType, event: str, called: Any) -> None:
@@ -440,41 +451,45 @@ class ExampleTrace:
 
     # -- what it left behind -----------------------------------------------------------------------------------------
 
-    def _check_left_behind(self, generators: SharedGenerators) -> None:
+    def _check_side_effects(self, generators: SharedGenerators) -> None:
         if self._others is not None and self._others.have_run():
-            raise MayBeDisturbed("another thread has run, and forward may have given work to it")
+            raise PossibleThreadInterference("another thread has run, and forward may have given work to it")
         self.checks.check_all()
         self._check_objects()
         self._torch_calls.check_memory()
         self._torch_calls.check_generator()
         if generators.have_drawn():
             if generators.others_may_have_drawn():
-                raise Disturbed("a random generator of Python or numpy was drawn from")
-            raise LeftBehind("forward draws from a random generator of Python or numpy without using a global name")
-        number = self.surroundings.caches.changed_number()
+                raise ThreadInterference("a random generator of Python or numpy was drawn from")
+            raise UnsupportedSideEffect(
+                "forward draws from a random generator of Python or numpy without using a global name"
+            )
+        number = self.model_context.caches.changed_number()
         if number is not None:
-            raise LeftBehind(f"forward changes the number {number} in its Python file or in a class")
+            raise UnsupportedSideEffect(f"forward changes the number {number} in its Python file or in a class")
 
     def _check_objects(self) -> None:
         # Inputs that are objects or containers, and objects that calls have returned.
-        for what, container, before in (*self._given, *self._results.objects):
+        for what, container, before in (*self._input_contents, *self._results.objects):
             changed = [key for key, item in contents_of(container).items() if item is not before.get(key, _ABSENT)]
             if changed and not self._are_results(container, before, changed):
-                raise LeftBehind(f"forward stores a value in {what}, a {type(container).__name__},", container)
+                raise UnsupportedSideEffect(
+                    f"forward stores a value in {what}, a {type(container).__name__},", container
+                )
 
     def _are_results(self, container: Any, before: Mapping[Any, Any], changed: list[Any]) -> bool:
         """Say whether forward has only added results to a dict that it was given, which no code asks for ahead of that.
 
         As sentence-transformers does. The dict of the caller stays as it is.
         """
-        is_given = any(container is each for _, each, _ in self._given)
+        is_given = any(container is each for _, each, _ in self._input_contents)
         if not is_given or not isinstance(container, dict) or not before or not before.keys().isdisjoint(changed):
             return False
         return not any(asks_for_key(code, frozenset(changed)) for code in self._codes_that_ran())
 
     def _codes_that_ran(self) -> set[CodeType]:
-        forwards = [type(each).forward for each in self.checks.looked_into]
-        codes = (getattr(each, "__code__", None) for each in (inspect.unwrap(self.surroundings.function), *forwards))
+        forwards = [type(each).forward for each in self.checks.opened_modules]
+        codes = (getattr(each, "__code__", None) for each in (inspect.unwrap(self.model_context.function), *forwards))
         return self.recorder.codes | {code for code in codes if code is not None}
 
     # -- a second call -----------------------------------------------------------------------------------------------
@@ -512,20 +527,20 @@ class ExampleTrace:
             self._replay = None
 
     def _call_again(self, replay: Replay, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        modes, passing = ThreadModes(), self.surroundings.passing
-        self._restorers = [self._restore_caches, passing.lift, modes.leave]
-        self._lay_pass_throughs()
+        modes, passing = ThreadModes(), self.model_context.passing
+        self._restorers = [self._restore_caches, passing.uninstall, modes.leave]
+        self._install_pass_throughs()
         modes.leave_inference_mode()
         modes.enter(replay.mode, None, gradients=self.gradients)
-        if not self._settings.hears_autocast:
-            switch_casts()
+        if not self._settings.observes_autocast:
+            toggle_autocast()
 
         def call() -> Any:
             with torch._C.DisableTorchFunction():
                 call_args, call_kwargs = replay.inputs(self.signature, args, kwargs)
             return self._call(*call_args, **call_kwargs)
 
-        return replay.does_the_same(call) and passing.are_laid()
+        return replay.does_the_same(call) and passing.are_installed()
 
     # -- when it is over ---------------------------------------------------------------------------------------------
 
@@ -533,12 +548,12 @@ class ExampleTrace:
         """Drop the record for a second call, which keeps all tensors."""
         self.recorder.call_record = None
 
-    def let_go(self) -> None:
+    def release_values(self) -> None:
         """Drop all values of the trace, which is over."""
         self._kept.take()
         recorder = self.recorder
         recorder.lineage, recorder.stand_ins = Lineage(), StandIns({})
-        recorder.versions, recorder.memories, self._given, self._results.objects = [], [], [], []
+        recorder.versions, recorder.memories, self._input_contents, self._results.objects = [], [], [], []
         self._by_input = {}
         self._torch_calls.generator.forget()
 
@@ -563,7 +578,7 @@ class ExampleTrace:
         drop_tensors([call._kept for call in calls])
 
 
-class _Mode(TorchFunctionMode):
+class _FunctionMode(TorchFunctionMode):
     """Hands every torch call of this thread to the trace."""
 
     def __init__(self, trace: ExampleTrace) -> None:

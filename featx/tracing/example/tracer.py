@@ -17,24 +17,24 @@ from torch import nn
 
 from featx.errors import FeatxError, TraceError
 from featx.tracing.environment.thread_modes import ThreadModes
-from featx.tracing.example.conditions import Conditions, Settings, WantedIn
+from featx.tracing.example.conditions import Conditions, RequestedNodeFinder, Settings
+from featx.tracing.example.model_context import ModelContext
 from featx.tracing.example.module_calls import LeafPolicy, Opening
 from featx.tracing.example.plain_run import run_plainly
-from featx.tracing.example.surroundings import Surroundings
 from featx.tracing.example.trace import ExampleTrace, free_frames
 from featx.tracing.guards.scalars import Diverged
 from featx.tracing.log import RunLog
 from featx.tracing.replica.mode_reads import ModeReads
-from featx.tracing.replica.replica import RegistersHook, WritesModel
+from featx.tracing.replica.replica import NeedsHookDicts, WritesSharedTensor
 from featx.tracing.signals import (
-    AssignedAnew,
-    Converts,
-    Disturbed,
-    MayBeDisturbed,
-    NeedsValues,
-    OwnFault,
-    SharesInputs,
-    Unfollowable,
+    InternalTraceError,
+    NeedsConversionTracking,
+    NeedsRealValues,
+    NeedsSharedInputs,
+    PossibleThreadInterference,
+    ReadOrderUnknown,
+    ThreadInterference,
+    Untraceable,
 )
 from featx.tracing.source.frames import comes_from_featx, line_of, user_frame
 from featx.tracing.symbolic.tracer import is_leaf_class
@@ -82,7 +82,7 @@ class ExampleTracer:
         self._autowrap = (tuple(autowrap_modules), tuple(autowrap_functions))
         self._follows_wrapped = follows_wrapped
         # What another trace knew of the same model, if nobody has touched that since; found out for each trace else.
-        self.surroundings: Surroundings | None = None
+        self.model_context: ModelContext | None = None
         self.keep_source = keep_source
         self.keep_output = keep_output
         self.training = training
@@ -95,9 +95,9 @@ class ExampleTracer:
         self.keeps_replicas = False
         # Whether each call is heard, for those that set torch's generator or hand work to another thread, since other
         # threads have disturbed a trace; and whether they may have.
-        self.hears_calls = self._may_be_disturbed = False
+        self.uses_profile_hook = self._may_be_disturbed = False
         # Whether calls are heard that set or ask for the state of autocast.
-        self.hears_autocast = False
+        self.observes_autocast = False
         self.log = RunLog()
 
     def _settings(self) -> Settings:
@@ -105,8 +105,8 @@ class ExampleTracer:
             Opening(self.is_leaf, self.opened, self.asked_for, self.whole),
             self.keep_source,
             self.keep_output,
-            self.hears_calls,
-            self.hears_autocast,
+            self.uses_profile_hook,
+            self.observes_autocast,
             self.keeps_replicas,
             self.reads,
         )
@@ -116,19 +116,19 @@ class ExampleTracer:
         root: nn.Module | Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        wanted_in: WantedIn | None = None,
+        find_requested: RequestedNodeFinder | None = None,
     ) -> ExampleTrace:
         """Run `root(*args, **kwargs)` and return what was recorded.
 
         Nothing is computed, unless the model asks for values; then it runs on the example for real. What runs is a
-        replica: the model is only read, and the inputs are copied. Where something fails, `wanted_in` is asked with
-        the graph so far and the path of the innermost module that failed; if all that is wanted is there, the trace
-        ends there.
+        replica: the model is only read, and the inputs are copied. Where something fails, `find_requested` is called
+        with the graph so far and the path of the innermost module that failed; if all that is requested is there, the
+        trace ends there.
 
         Raises:
             TraceError: what the root module itself does cannot be followed; the message says where and what to do.
         """
-        around = self.surroundings or Surroundings(
+        around = self.model_context or ModelContext(
             root, (args, kwargs), *self._autowrap, follows_wrapped=self._follows_wrapped
         )
         is_without_values = any(
@@ -142,10 +142,10 @@ class ExampleTracer:
             for enabled in gradients:
                 try:
                     conditions = Conditions("the example", is_real, enabled)
-                    return self.run_once(around, args, kwargs, wanted_in, conditions)
+                    return self.run_once(around, args, kwargs, find_requested, conditions)
                 except FeatxError:
                     raise
-                except NeedsValues as error:
+                except NeedsRealValues as error:
                     if is_real or is_without_values:
                         whose = "its weights have" if is_real else "the example has"
                         raise _error(around.traced, f"the model reads tensor values, and {whose} none", "") from error
@@ -157,10 +157,10 @@ class ExampleTracer:
             raise _error(around.traced, what, "") from errors[-1]
         raise errors[-1]
 
-    def _runs_untraced(self, around: Surroundings, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    def _runs_untraced(self, around: ModelContext, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Say whether the model runs on the example where nothing is recorded."""
         replica, tensors = around.replica(self.training, "all")
-        if not isinstance(replica.root, nn.Module) or any(tensor.is_meta for tensor in tensors.all):
+        if any(tensor.is_meta for tensor in tensors.all):
             return False
         with self.log.run(_name(around.traced), "the example, with nothing recorded", is_real=True):
             error = run_plainly(around, replica.root, args, kwargs)
@@ -169,29 +169,29 @@ class ExampleTracer:
 
     def run_once(
         self,
-        around: Surroundings,
+        around: ModelContext,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        wanted_in: WantedIn | None,
+        find_requested: RequestedNodeFinder | None,
         conditions: Conditions,
     ) -> ExampleTrace:
         """Trace under some conditions and no others; see `trace`.
 
         Raises:
-            NeedsValues: the model asks for a value that its tensors do not have. It is no Exception.
+            NeedsRealValues: the model asks for a value that its tensors do not have. It is no Exception.
             Diverged: it does not do what it did in `conditions.earlier`. It is no Exception either.
             TraceError: something cannot be followed.
         """
         modes = ThreadModes()
         try:
             try:
-                trace = self._run_until_done(around, args, kwargs, wanted_in, conditions)
+                trace = self._run_until_done(around, args, kwargs, find_requested, conditions)
                 if not self.keeps_replicas or (conditions.earlier is not None and conditions.before is None):
                     trace.drop_replica()
             except KeyboardInterrupt as error:
                 free_frames(error)
                 raise
-            except (Diverged, Disturbed, NeedsValues, Exception) as error:
+            except (Diverged, ThreadInterference, NeedsRealValues, Exception) as error:
                 if conditions.is_further:  # whoever asked for it goes on without it
                     free_frames(error)
                 raise
@@ -203,10 +203,10 @@ class ExampleTracer:
 
     def _run_until_done(
         self,
-        around: Surroundings,
+        around: ModelContext,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        wanted_in: WantedIn | None,
+        find_requested: RequestedNodeFinder | None,
         conditions: Conditions,
     ) -> ExampleTrace:
         """Run again for as long as a run finds out that something has to be otherwise from its start."""
@@ -230,35 +230,41 @@ class ExampleTracer:
                 trace.checks.absent, trace.checks.read_first = absent, read_first
             try:
                 with self.log.run(_name(around.traced), conditions.reason, is_real=conditions.is_real):
-                    trace.run(args, kwargs, wanted_in)
+                    trace.run(args, kwargs, find_requested)
                 break
             except (AttributeError, AssertionError, NameError) as error:
                 missing = {attribute for attribute in absent if attribute[1] == getattr(error, "name", None)}
                 if not missing:
                     if conditions.is_further and comes_from_featx(error):
-                        raise OwnFault(error) from error
+                        raise InternalTraceError(error) from error
                     raise
                 absent, read_first = absent - missing, read_first | missing
-            except Unfollowable as error:
+            except Untraceable as error:
                 # What is found when forward is over has no line of the model.
                 place = error.place if error.line != line else ""
                 raise _error(around.traced, error.what, place, error.advice) from error
-            except (Converts, WritesModel, RegistersHook, AssignedAnew, SharesInputs) as error:
+            except (
+                NeedsConversionTracking,
+                WritesSharedTensor,
+                NeedsHookDicts,
+                ReadOrderUnknown,
+                NeedsSharedInputs,
+            ) as error:
                 if before is not None:  # a call that has been broken off cannot come again on the same replica
                     raise Diverged from error
-                if isinstance(error, Converts):
+                if isinstance(error, NeedsConversionTracking):
                     around.converting.append(error.namespace)
-                elif isinstance(error, WritesModel):
+                elif isinstance(error, WritesSharedTensor):
                     copies_tensors = "all"
-                elif isinstance(error, RegistersHook):
+                elif isinstance(error, NeedsHookDicts):
                     own_hooks = True
-                elif isinstance(error, SharesInputs):
+                elif isinstance(error, NeedsSharedInputs):
                     shares_inputs = True
                 else:  # where forward reads it ahead of that, it will be missing
                     absent = {*absent, error.attribute}
-            except Disturbed as error:
-                is_sure = not isinstance(error, MayBeDisturbed) or self._may_be_disturbed
-                self.hears_calls, self._may_be_disturbed = self.hears_calls or is_sure, True
+            except ThreadInterference as error:
+                is_sure = not isinstance(error, PossibleThreadInterference) or self._may_be_disturbed
+                self.uses_profile_hook, self._may_be_disturbed = self.uses_profile_hook or is_sure, True
                 if before is not None:  # its replica has been called by then
                     raise
                 attempts -= 1

@@ -23,12 +23,12 @@ from featx.tracing.guards.guards import (
 )
 from featx.tracing.guards.structure import Path, contents_of, copy_structure, is_structure
 from featx.tracing.recording.lineage import Part
-from featx.tracing.signals import Unfollowable
+from featx.tracing.signals import Untraceable
 from featx.tracing.symbolic.inputs import type_of_option
 
 if TYPE_CHECKING:
     from featx.tracing.recording.recorder import Recorder
-    from featx.tracing.recording.results import Held, Results
+    from featx.tracing.recording.results import ContentsSnapshot, Results
 
 _PLAIN = (bool, int, float, complex, str, type(None))
 
@@ -40,7 +40,7 @@ def bind_example(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     stand_in: Callable[[torch.Tensor], torch.Tensor],
-) -> tuple[tuple[Any, ...], dict[str, Any], list[Held]]:
+) -> tuple[tuple[Any, ...], dict[str, Any], list[ContentsSnapshot]]:
     """Make a placeholder for each parameter in `signature`, and return what to call its function with.
 
     Tensors come from `stand_in`, and are followed, also inside of containers and objects. Everything else is part of
@@ -48,13 +48,13 @@ def bind_example(
 
     Raises:
         ArgumentTypeError: the example does not fit the signature.
-        Unfollowable: it holds something that cannot be compared with what a later call gives.
+        Untraceable: it holds something that cannot be compared with what a later call gives.
     """
     try:
         bound = signature.bind(*args, **kwargs)
     except TypeError as error:
         raise ArgumentTypeError(f"the example inputs do not fit forward{signature}: {error}") from error
-    given: list[Held] = []
+    given: list[ContentsSnapshot] = []
     for name, parameter in signature.parameters.items():
         stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
         is_given = name in bound.arguments
@@ -91,7 +91,7 @@ class _Followed:
     ) -> None:
         self._recorder, self._results = recorder, results
         # The containers and objects in it.
-        self.given: list[Held] = []
+        self.given: list[ContentsSnapshot] = []
         self._node = node
         self._name = str(node.target).lstrip("*")
         self._stand_in = stand_in
@@ -146,7 +146,7 @@ class _Followed:
 
     def _check_layout(self, tensor: torch.Tensor, path: Path) -> None:
         if tensor.is_nested:
-            raise Unfollowable(f"input '{self._name}' is a nested tensor, whose rows have lengths of their own,")
+            raise Untraceable(f"input '{self._name}' is a nested tensor, whose rows have lengths of their own,")
         if tensor.layout is not torch.strided:
             node = self._mark(getattr, (self._plain_node(self._part(path)), "layout"))
             self._mark(check_decision, (node, tensor.layout, f"the layout of input '{self._name}'"))
@@ -162,7 +162,7 @@ class _Followed:
         elif type(value).__name__ == "ndarray" and hasattr(value, "tobytes"):
             self._mark(check_array, (node, *description_of(value), where))
         else:
-            raise Unfollowable(
+            raise Untraceable(
                 f"{where} holds a {type(value).__name__}, which cannot be compared with that of a later call; give the "
                 "tensors in it as inputs, or in a list, a dict or an object with attributes,"
             )

@@ -68,7 +68,7 @@ class NumberTrace(Protocol):
 Disguise = Callable[[int | float], int | float]
 
 
-def larger(number: int | float, rank: int = 0) -> int | float:
+def disguise_as_larger(number: int | float, rank: int = 0) -> int | float:
     """Disguise a number as one that is larger, by so little that loops over it end, and has another remainder.
 
     It is larger by four times the least common multiple of 1 to 10, and one; for each `rank` by one multiple more.
@@ -76,12 +76,12 @@ def larger(number: int | float, rank: int = 0) -> int | float:
     return number + 10_081 + 2_520 * rank
 
 
-def smallest(number: int | float) -> int | float:
+def disguise_as_one(number: int | float) -> int | float:
     """Disguise a number as one."""
     return type(number)(1)
 
 
-def nothing(number: int | float) -> int | float:
+def disguise_as_zero(number: int | float) -> int | float:
     """Disguise a number as zero."""
     return type(number)(0)
 

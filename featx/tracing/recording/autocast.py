@@ -30,8 +30,8 @@ class AutocastModes:
         guard: adds a check that the value of a node is again what it is now.
 
     Attributes:
-        is_heard: whether such a region was heard, or code that asks for the state.
-        is_unclear: whether a region casts to a dtype that may be its own or the one that is set around the model.
+        was_observed: whether such a region was heard, or code that asks for the state.
+        has_ambiguous_dtype: whether a region casts to a dtype that may be its own, or that around the model.
     """
 
     def __init__(self, create_node: Callable[..., Node], guard: Callable[[Node, Any, str], Node]) -> None:
@@ -41,7 +41,7 @@ class AutocastModes:
         self._open: Counter[str] = Counter()
         self._entered: list[Node] = []
         self._asked: set[_State] = set()
-        self.is_heard = self.is_unclear = False
+        self.was_observed = self.has_ambiguous_dtype = False
 
     def mark(self) -> tuple[_Present, list[Node]]:
         """Return what `forget` needs to undo what is recorded from now on."""
@@ -52,22 +52,22 @@ class AutocastModes:
         self._present, self._entered = mark
 
     def on_call(self, frame: FrameType, event: str, called: Any) -> None:
-        """Hear a call of the model's code, see `CallListener`."""
+        """Hear a call of the model's code, see `ProfileCallback`."""
         if event == "call":
             code, local = frame.f_code, frame.f_locals
             if code is _ENTER:
                 self._open[local["self"].device] += 1
-                self.is_heard = True
+                self.was_observed = True
             elif code is _EXIT:
                 self._open[local["self"].device] -= 1
             elif code is _INIT and local["enabled"] and local["dtype"] is None:
-                self.on_question()
-        elif event == "c_call" and called in _QUESTIONS and _is_of_model(frame):
-            self.on_question()
+                self.record_state()
+        elif event == "c_call" and called in _MODE_QUERIES and _is_of_model(frame):
+            self.record_state()
 
-    def on_question(self) -> None:
+    def record_state(self) -> None:
         """Record that the state must be the present one when the graph runs, since forward goes by it."""
-        self.is_heard = True
+        self.was_observed = True
         state = _state()
         if state in self._asked:
             return
@@ -89,7 +89,7 @@ class AutocastModes:
         for each, outside in zip(state, self._outside, strict=True):
             device, enabled, dtype = each
             if each != outside or device in present[1]:
-                self.is_unclear = self.is_unclear or (enabled and dtype is outside[2])
+                self.has_ambiguous_dtype = self.has_ambiguous_dtype or (enabled and dtype is outside[2])
                 arguments: tuple[Any, ...] = (device, dtype, enabled, torch.is_autocast_cache_enabled())
                 self._entered.append(self._create_node("call_function", autocast_mode._enter_autocast, arguments, {}))
 
@@ -112,7 +112,7 @@ def _state() -> _State:
 _OFF: _State = tuple((device, False, torch.get_autocast_dtype(device)) for device in DEVICES)
 _INIT, _ENTER, _EXIT = (getattr(torch.autocast, name).__code__ for name in ("__init__", "__enter__", "__exit__"))
 _OF_AUTOCAST = {_INIT, _ENTER, _EXIT}
-_QUESTIONS = {
+_MODE_QUERIES = {
     torch.is_autocast_enabled, torch.is_autocast_cpu_enabled, torch._C._is_any_autocast_enabled,
     torch.get_autocast_dtype, torch.get_autocast_cpu_dtype, torch.get_autocast_gpu_dtype,
 }  # fmt: skip

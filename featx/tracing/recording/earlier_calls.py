@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from featx.tracing.signals import LeftBehind
+from featx.tracing.signals import UnsupportedSideEffect
 from featx.tree import tree_leaves
 
 
@@ -27,4 +27,4 @@ class EarlierCalls:
     def refuse(self, *values: Any) -> None:
         """Raise where one of these is a tensor that an earlier call has computed from its inputs."""
         if self.from_inputs and any(id(leaf) in self.from_inputs for leaf in tree_leaves(values)):
-            raise LeftBehind("forward reads what it has computed from the inputs of an earlier call")
+            raise UnsupportedSideEffect("forward reads what it has computed from the inputs of an earlier call")

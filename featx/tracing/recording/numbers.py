@@ -15,15 +15,15 @@ from featx.tracing.guards.scalars import (
     Disguise,
     TracedFloat,
     TracedInt,
-    larger,
+    disguise_as_larger,
     pinned,
     plain_number,
     plain_numbers,
     traced_number,
 )
 from featx.tracing.recording.lineage import Origin
-from featx.tracing.signals import Converts
-from featx.tracing.source.questions import is_comparison, writes_a_message
+from featx.tracing.signals import NeedsConversionTracking
+from featx.tracing.source.syntax_queries import is_comparison, writes_a_message
 
 if TYPE_CHECKING:
     from featx.tracing.recording.recorder import Recorder
@@ -39,8 +39,8 @@ class Numbers:
             that differ disguised.
         disguise: as what it sees them.
         disguised: the positions of further numbers that are disguised.
-        were_seen: whether Python has seen a size, so that it may have made something of it that no node shows.
-        shapes_were_seen: whether it has seen a whole shape, of which Python may count the dimensions unheard.
+        sizes_were_read: whether Python has seen a size, so that it may have made something of it that no node shows.
+        shapes_were_read: whether it has seen a whole shape, of which Python may count the dimensions unheard.
         ties: for each call of `min` or `max` on sizes, whether several of them were the extreme.
         expected_ties: those of the earlier trace.
         converting: the globals in which calls of `int`, `float` and `len` are followed.
@@ -52,12 +52,12 @@ class Numbers:
         self.values: list[int | float] = []
         self.origins: list[Origin] = []
         self.expected: list[int | float] | None = None
-        self.disguise: Disguise = larger
+        self.disguise: Disguise = disguise_as_larger
         self.disguised: frozenset[int] = frozenset()
         # By what a number was in the earlier trace: what such numbers are in this one, in order.
         self._values_by_earlier: dict[int | float, dict[int | float, int]] = {}
-        self.were_seen = False
-        self.shapes_were_seen = False
+        self.sizes_were_read = False
+        self.shapes_were_read = False
         self.ties: list[bool] = []
         self.expected_ties: list[bool] = []
         self.converting: list[dict[str, Any]] = []
@@ -78,15 +78,15 @@ class Numbers:
         return traced_number(value, origin, self, self._disguised(value, value if earlier is None else earlier))
 
     def _disguised(self, value: int | float, earlier: int | float) -> int | float:
-        # Disguising the earlier value makes sure that the remainders differ from the earlier run. Numbers that were equal, and
-        # are not any more, are shown as different ones: C code may compare height and width.
+        # Disguising the earlier value makes sure that the remainders differ from the earlier run. Numbers that were
+        # equal then and differ now are shown as different ones: C code may compare height and width.
         values = self._values_by_earlier.setdefault(earlier, {})
         rank = values.setdefault(value, len(values))
-        return larger(earlier, rank) if self.disguise is larger else self.disguise(earlier)
+        return disguise_as_larger(earlier, rank) if self.disguise is disguise_as_larger else self.disguise(earlier)
 
     def new_sizes(self, sizes: list[int], origins: list[Any]) -> list[Any]:
         """Return the sizes of a tensor so, of which the model sees all."""
-        self.were_seen = self.shapes_were_seen = True
+        self.sizes_were_read = self.shapes_were_read = True
         return [self.new(plain_number(size), origin) for size, origin in zip(sizes, origins, strict=True)]
 
     # -- what traced numbers ask -------------------------------------------------------------------------------------
@@ -103,13 +103,13 @@ class Numbers:
         """Ask for another trace, which follows what the running code converts, where that can be.
 
         Raises:
-            Converts: it can.
+            NeedsConversionTracking: it can.
         """
         frame = self._recorder.model_frame()
         if frame is None or any(frame.f_globals is known for known in self.converting):
             return
         if converts_by_calls_alone(frame):
-            raise Converts(frame.f_globals)
+            raise NeedsConversionTracking(frame.f_globals)
 
     def is_message(self) -> bool:
         """Say whether the text that the running code makes only tells a person something."""
@@ -159,7 +159,7 @@ class Numbers:
         if isinstance(result, bool) or not isinstance(result, (int, float)):
             return result
         node = recorder.add_node("call_function", function, arguments, {}, None, None)
-        self.were_seen = True
+        self.sizes_were_read = True
         return self.new(result, node)
 
     def _convert(self, kind: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -16,7 +16,6 @@ from featx.ir.arguments import Argument
 from featx.ir.graph import Graph
 from featx.ir.memory import memory_of
 from featx.ir.node import Node, Target
-from featx.tracing.base import TracerBase
 from featx.tracing.environment.interrupts import Interrupts
 from featx.tracing.guards.forms import attributes_given_to, form_of, form_of_result
 from featx.tracing.guards.guards import check_decision, check_form, check_is_tensor, check_result
@@ -27,17 +26,18 @@ from featx.tracing.recording.grad_modes import GradModes
 from featx.tracing.recording.lineage import Lineage, Origin, Part
 from featx.tracing.recording.naming import QualifiedNames
 from featx.tracing.recording.numbers import Numbers
-from featx.tracing.recording.whole_call import WholeCall
+from featx.tracing.recording.opaque_call import OpaqueCall
 from featx.tracing.replica.hooks import tensors_kept_by_hooks
-from featx.tracing.replica.replica import Replica, WritesModel
-from featx.tracing.signals import Enough, NeedsValues, Unfollowable, Unholdable
+from featx.tracing.replica.replica import Replica, WritesSharedTensor
+from featx.tracing.signals import AllNeededRecorded, NeedsRealValues, UnsupportedValue, Untraceable
 from featx.tracing.source.frames import Line, describe, user_frame
 from featx.tracing.stand_ins.stand_ins import StandIns
 from featx.tracing.symbolic.tracer import Scope
+from featx.tracing.tracer_base import TracerBase
 
 if TYPE_CHECKING:
     from featx.tracing.checks.replay import Record
-    from featx.tracing.example.surroundings import Surroundings
+    from featx.tracing.example.model_context import ModelContext
 
 # Nodes that may be recorded before it is clear that the module that they are in is kept whole.
 _TAKEN_BACK = 100
@@ -50,7 +50,7 @@ class Recorder(TracerBase):
     """The graph of one trace on an example.
 
     Args:
-        surroundings: what is traced.
+        model_context: what is traced.
         replica: the copy of it that runs.
         owned: the paths of the tensors of the replica, by their ids.
         is_real: whether tensors have values.
@@ -72,7 +72,7 @@ class Recorder(TracerBase):
         dtype_checks: the checks of dtypes that Python has seen.
         versions: the tensors that nodes gave, with the version that they had then.
         memories: the tensors that are followed, with their memory.
-        uncounted: memory that may be written without a new version.
+        untracked_memory: memory that may be written without a new version.
         has_dynamic_shape: whether a kernel has run, since the last named node, whose result depends on values in its
             shape.
         most_nodes: how many nodes there may be; None is any number.
@@ -81,13 +81,13 @@ class Recorder(TracerBase):
     """
 
     def __init__(
-        self, surroundings: Surroundings, replica: Replica, owned: dict[int, str], *, is_real: bool, keep_source: bool
+        self, model_context: ModelContext, replica: Replica, owned: dict[int, str], *, is_real: bool, keep_source: bool
     ) -> None:
         self.graph = Graph(tracer_cls=type(self))
         self.names = QualifiedNames()
         self.lineage = Lineage()
         self.scope = Scope("", None, {})
-        self.whole = WholeCall()
+        self.whole = OpaqueCall()
         self.stand_ins = StandIns(owned)
         self.numbers = Numbers(self)
         self.earlier = EarlierCalls()
@@ -95,7 +95,7 @@ class Recorder(TracerBase):
         self.autocast_modes = AutocastModes(self.add_unnamed_node, self.guard)
         self.is_real = is_real
         self.owned = owned
-        self.device: torch.device = surroundings.device
+        self.device: torch.device = model_context.device
         self.interrupts = Interrupts()
         self.caller: FrameType | None = None
         self.codes: set[CodeType] = set()
@@ -103,19 +103,19 @@ class Recorder(TracerBase):
         self.dtype_checks: list[Node] = []
         self.versions: list[tuple[Node, torch.Tensor, int]] = []
         self.memories: list[tuple[torch.Tensor, int]] = []
-        self.uncounted: set[int] = set()
+        self.untracked_memory: set[int] = set()
         self.has_dynamic_shape = False
         self.most_nodes: int | None = None
         self.needed: int | None = None
         self.call_record: Record | None = None
-        self._hooked = surroundings.hooked
-        self._model = surroundings.root
+        self._hooked = model_context.hooked
+        self._model = model_context.root
         self._replica = replica
         self._keep_source = keep_source
         # The nodes that read tensors of the model, by path.
         self._reads: dict[str, Node] = {}
         # Whether new nodes get no qualified name, because the model made no call for them.
-        self._is_aside = False
+        self._makes_unnamed_nodes = False
         self._named: set[Node] = set()
 
     def model_frame(self) -> FrameType | None:
@@ -127,13 +127,13 @@ class Recorder(TracerBase):
         """Let the trace run for real on copies of the parameters, for code that reads or adds to their gradients.
 
         Raises:
-            NeedsValues: it does not run for real.
-            WritesModel: it does, on the parameters of the model.
+            NeedsRealValues: it does not run for real.
+            WritesSharedTensor: it does, on the parameters of the model.
         """
         if not self.is_real:
-            raise NeedsValues
+            raise NeedsRealValues
         if self._replica.shares_parameters:
-            raise WritesModel
+            raise WritesSharedTensor
 
     def note_dynamic_shape(self) -> None:
         """Take note that a kernel runs whose result has a shape that depends on values."""
@@ -198,7 +198,7 @@ class Recorder(TracerBase):
         """Return the path of a module in the root, the first one where it has several."""
         path = self._replica.paths.get(module)
         if path is None:
-            raise Unfollowable(f"a {type(module).__name__} that is not registered as a submodule is used")
+            raise Untraceable(f"a {type(module).__name__} that is not registered as a submodule is used")
         return path
 
     # -- nodes -------------------------------------------------------------------------------------------------------
@@ -208,26 +208,26 @@ class Recorder(TracerBase):
         if isinstance(origin, Node):
             return origin
         node = origin.node
-        if self._is_aside:
+        if self._makes_unnamed_nodes:
             return self.add_unnamed_node("call_function", origin.function, (self.node_of(origin.owner), origin.key), {})
         if node is None or node.is_erased:
             owner = self.node_of(origin.owner)
             if self._is_named(owner):
                 node = self.add_node("call_function", origin.function, (owner, origin.key), {}, None, None)
-                if owner.meta.get("is_whole") or owner.meta.get("is_part_of_whole"):
-                    node.meta["is_part_of_whole"] = True
+                if owner.meta.get("is_opaque_module") or owner.meta.get("is_part_of_opaque"):
+                    node.meta["is_part_of_opaque"] = True
             else:
                 node = self.add_unnamed_node("call_function", origin.function, (owner, origin.key), {}, None)
             origin.node = node
         return node
 
-    def node_of_aside(self, origin: Origin) -> Node:
+    def unnamed_node_of(self, origin: Origin) -> Node:
         """Return a node for an origin that counts in no name; of a part, one that nothing else uses."""
-        was, self._is_aside = self._is_aside, True
+        was, self._makes_unnamed_nodes = self._makes_unnamed_nodes, True
         try:
             return self.node_of(origin)
         finally:
-            self._is_aside = was
+            self._makes_unnamed_nodes = was
 
     def add_node(
         self, op: str, target: Target, args: tuple[Argument, ...], kwargs: dict[str, Argument], stem: str | None,
@@ -251,14 +251,14 @@ class Recorder(TracerBase):
         """Add a node for what the model does without a call of its own: checks, attributes, parts, modes.
 
         Raises:
-            Unfollowable: forward has switched a mode that no graph can switch.
+            Untraceable: forward has switched a mode that no graph can switch.
             Diverged: there are too many nodes.
         """
         self.autocast_modes.follow()
         if torch.is_inference_mode_enabled():
-            raise Unfollowable("forward enters torch.inference_mode")
+            raise Untraceable("forward enters torch.inference_mode")
         if torch.is_grad_enabled() is not self.grad_modes.is_enabled:
-            raise Unfollowable(
+            raise Untraceable(
                 "the gradient mode is switched outside of recorded calls, as torch.autograd.Function and reentrant "
                 "checkpoints do,"
             )
@@ -267,13 +267,13 @@ class Recorder(TracerBase):
         # What is recorded and taken back counts for a while.
         needed = self.needed
         if needed is not None and len(self.graph.nodes) > needed + _TAKEN_BACK and not self.whole.depth:
-            raise Enough
+            raise AllNeededRecorded
         node = self.graph.create_node(op, target, args, kwargs, name)
         node.meta["nn_module_stack"] = self.scope.stack
         return node
 
     @property
-    def has_enough(self) -> bool:
+    def has_all_needed_nodes(self) -> bool:
         """Whether all nodes are there that matter."""
         return self.needed is not None and len(self.graph.nodes) >= self.needed
 
@@ -289,12 +289,12 @@ class Recorder(TracerBase):
     def mark_overwritten(self) -> None:
         """Mark the nodes whose tensors were written after the nodes gave them, at the end of the trace."""
         for node, tensor, version in self.versions:
-            node.meta["is_overwritten"] = tensor._version != version or memory_of(tensor) in self.uncounted
+            node.meta["is_overwritten"] = tensor._version != version or memory_of(tensor) in self.untracked_memory
 
     def writes_inputs(self) -> bool:
         """Say whether an input was written since forward got it."""
         return any(
-            tensor._version != version or memory_of(tensor) in self.uncounted
+            tensor._version != version or memory_of(tensor) in self.untracked_memory
             for node, tensor, version in self.versions
             if node.op == "placeholder"
         )
@@ -323,7 +323,7 @@ class Recorder(TracerBase):
             have_values: whether the call got tensors with values.
 
         Raises:
-            Unfollowable: there is an object in it that may depend on values, and of which no check can tell.
+            Untraceable: there is an object in it that may depend on values, and of which no check can tell.
         """
         form, form_with_contents = form_of(value), form_of_result(value)
         if isinstance(value, torch.Tensor) and not attributes_given_to(value):
@@ -333,9 +333,9 @@ class Recorder(TracerBase):
         elif form_with_contents is not None:
             self._check_form(node, check_result, form_with_contents, what)
         elif have_values:
-            raise Unfollowable(f"{what} contains an object that cannot be compared with that of a later call,")
+            raise Untraceable(f"{what} contains an object that cannot be compared with that of a later call,")
         else:  # a trace at other sizes tells whether it depends on those
-            self.numbers.were_seen = True
+            self.numbers.sizes_were_read = True
 
     def _check_form(self, node: Node, check: Callable[..., None], *arguments: Any) -> None:
         added = self.add_unnamed_node("call_function", check, (node, *arguments), {})
@@ -365,13 +365,13 @@ class Recorder(TracerBase):
             return a if kind is torch.device else self.create_args(a)
         return super().create_arg(a)
 
-    def create_arg_aside(self, a: Any) -> Argument:
+    def create_unnamed_arg(self, a: Any) -> Argument:
         """Do as `create_arg`, with nodes that count in no name and that nothing else uses."""
-        self._is_aside = True
+        self._makes_unnamed_nodes = True
         try:
             return self.create_arg(a)
         finally:
-            self._is_aside = False
+            self._makes_unnamed_nodes = False
 
     def create_other_arg(self, a: Any) -> Argument:
         """Turn tensors of other classes, modules and generators into arguments, and all else as every tracer does."""
@@ -380,27 +380,29 @@ class Recorder(TracerBase):
         if isinstance(a, nn.Module):
             return self.add_unnamed_node("get_attr", self.path_of_module(a), (), {})
         if isinstance(a, torch.Generator):
-            raise Unfollowable("a random generator is passed to a call")
+            raise Untraceable("a random generator is passed to a call")
         origin = self.lineage.get(a)
         if origin is not None:
             return self.node_of(origin)
         try:
             return super().create_other_arg(a)
         except ArgumentTypeError:
-            raise Unholdable(f"a {type(a).__name__}, which no graph can hold, is passed on or returned", a) from None
+            raise UnsupportedValue(
+                f"a {type(a).__name__}, which no graph can hold, is passed on or returned", a
+            ) from None
 
     def _tensor(self, tensor: torch.Tensor) -> Argument:
         origin = self.lineage.get(tensor)
         if origin is not None:
             return self.node_of(origin)
         if self._hooked and id(tensor) in self._kept_by_hooks:
-            raise Unfollowable(STORED_BY_HOOK)
+            raise Untraceable(STORED_BY_HOOK)
         self.earlier.refuse(tensor)
         path = self.owned.get(id(tensor))
         if path is None:
             return self._constant(tensor)
         node = self._reads.get(path)
-        if self._is_aside:
+        if self._makes_unnamed_nodes:
             return self.add_unnamed_node("get_attr", path, (), {})
         if node is None or node.is_erased:
             if isinstance(tensor, nn.Parameter):
@@ -425,14 +427,14 @@ class Recorder(TracerBase):
         if id(tensor) in self.earlier.constants:
             return tensor
         if isinstance(tensor, nn.Parameter):
-            raise Unfollowable(
+            raise Untraceable(
                 f"a parameter of shape {tuple(tensor.shape)} that the model does not own is used",
                 advice="register the module that has it: as an attribute, or in an nn.ModuleList in place of a list",
             )
         if is_functorch_wrapped_tensor(tensor):
-            raise Unfollowable("a function of torch.func (vmap, grad) calls torch")
+            raise Untraceable("a function of torch.func (vmap, grad) calls torch")
         if self.is_unseen(tensor):
-            raise Unfollowable("a tensor is used that no recorded call returned")
+            raise Untraceable("a tensor is used that no recorded call returned")
         return self._replica.original_of(tensor)  # where a trace for real has a copy of it
 
     @functools.cached_property

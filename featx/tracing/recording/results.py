@@ -17,10 +17,10 @@ from featx.tracing.guards.scalars import plain_number
 from featx.tracing.guards.structure import Path, contents_of, is_structure, parts_of
 from featx.tracing.recording.lineage import Origin, Part
 from featx.tracing.recording.recorder import Recorder
-from featx.tracing.source.questions import what_follows
+from featx.tracing.source.syntax_queries import what_follows
 
 # Where a container or an object is from, the object, and what it held when forward got it.
-Held = tuple[str, Any, dict[Any, Any]]
+ContentsSnapshot = tuple[str, Any, dict[Any, Any]]
 # What is the same object wherever it comes from.
 _SHARED = (type, enum.Enum, torch.nn.Module, slice, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
 
@@ -31,7 +31,7 @@ class Results:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         # The objects that calls gave, and what they held then.
-        self.objects: list[Held] = []
+        self.objects: list[ContentsSnapshot] = []
 
     def follow(self, value: Any, origin: Origin, frame: FrameType | None) -> Any:
         """Return the value of `origin` so that whatever is done with it, or with a part of it, is followed.
@@ -54,7 +54,7 @@ class Results:
             recorder.guard(recorder.node_of(origin), value, "an answer")
             return value
         if isinstance(value, (int, float)):
-            recorder.numbers.were_seen = True
+            recorder.numbers.sizes_were_read = True
             return recorder.numbers.new(plain_number(value), origin)
         if isinstance(value, torch.device):
             recorder.lineage.put(value, origin)
@@ -153,7 +153,7 @@ class Results:
             self.follow(tensor, origin, None)
             return
         # Which of the two the code means from now on cannot be heard, so they must stay one.
-        both = recorder.node_of_aside(origin), recorder.create_arg_aside(tensor)
+        both = recorder.unnamed_node_of(origin), recorder.create_unnamed_arg(tensor)
         same = recorder.add_unnamed_node("call_function", operator.is_, both, {})
         recorder.guard(same, True, "whether a tensor in what a call gives is one that the model had")
 

@@ -68,14 +68,14 @@ def mode_of(module: nn.Module) -> bool:
     return module.training
 
 
-def listen(modules: Iterable[nn.Module], reads: ModeReads) -> None:
+def record_mode_reads(modules: Iterable[nn.Module], reads: ModeReads) -> None:
     """Let `reads` hear of every read of `training` in the modules of a replica. O(modules).
 
     The attribute is taken away, and answered from where submodules are looked up. Code that looks for it in
     `vars(module)` fails. Where some module cannot be listened to, `reads` is told that one was read.
     """
     modules = list(modules)
-    if not all(map(_can_be_heard, modules)):
+    if not all(map(_supports_recording, modules)):
         reads.any = True
         return
     for module in modules:
@@ -97,7 +97,7 @@ def has_set_mode(module: nn.Module) -> bool:
     return type(module._modules) is _Submodules and "training" in module.__dict__
 
 
-def _can_be_heard(module: nn.Module) -> bool:
+def _supports_recording(module: nn.Module) -> bool:
     """Say whether the mode of a module is nothing but an attribute."""
     return (
         ("training" in module.__dict__ or type(module._modules) is _Submodules)

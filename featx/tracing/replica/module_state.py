@@ -18,7 +18,7 @@ _ABSENT = object()
 _PLAIN = frozenset({bool, int, float, complex, str, type(None)})
 _KEPT = _PLAIN | {list, dict, set}
 # Not put back: what nn.Module itself keeps, which other threads may change meanwhile, and what the trace lays over it.
-_LEFT_ALONE = frozenset({*nn.Module().__dict__, "_call_impl", "_compiled_call_impl"})
+_NOT_RESTORED = frozenset({*nn.Module().__dict__, "_call_impl", "_compiled_call_impl"})
 
 
 class ModuleState:
@@ -32,7 +32,7 @@ class ModuleState:
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._count = len(module.__dict__)
-        self._attributes = {name: value for name, value in module.__dict__.items() if name not in _LEFT_ALONE}
+        self._attributes = {name: value for name, value in module.__dict__.items() if name not in _NOT_RESTORED}
         self._buffers = dict(module._buffers)
         # Random generators of the model's own, with what leads back to their state.
         self._generators = [(value, _state_of(value)) for value in self._attributes.values() if _is_generator(value)]
@@ -80,7 +80,7 @@ class ModuleState:
         return [
             name
             for name, value in state.items()
-            if name not in self._attributes and name not in _LEFT_ALONE and type(value) in _KEPT
+            if name not in self._attributes and name not in _NOT_RESTORED and type(value) in _KEPT
         ]
 
     def grown_containers(self) -> list[tuple[str, list[Any]]]:
@@ -109,7 +109,7 @@ class ModuleState:
         return [
             (name, tensor)
             for name, value in state.items()
-            if name not in _LEFT_ALONE and value is not self._attributes.get(name)
+            if name not in _NOT_RESTORED and value is not self._attributes.get(name)
             for tensor in _tensors_in(value)
         ]
 
@@ -146,7 +146,7 @@ class ModuleState:
                 if now is not before and (type(before) not in _PLAIN or type(now) is not type(before) or now != before):
                     return name
             for name in state:
-                if name not in attributes and name not in _LEFT_ALONE:
+                if name not in attributes and name not in _NOT_RESTORED:
                     return name
         for name, buffer in self._module._buffers.items():
             if buffer is not self._buffers.get(name):
@@ -160,7 +160,7 @@ class ModuleState:
     def restore(self, is_of_trace: Callable[[Any], bool]) -> None:
         """Put plain attributes and their items back, and buffers that now hold something of the trace."""
         state = self._module.__dict__
-        for name in [name for name in state if name not in self._attributes and name not in _LEFT_ALONE]:
+        for name in [name for name in state if name not in self._attributes and name not in _NOT_RESTORED]:
             del state[name]
         for name, value in self._attributes.items():
             if name not in state or state[name] is not value:

@@ -25,7 +25,7 @@ from typing import Any, cast
 import torch
 
 from featx.tracing.replica.containers import DEPTH_IN_MODULES, LARGE
-from featx.tracing.signals import Unfollowable
+from featx.tracing.signals import Untraceable
 
 _ATOMS = frozenset(
     {
@@ -144,7 +144,7 @@ class UncopiedIterator:
         return self
 
     def __next__(self) -> Any:
-        raise Unfollowable(f"forward advances a {self._kind} that is kept between calls")
+        raise Untraceable(f"forward advances a {self._kind} that is kept between calls")
 
     send = throw = close = lambda self, *args: next(self)
 

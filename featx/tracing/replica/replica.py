@@ -39,14 +39,14 @@ _HOOKS = (*_FORWARD_HOOKS, *_OTHER_HOOKS)
 _LOOKED_AFTER = frozenset({"training", "_parameters", "_buffers", *_HOOKS})
 
 
-class WritesModel(BaseException):
+class WritesSharedTensor(BaseException):
     """A tensor that the replica shares with the model is about to be written.
 
     No Exception, so that no model catches it.
     """
 
 
-class RegistersHook(BaseException):
+class NeedsHookDicts(BaseException):
     """Forward registers a hook on a module of a replica that has no dicts of its own for hooks.
 
     No Exception, so that no model catches it.
@@ -57,7 +57,7 @@ class _NoHooks(OrderedDict[int, Any]):
     """The empty dict of hooks of many modules."""
 
     def __setitem__(self, key: int, value: Any) -> None:
-        raise RegistersHook
+        raise NeedsHookDicts
 
     def __reduce__(self) -> tuple[Any, ...]:
         return OrderedDict, ()  # a copy of a module that forward makes has its own
@@ -223,7 +223,7 @@ class Replica:
 
         def refuse_write(kernel: object, written: list[torch.Tensor]) -> None:
             if not self._copies_parameters and not owned.isdisjoint(map(memory_of, written)):
-                raise WritesModel
+                raise WritesSharedTensor
 
         with Kernels(lambda kernel, tensors: None, refuse_write):
             self.root.train(training)
@@ -266,13 +266,13 @@ def replica_of(
     """Return a replica in a mode; where its own `train` writes tensors, a replica that has copies of all of them."""
     try:
         return Replica(model, training, copies_tensors, own_hooks=own_hooks, namespaces=namespaces)
-    except WritesModel:
+    except WritesSharedTensor:
         return Replica(model, training, "all", namespaces=namespaces)
-    except RegistersHook:
+    except NeedsHookDicts:
         return replica_of(model, training, copies_tensors, namespaces=namespaces)
 
 
-def in_mode(model: nn.Module, training: bool) -> nn.Module:
+def view_in_mode(model: nn.Module, training: bool) -> nn.Module:
     """Return a tree of modules that differs from the model in its modes alone, to be asked and not to be run.
 
     It shares everything else, so it holds for modules whose `train` does no more than to set flags. O(modules).

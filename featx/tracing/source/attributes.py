@@ -46,7 +46,7 @@ def is_read(kind: type, attribute: str) -> bool:
     return any(attribute in _names_in(each.__code__) and _reads(each, attribute) for each in _functions_of(kind))
 
 
-def is_asked_for(kind: type, attribute: str) -> bool:
+def is_tested_for(kind: type, attribute: str) -> bool:
     """Say whether such a function has the name of an attribute as a string: `hasattr(self, "calls")`."""
     return any(attribute in each.__code__.co_consts for each in _functions_of(kind))
 

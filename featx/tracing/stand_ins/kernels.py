@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from featx.ir.overloads import Signatures
 from featx.tracing.environment.compiler import not_compiled
-from featx.tracing.environment.generators import OwnGenerators
+from featx.tracing.environment.generators import TraceGenerators
 from featx.tree import tree_leaves
 
 OnKernel = Callable[[Any, list[torch.Tensor]], Any]
@@ -25,7 +25,7 @@ class Kernels(TorchDispatchMode):
     """Hands the kernels of one thread to a trace, while it is entered.
 
     Args:
-        on_unseen: is called with each kernel outside `seen`, and the tensors that it gets; what it returns is the
+        on_unrecorded: is called with each kernel outside `seen`, and the tensors that it gets; what it returns is the
             result of the kernel, if not None.
         on_write: is called, wherever it runs, with each kernel that may write, and the tensors that it may write; where
             it is given, kernels draw from generators of this trace alone. None costs nothing.
@@ -41,14 +41,14 @@ class Kernels(TorchDispatchMode):
         return False
 
     def __init__(
-        self, on_unseen: OnKernel, on_write: OnKernel | None, on_dynamic_shape: Callable[[], None] | None = None
+        self, on_unrecorded: OnKernel, on_write: OnKernel | None, on_dynamic_shape: Callable[[], None] | None = None
     ) -> None:
         super().__init__()
-        self._on_unseen = on_unseen
+        self._on_unseen = on_unrecorded
         self._on_dynamic_shape = on_dynamic_shape
         self.on_write = on_write
         self._signatures = Signatures()
-        self._generators = OwnGenerators()
+        self._generators = TraceGenerators()
         # How many calls that the trace knows of the running code is inside.
         self.depth = 0
         # How many elements have been computed, where `on_write` is given: a measure of time that is the same each time.

@@ -17,7 +17,7 @@ from torch import nn
 from featx.ir.memory import memory_of
 from featx.ir.operator_facts import draws_now, facts_of
 from featx.tracing.guards.scalars import TracedFloat, TracedInt, plain_numbers
-from featx.tracing.signals import NeedsValues
+from featx.tracing.signals import NeedsRealValues
 from featx.tracing.stand_ins.function_shapes import result_of
 from featx.tree import tree_leaves
 
@@ -104,7 +104,7 @@ class StandIns:
         known = self._made.get(id(tensor))
         return known is not None and known[1] is value
 
-    def stood_for(self) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+    def stand_ins_of_model(self) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
         """Return the stand-ins of the model's tensors with those tensors, by the ids of the stand-ins."""
         return {id(twin): (twin, real) for real, twin in self._made.values() if id(real) in self._owned}
 
@@ -116,7 +116,7 @@ class StandIns:
         Random numbers are not known either, unless it `may_draw` them.
 
         Raises:
-            NeedsValues: the form of the result depends on values of inputs.
+            NeedsRealValues: the form of the result depends on values of inputs.
         """
         name = function.__name__
         given = (*args, *kwargs.values()) if kwargs else args
@@ -167,7 +167,7 @@ class StandIns:
             form = self._run_on(self.new, function, args, kwargs)  # which writes nothing of the trace
         except Exception:
             if is_of_values:
-                raise NeedsValues from None
+                raise NeedsRealValues from None
             return function(*args, **kwargs)  # which fails too, and says why
         forms = [leaf for leaf in tree_leaves(form) if isinstance(leaf, torch.Tensor)]
         if any(leaf.numel() > _SMALL for leaf in forms):
@@ -175,7 +175,7 @@ class StandIns:
         result = function(*args, **kwargs)
         leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         if [leaf.shape for leaf in leaves] != [leaf.shape for leaf in forms]:
-            raise NeedsValues
+            raise NeedsRealValues
         if is_of_values:
             self._known.update((id(leaf), leaf) for leaf in leaves)
         return result

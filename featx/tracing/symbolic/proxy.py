@@ -13,12 +13,12 @@ import torch
 from featx.errors import ControlFlowError, TraceError
 from featx.ir.names import name_of_target
 from featx.tracing.source.frames import describe, is_library_code, user_frame
-from featx.tracing.source.questions import is_assertion, is_type_question, unpacked_count
-from featx.tracing.symbolic.kinds import kind_of
+from featx.tracing.source.syntax_queries import is_assertion, is_type_question, unpacked_count
+from featx.tracing.symbolic.value_types import value_type_of
 
 if TYPE_CHECKING:
     from featx.ir.node import Node
-    from featx.tracing.base import TracerBase
+    from featx.tracing.tracer_base import TracerBase
 
 # The operators that a proxy records as functions of the module operator.
 _BINARY = ["add", "sub", "mul", "floordiv", "truediv", "mod", "pow", "lshift", "rshift", "and_", "or_", "xor", "matmul"]
@@ -38,7 +38,7 @@ class Proxy:
 
     def __init__(self, node: Node, tracer: TracerBase | None = None) -> None:
         if tracer is None:
-            from featx.tracing.base import GraphAppendingTracer
+            from featx.tracing.tracer_base import GraphAppendingTracer
 
             tracer = GraphAppendingTracer(node.graph)
         state = self.__dict__  # past __setattr__, which is slower
@@ -133,7 +133,7 @@ class Proxy:
         frame = sys._getframe(1)
         if not is_type_question(frame) or frame.f_locals.get("self") is self.tracer:
             return type(self)
-        kind = kind_of(self.node, getattr(self.tracer, "root", None))
+        kind = value_type_of(self.node, getattr(self.tracer, "root", None))
         if kind is None:
             raise _refusal(self, "isinstance() of a traced value whose type is not known")
         return kind
@@ -141,7 +141,7 @@ class Proxy:
     @property
     def _is_param(self) -> bool:
         # What isinstance(x, nn.Parameter) goes by.
-        return kind_of(self.node, getattr(self.tracer, "root", None)) is torch.nn.Parameter
+        return value_type_of(self.node, getattr(self.tracer, "root", None)) is torch.nn.Parameter
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Proxy:
         return type(self)(memo.get(id(self.node), self.node), self.tracer)

@@ -19,14 +19,13 @@ from featx.ir.arguments import Argument
 from featx.ir.graph import Graph
 from featx.ir.node import Node, Target
 from featx.ir.operator_facts import facts_of, facts_of_call
-from featx.tracing.base import TracerBase
 from featx.tracing.environment.compiler import not_compiled
 from featx.tracing.environment.pass_through import PassThroughs
-from featx.tracing.environment.recursion import levels_of, room_for
+from featx.tracing.environment.recursion import nesting_depth_of, raised_recursion_limit
 from featx.tracing.environment.thread_modes import ThreadModes
-from featx.tracing.environment.wrapping import find_places, globals_of
+from featx.tracing.environment.wrapping import find_names_to_replace, globals_of
 from featx.tracing.recording.naming import QualifiedNames
-from featx.tracing.replica.mode_reads import ModeReads, has_set_mode, listen, mode_of
+from featx.tracing.replica.mode_reads import ModeReads, has_set_mode, mode_of, record_mode_reads
 from featx.tracing.replica.module_state import ModuleState
 from featx.tracing.replica.modules import intercept
 from featx.tracing.replica.replica import Replica, replica_of
@@ -35,6 +34,7 @@ from featx.tracing.symbolic.constants import RealTensors
 from featx.tracing.symbolic.inputs import bind_inputs, signature_of
 from featx.tracing.symbolic.proxy import ParameterProxy, Proxy, failure, find_proxy, refusal
 from featx.tracing.symbolic.proxyable import ProxyableClassMeta
+from featx.tracing.tracer_base import TracerBase
 
 
 class Scope:
@@ -146,10 +146,10 @@ class Tracer(TracerBase):
         self._training = {module: mode_of(module) for module in replica.paths}
         watched = ("_parameters", "_buffers") if self.proxy_buffer_attributes else ("_parameters",)
         if self.reads is not None:
-            listen(replica.paths, self.reads)
+            record_mode_reads(replica.paths, self.reads)
         intercept(replica.paths, self._on_call, self._on_read, watched=watched)
         namespaces = globals_of(function, map(type, replica.paths))
-        places = find_places(namespaces, self._autowrap_modules, self._autowrap_functions, is_recording=False)
+        places = find_names_to_replace(namespaces, self._autowrap_modules, self._autowrap_functions, is_recording=False)
         self._record(function, concrete_args, PassThroughs(places))
         if self.reads is not None:
             self.reads.any = self.reads.any or any(map(has_set_mode, replica.paths))
@@ -163,14 +163,14 @@ class Tracer(TracerBase):
 
         def restore() -> None:
             modes.leave()
-            passing.lift()
+            passing.uninstall()
 
         try:
             try:
-                passing.lay(self._refuse_draw)
+                passing.install(self._refuse_draw)
                 # Gradients are on, or a `no_grad` of the model would change nothing, and not be seen.
-                modes.enter(_Mode(self), None, gradients=True)
-                with room_for(levels_of(self.submodule_paths.values())):
+                modes.enter(_FunctionMode(self), None, gradients=True)
+                with raised_recursion_limit(nesting_depth_of(self.submodule_paths.values())):
                     self._run(function, concrete_args)
             finally:
                 restore()
@@ -403,7 +403,7 @@ def _parameter_proxy(tracer: Tracer, path: str, parameter: nn.Parameter, node: N
 def is_tracing() -> bool:
     """Say whether a symbolic trace runs in this thread."""
     modes: list[Any] = torch.overrides._get_current_function_mode_stack()
-    return any(isinstance(mode, _Mode) for mode in modes)
+    return any(isinstance(mode, _FunctionMode) for mode in modes)
 
 
 def _modes() -> tuple[int, bool]:
@@ -412,7 +412,7 @@ def _modes() -> tuple[int, bool]:
     return torch.autocast_decrement_nesting(), torch.is_inference_mode_enabled()
 
 
-class _Mode(TorchFunctionMode):
+class _FunctionMode(TorchFunctionMode):
     """Sees every torch call of this thread, those without a traced argument too."""
 
     def __init__(self, tracer: Tracer) -> None:

@@ -15,7 +15,7 @@ from featx.ir.graph import Graph
 from featx.tree import tree_leaves
 
 
-class Attempts:
+class RollbackRunner:
     """Runs graphs, and knows of each whether something is written or drawn ahead of one of its checks."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Attempts:
         Raises:
             TraceError: the graph does not hold for these inputs.
         """
-        if not self._leaves_traces_ahead_of_a_check(graph, module):
+        if not self._has_effects_before_check(graph, module):
             return run(*args, **kwargs)
         snapshot = _Snapshot(module, (args, kwargs))
         try:
@@ -54,7 +54,7 @@ class Attempts:
             snapshot.restore()
             raise
 
-    def _leaves_traces_ahead_of_a_check(self, graph: Graph, module: nn.Module) -> bool:
+    def _has_effects_before_check(self, graph: Graph, module: nn.Module) -> bool:
         known = self._known.get(graph)
         if known is None or known[0] != graph.edits:
             effects = Effects(graph, module)
@@ -69,8 +69,8 @@ class Attempts:
             known = self._known[graph] = (graph.edits, is_late)
         return known[1]
 
-    def __reduce__(self) -> tuple[type[Attempts], tuple[()]]:
-        return Attempts, ()
+    def __reduce__(self) -> tuple[type[RollbackRunner], tuple[()]]:
+        return RollbackRunner, ()
 
 
 class _Snapshot:

@@ -14,18 +14,18 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from featx.errors import TraceError
 from featx.tracing.environment.caches import Caches
-from featx.tracing.environment.heard_calls import is_of_workers
 from featx.tracing.environment.pass_through import PassThroughs
-from featx.tracing.environment.recursion import levels_of
-from featx.tracing.environment.wrapping import find_places, globals_of
+from featx.tracing.environment.profile_hook import is_threading_object
+from featx.tracing.environment.recursion import nesting_depth_of
+from featx.tracing.environment.wrapping import find_names_to_replace, globals_of
 from featx.tracing.replica.modules import has_hooks, has_own_call, walk_modules
 from featx.tracing.replica.replica import Replica, replica_of
-from featx.tracing.source.missed_writes import MissedWrites
+from featx.tracing.source.possible_writes import PossibleWrites
 from featx.tracing.symbolic.constants import memory_of, tensors_of
 from featx.tree import tree_leaves
 
 
-class Surroundings:
+class ModelContext:
     """The modules and tensors of a model, and the places in its code where a trace listens. O(modules + globals).
 
     Traces of one model that follow one another share it. The model is only read.
@@ -63,7 +63,7 @@ class Surroundings:
         paths = {module: path for path, module in walk_modules(self.root)}
         _refuse_uninitialized(paths)
         _refuse_ambiguous(paths)
-        self.levels = levels_of(paths.values())
+        self.levels = nesting_depth_of(paths.values())
         self.hooked = [path for module, path in paths.items() if has_hooks(module)]
         self._tensors = ModelTensors(paths)
         self.device = _device_of(self._tensors.all, example)
@@ -77,10 +77,10 @@ class Surroundings:
                     self.global_tensors.setdefault(memory_of(value), []).append(value)
         # By class of modules, the attributes that its forward assigns to other objects; traces find them out.
         self.assigned_to_others: dict[type, frozenset[str]] = {}
-        self.missed_writes = MissedWrites()
+        self.possible_writes = PossibleWrites()
         # The globals in which calls of `int`, `float` and `len` are followed; traces find them out.
         self.converting: list[dict[str, Any]] = []
-        places = find_places(
+        places = find_names_to_replace(
             self.namespaces, modules, functions, is_recording=True, follows_marked=follows_wrapped
         )  # fmt: skip
         self.passing = PassThroughs(places)
@@ -92,11 +92,11 @@ class Surroundings:
         return frozenset(map(memory_of, self._tensors.all))
 
     @functools.cached_property
-    def names_workers(self) -> bool:
+    def uses_threading(self) -> bool:
         """Whether the files of the model name something of threads or processes."""
-        return any(is_of_workers(value) for namespace in self.namespaces for value in list(namespace.values()))
+        return any(is_threading_object(value) for namespace in self.namespaces for value in list(namespace.values()))
 
-    def look_at_caches(self) -> None:
+    def refresh_caches(self) -> None:
         """Let `caches` tell what they hold now, ahead of a trace. O(names), and fast where nothing has changed."""
         if not self.caches.are_untouched():
             self.caches = Caches(self.namespaces, self.kinds)

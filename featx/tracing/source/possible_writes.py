@@ -14,7 +14,7 @@ from featx.tracing.source.argument_use import WritingLines, may_return_argument,
 from featx.tracing.source.frames import Line
 
 
-class MissedWrites:
+class PossibleWrites:
     """Lines of modules and functions that may write an input and did not run. The source is read once per class."""
 
     def __init__(self) -> None:
@@ -56,13 +56,13 @@ class MissedWrites:
         return known
 
 
-class ReturnedInputs:
+class PossiblyReturnedInputs:
     """What may return an input, or a part of one, as far as its code tells. That is read once for each class."""
 
     def __init__(self) -> None:
         self._known: dict[type, bool] = {}
 
-    def may_be_from(self, called: Any) -> bool:
+    def can_return_input(self, called: Any) -> bool:
         """Say whether a function, or a module or one inside it, may return an input of its own. O(modules inside)."""
         if isinstance(called, nn.Module):
             return any(self._by_class(type(inner)) for inner in modules_of(called))

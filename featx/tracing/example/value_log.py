@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from featx.tracing.guards.scalars import Diverged
-from featx.tracing.signals import NeedsValues
+from featx.tracing.signals import NeedsRealValues
 
 
-class Answers:
+class ValueLog:
     """The answers that one trace got to its questions for values, in order, by the names of the questions."""
 
     def __init__(self) -> None:
@@ -34,11 +34,11 @@ class Answers:
         """Return what the earlier trace was answered to its next question.
 
         Raises:
-            NeedsValues: there is none.
+            NeedsRealValues: there is none.
             Diverged: it asked something else.
         """
         if not self._expected:
-            raise NeedsValues
+            raise NeedsRealValues
         asked, answer = self._expected.popleft()
         if asked != name:
             raise Diverged

@@ -24,7 +24,7 @@ _TENSOR_MODULES = (
 _NOT_ONE_TENSOR = (nn.MultiheadAttention, nn.Sequential, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.ModuleList)
 
 
-def kind_of(node: Node, root: nn.Module | None) -> type | None:
+def value_type_of(node: Node, root: nn.Module | None) -> type | None:
     """Return torch.Tensor, int, float, bool, torch.Size or tuple where the value is one for sure, else None.
 
     O(nodes that it is computed from); without recursion, for chains of any length.

@@ -22,7 +22,7 @@ from featx.tree import tree_map
 
 
 @contextmanager
-def model_kept(
+def preserve_model(
     module: nn.Module, graph: Graph, inputs: Iterable[torch.Tensor], *, has_values: bool = True
 ) -> Generator[None]:
     """Put back what running `graph` on `module` leaves behind, but for values that it writes into tensors.

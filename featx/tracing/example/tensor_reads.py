@@ -12,12 +12,12 @@ from torch import nn
 
 from featx.ir.memory import memory_of
 from featx.ir.node import Node
-from featx.tracing.example.answers import Answers
+from featx.tracing.example.value_log import ValueLog
 from featx.tracing.recording.lineage import Part
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.recording.results import Results
-from featx.tracing.signals import Unfollowable
-from featx.tracing.source.questions import what_follows
+from featx.tracing.signals import Untraceable
+from featx.tracing.source.syntax_queries import what_follows
 
 Execute = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
@@ -35,20 +35,20 @@ _CONVERSIONS: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-class TensorQuestions:
+class TensorReads:
     """Answers what the model asks of tensors, and records what it goes by.
 
     Args:
         recorder: makes the nodes.
         results: follows tensors and numbers that are answers.
-        answers: what a trace for real was answered.
+        value_log: what a trace for real was answered.
         execute: runs a torch call on stand-ins, or for real.
     """
 
-    def __init__(self, recorder: Recorder, results: Results, answers: Answers, execute: Execute) -> None:
+    def __init__(self, recorder: Recorder, results: Results, value_log: ValueLog, execute: Execute) -> None:
         self._recorder = recorder
         self._results = results
-        self._answers = answers
+        self._answers = value_log
         self._execute = execute
         # What is read of attributes, by the name of the tensor's node and of the attribute.
         self._checked: dict[str, Node] = {}
@@ -59,8 +59,8 @@ class TensorQuestions:
         """Answer the read of an attribute of a tensor. `function` reads it."""
         recorder, is_inside = self._recorder, self._recorder.whole.depth > 0
         if name == "data":  # whatever is written through it does not count as a version
-            recorder.uncounted.add(memory_of(tensor))
-            recorder.whole.note_unseen_write()
+            recorder.untracked_memory.add(memory_of(tensor))
+            recorder.whole.note_untracked_write()
         if name == "device":
             return self._device(tensor, function)
         value: Any = self._value(name, function, tensor)
@@ -104,12 +104,12 @@ class TensorQuestions:
         """Note that the model sees how many dimensions a tensor has, which follows from those of the inputs."""
         recorder = self._recorder
         if id(tensor) not in recorder.owned and recorder.is_followed((tensor,)):
-            recorder.numbers.shapes_were_seen = True
+            recorder.numbers.shapes_were_read = True
 
     def _refuse_gradient(self) -> None:
         # It is a tensor of the model, which code that gets it may write.
         if not self._recorder.whole.depth:
-            raise Unfollowable("the gradient of a parameter (grad) is read")
+            raise Untraceable("the gradient of a parameter (grad) is read")
         self._recorder.require_own_parameters()
 
     def decide_dtype(self, tensor: torch.Tensor) -> None:
@@ -140,7 +140,7 @@ class TensorQuestions:
         if isinstance(value, torch.Tensor):
             return
         if name == "grad_fn" and value is not None:
-            raise Unfollowable("the history of a tensor (grad_fn) is read")
+            raise Untraceable("the history of a tensor (grad_fn) is read")
         owner = cast(Node, self._recorder.create_arg(tensor))
         if self._is_new(owner, name):
             node = self._recorder.add_unnamed_node("call_function", getattr, (owner, name), {}, None)
@@ -183,7 +183,7 @@ class TensorQuestions:
         if not recorder.is_of_graph(args):
             return function(*args, **kwargs)
         if name in ("numpy", "__array__"):
-            raise Unfollowable("a tensor is turned into a numpy array")
+            raise Untraceable("a tensor is turned into a numpy array")
         if name in _TEXT and recorder.numbers.is_message():
             return function(*args, **kwargs) if recorder.is_real else repr(args[0])  # with "..." for the values
         result = self._execute(function, args, kwargs)

@@ -12,13 +12,13 @@ from featx.ir.graph import Graph
 from featx.ir.node import Node
 
 
-def differ_inside_whole_modules(first: Graph, second: Graph) -> bool:
+def differ_only_inside_opaque(first: Graph, second: Graph) -> bool:
     """Say whether the graphs are the same outside of the modules that `first` calls as one node and `second` opens.
 
     A value that such a module gives in `first` matches each value of that module in `second` that has the same shape
     and dtype. Names do not count. O(nodes + edges).
     """
-    paths = frozenset(node.target for node in first.nodes if "whole_because" in node.meta)
+    paths = frozenset(node.target for node in first.nodes if "opaque_because" in node.meta)
     one, other = _calls_outside(first, paths), _calls_outside(second, paths)
     return len(one) == len(other) and all(is_same(*pair) for pair in zip(one, other, strict=True))
 

@@ -8,17 +8,17 @@ from featx.errors import TraceError
 from featx.ir.graph import Graph
 
 
-def untraced_graph(like: Graph, error: Exception, mode: str) -> Graph:
+def raising_graph(like: Graph, error: Exception, mode: str) -> Graph:
     """Return a graph with the inputs of `like` that raises when it runs, because of `error`. O(inputs)."""
     graph = Graph(tracer_cls=like.tracer_cls)
     for node in like.find_nodes(op="placeholder"):
         graph.node_copy(node)
-    graph.call_function(raise_untraced, (mode, f"{type(error).__name__}: {error}"))
+    graph.call_function(raise_mode_not_traceable, (mode, f"{type(error).__name__}: {error}"))
     graph.output({})
     return graph
 
 
-def raise_untraced(mode: str, reason: str) -> NoReturn:
+def raise_mode_not_traceable(mode: str, reason: str) -> NoReturn:
     """Raise what kept a model from being traced in this mode.
 
     Raises:

@@ -8,14 +8,14 @@ from featx.tracing.environment.generators import SharedGenerators
 from featx.tracing.source.frames import Line
 
 
-class WholeCall:
+class OpaqueCall:
     """What happens inside the call of a module, or a function, that is one node. There is one for each trace.
 
     Attributes:
         depth: how many such calls the running code is inside; 0 outside of them.
         draws: whether it draws random numbers.
         writes_model: whether it writes a tensor of the model.
-        writes_unseen: whether it may write memory without a new version of the tensor.
+        has_untracked_writes: whether it may write memory without a new version of the tensor.
         ran: the modules whose forward ran.
         written_at: the lines that wrote something in place.
     """
@@ -26,7 +26,7 @@ class WholeCall:
         self._forget()
 
     def _forget(self) -> None:
-        self.draws = self.writes_model = self.writes_unseen = False
+        self.draws = self.writes_model = self.has_untracked_writes = False
         self.ran: set[nn.Module] = set()
         self.written_at: set[Line | None] = set()
 
@@ -37,9 +37,9 @@ class WholeCall:
     def __exit__(self, *error: object) -> None:
         self.depth -= 1
 
-    def note_unseen_write(self) -> None:
+    def note_untracked_write(self) -> None:
         """Note a write that may not raise a version counter. Outside of an opaque call it is ignored."""
-        self.writes_unseen = self.writes_unseen or self.depth > 0
+        self.has_untracked_writes = self.has_untracked_writes or self.depth > 0
 
     def note_draw(self) -> None:
         """Note that it draws from a generator of Python or numpy, which is put back afterwards."""

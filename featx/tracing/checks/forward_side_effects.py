@@ -11,13 +11,13 @@ from featx.ir.node import Node
 from featx.tracing.recording.lineage import Origin, Part
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.replica.module_state import ModuleState, is_alias
-from featx.tracing.source.attributes import is_asked_for, is_read
+from featx.tracing.source.attributes import is_read, is_tested_for
 
 if TYPE_CHECKING:
     from featx.tracing.checks.state_checks import StateChecks
 
 
-def what_forward_left(
+def unsupported_side_effect(
     checks: StateChecks, recorder: Recorder, module: nn.Module, path: str, state: ModuleState
 ) -> str | None:
     """Say what the forward of an opened module left there, where a graph of it would not do the same; else None.
@@ -28,7 +28,7 @@ def what_forward_left(
     for name in state.changed_values():
         return f"forward changes the attribute '{name}'"
     for name in state.new_attributes():
-        if is_asked_for(type(module), name):
+        if is_tested_for(type(module), name):
             return f"forward tests whether it has already created the attribute '{name}',"
     for name, added in state.grown_containers():
         origins = [recorder.lineage.get(value) for value in added]
@@ -48,12 +48,12 @@ def what_forward_left(
     for name, value in state.replaced_items():
         if _comes_from_inputs(recorder, value):
             # A second call tells whether it is read there before it is replaced again.
-            checks.keeps_of_input = f"forward stores a value computed from its input in '{name}'"
+            checks.kept_input_message = f"forward stores a value computed from its input in '{name}'"
     for name, value in state.assigned_tensors():
         if not is_read(type(module), name) or not _comes_from_inputs(recorder, value):
             continue
         # What was not there at all was assigned before it was read, unless the code asks whether it is there.
-        if is_asked_for(type(module), name) or (state.had(name) and checks.is_read_first((path, name))):
+        if is_tested_for(type(module), name) or (state.had(name) and checks.is_read_first((path, name))):
             return f"forward stores an input-dependent value in the attribute '{name}', and reads it in the next call"
     for name in state.assigned_numbers():
         if is_read(type(module), name) and checks.is_read_first((path, name)):

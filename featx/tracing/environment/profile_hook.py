@@ -11,10 +11,10 @@ from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
 # Gets the frame, the event ("call", "c_call" or the end of one), and with "c_call" what is called: `sys.setprofile`.
-CallListener = Callable[[FrameType, str, Any], None]
+ProfileCallback = Callable[[FrameType, str, Any], None]
 
 # Calls that give work to another thread. Pools, events, barriers and semaphores use them too.
-_HANDING_OVER = {
+_DELEGATING_CODE = {
     method.__code__ for method in (threading.Thread.start, threading.Condition.notify, queue.Queue.put)
 }  # fmt: skip
 _LIBRARIES = ("concurrent.futures.", "multiprocessing.")
@@ -24,30 +24,30 @@ _OF_WORKERS = frozenset(
 )
 
 
-class HeardCalls:
+class ProfileHook:
     """Hands each call of the thread that starts this to `listeners`. Python code takes two to four times as long."""
 
-    def __init__(self, listeners: Sequence[CallListener]) -> None:
+    def __init__(self, listeners: Sequence[ProfileCallback]) -> None:
         self._listeners = listeners
 
     def start(self) -> bool:
         """Listen from now on, where there are listeners. Say whether that is so: a profiler may have the hook."""
         if not self._listeners or sys.getprofile() is not None:
             return False
-        sys.setprofile(self._hear)
+        sys.setprofile(self._dispatch)
         return True
 
     def stop(self) -> None:
         """Listen no more. May be called twice."""
-        if sys.getprofile() == self._hear:
+        if sys.getprofile() == self._dispatch:
             sys.setprofile(None)
 
-    def _hear(self, frame: FrameType, event: str, called: Any) -> None:
+    def _dispatch(self, frame: FrameType, event: str, called: Any) -> None:
         for listener in self._listeners:
             listener(frame, event, called)
 
 
-def is_of_workers(value: Any) -> bool:
+def is_threading_object(value: Any) -> bool:
     """Say whether a value is a Python module of threads or processes, of one, or an object of such a class."""
     if isinstance(value, ModuleType):
         return value.__name__.removeprefix("torch.").partition(".")[0] in _OF_WORKERS
@@ -55,8 +55,8 @@ def is_of_workers(value: Any) -> bool:
     return str(kind.__module__).partition(".")[0] in _OF_WORKERS
 
 
-def hands_over(frame: FrameType, event: str, called: Any) -> bool:
+def delegates_work(frame: FrameType, event: str, called: Any) -> bool:
     """Say whether a call hands work, or a result, to another thread or process."""
     if event == "call":
-        return frame.f_code in _HANDING_OVER or str(frame.f_globals.get("__name__")).startswith(_LIBRARIES)
+        return frame.f_code in _DELEGATING_CODE or str(frame.f_globals.get("__name__")).startswith(_LIBRARIES)
     return event == "c_call" and called.__name__ == "put" and isinstance(called.__self__, SimpleQueue)

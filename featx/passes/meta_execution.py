@@ -38,7 +38,7 @@ class MetaValues(OperatorMode):
         self._stand_ins = _StandIns()
         # Memory that is there and that counts as having no values; what of it has been written on a stand-in; and
         # memory that was made here.
-        self._formal = set(map(memory_of, owned))
+        self._valueless = set(map(memory_of, owned))
         self._outdated: set[int] = set()
         self._made: set[int] = set()
 
@@ -65,14 +65,14 @@ class MetaValues(OperatorMode):
         finally:
             for target in signature.targets(args, kwargs) if real else ():
                 if not target.is_meta:
-                    self._formal.add(memory_of(target))
+                    self._valueless.add(memory_of(target))
                     self._outdated.add(memory_of(target))
 
     def _may_run(self, signature: Signature, tensors: list[torch.Tensor], args: Any, kwargs: Any) -> bool:
         if signature.is_view:
             return True
         memories = set(map(memory_of, tensors))
-        if memories & self._formal:
+        if memories & self._valueless:
             return signature.asks and not memories & self._outdated
         return all(memory_of(target) in self._made for target in signature.targets(args, kwargs))
 
@@ -139,7 +139,7 @@ class FakeValues(OperatorMode):
         with torch._C._DisableTorchDispatch():
             plain = tensor.detach()
             is_plain = plain.layout is torch.strided and not (plain.is_quantized or plain.is_conj() or plain.is_neg())
-            if self._stand_ins is not None and is_plain:
+            if self._stand_ins is not None and self._results is not None and is_plain:
                 return self._results.fake_of(self._stand_ins.of(plain), plain.device)
         return self._fake_mode.from_tensor(plain, static_shapes=True)
 

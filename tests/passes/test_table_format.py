@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from featx.passes.figures import clipped, format_table, in_seconds, with_prefix
+from featx.passes.table_format import clipped, format_table, in_seconds, with_prefix
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ from featx.ir.effects import Effects
 from featx.ir.graph import Graph
 from featx.ir.memory import MemoryGroups, memory_of
 from featx.ir.repeatable import depends_on_mode
-from featx.tracing.example.conditions import Conditions, WantedIn
+from featx.tracing.example.conditions import Conditions, RequestedNodeFinder
+from featx.tracing.example.model_context import ModelContext
 from featx.tracing.example.plain_run import run_plainly
-from featx.tracing.example.surroundings import Surroundings
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.tracer import ExampleTracer
 from featx.tracing.source.state_writes import tensors_at
@@ -27,12 +27,12 @@ from featx.tracing.source.state_writes import tensors_at
 _WRITE = re.compile(r"(?<!_)_\(|\.data\b|\bself\.[\w.]+\s*[-+*/]=|\]\s*[-+*/]?=(?!=)")
 
 
-def with_state_that_is_written_later(
+def include_writes_after_stop(
     tracer: ExampleTracer,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     trace: ExampleTrace,
-    wanted_in: WantedIn,
+    find_requested: RequestedNodeFinder,
 ) -> ExampleTrace:
     """Return `trace`, or one for real that goes on where `trace` ended early and missed a write that matters.
 
@@ -43,36 +43,36 @@ def with_state_that_is_written_later(
     Raises:
         TraceError: the code that writes such a tensor cannot be followed.
     """
-    written = _written_unseen(tracer, args, kwargs, trace)
+    written = _unrecorded_writes(tracer, args, kwargs, trace)
     if written and not trace.is_real:
         trace.drop_replica()
         conditions = Conditions("what is written behind the last node", is_real=True, gradients=trace.gradients)
-        trace = tracer.run_once(trace.surroundings, args, kwargs, wanted_in, conditions)
-        written = _written_unseen(tracer, args, kwargs, trace)
+        trace = tracer.run_once(trace.model_context, args, kwargs, find_requested, conditions)
+        written = _unrecorded_writes(tracer, args, kwargs, trace)
     if written:
-        name = type(trace.surroundings.traced).__name__
+        name = type(trace.model_context.traced).__name__
         raise TraceError(
             f"cannot trace {name}: forward writes '{written[0]}', which the requested nodes read in the next call, in "
-            f"code that cannot be followed: {trace.broke_off}. To go on, put that code into a submodule, which is kept "
-            "whole, or into a function that featx.wrap marks."
+            f"code that cannot be followed: {trace.early_stop_reason}. To go on, put that code into a submodule, which "
+            "is kept whole, or into a function that featx.wrap marks."
         )
     return trace
 
 
-def _written_unseen(
+def _unrecorded_writes(
     tracer: ExampleTracer, args: tuple[Any, ...], kwargs: Mapping[str, Any], trace: ExampleTrace
 ) -> list[str]:
-    if trace.broke_off is None:
+    if trace.early_stop_reason is None:
         return []
-    root = trace.surroundings.root
-    paths = _read_alone(trace.graph, trace.surroundings, is_training=tracer.training is True)
+    root = trace.model_context.root
+    paths = _paths_only_read(trace.graph, trace.model_context, is_training=tracer.training is True)
     missed = trace.missed_state_writes() if paths else ()
     missed_tensors = tensors_at(root, chain.from_iterable(write.written for write in missed))
     may_be_written = [path for path in paths if not missed_tensors.isdisjoint(tensors_at(root, [path]))]
     return may_be_written or (_written_by_a_run(tracer, args, kwargs, trace, paths) if paths else [])
 
 
-def _read_alone(graph: Graph, around: Surroundings, *, is_training: bool) -> list[str]:
+def _paths_only_read(graph: Graph, around: ModelContext, *, is_training: bool) -> list[str]:
     """Return the paths of the tensors of the model that a graph, or a module it calls, reads and does not write.
 
     Another thread may switch the mode of the model meanwhile: what depends on it is taken to write in a trace of train
@@ -115,7 +115,7 @@ def _written_by_a_run(
     tracer: ExampleTracer, args: Any, kwargs: Mapping[str, Any], trace: ExampleTrace, paths: list[str]
 ) -> list[str]:
     """Run the model for real on a copy of it; return which of its tensors at `paths` that writes or replaces."""
-    around = trace.surroundings
+    around = trace.model_context
     replica, _ = around.replica(tracer.training, "all")
     root = replica.root
     before = {path: tensor for path, tensor in _tensors_of(root) if path in set(paths)}
