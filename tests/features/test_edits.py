@@ -327,3 +327,31 @@ def test_scripting_an_edited_extractor_says_that_it_cannot(kind: str) -> None:
     extractor = featx.create_feature_extractor(model, ["1"], edits={"0": edit}, example_inputs=x)
     with pytest.raises(featx.ScriptError, match=r"edit of featx|source of a lambda"):
         torch.jit.script(extractor)
+
+
+class PairBlock(nn.Module):
+    """Returns a tensor and None, as attentions of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.last = Pair(), nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        value, weights = self.attention(x)
+        assert weights is None
+        return self.last(x + value)
+
+
+class Pair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.proj = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return self.proj(x), None
+
+
+def test_zero_leaves_what_is_no_tensor() -> None:
+    model, x = PairBlock().eval(), torch.rand(2, 3)
+    extractor = featx.create_feature_extractor(model, ["last"], edits={"attention": featx.zero}, example_inputs=x)
+    assert torch.equal(extractor(x)["last"], model.last(x))

@@ -319,3 +319,31 @@ def test_a_head_that_does_not_fit_is_refused_when_the_extractor_is_made() -> Non
         featx.create_feature_extractor(
             model, {"1": featx.Feature(pool="avg", apply=nn.Linear(3, 3))}, example_inputs=torch.rand(2, 3, 8, 8)
         )
+
+
+@pytest.mark.parametrize(
+    "apply", [lambda x: x.mul_(2), nn.Hardswish(inplace=True), nn.Sequential(nn.ReLU(inplace=True))]
+)
+def test_what_writes_in_place_changes_no_other_feature(apply: Any) -> None:
+    model, x = torchvision.models.resnet18(weights=None).eval(), torch.randn(1, 3, 64, 64)
+    seen: dict[str, torch.Tensor] = {}
+    for name in ("layer2", "layer3"):
+        model.get_submodule(name).register_forward_hook(
+            lambda module, args, output, name=name: seen.update({name: output.clone()})
+        )
+    extractor = featx.create_feature_extractor(
+        model, {"layer2": ["raw", Feature("applied", apply=copy.deepcopy(apply))], "layer3": "next", "output": "out"}
+    )
+    with torch.no_grad():
+        found, expected = extractor(x), model(x)
+        assert torch.equal(found["applied"], apply(seen["layer2"].clone()))
+    assert torch.equal(found["raw"], seen["layer2"])
+    assert torch.equal(found["next"], seen["layer3"])
+    assert torch.equal(found["out"], expected)
+
+
+def test_options_have_names_and_types() -> None:
+    with pytest.raises(TypeError):
+        Feature("C5", "avg")
+    with pytest.raises(featx.FeatxError, match="detach and flatten are True or False"):
+        Feature("C5", detach="avg")

@@ -10,6 +10,7 @@ from typing import Any, overload
 import torch
 from torch import nn
 
+from featx.errors import NodeNameError
 from featx.features.describing.images import ImageInput
 from featx.features.describing.shapes import forms_of, text_of_shape
 from featx.features.describing.tokens import ImageTokens
@@ -75,7 +76,10 @@ class FeatureInfos(Sequence[FeatureInfo]):
     def __getitem__(self, index: int | str | slice) -> FeatureInfo | tuple[FeatureInfo, ...]:
         """Return the feature at a place, or that of a key of the result."""
         if isinstance(index, str):
-            return next(info for info in self._infos if info.key == index)
+            found = next((info for info in self._infos if info.key == index), None)
+            if found is None:
+                raise NodeNameError(f"there is no feature '{index}'; there are {', '.join(self.keys())}")
+            return found
         return self._infos[index]
 
     def keys(self) -> list[str]:

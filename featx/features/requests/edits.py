@@ -14,17 +14,18 @@ from featx.features.requests.request import Request, as_request
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.tracing.recording.module_output import module_output
-from featx.tree import tree_leaves
+from featx.tree import tree_leaves, tree_map
 
 # A function of the value, or a tensor in its place.
 Edit = Callable[[Any], Any] | torch.Tensor
 
 
 def zero(value: Any) -> Any:
-    """Return zeros like a tensor, or like those in a tuple or list: an edit that takes away what a node computes."""
-    if isinstance(value, (tuple, list)):
-        return type(value)([zero(item) for item in value])
-    return torch.zeros_like(value)
+    """Return zeros like a tensor, or like those in containers and objects: an edit that takes away what a node gives.
+
+    What is no tensor stays, such as the None beside the result of an attention.
+    """
+    return tree_map(lambda leaf: torch.zeros_like(leaf) if isinstance(leaf, torch.Tensor) else leaf, value)
 
 
 class Edits:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, get_args
 
 import torch
@@ -49,6 +49,7 @@ class Feature:
     """
 
     key: str | None = None
+    _: KW_ONLY
     detach: bool = False
     pool: Pool | None = None
     layout: str | None = None
@@ -61,6 +62,8 @@ class Feature:
     mask: str | None = "attention_mask"
 
     def __post_init__(self) -> None:
+        if type(self.detach) is not bool or type(self.flatten) is not bool:
+            raise ArgumentTypeError(f"detach and flatten are True or False, got {self.detach!r} and {self.flatten!r}")
         if self.pool is not None and self.pool not in get_args(Pool):
             raise ArgumentTypeError(f"pool must be one of {', '.join(get_args(Pool))}, got {self.pool!r}")
         if self.prefix_tokens not in get_args(PrefixTokens):

@@ -22,6 +22,7 @@ from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.module import GraphModule
 from featx.passes.shapes import ShapeProp
+from featx.tree import clone_tensors
 
 # Where the modules are that the user gives for features.
 HEADS = "feature_heads"
@@ -134,6 +135,8 @@ def _value_of(
         with graph.inserting_before(node.next):
             node = step.in_graph(graph, node)
     with graph.inserting_before(graph.output_node()):  # these may draw random numbers, after the model
+        if feature.apply is not None and _may_write(feature.apply):
+            node = graph.call_function(clone_tensors, (node,))  # the value may be another feature too
         if isinstance(feature.apply, nn.Module):
             node = graph.call_module(head_path(key), (node,))
         elif feature.apply is not None:
@@ -141,6 +144,14 @@ def _value_of(
         if feature.dtype is not None:
             node = graph.call_method("to", (node, feature.dtype))
     return node, _after(feature, info)
+
+
+def _may_write(apply: Callable[..., Any] | nn.Module) -> bool:
+    """Say whether a function or a module may write its input: all but layers of torch that are not `inplace`."""
+    return not isinstance(apply, nn.Module) or any(
+        not type(each).__module__.startswith("torch.nn.modules.") or getattr(each, "inplace", False)
+        for each in apply.modules()
+    )
 
 
 def _prefix_of(graph: Graph, node: Node, key: str, info: FeatureInfo) -> tuple[Node, FeatureInfo]:
