@@ -538,3 +538,23 @@ def test_padding_inside_of_blocks_is_no_stage() -> None:
         )
     model(x)
     assert is_equal(backbone(x), [seen[name] for name in names])
+
+
+@pytest.mark.parametrize(("side", "patch"), [(100, 14), (72, 16), (64, 16)])
+def test_patches_of_an_image_that_has_no_whole_number_of_them(side: int, patch: int) -> None:
+    torch.manual_seed(0)
+    model = timm.create_model("vit_tiny_patch16_224", img_size=side, patch_size=patch, depth=3).eval()
+    backbone = featx.create_backbone(model)
+    assert (backbone.strides, backbone.channels) == ([patch] * 3, [192] * 3)
+    x = torch.rand(2, 3, side, side)
+    maps = model.forward_intermediates(x, intermediates_only=True)
+    assert is_equal(backbone(x), list(maps))
+
+
+def test_blocks_are_not_the_projections_of_an_attention() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.SiglipVisionConfig(
+        hidden_size=48, num_hidden_layers=3, num_attention_heads=4, intermediate_size=64, image_size=84, patch_size=14
+    )
+    backbone = featx.create_backbone(transformers.SiglipVisionModel(config).eval())
+    assert [info.node.rpartition(".")[0].rpartition(".")[2] for info in backbone.feature_info] == ["layers"] * 3

@@ -178,12 +178,18 @@ class _Known:
         channels = None if layout is None else shape[layout.index("C")]
         stride = None
         if self._sizes is not None and layout is not None and is_of_batch:
-            stride = _stride(layout, shape, self._sizes) if patches is None else patches[0]
+            stride = self._stride(layout, shape) if patches is None else patches[0]
             # Which dimension of a signal has its places is not known: texts come as NLC.
             stride = None if layout == "NLC" and len(self._sizes) == 1 else stride
         return FeatureInfo(
             key, name, kind, shape, dtype, layout, channels, stride, 0 if patches is None else patches[1]
         )
+
+    def _stride(self, layout: str, shape: tuple[int, ...]) -> Any:
+        assert self._sizes is not None
+        places = tuple(size for size, name in zip(shape, layout, strict=True) if name not in "NC")
+        side = None if self._tokens is None or len(places) != 2 else self._tokens.side_of_places(places)
+        return _stride(layout, shape, self._sizes) if side is None else side
 
     def _layout(self, key: str, shape: tuple[int, ...], module: nn.Module | None, *, has_patches: bool) -> str | None:
         dims = len(shape)

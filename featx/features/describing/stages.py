@@ -296,6 +296,10 @@ def _blocks(rows: Iterable[NodeInfo], maps: Set[Stage]) -> list[Stage]:
         if stage is not None and stage in maps and row.kind == "module":
             container = row.name.rpartition(".")[0]
             groups.setdefault((container, row.type, row.shape, row.layout), []).append(stage)
-    # Of rows of equal length the outer one counts.
-    longest = max(groups.values(), key=lambda group: (len(group), -group[0].depth), default=[])
-    return longest if len(longest) > 1 else []
+    rows_of_blocks = [group for group in groups.values() if len(group) > 1]
+    # Blocks have numbers, and the four projections of an attention have names. Of equal rows the outer one counts.
+    return max(rows_of_blocks, key=lambda group: (_is_numbered(group), len(group), -group[0].depth), default=[])
+
+
+def _is_numbered(stages: list[Stage]) -> bool:
+    return all(stage.name.rpartition(".")[2].isdigit() for stage in stages)

@@ -36,6 +36,7 @@ class ImageTokens:
 
     def __init__(self, model: nn.Module, graph: Graph | None, sizes: tuple[int, ...]) -> None:
         self._sizes = sizes
+        self._sides = _sides_of_embeddings(model)
         self._prefixes = _declared_prefixes(model)
         self._concatenated = {} if graph is None else self._from_concatenations(graph)
 
@@ -58,7 +59,16 @@ class ImageTokens:
         pixels = math.prod(self._sizes)
         side = math.isqrt(pixels // tokens)
         is_whole = side > 0 and side * side * tokens == pixels and all(size % side == 0 for size in self._sizes)
-        return side if is_whole else None
+        return side if is_whole else self._side_of_embedding(tokens)
+
+    def _side_of_embedding(self, tokens: int) -> int | None:
+        fitting = (side for side in self._sides if math.prod(size // side for size in self._sizes) == tokens)
+        return next(fitting, None)
+
+    def side_of_places(self, places: tuple[int, ...]) -> int | None:
+        """Return the side of the patches of which a map has so many along each dimension, at most cut at the edges."""
+        fitting = (side for side in self._sides if tuple(size // side for size in self._sizes) == places)
+        return next(fitting, None)
 
     def _from_concatenations(self, graph: Graph) -> dict[int, tuple[int, int] | None]:
         """Return what `patches` says, by the number of tokens: None where others stand behind those of patches."""
@@ -99,3 +109,14 @@ def _declared_prefixes(model: nn.Module) -> tuple[int, ...]:
         if weight is not None:
             counts.append(counts[-1] + (int(weight.shape[-2]) if weight.ndim > 1 else 1))
     return tuple(counts)
+
+
+def _sides_of_embeddings(model: nn.Module) -> tuple[int, ...]:
+    """Return the sides of the patches that convolutions make tokens of; edges that make no whole patch are left out."""
+    layers = [module for module in model.modules() if isinstance(module, nn.Conv2d) and _is_embedding(module)]
+    return tuple(dict.fromkeys(layer.kernel_size[0] for layer in layers))
+
+
+def _is_embedding(layer: nn.Conv2d) -> bool:
+    is_of_patches = layer.kernel_size == layer.stride and len(set(layer.kernel_size)) == 1 and layer.kernel_size[0] > 4
+    return is_of_patches and layer.padding in ((0, 0), "valid")
