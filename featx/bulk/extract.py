@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import nn
@@ -21,7 +21,7 @@ from featx.bulk.extras import require
 from featx.bulk.fingerprint import fingerprint, fingerprint_of_code
 from featx.bulk.formats import Format, check_columns
 from featx.bulk.job import Job, hash_of_keys, hash_of_weights, read_job, start_job
-from featx.bulk.loading import Samples, reason_of, stacked
+from featx.bulk.loading import Samples, as_input, reason_of, stacked
 from featx.bulk.memory import free_memory, most_memory
 from featx.bulk.preprocessing import Preprocessing, find_preprocessing, plain, text_of
 from featx.bulk.progress import Progress, in_units
@@ -132,6 +132,7 @@ def extract(
         TraceError, RequestError: as for `create_feature_extractor`.
     """
     require("pyarrow", "pyarrow writes features")
+    _check_numbers(format, batch_size=batch_size, rows_per_shard=rows_per_shard, workers=workers, actors=actors)
     share = share_of(rank, world_size)
     devices = [torch.device(each) for each in device] if isinstance(device, (tuple, list)) else []
     one = None if devices or device is None else torch.device(cast("str | torch.device", device))
@@ -156,6 +157,15 @@ def extract(
         )  # fmt: skip
         _do(work, hands_out, share, read.preprocessing, retry=retry, is_shown=progress)
     return open_features(output)
+
+
+def _check_numbers(format: Format | None, **numbers: int | None) -> None:
+    if format not in (None, *get_args(Format)):
+        raise ArgumentTypeError(f"format must be one of {', '.join(get_args(Format))}, got {format!r}")
+    for name, number in numbers.items():
+        least = 0 if name == "workers" else 1
+        if number is not None and (type(number) is not int or number < least):
+            raise ArgumentTypeError(f"{name} must be a number of {least} or more, got {number!r}")
 
 
 def _engine(
@@ -339,7 +349,7 @@ class _SeenSample:
         reasons: list[str] = []
         for number in numbers:
             try:
-                value, again = read(source.item(number)), read(source.item(number))
+                value, again = (as_input(read(source.item(number))) for _ in range(2))
             except Exception as error:  # whatever a file or a function of the user's leads to
                 reasons.append(f"'{source.keys[number]}': {reason_of(error)}")
                 continue

@@ -49,9 +49,28 @@ class Samples(Dataset[Any]):
     def __getitem__(self, index: int) -> tuple[int, Any]:
         """Return the number of a sample and its input, or what says why there is none."""
         try:
-            return index, self._read(self._source.item(index))
+            return index, as_input(self._read(self._source.item(index)))
         except Exception as error:  # whatever a file or a function of the user's leads to
             return index, _Failed(reason_of(error))
+
+
+def as_input(value: Any) -> Any:
+    """Return what is read of one sample with tensors without gradients in place of arrays.
+
+    Raises:
+        TypeError: it holds something that no batch can be made of.
+    """
+    return tree_map(_as_leaf, value)
+
+
+def _as_leaf(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return leaf.detach()
+    if hasattr(leaf, "__array_interface__"):
+        return torch.from_numpy(leaf.copy()) if hasattr(leaf, "copy") and getattr(leaf, "ndim", 0) else leaf.item()
+    if isinstance(leaf, (bool, int, float)):
+        return leaf
+    raise TypeError(f"an input is made of tensors, arrays and numbers, and this sample has a {type(leaf).__name__}")
 
 
 def reason_of(error: Exception) -> str:
@@ -115,4 +134,6 @@ def stacked(values: Sequence[Any]) -> Any:
 
 
 def _form(value: Any) -> Any:
-    return repr(tree_map(lambda leaf: (tuple(leaf.shape), leaf.dtype) if isinstance(leaf, torch.Tensor) else "", value))
+    return repr(
+        tree_map(lambda leaf: (leaf.shape, leaf.dtype) if isinstance(leaf, torch.Tensor) else type(leaf), value)
+    )

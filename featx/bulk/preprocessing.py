@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -66,7 +67,8 @@ def find_preprocessing(model: nn.Module, transform: Callable[[Any], Any] | None)
         transformers: Any = require("transformers", "transformers declares the processor of this model")
         processor = transformers.AutoImageProcessor.from_pretrained(name)
         early = functools.partial(_processed, processor)
-        return Preprocessing(early, f"transformers': {processor.to_json_string(use_diff=False)}")
+        declared = json.dumps(processor.to_dict(), sort_keys=True, default=str)
+        return Preprocessing(early, f"transformers': {declared}")
     raise ExtractionError(
         f"{type(model).__name__} does not say how its images are made; give transform=..., such as "
         "weights.transforms() of torchvision, or load=... for what are no images"

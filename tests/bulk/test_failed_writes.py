@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 from torch.utils.data import Dataset
 
@@ -110,3 +111,45 @@ def test_what_cannot_be_done_is_refused_by_name(net: Net, tmp_path: Path) -> Non
             nn.Identity(), {"output": "y"}, Numbers(), tmp_path / "features", load=lambda x: x[:0], workers=0,
             progress=False,
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("bad", [None, "text", {"x": None}, [object()]])
+def test_sample_of_which_no_batch_can_be_made_fails_alone(net: Net, tmp_path: Path, bad: Any, workers: int) -> None:
+    photos = tmp_path / "photos"
+    keys = make_photos(photos, 8)
+
+    def load(path: Any) -> Any:
+        return bad if str(path).endswith(keys[3]) else pixels(Image.open(path)).numpy()
+
+    table = run(net, photos, tmp_path / "features", load=load, transform=None, workers=workers)
+    assert [key for key, _ in table.errors] == [keys[3]]
+    rest = [key for key in keys if key != keys[3]]
+    assert torch.allclose(table.tensor("y"), expected(net, photos, rest), atol=1e-6)
+
+
+@pytest.mark.parametrize("option", [{"rows_per_shard": -5}, {"batch_size": 0}, {"workers": -1}, {"format": "csv"}])
+def test_numbers_and_formats_that_make_no_sense_are_refused(net: Net, tmp_path: Path, option: dict[str, Any]) -> None:
+    make_photos(tmp_path / "photos", 2)
+    with pytest.raises(featx.FeatxError, match=f"{next(iter(option))} must be"):
+        run(net, tmp_path / "photos", tmp_path / "features", **option)
+
+
+def test_processor_of_transformers_is_found(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    photos, folder = tmp_path / "photos", tmp_path / "vit"
+    keys = make_photos(photos, 3)
+    config = transformers.ViTConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=32, patch_size=16
+    )
+    transformers.ViTModel(config).save_pretrained(folder)
+    processor = transformers.ViTImageProcessor(size={"height": 32, "width": 32})
+    processor.save_pretrained(folder)
+    model = transformers.ViTModel.from_pretrained(folder).eval()
+    table = featx.extract(
+        model, {"layernorm": featx.Feature("y", pool="cls")}, photos, tmp_path / "features", workers=0, progress=False
+    )
+    images = [Image.open(photos / key).convert("RGB") for key in keys]
+    with torch.no_grad():
+        expected = model(processor(images, return_tensors="pt")["pixel_values"]).last_hidden_state[:, 0]
+    assert torch.allclose(table.tensor("y"), expected, atol=1e-5)
