@@ -355,3 +355,11 @@ def test_zero_leaves_what_is_no_tensor() -> None:
     model, x = PairBlock().eval(), torch.rand(2, 3)
     extractor = featx.create_feature_extractor(model, ["last"], edits={"attention": featx.zero}, example_inputs=x)
     assert torch.equal(extractor(x)["last"], model.last(x))
+
+
+def test_input_of_an_extractor_is_not_edited() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2)).eval()
+    with pytest.raises(featx.RequestError, match="'1' is among the inputs"):
+        featx.create_feature_extractor(
+            model, ["2"], inputs=["1"], edits={"1": featx.zero}, example_inputs=torch.rand(1, 3)
+        )

@@ -87,8 +87,17 @@ class Edits:
             graph: is changed.
             wanted: the nodes by key, those of `with_names` too.
             request: the request of the caller.
+
+        Raises:
+            RequestError: an edited value is an input of the extractor.
         """
         keys = self.with_names(request)
+        given = [name for name in self._of if keys[name] not in wanted]
+        if given:
+            raise RequestError(
+                f"'{given[0]}' is among the inputs, so that the extractor is given its value; leave the edit out, and "
+                "give the edited value"
+            )
         # From the last node to the first: an edit does not see those behind it.
         order = sorted(self._of, key=lambda name: wanted[keys[name]], reverse=True)
         edited = {wanted[keys[name]]: _edit(graph, wanted[keys[name]], self._of[name], name) for name in order}
