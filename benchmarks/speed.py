@@ -129,6 +129,8 @@ another order each time; times are medians. *Ratio* is the time by that of the m
 feature. *Memory* is by how much the process grows during a call with 16 samples. *Build* is the time until the first
 result, for the slower of both batches. *Error* is |found - expected| / |expected| against the model cut by hand.
 `featx.optimize` has a tolerance of 0.01, and is called for each batch. {_versions()}.
+
+On a GPU: not measured.
 """
 
 
