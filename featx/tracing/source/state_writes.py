@@ -145,9 +145,8 @@ class _Method:
         self._assigned: dict[str, list[ast.AST]] = {}
         for node in ast.walk(definition):
             for target, value in _assignments_of(node):
-                for each in ast.walk(target):
-                    if isinstance(each, ast.Name):
-                        self._assigned.setdefault(each.id, []).append(value)
+                for name in _names_bound(target):
+                    self._assigned.setdefault(name, []).append(value)
 
     def calls(self) -> Iterator[ast.Call]:
         """Yield the calls."""
@@ -242,6 +241,15 @@ class _Method:
             node = node.value
         is_own = isinstance(node, ast.Name) and node.id == self._self
         return tuple(reversed(names)) if is_own else ()
+
+
+def _names_bound(target: ast.AST) -> Iterator[str]:
+    """Yield the variables that an assignment to `target` binds: not those of `rows[i] = value`."""
+    if isinstance(target, ast.Name):
+        yield target.id
+    elif isinstance(target, (ast.Tuple, ast.List, ast.Starred)):
+        for inner in ast.iter_child_nodes(target):
+            yield from _names_bound(inner)
 
 
 def _values_of(call: ast.Call) -> list[ast.expr]:
