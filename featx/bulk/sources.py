@@ -220,12 +220,25 @@ def _of_tars(paths: Sequence[str]) -> Source:
         start = f"{Path(path).stem}/" if len(paths) > 1 else ""
         try:
             with _opened(path) as file, tarfile.open(fileobj=file, mode="r:") as tar:
-                members = [each for each in tar if each.isfile() and Path(each.name).suffix.lower() in SUFFIXES]
-        except (OSError, tarfile.TarError) as error:
+                images = [each for each in tar if Path(each.name).suffix.lower() in SUFFIXES]
+                members = [(each.name, _with_data(tar, each)) for each in images if each.isfile() or each.islnk()]
+                file.seek(tar.offset)
+                is_whole = file.read(tarfile.BLOCKSIZE) == bytes(tarfile.BLOCKSIZE)  # tarfile stops without a word
+        except (OSError, KeyError, tarfile.TarError) as error:
             raise ExtractionError(f"'{path}' cannot be read as a tar file: {error}") from error
-        keys += [f"{start}{each.name}" for each in members]
-        places += [(path, each.offset_data, each.size) for each in members]
+        if not is_whole:
+            raise ExtractionError(
+                f"'{path}' is damaged or cut off at byte {tar.offset}, behind {len(members)} images; copy it again, or "
+                "leave it out"
+            )
+        keys += [f"{start}{name}" for name, _ in members]
+        places += [(path, each.offset_data, each.size) for _, each in members]
     return Tars(keys, f"{len(paths)} tar files", places)
+
+
+def _with_data(tar: tarfile.TarFile, member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Return the member that has the data: another one for a hard link."""
+    return _with_data(tar, tar.getmember(member.linkname)) if member.islnk() else member
 
 
 def _of_dataset(dataset: Any, column: str | None) -> Source:

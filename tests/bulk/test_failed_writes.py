@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tarfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -153,3 +154,34 @@ def test_processor_of_transformers_is_found(tmp_path: Path) -> None:
     with torch.no_grad():
         expected = model(processor(images, return_tensors="pt")["pixel_values"]).last_hidden_state[:, 0]
     assert torch.allclose(table.tensor("y"), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("damage", ["a changed header", "cut between members", "cut in a header"])
+def test_tar_that_is_damaged_is_refused(net: Net, tmp_path: Path, damage: str) -> None:
+    photos = tmp_path / "photos"
+    keys = make_photos(photos, 6)
+    path = tmp_path / "all.tar"
+    with tarfile.open(path, "w") as tar:
+        for key in keys:
+            tar.add(photos / key, key)
+    with tarfile.open(path) as tar:
+        places = [member.offset for member in tar]
+    data = bytearray(path.read_bytes())
+    if damage == "a changed header":
+        data[places[3] + 150] ^= 1  # in its checksum
+    end = {"cut between members": places[3], "cut in a header": places[3] + 100}.get(damage, len(data))
+    path.write_bytes(data[:end])
+    with pytest.raises(featx.ExtractionError, match=f"damaged or cut off at byte {places[3]}, behind 3 images"):
+        run(net, path, tmp_path / "features")
+
+
+def test_hard_links_in_a_tar_are_images(net: Net, tmp_path: Path) -> None:
+    photos = tmp_path / "photos"
+    keys = make_photos(photos, 2)
+    (photos / "link.png").hardlink_to(photos / keys[0])
+    with tarfile.open(tmp_path / "all.tar", "w") as tar:
+        for key in [*keys, "link.png"]:
+            tar.add(photos / key, key)
+    table = run(net, tmp_path / "all.tar", tmp_path / "features")
+    assert table.keys == [*keys, "link.png"]
+    assert torch.equal(table.get("link.png")["y"], table.get(keys[0])["y"])
