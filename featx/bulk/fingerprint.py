@@ -24,6 +24,11 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _INSTALLED = (*{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}, "<frozen")
 
 
+def without_addresses(text: str) -> str:
+    """Return the repr of an object without its place in memory, which is another one in each process."""
+    return _ADDRESS.sub("", text)
+
+
 def fingerprint(value: object) -> str:
     """Return a hash of a value that is the same in each process, and another one for what may do something else.
 
@@ -147,4 +152,4 @@ def _source(value: Any) -> str:
         return inspect.getsource(value)
     except (OSError, TypeError):
         code: types.CodeType | None = getattr(value, "__code__", None)
-        return "" if code is None else f"{code.co_code!r}{_ADDRESS.sub('', repr(code.co_consts))}"
+        return "" if code is None else f"{code.co_code!r}{without_addresses(repr(code.co_consts))}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
@@ -13,7 +12,7 @@ import torch
 from torch import nn
 
 from featx.bulk.extras import require
-from featx.bulk.fingerprint import fingerprint
+from featx.bulk.fingerprint import fingerprint, without_addresses
 from featx.errors import ExtractionError
 
 _PRESET = "torchvision.transforms._presets.ImageClassification"
@@ -21,7 +20,6 @@ _TO_TENSOR = frozenset({"torchvision.transforms.transforms.ToTensor", "timm.data
 _NORMALIZE = "torchvision.transforms.transforms.Normalize"
 # Modes of PIL's images in which a pixel has bytes, which ToTensor divides by 255.
 _MODES_OF_BYTES = frozenset({"L", "LA", "RGB", "RGBA", "CMYK", "YCbCr", "HSV", "LAB"})
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 @dataclass(frozen=True)
@@ -82,7 +80,7 @@ def plain(function: Callable[[Any], Any] | None) -> Preprocessing:
 
 def text_of(function: object) -> str:
     """Return what names a function or transform, the same in each process: its repr, and a hash of what it does."""
-    text = _ADDRESS.sub("", " ".join(repr(function).split()))
+    text = without_addresses(" ".join(repr(function).split()))
     return f"{text} (fingerprint {fingerprint(function)[:12]})"
 
 

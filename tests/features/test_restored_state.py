@@ -77,3 +77,28 @@ def test_requested_module_that_does_not_run_for_an_input_is_named() -> None:
         featx.SpecializationError, match=r"'experts\.\d' was computed for an earlier input, and the model"
     ):
         extractor(torch.randn(1, 6))
+
+
+class TakesSparse(nn.Module):
+    """Has batch norm ahead of a check, and a sparse input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.head = nn.BatchNorm1d(3), nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor, adjacency: torch.Tensor) -> torch.Tensor:
+        x = torch.sparse.mm(adjacency, x)
+        y = self.norm(x)
+        return self.head(y * 2 if x.sum() > 1e3 else y)
+
+
+def test_sparse_inputs_stay_as_they_are() -> None:
+    torch.manual_seed(0)
+    model, eager = TakesSparse().train(), TakesSparse().train()
+    eager.load_state_dict(model.state_dict())
+    adjacency, x = torch.eye(4).to_sparse(), torch.rand(4, 3)
+    extractor = featx.create_feature_extractor(model, ["head"], example_inputs=(x, adjacency), adaptive=True)
+    for scale in (1, 1e6, 1):
+        assert torch.equal(extractor(x * scale, adjacency)["head"], eager(x * scale, adjacency))
+    assert torch.equal(adjacency.to_dense(), torch.eye(4))
+    assert all(map(torch.equal, model.state_dict().values(), eager.state_dict().values()))

@@ -116,7 +116,7 @@ class ExampleTrace:
         self._inputs_are_compared = False
         self._by_input: dict[int, torch.Tensor] = {}
         self._replay: Replay | None = None
-        self._is_heard = False
+        self._has_profile_hook = False
         # Tells whether other threads ran, where their results would have values and so not be noticed.
         self._others: AllThreads | None = None
         self._input_contents: list[ContentsSnapshot] = []
@@ -236,7 +236,7 @@ class ExampleTrace:
             call_args, call_kwargs, self._input_contents = inputs
             if not self.gradients and self.numbers.expected is None:
                 self._function_calls.on_grad_mode_query()
-            if self._settings.observes_autocast and not self._is_heard:  # a profiler has the hook
+            if self._settings.observes_autocast and not self._has_profile_hook:  # a profiler has the hook
                 self.recorder.autocast_modes.record_state()
         output, result = self._output_of_call(call_args, call_kwargs, find_requested)
         if self.recorder.call_record is not None:
@@ -250,7 +250,8 @@ class ExampleTrace:
             self.recorder.autocast_modes.leave()
             self.graph.output(output)
             self._require_aliases(args, kwargs)
-            self._mark_decisions_about_state()
+            if self.numbers.expected is None:  # else its graph is compared, and not kept
+                self._mark_decisions_about_state()
 
     def _mark_decisions_about_state(self) -> None:
         """Note on each guard what other decisions might have written of the model's state."""
@@ -299,8 +300,8 @@ class ExampleTrace:
             record_mode_reads(self.replica.paths, self._settings.reads)
         intercept(self.replica.paths, self._on_module)
         self._remove_absent()
-        self._is_heard = heard.start()
-        generator.has_profile_hook = self._is_heard and self._settings.uses_profile_hook
+        self._has_profile_hook = heard.start()
+        generator.has_profile_hook = self._has_profile_hook and self._settings.uses_profile_hook
         self._install_pass_throughs()
         modes.leave_inference_mode()
         modes.enter(_FunctionMode(self), self._torch_calls.kernels, gradients=self.gradients)
