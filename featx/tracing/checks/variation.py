@@ -75,8 +75,9 @@ class Variation:
         self._example = (args, dict(kwargs))
         self._trace = trace
         self._wanted_in = find_requested
+        self._is_large = trace.computed_elements >= _ELEMENTS_OF_A_LARGE_RUN
         # How many more whole runs for real may try one dimension that is not the first.
-        self._runs_left = _RUNS_ALONE if trace.computed_elements < _ELEMENTS_OF_A_LARGE_RUN else 0
+        self._runs_left = 0 if self._is_large else _RUNS_ALONE
         # For groups that the model takes at some other sizes only: the size to try.
         self._sizes: dict[_Group, OtherSize] = {}
 
@@ -142,7 +143,7 @@ class Variation:
 
     def _alone(self, group: _Group, is_likely: bool) -> str:
         if self._trace.is_real and group.position > 0 and self._runs_left == 0:
-            return FREE if self._is_free_without_values([group], disguise_as_larger) else NOT_ALONE
+            return FREE if self._outcome_without_values([group], disguise_as_larger) == FREE else NOT_ALONE
         outcome = self._outcome([group])
         if group.position > 0 and outcome in (FREE, CHANGED):  # else it ended early
             self._runs_left = max(self._runs_left - 1, 0)
@@ -170,8 +171,10 @@ class Variation:
         return reason
 
     def _outcome(self, groups: list[_Group], disguise: Disguise = disguise_as_larger) -> str:
-        if self._trace.is_real and self._is_free_without_values(groups, disguise):
-            return FREE
+        if self._trace.is_real:
+            outcome = self._outcome_without_values(groups, disguise)
+            if outcome == FREE or (outcome == CHANGED and self._is_large):
+                return outcome
         try:
             again = self._run(groups, disguise, has_values=self._trace.is_real)
         except Diverged:
@@ -194,16 +197,19 @@ class Variation:
         join_measured(self._trace.graph, again.graph, self._trace.needed)
         return True
 
-    def _is_free_without_values(self, groups: list[_Group], disguise: Disguise) -> bool:
-        """Say whether a trace without values, which is told what the one for real read of them, does the same.
+    def _outcome_without_values(self, groups: list[_Group], disguise: Disguise) -> str | None:
+        """Return what a trace without values finds, which is told what the one for real read of them; None if it fails.
 
-        The graph checks when it runs that it reads the same. Where such a trace fails, nothing is known.
+        It is told the lengths of results too. The graph checks when it runs that it reads the same values. CHANGED may
+        come from lengths that the values of such inputs would not give, so that a trace for real might find FREE.
         """
         try:
             again = self._run(groups, disguise, has_values=False)
-        except (Diverged, NeedsRealValues, Exception):
-            return False
-        return self._is_same(again)
+        except Diverged:
+            return CHANGED
+        except (NeedsRealValues, Exception):
+            return None
+        return FREE if self._is_same(again) else CHANGED
 
     def _run(self, groups: list[_Group], disguise: Disguise, *, has_values: bool) -> ExampleTrace:
         usual = _other_size_for_real if has_values else _other_size

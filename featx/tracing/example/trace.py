@@ -148,6 +148,8 @@ class ExampleTrace:
             self.numbers.expected, self.numbers.expected_ties = earlier.numbers.values, earlier.numbers.ties
             # Where that was a trace for real, this one may be told what it read.
             self._torch_calls.value_log.expect(earlier._torch_calls.value_log.given)
+            if not self.is_real:
+                self._torch_calls.kernels.shapes.expect(earlier._torch_calls.kernels.shapes.found)
             # It ends where it does more. What is recorded and taken back counts for a while.
             recorder.most_nodes = 2 * len(earlier.graph.nodes) + 1000
             recorder.needed = earlier.needed

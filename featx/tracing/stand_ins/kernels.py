@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from featx.ir.overloads import Signatures
 from featx.tracing.environment.compiler import not_compiled
 from featx.tracing.environment.generators import TraceGenerators
+from featx.tracing.stand_ins.dynamic_shapes import DynamicShapes, may_have_dynamic_shape
 from featx.tree import tree_leaves
 
 OnKernel = Callable[[Any, list[torch.Tensor]], Any]
@@ -31,6 +32,9 @@ class Kernels(TorchDispatchMode):
             it is given, kernels draw from generators of this trace alone. None costs nothing.
         on_dynamic_shape: is called, where `on_write` is given too, before each kernel whose result has, or may have,
             a shape that depends on values.
+
+    Attributes:
+        shapes: the shapes of such results.
     """
 
     supports_higher_order_operators = True  # torch.cond and the like
@@ -47,6 +51,7 @@ class Kernels(TorchDispatchMode):
         self._on_unseen = on_unrecorded
         self._on_dynamic_shape = on_dynamic_shape
         self.on_write = on_write
+        self.shapes = DynamicShapes()
         self._signatures = Signatures()
         self._generators = TraceGenerators()
         # How many calls that the trace knows of the running code is inside.
@@ -67,15 +72,29 @@ class Kernels(TorchDispatchMode):
                 written = [] if signature is None else list(signature.targets(args, kwargs or {}))
                 if written:
                     self.on_write(func, written)
-                if self._on_dynamic_shape is not None and _may_have_dynamic_shape(func):
-                    self._on_dynamic_shape()
             watches_draws = self.depth or self.on_write is not None
             if watches_draws and torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()):
                 return self._generators.draw(func, args, kwargs or {})
+            if self._on_dynamic_shape is not None and may_have_dynamic_shape(func, args):
+                return self._run_dynamic(func, args, kwargs or {})
             result = func(*args, **kwargs) if kwargs else func(*args)
             if self.on_write is not None and type(result) is torch.Tensor:
                 self.elements += result.numel()
             return result
+
+    @property
+    def watches_all(self) -> bool:
+        """Whether kernels inside of recorded calls are watched too."""
+        return self.on_write is not None or self.shapes.are_expected
+
+    def _run_dynamic(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.on_write is None:
+            return self.shapes.run(func, args, kwargs) if self.shapes.are_expected else func(*args, **kwargs)
+        if self._on_dynamic_shape is not None:
+            self._on_dynamic_shape()
+        result = func(*args, **kwargs)
+        self.shapes.note(func, result)
+        return result
 
     def seen(self) -> _Seen:
         """Return a context for a call that the trace knows of."""
@@ -84,7 +103,7 @@ class Kernels(TorchDispatchMode):
     @contextmanager
     def drawing(self) -> Generator[None]:
         """Let kernels inside of a call that the trace knows of draw from generators of this trace alone."""
-        if self.on_write is not None:  # they do so anyway
+        if self.watches_all:  # they do so anyway
             yield
             return
         torch._C._push_on_torch_dispatch_stack(self)
@@ -106,7 +125,7 @@ class _Seen:
     def __enter__(self) -> None:
         kernels = self._kernels
         kernels.depth += 1
-        if kernels.depth == 1 and kernels.on_write is None:
+        if kernels.depth == 1 and not kernels.watches_all:
             top = torch._C._pop_torch_dispatch_stack(None)
             self._is_off = top is kernels
             if not self._is_off:  # a mode that the model has entered
@@ -116,12 +135,6 @@ class _Seen:
         self._kernels.depth -= 1
         if self._is_off:
             torch._C._push_on_torch_dispatch_stack(self._kernels)
-
-
-def _may_have_dynamic_shape(kernel: Any) -> bool:
-    return (
-        torch.Tag.dynamic_output_shape in getattr(kernel, "tags", ()) or getattr(kernel, "namespace", "aten") != "aten"
-    )
 
 
 def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> list[torch.Tensor]:

@@ -1,0 +1,111 @@
+"""Shapes that depend on values, such as that of `nonzero`: those of a run with values, for later runs without.
+
+A run without values cannot know how many detections are left after non-maximum suppression. It takes as many as the run
+with values found. Code that depends on their number shows in a run of its own, see `data_dependent_numbers`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+
+from featx.tracing.signals import NeedsRealValues
+from featx.tree import tree_leaves, tree_map
+
+_INDEXING = frozenset({torch.ops.aten.index.Tensor, torch.ops.aten._unsafe_index.Tensor})
+_MASKS = (torch.bool, torch.uint8)
+
+
+class _Layout(NamedTuple):
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+class DynamicShapes:
+    """The layouts of the results of kernels whose shapes depend on values, in one run.
+
+    Attributes:
+        found: those of this run, in order, if it has values.
+        are_expected: whether this run takes its lengths from an earlier one.
+    """
+
+    def __init__(self) -> None:
+        self.found: list[tuple[Any, list[_Layout]]] = []
+        self._expected: deque[tuple[Any, list[_Layout]]] = deque()
+        self.are_expected = False
+        self._fake_mode: Any = None
+
+    def expect(self, earlier: Iterable[tuple[Any, list[_Layout]]]) -> None:
+        """Take the lengths of this run, which has no values, from those of an earlier one."""
+        self._expected = deque(earlier)
+        self.are_expected = bool(self._expected)
+
+    def note(self, kernel: Any, result: Any) -> None:
+        """Keep the layouts of what a kernel has computed."""
+        self.found.append((kernel, [_Layout(tuple(leaf.shape), leaf.stride()) for leaf in _tensors_in(result)]))
+
+    def run(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return tensors without values of the form that a kernel may return.
+
+        Raises:
+            NeedsRealValues: the form is not known.
+        """
+        if not self._expected or self._expected[0][0] is not kernel:
+            raise NeedsRealValues
+        _, known = self._expected.popleft()
+        if any(not leaf.is_meta for leaf in _tensors_in((args, kwargs))):
+            return kernel(*args, **kwargs)  # small inputs, which have values
+        fake = self._fake_result(kernel, args, kwargs)
+        if len(list(_tensors_in(fake))) != len(known):
+            raise NeedsRealValues
+        layouts = iter(known)
+        return tree_map(lambda leaf: _as_meta(leaf, next(layouts)) if isinstance(leaf, torch.Tensor) else leaf, fake)
+
+    def _fake_result(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        # Loading what knows of unknown sizes takes a second; it is done for models that need it.
+        from torch._subclasses.fake_tensor import FakeTensorMode
+        from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+        self._fake_mode = self._fake_mode or FakeTensorMode(shape_env=ShapeEnv())
+        try:
+            with self._fake_mode:
+                args, kwargs = tree_map(_as_fake, (args, kwargs))
+                return kernel(*args, **kwargs)
+        except Exception as error:
+            raise NeedsRealValues from error
+
+
+def may_have_dynamic_shape(kernel: Any, args: tuple[Any, ...]) -> bool:
+    """Say whether the shape of what a kernel returns depends on values, or may do so."""
+    if kernel in _INDEXING:
+        indices = args[1] if len(args) > 1 else ()
+        return any(index is not None and index.dtype in _MASKS for index in indices)
+    if torch.Tag.dynamic_output_shape in getattr(kernel, "tags", ()):
+        return True
+    return getattr(kernel, "namespace", "aten") != "aten"
+
+
+def _tensors_in(value: Any) -> Iterable[torch.Tensor]:
+    return (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
+
+
+def _as_fake(leaf: Any) -> Any:
+    """Return a tensor of the active fake mode that has the layout of `leaf`, if that is a tensor."""
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="cpu")
+
+
+def _as_meta(fake: torch.Tensor, known: _Layout) -> torch.Tensor:
+    """Return a tensor on the meta device, with the lengths of `known` where those of `fake` depend on values."""
+    if fake.dim() != len(known.shape):
+        raise NeedsRealValues
+    lengths = [size if type(size) is int else length for size, length in zip(fake.shape, known.shape, strict=True)]
+    strides, step = [0] * len(lengths), 1
+    for dim in sorted(range(len(lengths)), key=lambda dim: (known.strides[dim], -dim)):
+        strides[dim] = step
+        step *= max(lengths[dim], 1)
+    return torch.empty_strided(lengths, strides, dtype=fake.dtype, device="meta")

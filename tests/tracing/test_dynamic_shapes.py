@@ -1,0 +1,106 @@
+"""Models whose shapes depend on values: other sizes are tried without values, by lengths that one run has found."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import featx
+
+# So many elements that a trace keeps no values of an input.
+ROWS, WIDTH = 300, 32
+
+
+class Masked(nn.Module):
+    """Rows that a mask keeps: how many are left depends on values."""
+
+    def __init__(self, keep: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.keep = keep
+        self.head = nn.Linear(WIDTH, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kept = self.keep(x)
+        return self.head(kept) * (1 / max(kept.shape[0], 1))
+
+
+def _by_mask(x: torch.Tensor) -> torch.Tensor:
+    return x[x.mean(1) > 0]
+
+
+def _by_positions(x: torch.Tensor) -> torch.Tensor:
+    (rows,) = torch.where(x.mean(1) > 0)
+    return x[rows]
+
+
+def _by_selection(x: torch.Tensor) -> torch.Tensor:
+    return x.masked_select((x.mean(1) > 0)[:, None]).view(-1, WIDTH)
+
+
+def _by_order_of_distinct(x: torch.Tensor) -> torch.Tensor:
+    return functional.one_hot(torch.unique((x.sum(1) * 10).long()) % WIDTH, WIDTH).float()
+
+
+KEEPS = [_by_mask, _by_positions, _by_selection, _by_order_of_distinct]
+
+
+@pytest.fixture
+def runs(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    """Return a function that returns the log lines of the runs with values so far."""
+    caplog.set_level(logging.DEBUG, logger="featx")
+    return lambda: [message for message in caplog.messages if ", with values: " in message]
+
+
+@pytest.mark.parametrize("keep", KEEPS)
+def test_other_sizes_need_no_run_with_values(keep: Callable[..., torch.Tensor], runs: Callable[[], list[str]]) -> None:
+    torch.manual_seed(0)
+    model = Masked(keep).eval()
+    extractor = featx.create_feature_extractor(model, ["head"], example_inputs=torch.randn(ROWS, WIDTH))
+    assert not [line for line in runs() if f"other sizes ({ROWS} as" in line]
+    for rows in (17, 2 * ROWS):
+        x = torch.randn(rows, WIDTH)
+        assert torch.equal(extractor(x)["head"], model.head(keep(x)))
+
+
+@pytest.mark.parametrize("keep", KEEPS)
+def test_a_constant_that_follows_from_a_length_is_checked(keep: Callable[..., torch.Tensor]) -> None:
+    class Indexed(Masked):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            kept = self.keep(x)
+            return self.head(kept) * [1.0, 2.0, 3.0][kept.shape[0] % 3]
+
+    torch.manual_seed(0)
+    model = Indexed(keep).eval()
+    extractor = featx.create_feature_extractor(model, ["output"], example_inputs=torch.randn(ROWS, WIDTH))
+    refused = 0
+    for _ in range(8):
+        x = torch.randn(ROWS, WIDTH)
+        try:
+            found = extractor(x)["output"]
+        except featx.SpecializationError:
+            refused += 1
+            continue
+        assert torch.equal(found, model(x))
+    assert refused  # eight inputs do not keep equally many rows
+
+
+def test_masks_of_inputs_that_keep_their_values() -> None:
+    class Padded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(WIDTH, 4)
+
+        def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            return self.head(x[mask]) + x[x.mean(2) > 0].sum()
+
+    torch.manual_seed(0)
+    model = Padded().eval()
+    x, mask = torch.randn(8, 20, WIDTH), torch.rand(8, 20) > 0.5
+    extractor = featx.create_feature_extractor(model, ["head"], example_inputs=(x, mask))
+    x, mask = torch.randn(3, 9, WIDTH), torch.rand(3, 9) > 0.2
+    assert torch.equal(extractor(x, mask)["head"], model.head(x[mask]))
