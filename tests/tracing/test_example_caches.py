@@ -318,3 +318,37 @@ class SetsAnOption(nn.Module):
 def test_refusal_names_the_option_that_forward_changes() -> None:
     with pytest.raises(featx.TraceError, match=r"attribute 'config\.kind'"):
         featx.trace(SetsAnOption(), torch.rand(2))
+
+
+class Biased(nn.Module):
+    """Keeps what it has indexed of its weights in a dict, from its first call in eval mode on, as LeViT does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.biases = nn.Parameter(torch.rand(3, 5))
+        self.cache: dict[str, torch.Tensor] = {}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scaled = x.split([2, 2], 1)[0] * 2
+        if "bias" not in self.cache:
+            self.cache["bias"] = (self.biases[:, [0, 2]] + 1)[1]
+        return scaled.split([1, 1], 1)[0] + self.cache["bias"]
+
+
+def test_each_name_of_a_model_that_fills_a_cache_can_be_asked_for() -> None:
+    model, x = Biased().eval(), torch.rand(3, 4)
+    _, names = featx.get_graph_node_names(model, example_inputs=x)
+    indexed = model.biases[:, [0, 2]]
+    scaled = x[:, :2] * 2
+    expected = {
+        "split": x.split([2, 2], 1), "getitem": x[:, :2], "mul": scaled, "biases": model.biases, "getitem_1": indexed,
+        "add": indexed + 1, "getitem_2": (indexed + 1)[1], "split_1": scaled.split([1, 1], 1),
+        "getitem_3": scaled[:, :1], "add_1": scaled[:, :1] + (indexed + 1)[1],
+    }  # fmt: skip
+    asked = [name for name in names if name in expected]
+    assert set(asked) == set(expected)
+    for request in (asked, *([name] for name in asked)):
+        found = featx.create_feature_extractor(Biased().eval(), request, example_inputs=x)
+        found.load_state_dict(model.state_dict(), strict=False)
+        for name, value in found(x).items():
+            torch.testing.assert_close(value, expected[name], rtol=0, atol=0)

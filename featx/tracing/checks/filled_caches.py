@@ -17,19 +17,42 @@ from featx.tracing.recording.lineage import Origin
 Origins = Mapping[int, Origin]
 
 
-def differ_only_by_caches(
-    first: Graph, second: Graph, origins: Origins, wanted: tuple[Collection[Node], Collection[Node]] = ((), ())
-) -> bool:
+def differ_only_by_caches(first: Graph, second: Graph, origins: Origins, wanted: Collection[Node] = ()) -> bool:
     """Say whether `second` computes what `first` does, with tensors of the first call in place of their computation.
 
     What depends on values of the inputs must be the same calls in the same order, with the same arguments, where a
     tensor of `origins` counts as what the first call made it from. What depends on constants and sizes alone may be
-    missing, but the nodes that are `wanted` of each graph must be the same. O(nodes + edges).
+    missing. But `second` must compute the value of each node of `first` that is `wanted` too, under any name, or the
+    first call has computed from it what it has put into a cache. O(nodes + edges).
     """
     values = _Values({})
     before = values.of(first)
     known = _Values(values.numbers, {key: values.of_origin(origin) for key, origin in origins.items()})
-    return before == known.of(second) and values.of_nodes(wanted[0]) == known.of_nodes(wanted[1])
+    if before != known.of(second):
+        return False
+    in_caches = _with_inputs(filter(None, map(_node_of, origins.values())))
+    computed = known.all()
+    return all(node in in_caches or values.number_of(node) in computed for node in wanted)
+
+
+def _node_of(origin: Origin) -> Node | None:
+    while not isinstance(origin, Node):
+        if origin.node is not None:
+            return origin.node
+        origin = origin.owner
+    return origin
+
+
+def _with_inputs(nodes: Iterable[Node]) -> set[Node]:
+    """Return nodes, and all from which they are computed."""
+    found: set[Node] = set()
+    due = list(nodes)
+    while due:
+        node = due.pop()
+        if node not in found:
+            found.add(node)
+            due += node.all_input_nodes
+    return found
 
 
 class _Values:
@@ -55,9 +78,13 @@ class _Values:
                 found.append(number)
         return found
 
-    def of_nodes(self, nodes: Iterable[Node]) -> list[int]:
-        """Return the numbers of nodes of the graph that was numbered last."""
-        return [self._nodes[node] for node in nodes]
+    def number_of(self, node: Node) -> int:
+        """Return the number of a node of the graph that was numbered last."""
+        return self._nodes[node]
+
+    def all(self) -> set[int]:
+        """Return the numbers of all nodes of the graph that was numbered last, and of tensors in arguments."""
+        return {*self._nodes.values(), *self._tensors.values()}
 
     def of_origin(self, origin: Origin) -> int:
         """Return the number of a value of the graph that was numbered last."""

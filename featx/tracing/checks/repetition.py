@@ -108,8 +108,8 @@ def _check_traces(
             raise TraceError(
                 f"cannot trace {name}: {trace.checks.kept_input_message}, and runs other operations in the next call"
             )
-        wanted = tuple(find_requested(each.graph, "") if find_requested else () for each in (trace, second))
-        is_cached = differ_only_by_caches(trace.graph, second.graph, trace.origins(), (wanted[0], wanted[1]))
+        wanted = find_requested(trace.graph, "") if find_requested else ()
+        is_cached = differ_only_by_caches(trace.graph, second.graph, trace.origins(), wanted)
         if not is_cached and not _opens_more(tracer, args, kwargs, (trace, second), find_requested):
             path = _module_that_differs(trace.graph, second.graph)
             if path and tracer.opened is None and path not in tracer.whole:
