@@ -272,7 +272,14 @@ def _chosen(stages: Stages, image: str | None, strides: Any, blocks: Any, model:
         )
     if strides is None and blocks is None:
         if not stages.are_blocks:
-            return {str(place): stage for place, stage in enumerate(each for each in stages.all if each.stride > 1)}
+            maps = [each for each in stages.all if each.stride > 1]
+            if len(maps) == 1 and not stages.are_declared:
+                raise RequestError(
+                    f"{model} has one map that is known, '{maps[0].name}' of stride {maps[0].stride}, and no blocks; "
+                    f"give strides={maps[0].stride} if that is meant. featx.nodes(model) shows all values, and "
+                    "create_feature_extractor takes their names"
+                )
+            return {str(place): stage for place, stage in enumerate(maps)}
         blocks = min(_DEFAULT_BLOCKS, len(stages.all))
     if strides is not None:
         return _at_strides(

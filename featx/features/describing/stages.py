@@ -20,6 +20,8 @@ from featx.libraries import in_order, resolve_feature_module
 from featx.tracing.recording.module_output import module_output
 
 _PLACES = {"NCHW": (2, 3), "NHWC": (1, 2)}
+# Their modules are called one by one; "what a list returns" is what the last of them does.
+_CONTAINERS = frozenset({"ModuleList", "ModuleDict"})
 # Their maps have the same size for each image, so they have no stride.
 _OF_FIXED_SIZE = frozenset({"AdaptiveAvgPool2d", "AdaptiveMaxPool2d", "adaptive_avg_pool2d", "adaptive_max_pool2d"})
 
@@ -55,10 +57,12 @@ class Stages:
     Attributes:
         all: stages of a pyramid, or blocks that all have the same stride, as in a vision transformer.
         are_blocks: whether they are blocks.
+        are_declared: whether the model declares them.
     """
 
     all: tuple[Stage, ...]
     are_blocks: bool
+    are_declared: bool
 
 
 def stages_of(model: nn.Module, traced: TracedRows, image: ImageInput | None) -> Stages:
@@ -73,6 +77,7 @@ def stages_of(model: nn.Module, traced: TracedRows, image: ImageInput | None) ->
     """
     maps = {row.name: found for row in traced.rows if (found := _maps_of(row, traced))}
     found = _feature_maps(model, traced, maps) or _of_timm(model, traced, maps, image)
+    are_declared = bool(found)
     if not found:
         computed = _computed(traced.graph, model)
         made = {name: stages for name, stages in maps.items() if traced.nodes[name] in computed}
@@ -80,9 +85,11 @@ def stages_of(model: nn.Module, traced: TracedRows, image: ImageInput | None) ->
         of_image = [each for each in _all(made) if _is_of_image(each, traced)]
         found = _in_order(_last_at_each_stride(of_image, traced), traced)
         found = _of_container(found, made, set(of_image), traced)
+        found = _behind_blocks(found, made, set(of_image), traced)
         if len(found) < 2:
-            found = _blocks(traced.rows, set(of_image)) or found
-    return Stages(tuple(found), are_blocks=len({stage.stride for stage in found}) < 2 and len(found) > 1)
+            found = _blocks(made, set(of_image), traced) or found
+    are_blocks = len({stage.stride for stage in found}) < 2 and len(found) > 1
+    return Stages(tuple(found), are_blocks, are_declared)
 
 
 def _maps_of(row: NodeInfo, traced: TracedRows) -> list[Stage]:
@@ -289,17 +296,83 @@ def _patterns(name: str) -> list[str]:
     return [".".join([*parts[:place], "*", *parts[place + 1 :]]) for place in numbers]
 
 
-def _blocks(rows: Iterable[NodeInfo], maps: Set[Stage]) -> list[Stage]:
+def _behind_blocks(
+    found: list[Stage], maps: Mapping[str, list[Stage]], of_image: Set[Stage], traced: TracedRows
+) -> list[Stage]:
+    """Return stages behind the blocks that follow them, where these lie deeper in the model than what comes ahead.
+
+    The encoder of PoolFormer or PVT has `patch_embeddings.0`, `block.0.0`, `block.0.1`, `patch_embeddings.1`, ... The
+    last block is not inside of a module that returns another stride, and the next stage is computed from it. Behind
+    the last stage come blocks of the same pattern of names as behind the others.
+    """
+    rows = traced.by_name
+    outputs = {
+        name: stages[0]
+        for name, stages in maps.items()
+        if rows[name].kind == "module" and rows[name].type not in _CONTAINERS
+    }
+    last: list[Stage] = []
+    patterns: set[str] = set()
+    for place, stage in enumerate(found):
+        target = traced.nodes[found[place + 1].name] if place + 1 < len(found) else traced.graph.output_node()
+        behind = [
+            (name, each)
+            for name, each in outputs.items()
+            if each in of_image and _has_form_of(each, stage)
+            and traced.nodes[stage.name] < traced.nodes[each.name] < target
+            and _is_outside_of_other_strides(name, stage, outputs)
+        ]  # fmt: skip
+        if place + 1 < len(found):
+            leading = _sources(target)
+            behind = [(name, each) for name, each in behind if traced.nodes[each.name] in leading]
+        else:
+            behind = [(name, each) for name, each in behind if _pattern(name) in patterns]
+        name, end = max(behind, key=lambda pair: traced.nodes[pair[1].name], default=("", stage))
+        patterns.add(_pattern(name))
+        last.append(end)
+    return last
+
+
+def _has_form_of(one: Stage, other: Stage) -> bool:
+    return (one.stride, one.channels) == (other.stride, other.channels)
+
+
+def _is_outside_of_other_strides(name: str, stage: Stage, outputs: Mapping[str, Stage]) -> bool:
+    parts = name.split(".")
+    around = (".".join(parts[:length]) for length in range(1, len(parts)))
+    return all(
+        f"{stage.name}.".startswith(f"{path}.") or path not in outputs or outputs[path].stride == stage.stride
+        for path in around
+    )
+
+
+def _sources(node: Node) -> set[Node]:
+    """Return all nodes that a node is computed from."""
+    found: set[Node] = set()
+    due = [node]
+    while due:
+        new = [each for each in due.pop().all_input_nodes if each not in found]
+        found.update(new)
+        due += new
+    return found
+
+
+def _pattern(name: str) -> str:
+    return ".".join("*" if part.isdigit() else part for part in name.split("."))
+
+
+def _blocks(maps: Mapping[str, list[Stage]], of_image: Set[Stage], traced: TracedRows) -> list[Stage]:
+    """Return the longest row of modules of one class, with numbers for names, that return maps of one shape."""
     groups: dict[tuple[Any, ...], list[Stage]] = {}
-    for row in rows:
-        stage = _stage(row)
-        if stage is not None and stage in maps and row.kind == "module":
-            container = row.name.rpartition(".")[0]
-            groups.setdefault((container, row.type, row.shape, row.layout), []).append(stage)
-    rows_of_blocks = [group for group in groups.values() if len(group) > 1]
-    # Blocks have numbers, and the four projections of an attention have names. Of equal rows the outer one counts.
-    return max(rows_of_blocks, key=lambda group: (_is_numbered(group), len(group), -group[0].depth), default=[])
-
-
-def _is_numbered(stages: list[Stage]) -> bool:
-    return all(stage.name.rpartition(".")[2].isdigit() for stage in stages)
+    for name, (stage, *_) in maps.items():
+        row = traced.by_name[name]
+        container, _, last = name.rpartition(".")
+        # Blocks have numbers, as `3` and `encoder_layer_3`, and the four projections of an attention have names.
+        if row.kind == "module" and last.rpartition("_")[2].isdigit() and stage in of_image:
+            shape = traced.by_name[stage.name].shape
+            key = (container, row.type, shape, stage.layout, last.isdigit())
+            groups.setdefault(key, []).append(stage)
+    rows_of_blocks = [(key[-1], group) for key, group in groups.items() if len(group) > 1]
+    # Of equal rows the outer one counts.
+    order = max(rows_of_blocks, key=lambda each: (each[0], len(each[1]), -each[1][0].depth), default=(False, []))
+    return order[1]

@@ -1,0 +1,95 @@
+"""Backbones of transformers' vision models that declare no stages, against forward hooks."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+import featx
+
+transformers = pytest.importorskip("transformers")
+
+SIDE = 64
+
+
+def _maps(model: Any, modules: list[str], x: torch.Tensor) -> list[torch.Tensor]:
+    """Return what modules return for an image, as NCHW maps, whatever the form of it."""
+    seen: list[torch.Tensor] = []
+
+    def keep(module: Any, args: Any, output: Any) -> None:
+        seen.append((output[0] if isinstance(output, tuple) else output).clone())
+
+    hooks = [model.get_submodule(path).register_forward_hook(keep) for path in modules]
+    with torch.no_grad():
+        model(x)
+    for hook in hooks:
+        hook.remove()
+    return [_as_map(value) for value in seen]
+
+
+def _as_map(value: torch.Tensor) -> torch.Tensor:
+    if value.dim() == 4:
+        return value
+    side = math.isqrt(value.shape[1])
+    patches = value[:, value.shape[1] - side * side :]
+    return patches.transpose(1, 2).unflatten(2, (side, side))
+
+
+def _vision_transformer(name: str) -> Any:
+    config = getattr(transformers, f"{name}Config")(
+        hidden_size=32, num_hidden_layers=3, num_attention_heads=2, intermediate_size=64, image_size=SIDE, patch_size=16
+    )
+    return getattr(transformers, f"{name}Model")(config).eval()
+
+
+def _hierarchical(name: str, **options: Any) -> Any:
+    config = getattr(transformers, f"{name}Config")(depths=[2, 1, 2, 2], hidden_sizes=[8, 16, 24, 32], **options)
+    return getattr(transformers, f"{name}Model")(config).eval()
+
+
+PVT = {"image_size": SIDE, "num_attention_heads": [1, 2, 3, 4]}
+
+
+@pytest.mark.parametrize(
+    ("model", "strides", "modules"),
+    [
+        (lambda: _vision_transformer("Data2VecVision"), [16] * 3, [f"encoder.layer.{n}" for n in range(3)]),
+        (lambda: _vision_transformer("VitDet"), [16] * 3, [f"encoder.layer.{n}" for n in range(3)]),
+        (
+            lambda: _hierarchical("PoolFormer"),
+            [4, 8, 16, 32],
+            [f"encoder.block.{stage}.{last}" for stage, last in enumerate((1, 0, 1, 1))],
+        ),
+        (
+            lambda: _hierarchical("Pvt", **PVT),
+            [4, 8, 16, 32],
+            [f"encoder.block.{stage}.{last}" for stage, last in enumerate((1, 0, 1, 1))],
+        ),
+        (
+            lambda: _hierarchical("GLPN", num_attention_heads=[1, 2, 3, 4]),
+            [4, 8, 16, 32],
+            [f"encoder.layer_norm.{n}" for n in range(4)],
+        ),
+    ],
+    ids=["Data2VecVision", "VitDet", "PoolFormer", "Pvt", "GLPN"],
+)
+def test_maps_are_those_of_the_last_blocks(model: Any, strides: list[int], modules: list[str]) -> None:
+    torch.manual_seed(0)
+    model, x = model(), torch.rand(2, 3, SIDE, SIDE)
+    backbone = featx.create_backbone(model, example_inputs=x)
+    assert backbone.strides == strides
+    found = list(backbone(x).values())
+    for value, expected in zip(found, _maps(model, modules, x), strict=True):
+        assert torch.equal(value, expected)
+
+
+@pytest.mark.parametrize("name", ["ViTMAE", "Hiera"])
+def test_a_model_with_one_known_map_is_no_backbone(name: str) -> None:
+    """ViTMAE drops patches at random, and the patches of Hiera are in an order of their own."""
+    with torch.device("meta"):
+        model = getattr(transformers, f"{name}Model")(getattr(transformers, f"{name}Config")()).eval()
+    with pytest.raises(featx.RequestError, match=r"has one map that is known, .*; give strides="):
+        featx.create_backbone(model)
