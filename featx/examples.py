@@ -87,6 +87,22 @@ def as_example(example_inputs: Any) -> Example:
     )
 
 
+def inputs_of(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], example_inputs: Any
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the inputs of a call: those that are given as in a call, or those in `example_inputs`.
+
+    Raises:
+        ArgumentTypeError: both are given, or as for `as_example`.
+    """
+    if example_inputs is None:
+        return args, dict(kwargs)
+    if args or kwargs:
+        raise ArgumentTypeError("give the inputs as in a call of the model, or as example_inputs, not both")
+    example = as_example(example_inputs)
+    return example.args, example.kwargs
+
+
 def find_example(model: nn.Module, training: bool = False) -> Example | None:
     """Return inputs with which `model` can be run, or None where nothing is known of it.
 

@@ -19,7 +19,7 @@ from featx.codegen.emit import PythonCode, emit
 from featx.codegen.load import load_function
 from featx.containers import empty_like
 from featx.errors import ArgumentTypeError, GraphError, TargetError
-from featx.examples import Example, find_example
+from featx.examples import Example, find_example, inputs_of
 from featx.ir.equality import is_same_graph
 from featx.ir.graph import Graph
 from featx.ir.names import Namespace
@@ -393,8 +393,14 @@ def _check_name(node: Node, kind: type[GraphModule], own_state: set[str]) -> Non
         )
 
 
-def as_graph_module(root: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any, Any]:
-    """Return a module that has a graph, and its inputs: what is given, or a trace of a model, and an example for it."""
+def as_graph_module(
+    root: object, args: tuple[Any, ...], kwargs: Mapping[str, Any], example_inputs: Any = None
+) -> tuple[Any, Any, Any]:
+    """Return a module that has a graph, and its inputs: what is given, or a trace of a model, and an example for it.
+
+    `example_inputs` may stand in place of `args` and `kwargs`, in the forms that `create_feature_extractor` takes.
+    """
+    args, kwargs = inputs_of(args, kwargs, example_inputs)
     if not isinstance(root, nn.Module) or hasattr(root, "graph") or hasattr(root, "extractors"):
         return root, args, kwargs
     if not args and not kwargs:
@@ -460,11 +466,12 @@ def symbolic_trace(
     return GraphModule(tracer.root, graph, name)
 
 
-def trace(root: nn.Module | Callable[..., Any], *args: Any, **kwargs: Any) -> GraphModule:
+def trace(root: nn.Module | Callable[..., Any], *args: Any, example_inputs: Any = None, **kwargs: Any) -> GraphModule:
     """Follow `root(*args, **kwargs)` and return the graph of every operation that ran, as a module.
 
     Without inputs, for a model that takes some, they are what it declares or its first layer suggests, as in
-    `create_feature_extractor`.
+    `create_feature_extractor`. `example_inputs` may stand in place of them: a tensor, a tuple of positional inputs, or
+    a dict of inputs by name.
 
     A replica of the model runs on tensors that have a form and no values; where it asks for a value, on a copy of the
     example. The model and the inputs are only read. Each node's meta has `qualified_name`, `source` (the line of the
@@ -476,7 +483,9 @@ def trace(root: nn.Module | Callable[..., Any], *args: Any, **kwargs: Any) -> Gr
 
     Raises:
         TraceError: something cannot be followed; the message says where and what to do.
+        ArgumentTypeError: inputs are given in both ways, or `example_inputs` is something else.
     """
+    args, kwargs = inputs_of(args, kwargs, example_inputs)
     if not args and not kwargs and isinstance(root, nn.Module):
         example = _guessed(root)
         args, kwargs = (args, kwargs) if example is None else (example.args, example.kwargs)

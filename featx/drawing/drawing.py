@@ -20,6 +20,7 @@ from featx.drawing.page import write_page
 from featx.drawing.svg import render_svg
 from featx.drawing.thumbnails import thumbnails_of
 from featx.errors import ArgumentTypeError, DrawingError, ForeignNodeError
+from featx.examples import Example
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.module import GraphModule, as_graph_module
@@ -28,6 +29,7 @@ from featx.module import GraphModule, as_graph_module
 def draw(
     graph: nn.Module | Graph,
     *inputs: Any,
+    example_inputs: Any = None,
     thumbnails: bool = False,
     depth: int | None = None,
     cost: Costs = None,
@@ -47,6 +49,8 @@ def draw(
         graph: what to draw. A GraphModule also says what its submodules and weights are; of an extractor it is the
             graph of the present mode. A model is traced.
         inputs: for a model; by default those that it declares or its first layer suggests.
+        example_inputs: the inputs in place of `inputs`: a tensor, a tuple of positional inputs, or a dict of inputs by
+            name.
         thumbnails: run the graph on the inputs, which must be given, and show in each box of the page the map that it
             computes of the first image, as its first three principal components. About 5 KB a map.
         depth: how many levels of modules are open at first: 0 shows those that the model itself calls, a large number
@@ -66,14 +70,16 @@ def draw(
         GraphError: a node reads one that is not ahead of it.
         ForeignNodeError: a node in `highlight` is not in the graph.
     """
-    model = graph
+    model, example = graph, Example((), {}, "the drawing")
+    is_given = bool(inputs) or example_inputs is not None
     is_of_fx = type(graph).__module__.startswith("torch.fx")
     if not isinstance(graph, Graph) and not is_of_fx:
-        graph = as_graph_module(graph, inputs, {})[0]
+        graph, args, kwargs = as_graph_module(graph, inputs, {}, example_inputs)
+        example = Example(args, kwargs, "the drawing")
     module = graph if isinstance(graph, GraphModule) else None
-    if thumbnails and (module is None or not inputs):
+    if thumbnails and (module is None or not is_given):
         raise ArgumentTypeError("thumbnails need a model or a GraphModule, and an image: draw(model, image, ...)")
-    pictures = thumbnails_of(module, inputs, cast(nn.Module, model)) if thumbnails and module is not None else {}
+    pictures = thumbnails_of(module, example, cast(nn.Module, model)) if thumbnails and module is not None else {}
     drawn = module.graph if module is not None else graph
     if not isinstance(drawn, Graph):
         raise ArgumentTypeError(_advice(drawn))

@@ -32,7 +32,7 @@ class Thumbnail:
     pixels: bytes
 
 
-def thumbnails_of(gm: GraphModule, inputs: tuple[Any, ...], model: nn.Module) -> dict[Node, Thumbnail]:
+def thumbnails_of(gm: GraphModule, example: Example, model: nn.Module) -> dict[Node, Thumbnail]:
     """Run a graph on inputs with values, and return pictures of the maps of the first sample, by node.
 
     A map is a value with places of the image, or with tokens for its patches. It costs a run, and a decomposition of
@@ -40,15 +40,15 @@ def thumbnails_of(gm: GraphModule, inputs: tuple[Any, ...], model: nn.Module) ->
 
     Args:
         gm: what is run, without gradients.
-        inputs: its inputs, one of them an image.
+        example: its inputs, one of them an image.
         model: the module that was traced; it says which tokens are no patches.
     """
-    image = image_of(Example(inputs, {}, "the drawing"), inspect.signature(gm.forward))
+    image = image_of(example, inspect.signature(gm.forward))
     if image is None:
         return {}
     run = _Run(gm, model, image)
     with torch.no_grad():
-        run.run(*inputs)
+        run.run(*example.args, **example.kwargs)
     return run.found
 
 

@@ -28,6 +28,7 @@ from featx.tree import tree_leaves, tree_map
 def cost(
     gm: nn.Module,
     *args: Any,
+    example_inputs: Any = None,
     unknown: str = "raise",
     rules: Mapping[Any, Rule] | None = None,
     gradients: bool = False,
@@ -54,6 +55,8 @@ def cost(
         gm: a graph module, or a model, which is traced.
         args: its inputs; those on the meta device stand for ones beside the weights. For a model they are by default
             what it declares or its first layer suggests.
+        example_inputs: the inputs in place of `args` and `kwargs`: a tensor, a tuple of positional inputs, or a dict of
+            inputs by name.
         unknown: what to do with an operator that has no rule: "raise", or "list" it in `CostReport.unknown` and count
             no FLOPs for it.
         rules: FLOPs of your own operators: by `torch.ops.mylib.attention`, a function that gets the arguments of the
@@ -67,7 +70,7 @@ def cost(
     """
     if unknown not in ("raise", "list"):
         raise ArgumentTypeError(f"unknown must be 'raise' or 'list', got {unknown!r}")
-    gm, args, kwargs = as_graph_module(gm, args, kwargs)
+    gm, args, kwargs = as_graph_module(gm, args, kwargs, example_inputs)
     run = _Run(gm, is_unknown_listed=unknown == "list", rules=rules)
     with torch.set_grad_enabled(gradients):
         try:

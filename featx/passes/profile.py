@@ -21,7 +21,9 @@ from featx.passes.profile_report import ModuleTime, NodeTime, ProfileReport
 from featx.tree import tree_leaves
 
 
-def profile(gm: nn.Module, *args: Any, repeats: int = 10, warmup: int = 2, **kwargs: Any) -> ProfileReport:
+def profile(
+    gm: nn.Module, *args: Any, example_inputs: Any = None, repeats: int = 10, warmup: int = 2, **kwargs: Any
+) -> ProfileReport:
     """Measure how long each node of a model or a graph takes for these inputs, and sum it for each module.
 
     The graph is run node by node, `warmup` times and then `repeats` times, in turn with calls of `gm` as a whole. A
@@ -35,6 +37,8 @@ def profile(gm: nn.Module, *args: Any, repeats: int = 10, warmup: int = 2, **kwa
     Args:
         gm: a graph module, or a model, which is traced.
         args: its inputs; for a model by default those that it declares or its first layer suggests.
+        example_inputs: the inputs in place of `args` and `kwargs`: a tensor, a tuple of positional inputs, or a dict of
+            inputs by name.
         repeats: how often each node is measured.
         warmup: runs before that, of at least 0; one more, in which writes are watched, always goes first.
         kwargs: inputs by name.
@@ -46,7 +50,7 @@ def profile(gm: nn.Module, *args: Any, repeats: int = 10, warmup: int = 2, **kwa
         raise ArgumentTypeError(
             f"repeats must be at least 1 and warmup at least 0, both ints, got {repeats} and {warmup}"
         )
-    gm, args, kwargs = as_graph_module(gm, args, kwargs)
+    gm, args, kwargs = as_graph_module(gm, args, kwargs, example_inputs)
     interpreter = _TimingInterpreter(gm)
     inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     tensors = [*gm.parameters(), *gm.buffers(), *inputs]

@@ -1,0 +1,59 @@
+"""`example_inputs` of cost, profile, draw and trace takes what that of an extractor takes."""
+
+from __future__ import annotations
+
+from collections import UserDict
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import featx
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
+        y = self.conv(x)
+        return y if scale is None else y * scale
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "trace": lambda *args, **kwargs: len(featx.trace(*args, **kwargs).graph.nodes),
+    "cost": lambda *args, **kwargs: str(featx.cost(*args, **kwargs).module_table(3)),
+    "profile": lambda *args, **kwargs: len(featx.profile(*args, repeats=1, **kwargs).nodes),
+    "draw": lambda *args, **kwargs: featx.draw(*args, **kwargs).html(),
+}
+X, SCALE = torch.rand(2, 3, 8, 8), torch.rand(2, 1, 1, 1)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize(
+    ("example", "args"),
+    [
+        (X, (X,)),
+        ((X,), (X,)),
+        ([X, SCALE], (X, SCALE)),
+        ({"x": X, "scale": SCALE}, (X, SCALE)),
+        (UserDict(scale=SCALE, x=X), (X, SCALE)),
+    ],
+)
+def test_forms(function: str, example: Any, args: tuple[torch.Tensor, ...]) -> None:
+    run = FUNCTIONS[function]
+    assert run(Scaled(), example_inputs=example) == run(Scaled(), *args)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_inputs_in_both_ways_are_refused(function: str) -> None:
+    with pytest.raises(featx.ArgumentTypeError, match="not both"):
+        FUNCTIONS[function](Scaled(), X, example_inputs=X)
+
+
+def test_pictures_of_an_example_by_name() -> None:
+    page = featx.draw(Scaled(), example_inputs={"x": X}, thumbnails=True).html()
+    assert page == featx.draw(Scaled(), X, thumbnails=True).html()
