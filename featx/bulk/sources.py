@@ -166,11 +166,16 @@ def _of_path(path: str, column: str | None) -> Source:
 
 def _of_folder(folder: Path) -> Source:
     found: list[str] = []
-    for root, folders, files in os.walk(folder):
-        folders.sort()
+    for root, folders, files in os.walk(folder, followlinks=True):
+        folders[:] = [each for each in sorted(folders) if not _leads_back(Path(root, each))]
         inside = Path(root).relative_to(folder)
         found += [(inside / file).as_posix() for file in files if Path(file).suffix.lower() in SUFFIXES]
     return Paths(sorted(found), f"the folder '{folder}' ({len(found)} images)", str(folder))
+
+
+def _leads_back(folder: Path) -> bool:
+    """Say whether a folder is a link to one that it lies in."""
+    return folder.is_symlink() and folder.parent.resolve().is_relative_to(folder.resolve())
 
 
 def _of_url(url: str, column: str | None) -> Source:

@@ -363,3 +363,12 @@ def test_input_of_an_extractor_is_not_edited() -> None:
         featx.create_feature_extractor(
             model, ["2"], inputs=["1"], edits={"1": featx.zero}, example_inputs=torch.rand(1, 3)
         )
+
+
+@pytest.mark.parametrize(("edited", "options"), [("3", {}), ("0", {"inputs": ["1"]})])
+def test_an_edit_that_changes_nothing_that_is_requested_is_refused(edited: str, options: dict[str, Any]) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU())
+    with pytest.raises(featx.RequestError, match=f"the edit of '{edited}' changes nothing that is requested"):
+        featx.create_feature_extractor(
+            model, ["2"], edits={edited: featx.zero}, example_inputs=torch.rand(2, 4), **options
+        )

@@ -157,6 +157,8 @@ class _Mode:
             root = tracing.model_in_mode()
             wanted = starts.make(traced.graph, wanted, traced.request, root, traced.free_dims)
         self.graph = prune(traced.graph, wanted, tracing.model_in_mode())
+        if tracing.edits is not None:
+            tracing.edits.check_effect(self.graph)
         self.free_dims = traced.free_dims if starts is None else None
         infos = self._infos(wanted, traced, tracing)
         features = {key: each for key, each in traced.request.features.items() if key in wanted}

@@ -19,6 +19,9 @@ from featx.tree import tree_leaves, tree_map
 # A function of the value, or a tensor in its place.
 Edit = Callable[[Any], Any] | torch.Tensor
 
+# Under this key of `Node.meta` an edit has the name of what it edits.
+_NAME = "edit_of"
+
 
 def zero(value: Any) -> Any:
     """Return zeros like a tensor, or like those in containers and objects: an edit that takes away what a node gives.
@@ -101,7 +104,23 @@ class Edits:
         # From the last node to the first: an edit does not see those behind it.
         order = sorted(self._of, key=lambda name: wanted[keys[name]], reverse=True)
         edited = {wanted[keys[name]]: _edit(graph, wanted[keys[name]], self._of[name], name) for name in order}
+        for name in order:
+            edited[wanted[keys[name]]].meta[_NAME] = name
         return {key: edited.get(wanted[key], wanted[key]) for key in request.values() if key in wanted}
+
+    def check_effect(self, graph: Graph) -> None:
+        """Check that each edit is in the graph of an extractor, from which is cut out what no requested value needs.
+
+        Raises:
+            RequestError: one is not.
+        """
+        kept = {node.meta.get(_NAME) for node in graph.nodes}
+        dropped = [name for name in self._of if name not in kept]
+        if dropped:
+            raise RequestError(
+                f"the edit of '{dropped[0]}' changes nothing that is requested: it lies behind all requested values, "
+                "ahead of the inputs, or in another branch; request a value that is computed from it, or leave it out"
+            )
 
 
 def _edit(graph: Graph, node: Node, edit: Edit, name: str) -> Node:
