@@ -6,7 +6,7 @@ import copy
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
@@ -134,9 +134,10 @@ def extract(
     require("pyarrow", "pyarrow writes features")
     _check_numbers(format, batch_size=batch_size, rows_per_shard=rows_per_shard, workers=workers, actors=actors)
     share = share_of(rank, world_size)
-    devices = [torch.device(each) for each in device] if isinstance(device, (tuple, list)) else []
-    one = None if devices or device is None else torch.device(cast("str | torch.device", device))
+    devices = [_device(each) for each in device] if isinstance(device, (tuple, list)) else []
+    one = None if devices or device is None else _device(cast("str | torch.device", device))
     hands_out = _engine(devices, engine, actors, actor_options)
+    _check_present([*devices, *([] if one is None else [one])])
     found = find_source(source, column)
     read = _Read.of(model, transform, load)
     with _modes_kept(model):
@@ -166,6 +167,20 @@ def _check_numbers(format: Format | None, **numbers: int | None) -> None:
         least = 0 if name == "workers" else 1
         if number is not None and (type(number) is not int or number < least):
             raise ArgumentTypeError(f"{name} must be a number of {least} or more, got {number!r}")
+
+
+def _device(given: str | torch.device) -> torch.device:
+    try:
+        return torch.device(given)
+    except RuntimeError as error:
+        raise ExtractionError(f"device {given!r} is none of torch's, such as 'cpu', 'cuda' and 'cuda:1'") from error
+
+
+def _check_present(devices: Iterable[torch.device]) -> None:
+    count = torch.cuda.device_count()
+    for device in devices:
+        if device.type == "cuda" and (device.index or 0) >= count:
+            raise ExtractionError(f"device '{device}' is not there; torch finds {count} CUDA devices")
 
 
 def _engine(

@@ -92,6 +92,16 @@ def test_arguments_that_do_not_go_together(net: Net, photos: Path, tmp_path: Pat
         run(net, photos, tmp_path / "out", **options)
 
 
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [("nonsense", "'nonsense' is none of torch's"), (["cpu", "cuda:99"], "'cuda:99' is not there; torch finds")],
+)
+def test_devices_that_are_not_there(net: Net, photos: Path, tmp_path: Path, device: Any, message: str) -> None:
+    with pytest.raises(featx.ExtractionError, match=message):
+        run(net, photos, tmp_path / "out", device=device)
+    assert not (tmp_path / "out").exists()
+
+
 # -- Ray -----------------------------------------------------------------------------------------------------------
 
 

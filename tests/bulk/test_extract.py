@@ -402,3 +402,14 @@ def test_the_batch_size_stays_within_memory(
     table = featx.extract(net, {"fc": "logits"}, photos, tmp_path / "out", **options)
     assert tried == [1, 4, 16, 64, 256][:trials]
     assert table.job.recorded["batch_size"] == tried[-1]
+
+
+def test_folders_behind_links_are_read_and_links_that_lead_back_are_not(net: Net, photos: Path, tmp_path: Path) -> None:
+    linked = tmp_path / "linked"
+    linked.mkdir()
+    (linked / "class1").symlink_to(photos, target_is_directory=True)
+    (linked / "again").symlink_to(photos, target_is_directory=True)
+    (linked / "loop").symlink_to(linked, target_is_directory=True)
+    keys = sorted(path.relative_to(photos).as_posix() for path in photos.rglob("*.png"))
+    table = run(net, linked, tmp_path / "out")
+    assert table.keys == [f"{name}/{key}" for name in ("again", "class1") for key in keys]
