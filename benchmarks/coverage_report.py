@@ -88,7 +88,8 @@ def _models(records: list[Record]) -> dict[tuple[str, str], list[Record]]:
         models.update({(library, name): [] for name in list_names(library)})
     models.update({("transformers", name): [] for name in list_types()})
     for record in records:
-        models[record.library, record.model].append(record)
+        # Another version of the library may have listed it.
+        models.setdefault((record.library, record.model), []).append(record)
     return models
 
 
