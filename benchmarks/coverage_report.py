@@ -64,7 +64,10 @@ def write_report(records: list[Record], path: Path) -> None:
         transformers=transformers.__version__,
     )
     if len(states(records)) > 1:
-        about += "\nThe results come from several states of featx's source; `--again stale` renews the older ones.\n"
+        about += (
+            "\nThe results come from several states of featx's source, and older ones may come from other versions of "
+            "these\nlibraries; `--again stale` renews them.\n"
+        )
     models = _models(records)
     libraries = sorted({library for library, _ in models})
     summary = _table("Summary", ["library"])

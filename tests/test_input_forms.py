@@ -24,9 +24,9 @@ class Scaled(nn.Module):
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "trace": lambda *args, **kwargs: len(featx.trace(*args, **kwargs).graph.nodes),
+    "trace": lambda *args, **kwargs: [node.meta.get("shape") for node in featx.trace(*args, **kwargs).graph.nodes],
     "cost": lambda *args, **kwargs: str(featx.cost(*args, **kwargs).module_table(3)),
-    "profile": lambda *args, **kwargs: len(featx.profile(*args, repeats=1, **kwargs).nodes),
+    "profile": lambda *args, **kwargs: [node.name for node in featx.profile(*args, repeats=1, **kwargs).nodes],
     "draw": lambda *args, **kwargs: featx.draw(*args, **kwargs).html(),
 }
 X, SCALE = torch.rand(2, 3, 8, 8), torch.rand(2, 1, 1, 1)

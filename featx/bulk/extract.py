@@ -127,17 +127,19 @@ def extract(
 
     Raises:
         ExtractionError: there are no samples, or none can be read; `output` has another job; the disk is too small, or
-            full; a process that reads was lost.
+            full; a process that reads was lost; a device is not there.
         MissingExtraError: a package is not installed; the message has the command that installs it.
         TraceError, RequestError: as for `create_feature_extractor`.
     """
     require("pyarrow", "pyarrow writes features")
     _check_numbers(format, batch_size=batch_size, rows_per_shard=rows_per_shard, workers=workers, actors=actors)
     share = share_of(rank, world_size)
-    devices = [_device(each) for each in device] if isinstance(device, (tuple, list)) else []
-    one = None if devices or device is None else _device(cast("str | torch.device", device))
+    is_list = isinstance(device, (tuple, list))
+    given = [_device(each) for each in cast("Sequence[Any]", device if is_list else [device]) if each is not None]
+    devices = given if is_list else []
+    one = given[0] if given and not is_list else None
     hands_out = _engine(devices, engine, actors, actor_options)
-    _check_present([*devices, *([] if one is None else [one])])
+    _check_present(given)
     found = find_source(source, column)
     read = _Read.of(model, transform, load)
     with _modes_kept(model):

@@ -35,12 +35,12 @@ def extract(
     dtype: Annotated[DType | None, typer.Option(help="The type of the features.")] = None,
     size: Size = None,
     column: Annotated[str | None, typer.Option(help="The column of a table that has paths.")] = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="How many images run at once; by default measured.")] = None,
-    rows: Annotated[int | None, typer.Option(min=1, help="How many samples a file has; by default a minute's.")] = None,
-    workers: Annotated[int | None, typer.Option(min=0, help="How many processes read images.")] = None,
+    batch: Annotated[int | None, typer.Option(help="How many images run at once; by default measured.")] = None,
+    rows: Annotated[int | None, typer.Option(help="How many samples a file has; by default a minute's.")] = None,
+    workers: Annotated[int | None, typer.Option(help="How many processes read images.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, or several as cuda:0,cuda:1.")] = None,
     engine: Annotated[str | None, typer.Option(help="ray: hand the work to actors of a cluster.")] = None,
-    actors: Annotated[int | None, typer.Option(min=1, help="How many actors.")] = None,
+    actors: Annotated[int | None, typer.Option(help="How many actors.")] = None,
     fast: Annotated[
         float | None, typer.Option(metavar="TOLERANCE", help="Faster, with features off by so much: 0.01 is 1 %.")
     ] = None,

@@ -20,7 +20,7 @@ from featx.drawing.page import write_page
 from featx.drawing.svg import render_svg
 from featx.drawing.thumbnails import thumbnails_of
 from featx.errors import ArgumentTypeError, DrawingError, ForeignNodeError
-from featx.examples import Example
+from featx.examples import Example, inputs_of
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.module import GraphModule, as_graph_module
@@ -70,15 +70,15 @@ def draw(
         GraphError: a node reads one that is not ahead of it.
         ForeignNodeError: a node in `highlight` is not in the graph.
     """
-    model, example = graph, Example((), {}, "the drawing")
-    is_given = bool(inputs) or example_inputs is not None
+    model = graph
+    args, kwargs = inputs_of(inputs, {}, example_inputs)
     is_of_fx = type(graph).__module__.startswith("torch.fx")
     if not isinstance(graph, Graph) and not is_of_fx:
-        graph, args, kwargs = as_graph_module(graph, inputs, {}, example_inputs)
-        example = Example(args, kwargs, "the drawing")
+        graph = as_graph_module(graph, args, kwargs)[0]
     module = graph if isinstance(graph, GraphModule) else None
-    if thumbnails and (module is None or not is_given):
+    if thumbnails and (module is None or not (args or kwargs)):
         raise ArgumentTypeError("thumbnails need a model or a GraphModule, and an image: draw(model, image, ...)")
+    example = Example(args, kwargs, "the drawing")
     pictures = thumbnails_of(module, example, cast(nn.Module, model)) if thumbnails and module is not None else {}
     drawn = module.graph if module is not None else graph
     if not isinstance(drawn, Graph):

@@ -19,6 +19,7 @@ from featx.features.dual import DualGraphModule
 from featx.features.requests.feature import Feature
 from featx.features.requests.request import Request
 from featx.features.requests.select import select
+from featx.ir.ancestors import with_ancestors
 from featx.ir.node import Node
 from featx.tracing.example.tracer import CheckSizes
 
@@ -107,23 +108,18 @@ class Backbone(DualGraphModule):
             keys = [info.key for info in self.feature_info]
             nodes: dict[str, Node] = returned if isinstance(returned, dict) else dict(zip(keys, returned, strict=True))
             if until is None:
-                pending = list(nodes.values())
+                last = list(nodes.values())
             elif until in nodes:
-                pending = [nodes[str(until)]]
+                last = [nodes[str(until)]]
             elif isinstance(until, int):
                 matching = [info.key for info in self.feature_info if info.stride == until]
                 if not matching:
                     raise RequestError(f"no map has stride {until}; the strides are {self.feature_info.reduction()}")
-                pending = [nodes[matching[-1]]]
+                last = [nodes[matching[-1]]]
             else:
-                pending = list(select(graph, {until: until}, self._get_name()).values())
-            seen: set[Node] = set()
-            while pending:
-                node = pending.pop()
-                if node not in seen:
-                    seen.add(node)
-                    pending += node.all_input_nodes
-            found.update((str(node.target), None) for node in seen if node.op in ("call_module", "get_attr"))
+                last = list(select(graph, {until: until}, self._get_name()).values())
+            needed = with_ancestors(last)
+            found.update((str(node.target), None) for node in needed if node.op in ("call_module", "get_attr"))
         return list(found)
 
 
@@ -197,7 +193,8 @@ def create_backbone(
         check_sizes: as for `create_feature_extractor`.
 
     Raises:
-        RequestError: the model has no map of a stride, no such block, or no maps at all.
+        RequestError: the model has no map of a stride, no such block, or no maps at all; or only one is found, which it
+            does not declare, and neither `strides` nor `blocks` asks for it.
         ArgumentTypeError: `model` is not a module, or an argument has the wrong type.
         TraceError: the model cannot be traced; the message says where and what to do.
     """

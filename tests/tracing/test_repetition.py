@@ -337,6 +337,16 @@ class AddsItsState(nn.Module):
         return self.linear(y)
 
 
+class AddsItsResult(AddsItsState):
+    """Keeps the result of its layer, and adds it to what the layer gets from the second call on."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        ones = torch.ones(x.shape)
+        y = self.linear(ones if self.kept is None else ones + self.kept.mean())
+        self.kept = y.detach()
+        return y
+
+
 class FillsBesideTables(UsesTables):
     def __init__(self) -> None:
         super().__init__(is_filled=False)
@@ -349,6 +359,7 @@ class FillsBesideTables(UsesTables):
         (Starting, ["mul"]),
         (FillsBesideTables, ["part", "mul_1"]),
         (AddsItsState, ["linear"]),
+        (AddsItsResult, ["linear"]),
     ],
 )
 def test_model_that_does_something_else_in_its_first_call_alone_is_refused(

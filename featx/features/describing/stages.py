@@ -12,6 +12,7 @@ from torch import nn
 
 from featx.features.describing.images import ImageInput
 from featx.features.describing.table import NodeInfo, TracedRows
+from featx.ir.ancestors import with_ancestors
 from featx.ir.arguments import map_arg
 from featx.ir.form import sources_of_values
 from featx.ir.graph import Graph
@@ -323,12 +324,12 @@ def _behind_blocks(
             and _is_outside_of_other_strides(name, stage, outputs)
         ]  # fmt: skip
         if place + 1 < len(found):
-            leading = _sources(target)
+            leading = with_ancestors([target])
             behind = [(name, each) for name, each in behind if traced.nodes[each.name] in leading]
         else:
-            behind = [(name, each) for name, each in behind if _pattern(name) in patterns]
+            behind = [(name, each) for name, each in behind if _without_numbers(name) in patterns]
         name, end = max(behind, key=lambda pair: traced.nodes[pair[1].name], default=("", stage))
-        patterns.add(_pattern(name))
+        patterns.add(_without_numbers(name))
         last.append(end)
     return last
 
@@ -346,18 +347,7 @@ def _is_outside_of_other_strides(name: str, stage: Stage, outputs: Mapping[str, 
     )
 
 
-def _sources(node: Node) -> set[Node]:
-    """Return all nodes that a node is computed from."""
-    found: set[Node] = set()
-    due = [node]
-    while due:
-        new = [each for each in due.pop().all_input_nodes if each not in found]
-        found.update(new)
-        due += new
-    return found
-
-
-def _pattern(name: str) -> str:
+def _without_numbers(name: str) -> str:
     return ".".join("*" if part.isdigit() else part for part in name.split("."))
 
 
@@ -372,7 +362,7 @@ def _blocks(maps: Mapping[str, list[Stage]], of_image: Set[Stage], traced: Trace
             shape = traced.by_name[stage.name].shape
             key = (container, row.type, shape, stage.layout, last.isdigit())
             groups.setdefault(key, []).append(stage)
-    rows_of_blocks = [(key[-1], group) for key, group in groups.items() if len(group) > 1]
-    # Of equal rows the outer one counts.
-    order = max(rows_of_blocks, key=lambda each: (each[0], len(each[1]), -each[1][0].depth), default=(False, []))
-    return order[1]
+    rows = {key: group for key, group in groups.items() if len(group) > 1}
+    # Plain numbers come first; of equal rows the outer one counts.
+    best = max(rows, key=lambda key: (key[-1], len(rows[key]), -rows[key][0].depth), default=())
+    return rows.get(best, [])

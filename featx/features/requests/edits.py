@@ -104,8 +104,6 @@ class Edits:
         # From the last node to the first: an edit does not see those behind it.
         order = sorted(self._of, key=lambda name: wanted[keys[name]], reverse=True)
         edited = {wanted[keys[name]]: _edit(graph, wanted[keys[name]], self._of[name], name) for name in order}
-        for name in order:
-            edited[wanted[keys[name]]].meta[_NAME] = name
         return {key: edited.get(wanted[key], wanted[key]) for key in request.values() if key in wanted}
 
     def check_effect(self, graph: Graph) -> None:
@@ -148,6 +146,7 @@ def _edit(graph: Graph, node: Node, edit: Edit, name: str) -> Node:
         else:
             new = graph.call_function(edit, (node,))
     new.meta.update({key: value for key, value in node.meta.items() if key in ("shape", "dtype", "nn_module_stack")})
+    new.meta[_NAME] = name
     _replace(graph, given, new, users)
     return new
 

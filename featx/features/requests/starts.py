@@ -12,6 +12,7 @@ from torch import nn
 from featx.errors import RequestError
 from featx.features.requests.edits import replace_uses
 from featx.features.requests.request import Request, as_request
+from featx.ir.ancestors import with_ancestors
 from featx.ir.effects import Effects
 from featx.ir.form import computes_form, reads_form
 from featx.ir.graph import Graph
@@ -249,12 +250,7 @@ def _narrow_aliases(guard: Node, missing: Collection[Node]) -> None:
 
 
 def _placeholders_of(node: Node) -> list[str]:
-    pending, seen = [node], {node}
-    while pending:
-        new = [source for source in pending.pop().all_input_nodes if source not in seen]
-        seen.update(new)
-        pending += new
-    return sorted(each.target for each in seen if each.op == "placeholder")
+    return sorted(each.target for each in with_ancestors([node]) if each.op == "placeholder")
 
 
 def _is_of_form(node: Node) -> bool:

@@ -20,7 +20,7 @@ from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.tracer import ExampleTracer
 from featx.tracing.guards.guards import check_decision
 from featx.tracing.guards.scalars import Diverged
-from featx.tracing.recording.lineage import Origin, Part
+from featx.tracing.recording.lineage import Origin, node_behind
 from featx.tracing.signals import NeedsRealValues
 
 _OF_VALUES = ("item", "tolist")
@@ -71,13 +71,7 @@ def _positions(trace: ExampleTrace) -> list[int]:
             of_values.add(node)
     if not of_values:
         return []
-    return [position for position, origin in enumerate(trace.numbers.origins) if _node_behind(origin) in of_values]
-
-
-def _node_behind(origin: Origin) -> Node:
-    while isinstance(origin, Part):
-        origin = origin.owner
-    return origin
+    return [position for position, origin in enumerate(trace.numbers.origins) if node_behind(origin) in of_values]
 
 
 def _pin(graph: Graph, origin: Origin, value: int | float) -> None:

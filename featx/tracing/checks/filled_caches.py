@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from types import FunctionType
 from typing import Any
 
 import torch
 
+from featx.ir.ancestors import with_ancestors
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.tracing.checks.forward_side_effects import depends_on_inputs
-from featx.tracing.recording.lineage import Origin
+from featx.tracing.recording.lineage import Origin, node_behind
 
 # By the id of a tensor that has lived on: where the first call had it from.
 Origins = Mapping[int, Origin]
@@ -22,37 +23,20 @@ def differ_only_by_caches(first: Graph, second: Graph, origins: Origins, wanted:
 
     What depends on values of the inputs must be the same calls in the same order, with the same arguments, where a
     tensor of `origins` counts as what the first call made it from. What depends on constants and sizes alone may be
-    missing. But `second` must compute the value of each node of `first` that is `wanted` too, under any name, or the
-    first call has computed from it what it has put into a cache. O(nodes + edges).
+    missing. But `second` must compute the value of each node of `first` that is `wanted`, under any name; or the first
+    call has put into a cache what it computed from that, and `second` computes nothing else in its place.
+    O(nodes + edges).
     """
     values = _Values({})
     before = values.of(first)
     known = _Values(values.numbers, {key: values.of_origin(origin) for key, origin in origins.items()})
+    numbers_of_first = len(values.numbers)
     if before != known.of(second):
         return False
-    in_caches = _with_inputs(filter(None, map(_node_of, origins.values())))
     computed = known.all()
-    return all(node in in_caches or values.number_of(node) in computed for node in wanted)
-
-
-def _node_of(origin: Origin) -> Node | None:
-    while not isinstance(origin, Node):
-        if origin.node is not None:
-            return origin.node
-        origin = origin.owner
-    return origin
-
-
-def _with_inputs(nodes: Iterable[Node]) -> set[Node]:
-    """Return nodes, and all from which they are computed."""
-    found: set[Node] = set()
-    due = list(nodes)
-    while due:
-        node = due.pop()
-        if node not in found:
-            found.add(node)
-            due += node.all_input_nodes
-    return found
+    missing = [node for node in wanted if values.number_of(node) not in computed]
+    computes_more = max(computed, default=0) >= numbers_of_first
+    return not missing or (not computes_more and with_ancestors(map(node_behind, origins.values())).issuperset(missing))
 
 
 class _Values:
@@ -83,8 +67,10 @@ class _Values:
         return self._nodes[node]
 
     def all(self) -> set[int]:
-        """Return the numbers of all nodes of the graph that was numbered last, and of tensors in arguments."""
-        return {*self._nodes.values(), *self._tensors.values()}
+        """Return the numbers of all values of the graph that was numbered last, and of tensors in arguments."""
+        # Checks give no value, and their messages name nodes, which are others in another graph.
+        of_nodes = {number for node, number in self._nodes.items() if not node.meta.get("is_guard")}
+        return of_nodes | {*self._tensors.values()}
 
     def of_origin(self, origin: Origin) -> int:
         """Return the number of a value of the graph that was numbered last."""

@@ -23,6 +23,13 @@ class Part:
 Origin = Node | Part
 
 
+def node_behind(origin: Origin) -> Node:
+    """Return the node that a value is, or is a part of."""
+    while isinstance(origin, Part):
+        origin = origin.owner
+    return origin
+
+
 class Lineage:
     """Maps objects to where they come from; keeps them alive, so that no id is used again.
 

@@ -72,12 +72,18 @@ class Kernels(TorchDispatchMode):
                 written = [] if signature is None else list(signature.targets(args, kwargs or {}))
                 if written:
                     self.on_write(func, written)
+            is_dynamic = self.watches_all and may_have_dynamic_shape(func, args)
+            if is_dynamic and self.shapes.are_expected:
+                return self.shapes.run(func, args, kwargs or {})
+            if is_dynamic and self._on_dynamic_shape is not None:
+                self._on_dynamic_shape()
             watches_draws = self.depth or self.on_write is not None
             if watches_draws and torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()):
-                return self._generators.draw(func, args, kwargs or {})
-            if self._on_dynamic_shape is not None and may_have_dynamic_shape(func, args):
-                return self._run_dynamic(func, args, kwargs or {})
-            result = func(*args, **kwargs) if kwargs else func(*args)
+                result = self._generators.draw(func, args, kwargs or {})
+            else:
+                result = func(*args, **kwargs) if kwargs else func(*args)
+            if is_dynamic:
+                self.shapes.note(func, result)
             if self.on_write is not None and type(result) is torch.Tensor:
                 self.elements += result.numel()
             return result
@@ -86,15 +92,6 @@ class Kernels(TorchDispatchMode):
     def watches_all(self) -> bool:
         """Whether kernels inside of recorded calls are watched too."""
         return self.on_write is not None or self.shapes.are_expected
-
-    def _run_dynamic(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self.on_write is None:
-            return self.shapes.run(func, args, kwargs) if self.shapes.are_expected else func(*args, **kwargs)
-        if self._on_dynamic_shape is not None:
-            self._on_dynamic_shape()
-        result = func(*args, **kwargs)
-        self.shapes.note(func, result)
-        return result
 
     def seen(self) -> _Seen:
         """Return a context for a call that the trace knows of."""
