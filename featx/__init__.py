@@ -72,11 +72,11 @@ if TYPE_CHECKING:
     from featx.rewrite.replace import Match, ReplacedPatterns, replace_pattern, replace_pattern_with_filters
     from featx.tracing.environment.wrapping import wrap
     from featx.tracing.example.tracer import ExampleTracer
+    from featx.tracing.nodes.proxy import Attribute, ParameterProxy, Proxy
+    from featx.tracing.nodes.tracer_base import GraphAppendingTracer, TracerBase
     from featx.tracing.symbolic.inputs import PH
-    from featx.tracing.symbolic.proxy import Attribute, ParameterProxy, Proxy
     from featx.tracing.symbolic.proxyable import ProxyableClassMeta
     from featx.tracing.symbolic.tracer import Tracer
-    from featx.tracing.tracer_base import GraphAppendingTracer, TracerBase
 
 __version__ = "0.1.0"
 __all__ = [
@@ -206,11 +206,11 @@ _NAMES = {
     "featx.passes.shapes": "ShapeProp",
     "featx.rewrite.match": "SubgraphMatcher",
     "featx.rewrite.replace": "Match ReplacedPatterns replace_pattern replace_pattern_with_filters",
-    "featx.tracing.tracer_base": "GraphAppendingTracer TracerBase",
+    "featx.tracing.nodes.tracer_base": "GraphAppendingTracer TracerBase",
     "featx.tracing.environment.wrapping": "wrap",
     "featx.tracing.example.tracer": "ExampleTracer",
     "featx.tracing.symbolic.inputs": "PH",
-    "featx.tracing.symbolic.proxy": "Attribute ParameterProxy Proxy",
+    "featx.tracing.nodes.proxy": "Attribute ParameterProxy Proxy",
     "featx.tracing.symbolic.proxyable": "ProxyableClassMeta",
     "featx.tracing.symbolic.tracer": "Tracer",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,12 @@ LAYERS = [
     {"cli"}, {"__main__"}, {"migration"}, {"fx"},
 ]  # fmt: skip
 PLACE = {package: place for place, layer in enumerate(LAYERS) for package in layer}
+# The rooms of the package `tracing` and the files beside them, in the same way.
+ROOMS = [
+    {"objects", "log"}, {"source"}, {"signals"}, {"nodes"}, {"guards"}, {"environment"}, {"stand_ins"}, {"replica"},
+    {"symbolic", "recording"}, {"side_effects"}, {"calls"}, {"example"}, {"checks"},
+]  # fmt: skip
+PLACE_OF_ROOM = {room: place for place, rooms in enumerate(ROOMS) for room in rooms}
 # Graph.python_code is torch.fx's surface: code asks the graph for its code.
 UPWARDS = {("ir/graph.py", "featx.codegen.emit")}
 FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
@@ -47,6 +54,23 @@ def imports(tree: ast.AST) -> Iterator[tuple[str, list[str], bool]]:
                 yield alias.name, [], node in at_import
 
 
+def room_of(module: str) -> str | None:
+    """Return the room of a module of `tracing`, or its own name if it is in none; None for the package itself."""
+    parts = module.split(".")
+    return parts[2] if module.startswith("featx.tracing.") else None
+
+
+def faults_of_room(path: Path, tree: ast.AST) -> list[str]:
+    """Return what a file of `tracing` imports from a room beside its own or after it."""
+    own = room_of("featx." + name(path).removesuffix(".py").replace("/", "."))
+    others = [(module, room_of(module)) for module, _, _ in imports(tree)]
+    return [
+        module
+        for module, room in others
+        if own is not None and room not in (None, own) and PLACE_OF_ROOM[room] >= PLACE_OF_ROOM[own]
+    ]
+
+
 def faults(path: Path, tree: ast.AST) -> list[str]:
     """Return what a file imports that stands beside it or after it."""
     own = package_of(path)
@@ -72,6 +96,30 @@ def test_file_imports_only_from_what_stands_before_it(path: Path) -> None:
     assert faults(path, ast.parse(path.read_text())) == []
 
 
+TRACING = [path for path in FILES if package_of(path) == "tracing" and path != ROOT / "tracing/__init__.py"]
+
+
+@pytest.mark.parametrize("path", TRACING, ids=name)
+def test_file_of_tracing_imports_only_from_rooms_before_its_own(path: Path) -> None:
+    assert faults_of_room(path, ast.parse(path.read_text())) == []
+
+
+def test_rule_of_rooms_finds_what_it_should() -> None:
+    upwards, lazily = "from featx.tracing.calls.x import f", "def f():\n    import featx.tracing.checks.x"
+    aside, own = "import featx.tracing.symbolic.x", "from featx.tracing.recording.y import f"
+    source = "\n".join([upwards, lazily, aside, own, "import featx.tracing.source.x", "import featx.ir.node"])
+    found = faults_of_room(ROOT / "tracing/recording/x.py", ast.parse(source))
+    assert sorted(found) == ["featx.tracing.calls.x", "featx.tracing.checks.x", "featx.tracing.symbolic.x"]
+
+
+def test_page_on_tracing_has_the_rooms_in_the_order_of_their_imports() -> None:
+    page = (ROOT.parent / "docs/tracing-files.md").read_text(encoding="utf-8")
+    rooms = re.findall(r"^\| \*\*`(\w+)/`", page, re.MULTILINE)
+    folders = {path.parent.name for path in TRACING} - {"tracing"}
+    assert set(rooms) == folders
+    assert rooms == sorted(rooms, key=PLACE_OF_ROOM.__getitem__)
+
+
 @pytest.mark.parametrize(
     ("file", "source", "expected"),
     [
@@ -81,7 +129,7 @@ def test_file_imports_only_from_what_stands_before_it(path: Path) -> None:
         ("ir/graph.py", "def f():\n    from featx.codegen.emit import emit", []),
         ("ir/graph.py", "if TYPE_CHECKING:\n    from featx.codegen.emit import emit", []),
         ("ir/graph.py", "def f():\n    import featx.module", ["featx.module"]),
-        ("codegen/emit.py", "import featx.tracing.symbolic.proxy", ["featx.tracing.symbolic.proxy"]),
+        ("codegen/emit.py", "import featx.tracing.nodes.proxy", ["featx.tracing.nodes.proxy"]),
         ("tracing/proxy.py", "from featx.codegen.emit import emit", ["featx.codegen.emit"]),
         ("tree.py", "from featx.errors import FeatxError", []),
         (

@@ -15,8 +15,8 @@ from featx.migration.left_out import explainer
 from featx.module import GraphModule, symbolic_trace
 from featx.rewrite.replace import replace_pattern
 from featx.tracing.environment.wrapping import wrap
+from featx.tracing.nodes.proxy import Proxy
 from featx.tracing.symbolic.inputs import PH
-from featx.tracing.symbolic.proxy import Proxy
 from featx.tracing.symbolic.proxyable import ProxyableClassMeta
 from featx.tracing.symbolic.tracer import Tracer
 

@@ -13,14 +13,14 @@ from featx.migration.compatibility import compatibility
 from featx.migration.left_out import explainer
 from featx.module import GraphModule, symbolic_trace
 from featx.tracing.environment.wrapping import wrap
+from featx.tracing.guards.input_checks import check_is_none as _assert_is_none
+from featx.tracing.nodes.proxy import ParameterProxy, Proxy
+from featx.tracing.nodes.tracer_base import TracerBase
 from featx.tracing.symbolic.inputs import PH, PHBase
-from featx.tracing.symbolic.inputs import check_is_none as _assert_is_none
-from featx.tracing.symbolic.proxy import ParameterProxy, Proxy
 from featx.tracing.symbolic.proxyable import ProxyableClassMeta
 from featx.tracing.symbolic.tracer import Scope, Tracer
 from featx.tracing.symbolic.tracer import is_tracing as is_fx_symbolic_tracing
 from featx.tracing.symbolic.tracer import is_tracing as is_fx_tracing
-from featx.tracing.tracer_base import TracerBase
 
 __all__ = [
     "PH",

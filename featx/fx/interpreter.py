@@ -12,7 +12,7 @@ from featx.ir.graph import Graph
 from featx.ir.node import Node, Target
 from featx.migration.left_out import explainer
 from featx.module import GraphModule
-from featx.tracing.symbolic.proxy import Proxy
+from featx.tracing.nodes.proxy import Proxy
 from featx.tracing.symbolic.tracer import Tracer
 
 __all__ = [

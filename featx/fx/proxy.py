@@ -17,9 +17,9 @@ from featx.migration.left_out import explainer
 from featx.migration.operators import INPLACE as inplace_methods
 from featx.migration.operators import MAGIC as magic_methods
 from featx.migration.operators import REFLECTABLE as reflectable_magic_methods
-from featx.tracing.symbolic.proxy import Attribute, ParameterProxy, Proxy
+from featx.tracing.nodes.proxy import Attribute, ParameterProxy, Proxy
+from featx.tracing.nodes.tracer_base import GraphAppendingTracer, TracerBase
 from featx.tracing.symbolic.tracer import Scope
-from featx.tracing.tracer_base import GraphAppendingTracer, TracerBase
 
 __all__ = [
     "Argument",

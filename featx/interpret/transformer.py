@@ -12,11 +12,11 @@ from featx.ir.arguments import Argument
 from featx.ir.graph import Graph
 from featx.ir.node import Node, Target
 from featx.module import GraphModule
-from featx.tracing.replica.modules import walk_modules
+from featx.tracing.nodes.proxy import Proxy
+from featx.tracing.nodes.tracer_base import TracerBase
+from featx.tracing.objects.module_tree import walk_modules
 from featx.tracing.symbolic.constants import RealTensors
-from featx.tracing.symbolic.proxy import Proxy
 from featx.tracing.symbolic.tracer import Tracer
-from featx.tracing.tracer_base import TracerBase
 
 # What is true of every node that is made in the place of another: where in the model that one came from.
 _ORIGIN = ("nn_module_stack", "source", "stack_trace")

@@ -10,6 +10,7 @@ from torch import nn
 
 from featx.errors import ArgumentTypeError, CostError
 from featx.interpret.interpreter import Interpreter
+from featx.ir.memory import memory_of
 from featx.ir.node import Node
 from featx.ir.text import format_target
 from featx.module import as_graph_module
@@ -21,7 +22,6 @@ from featx.passes.lookup import quoted
 from featx.passes.meta_execution import FakeValues
 from featx.passes.preserved_state import WrittenMemory, preserve_model
 from featx.passes.traffic import bytes_of
-from featx.tracing.symbolic.constants import memory_of
 from featx.tree import tree_leaves, tree_map
 
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
+from featx.ir.memory import memory_of
 from featx.ir.overloads import Signature, tensors_in
 from featx.passes.flops import FlopTable, Rule
 from featx.passes.operators import OperatorMode
 from featx.passes.traffic import bytes_moved
-from featx.tracing.symbolic.constants import memory_of
 
 
 @dataclass

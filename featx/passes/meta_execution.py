@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from featx.errors import InputError
+from featx.ir.memory import memory_of
 from featx.ir.overloads import Signature, tensors_in
 from featx.passes.fake_results import FakeResults
 from featx.passes.operators import OperatorMode
-from featx.tracing.symbolic.constants import memory_of
 
 _META = torch.device("meta")
 

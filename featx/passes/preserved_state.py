@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 from featx.ir.graph import Graph
+from featx.ir.memory import memory_of
 from featx.ir.overloads import Signature, tensors_in
 from featx.passes.operators import OperatorMode
 from featx.tracing.environment.caches import Caches
 from featx.tracing.environment.generators import SharedGenerators
 from featx.tracing.environment.wrapping import globals_of
 from featx.tracing.replica.module_states import ModuleStates
-from featx.tracing.symbolic.constants import memory_of
 from featx.tree import tree_map
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from featx.errors import ArgumentTypeError
-from featx.tracing.symbolic.proxy import find_proxy
+from featx.tracing.nodes.proxy import find_proxy
 
 
 class Wildcard:

@@ -14,8 +14,7 @@ from featx import Graph, Node
 from featx.ir.effects import CallEffects, Effects
 from featx.ir.module_effects import module_effects
 from featx.ir.operator_facts import facts_of
-from featx.tracing.guards import guards
-from featx.tracing.symbolic import inputs
+from featx.tracing.guards import guards, input_checks
 from featx.tree import clone_tensors
 
 # -- against what torch really does -----------------------------------------------------------------------------------
@@ -319,7 +318,10 @@ def test_copy_that_featx_makes_is_fresh_and_writes_nothing() -> None:
     assert Effects(graph).of(node) == CallEffects()
 
 
-CHECKS = [value for module in (guards, inputs) for name, value in vars(module).items() if name.startswith("check_")]
+MODULES = (guards, input_checks)
+CHECKS = [value for module in MODULES for name, value in vars(module).items() if name.startswith("check_")]
+    value for module in (guards, input_checks) for name, value in vars(module).items() if name.startswith("check_")
+]
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import featx
-from featx.tracing.example import kept_tensors
+from featx.tracing.side_effects import kept_tensors
 
 IMAGES = torch.rand(2, 3, 8, 8)
 

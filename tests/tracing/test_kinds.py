@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 import featx
-from featx.tracing.symbolic.value_types import value_type_of
+from featx.tracing.nodes.value_types import value_type_of
 
 
 def kind_of_result(function: Callable[[torch.Tensor], Any], root: nn.Module | None = None) -> type | None:

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional
 
 import featx
-from featx.tracing.recording.naming import QualifiedNames
+from featx.tracing.nodes.naming import QualifiedNames
 
 
 def names(model: nn.Module) -> list[str | None]:

@@ -15,7 +15,7 @@ from torch import nn
 from transformers import BatchEncoding, BatchFeature
 
 import featx
-from featx.tracing.guards.structure import leaves_of
+from featx.tracing.objects.structure import leaves_of
 
 X = torch.rand(3, 4, generator=torch.Generator().manual_seed(0))
 OTHER = X + 1

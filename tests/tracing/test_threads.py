@@ -16,7 +16,7 @@ from torch import nn, typename  # the globals of typename are those of torch
 
 import featx
 from featx.tracing.environment.other_threads import OtherThreads
-from featx.tracing.example.model_context import ModelContext
+from featx.tracing.replica.model_context import ModelContext
 
 THREADS = 8  # a trace takes a few milliseconds, and the eight share one interpreter lock
 IMAGES = torch.rand(2, 3, 12, 12, generator=torch.Generator().manual_seed(0))

@@ -15,7 +15,7 @@ from featx.ir.form import computes_form
 from featx.ir.graph import Graph
 from featx.ir.memory import MemoryGroups
 from featx.ir.node import Node
-from featx.tracing.recording.module_output import module_output
+from featx.tracing.nodes.module_output import module_output
 from featx.tracing.source.possible_writes import PossiblyReturnedInputs
 from featx.tracing.source.state_writes import StateWrite, tensors_at
 from featx.tree import clone_tensors

@@ -27,12 +27,13 @@ from featx.ir.node import Node
 from featx.libraries import torchvision_operators
 from featx.tracing.checks.free_sizes import FreeDims, OtherMode, trace_checked, trace_recording_mode_reads
 from featx.tracing.example.conditions import RequestedNodeFinder
-from featx.tracing.example.model_context import ModelContext
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.tracer import CheckSizes, ExampleTracer
-from featx.tracing.recording.module_output import mark_output
+from featx.tracing.nodes.module_output import mark_output
+from featx.tracing.objects.module_tree import walk_modules
 from featx.tracing.replica.mode_reads import ModeReads
-from featx.tracing.replica.modules import has_own_call, walk_modules
+from featx.tracing.replica.model_context import ModelContext
+from featx.tracing.replica.modules import has_own_call
 from featx.tracing.replica.replica import only_sets_flags, replica_of, view_in_mode
 from featx.tracing.symbolic.inputs import PHBase
 from featx.tracing.symbolic.tracer import Tracer

@@ -17,7 +17,7 @@ from featx.features.describing.tokens import ImageTokens
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.libraries import tokens_are_in_order
-from featx.tracing.recording.module_output import module_output
+from featx.tracing.nodes.module_output import module_output
 
 # How much of an image convolutions without padding may lose at its edges, in all and where none has a stride.
 _LOST_AT_EDGES, _LOST_WITHOUT_STRIDE = 0.2, 0.05

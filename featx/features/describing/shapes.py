@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 
 from featx.ir.node import Node
-from featx.tracing.recording.module_output import module_output
+from featx.tracing.nodes.module_output import module_output
 
 # Shape and dtype, by what takes the tensor out: "" for the value itself, `[1][0]`, `.last_hidden_state`.
 Forms = dict[str, tuple[tuple[int, ...], torch.dtype | None]]

@@ -18,7 +18,7 @@ from featx.ir.form import sources_of_values
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.libraries import in_order, resolve_feature_module
-from featx.tracing.recording.module_output import module_output
+from featx.tracing.nodes.module_output import module_output
 
 _PLACES = {"NCHW": (2, 3), "NHWC": (1, 2)}
 # Their modules are called one by one; "what a list returns" is what the last of them does.

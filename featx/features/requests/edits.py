@@ -13,7 +13,7 @@ from featx.errors import ArgumentTypeError, RequestError
 from featx.features.requests.request import Request, as_request
 from featx.ir.graph import Graph
 from featx.ir.node import Node
-from featx.tracing.recording.module_output import module_output
+from featx.tracing.nodes.module_output import module_output
 from featx.tree import tree_leaves, tree_map
 
 # A function of the value, or a tensor in its place.

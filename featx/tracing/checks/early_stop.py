@@ -17,10 +17,10 @@ from featx.ir.graph import Graph
 from featx.ir.memory import MemoryGroups, memory_of
 from featx.ir.repeatable import depends_on_mode
 from featx.tracing.example.conditions import Conditions, RequestedNodeFinder
-from featx.tracing.example.model_context import ModelContext
 from featx.tracing.example.plain_run import run_plainly
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.tracer import ExampleTracer
+from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.source.state_writes import tensors_at
 
 # `mul_(...)`, `p.data = ...`, `self.m += ...`, `w[0] = ...`

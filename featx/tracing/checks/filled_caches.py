@@ -11,8 +11,8 @@ import torch
 from featx.ir.ancestors import with_ancestors
 from featx.ir.graph import Graph
 from featx.ir.node import Node
-from featx.tracing.checks.forward_side_effects import depends_on_inputs
 from featx.tracing.recording.lineage import Origin, node_behind
+from featx.tracing.side_effects.forward_side_effects import depends_on_inputs
 
 # By the id of a tensor that has lived on: where the first call had it from.
 Origins = Mapping[int, Origin]

@@ -18,6 +18,7 @@ from featx.ir.equality import is_same_graph
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.libraries import advice_for_sizes
+from featx.tracing.calls.tensor_reads import ABOUT_GRADIENTS
 from featx.tracing.checks.data_dependent_numbers import pin_data_dependent_numbers
 from featx.tracing.checks.early_stop import include_writes_after_stop
 from featx.tracing.checks.free_dtypes import follow_dtypes
@@ -34,13 +35,13 @@ from featx.tracing.checks.variation import (
     can_be_resized,
     measures_of,
 )
+from featx.tracing.environment.interrupts import free_frames
 from featx.tracing.example.conditions import Conditions, RequestedNodeFinder
-from featx.tracing.example.tensor_reads import ABOUT_GRADIENTS
-from featx.tracing.example.trace import ExampleTrace, free_frames
+from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.tracer import ExampleTracer
 from featx.tracing.guards.guards import check_rank, check_size
 from featx.tracing.guards.scalars import Diverged
-from featx.tracing.guards.structure import Path, Step, leaves_of
+from featx.tracing.objects.structure import Path, Step, leaves_of
 from featx.tracing.replica.mode_reads import ModeReads, set_mode
 from featx.tracing.signals import (
     DependsOnAutocast,

@@ -17,7 +17,7 @@ from typing import Any, cast
 import torch
 
 from featx.tracing.guards.scalars import TracedFloat, TracedInt
-from featx.tracing.replica.containers import containers_in, copy_of
+from featx.tracing.objects.containers import containers_in, copy_of
 
 _CACHED = functools._lru_cache_wrapper
 # How deep in the result of a cached function a tensor may lie.

@@ -1,8 +1,9 @@
-"""Find an interrupt that another error has replaced."""
+"""After an interrupt or an error: find an interrupt that another error has replaced, and free what frames hold."""
 
 from __future__ import annotations
 
 import sys
+import traceback
 
 
 class Interrupts:
@@ -22,3 +23,14 @@ class Interrupts:
             if isinstance(before, KeyboardInterrupt):
                 raise before
             before = before.__context__
+
+
+def free_frames(error: BaseException) -> None:
+    """Free what the frames hold that an error or an interrupt has left: tensors of a trace, and contexts.
+
+    A context manager of torch that was left in its `__exit__` pushes the mode of the trace again when its frame goes.
+    """
+    left: BaseException | None = error
+    while left is not None:
+        traceback.clear_frames(left.__traceback__)
+        left = left.__context__

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import torch
 
-from featx.tracing.symbolic.proxy import find_proxy
+from featx.tracing.nodes.proxy import find_proxy
 
 Recorder = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 # A name in a namespace.

@@ -13,8 +13,8 @@ from torch import nn
 from featx.tracing.environment.generators import SharedGenerators, TorchGenerator
 from featx.tracing.environment.saved_tensors import SavedGlobals
 from featx.tracing.environment.thread_modes import ThreadModes
-from featx.tracing.example.model_context import ModelContext
-from featx.tracing.guards.structure import copy_structure
+from featx.tracing.objects.structure import copy_structure
+from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.stand_ins.kernels import Kernels
 
 

@@ -2,66 +2,57 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
-import traceback
 from collections.abc import Callable, Mapping
-from types import CodeType, FrameType
 from typing import Any
 
 import torch
-from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from featx.errors import FeatxError
 from featx.ir.graph import Graph
 from featx.ir.memory import memory_of
 from featx.ir.node import Node
-from featx.tracing.checks.replay import Record, Replay
-from featx.tracing.checks.state_checks import StateChecks
-from featx.tracing.environment.autocast_state import toggle_autocast
+from featx.tracing.calls.function_calls import FunctionCalls
+from featx.tracing.calls.measured_calls import MeasuredCalls
+from featx.tracing.calls.model_writes import ModelWrites
+from featx.tracing.calls.module_calls import ModuleCalls
+from featx.tracing.calls.torch_calls import TorchCalls
 from featx.tracing.environment.compiler import not_compiled
 from featx.tracing.environment.generators import SharedGenerators
-from featx.tracing.environment.other_threads import AllThreads
-from featx.tracing.environment.profile_hook import ProfileCallback, ProfileHook, delegates_work
-from featx.tracing.environment.recursion import raised_recursion_limit
+from featx.tracing.environment.interrupts import free_frames
 from featx.tracing.environment.saved_tensors import SavedGlobals
 from featx.tracing.environment.thread_modes import ThreadModes
 from featx.tracing.example.conditions import Conditions, RequestedNodeFinder, Settings
-from featx.tracing.example.function_calls import FunctionCalls
-from featx.tracing.example.kept_tensors import KeptTensors, drop_tensors
-from featx.tracing.example.measured_calls import MeasuredCalls
-from featx.tracing.example.model_context import ModelContext, ModelTensors
-from featx.tracing.example.model_writes import ModelWrites
-from featx.tracing.example.module_calls import ModuleCalls
-from featx.tracing.example.torch_calls import TorchCalls
-from featx.tracing.guards.conversions import CONVERSIONS
-from featx.tracing.guards.example_inputs import bind_example
-from featx.tracing.guards.guards import aliases_of, require_aliases
+from featx.tracing.example.final_checks import FinalChecks
+from featx.tracing.example.model_call import call_model
+from featx.tracing.example.observers import Observers
+from featx.tracing.example.run_inputs import RunInputs
+from featx.tracing.example.second_call import SecondCall
 from featx.tracing.guards.scalars import Diverged
-from featx.tracing.guards.structure import contents_of
+from featx.tracing.nodes.module_output import mark_output
+from featx.tracing.recording.call_record import Record
 from featx.tracing.recording.earlier_calls import EarlierCalls
 from featx.tracing.recording.lineage import Lineage, Origin
-from featx.tracing.recording.module_output import mark_output
 from featx.tracing.recording.numbers import Numbers
 from featx.tracing.recording.recorder import Recorder
-from featx.tracing.recording.results import ContentsSnapshot, Results
+from featx.tracing.recording.results import Results
 from featx.tracing.replica.mode_reads import has_set_mode, record_mode_reads
+from featx.tracing.replica.model_context import ModelContext, ModelTensors
 from featx.tracing.replica.module_states import ModuleStates
-from featx.tracing.replica.modules import has_hooks, intercept
+from featx.tracing.replica.modules import intercept
 from featx.tracing.replica.replica import Replica
+from featx.tracing.side_effects.kept_tensors import KeptTensors, drop_tensors
+from featx.tracing.side_effects.state_checks import StateChecks
 from featx.tracing.signals import (
     AllNeededRecorded,
     NeedsRealValues,
-    NeedsSharedInputs,
-    PossibleThreadInterference,
     ThreadInterference,
     UnsupportedSideEffect,
     Untraceable,
 )
 from featx.tracing.source.frames import user_frame
-from featx.tracing.source.state_writes import StateWrite, missed_state_writes
-from featx.tracing.source.syntax_queries import asks_for_key, compares_objects
+from featx.tracing.source.state_writes import StateWrite
 from featx.tracing.stand_ins.stand_ins import StandIns, keeps_values
 from featx.tree import tree_leaves
 
@@ -77,7 +68,7 @@ class ExampleTrace:
         replica: the copy of it that runs.
         checks: compares the modules with what they were.
         numbers: the numbers that the model got.
-        value_log: what was read of values.
+        inputs: its inputs, and whether it may notice that two of them are one tensor.
         is_real: whether tensors have values.
         gradients: whether it runs with gradients switched on.
         early_stop_reason: the message of the error that ended forward early, after all requested values were there.
@@ -102,24 +93,20 @@ class ExampleTrace:
         results = self._results = Results(recorder)
         on_write = self._model_writes(model_context).on_write if self.is_real else None
         self._torch_calls = TorchCalls(recorder, results, on_write, self._saved_globals)
-        self.checks = StateChecks(recorder, self._torch_calls, self.replica.paths, model_context.assigned_to_others)
+        self.checks = StateChecks(
+            recorder, self._torch_calls.check_module, self.replica.paths, model_context.assigned_to_others
+        )
         self.checks.opened_modules.add(self.replica.root)
         measured = MeasuredCalls(recorder, results, self._torch_calls, model_context, self.replica)
         self._module_calls = ModuleCalls(
             recorder, self._torch_calls, measured, self.checks, self.replica, settings.opening
         )
         self._function_calls = FunctionCalls(recorder, self._torch_calls, measured, model_context)
+        self.inputs = RunInputs(recorder, results, model_context.signature)
+        self._observers = Observers(recorder, self._torch_calls, settings, uses_threading=model_context.uses_threading)
+        self._final_checks = FinalChecks(model_context, recorder, results, self._torch_calls, self.checks, self.inputs)
         self.early_stop_reason: str | None = None
         self.needed: int | None = None
-        # Whether one tensor that is two inputs gets one stand-in. Otherwise each input gets its own.
-        self.shares_inputs = False
-        self._inputs_are_compared = False
-        self._by_input: dict[int, torch.Tensor] = {}
-        self._replay: Replay | None = None
-        self._has_profile_hook = False
-        # Tells whether other threads ran, where their results would have values and so not be noticed.
-        self._others: AllThreads | None = None
-        self._input_contents: list[ContentsSnapshot] = []
         self._kept = KeptTensors(recorder)
         # What puts back what this run changes outside of the replica, until all of it is. Each may be called twice.
         self._restorers: list[Callable[[], None]] = []
@@ -154,7 +141,7 @@ class ExampleTrace:
             recorder.most_nodes = 2 * len(earlier.graph.nodes) + 1000
             recorder.needed = earlier.needed
             # This one may end ahead of the code that tells.
-            self._inputs_are_compared = earlier.needed is not None and earlier._inputs_are_compared
+            self.inputs.are_compared = earlier.needed is not None and earlier.inputs.are_compared
 
     @property
     def graph(self) -> Graph:
@@ -234,12 +221,10 @@ class ExampleTrace:
         generators = self._set_up(has_values=self.is_real or any(map(keeps_values, leaves)))
         kernels = self._torch_calls.kernels
         with torch._C.DisableTorchFunction(), kernels.seen():
-            inputs = bind_example(self.recorder, self._results, self.signature, args, kwargs, self._stand_in)
-            call_args, call_kwargs, self._input_contents = inputs
+            call_args, call_kwargs = self.inputs.bind(args, kwargs)
             if not self.gradients and self.numbers.expected is None:
                 self._function_calls.on_grad_mode_query()
-            if self._settings.observes_autocast and not self._has_profile_hook:  # a profiler has the hook
-                self.recorder.autocast_modes.record_state()
+            self._observers.record_autocast()
         output, result = self._output_of_call(call_args, call_kwargs, find_requested)
         if self.recorder.call_record is not None:
             self.recorder.call_record.result = result
@@ -248,10 +233,11 @@ class ExampleTrace:
                 "another trace replaced or restored functions in the model's Python files meanwhile"
             )
         with torch._C.DisableTorchFunction(), kernels.seen():
-            self._check_side_effects(generators)
+            self._observers.check_threads()
+            self._final_checks.check_side_effects(generators)
             self.recorder.autocast_modes.leave()
             self.graph.output(output)
-            self._require_aliases(args, kwargs)
+            self.inputs.require_aliases(self.graph, args, kwargs, self._final_checks.codes_that_ran())
             if self.numbers.expected is None:  # else its graph is compared, and not kept
                 self._mark_decisions_about_state()
 
@@ -264,47 +250,27 @@ class ExampleTrace:
 
     def missed_state_writes(self) -> frozenset[StateWrite]:
         """Return what code of opened modules may write of the model's state, and has not written in this run."""
-        paths, failed_module_path = self.replica.paths, f"{self._module_calls.failed_module_path}."
-        opened = [
-            (module, path)
-            for module, path in paths.items()
-            if module in self.checks.opened_modules
-            or (self.early_stop_reason is not None and failed_module_path.startswith(f"{path}."))
-        ]
-        found = (missed_state_writes(module, path, self.recorder.written_at) for module, path in opened)
-        return frozenset().union(*found)
-
-    def _require_aliases(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        if not self._inputs_are_compared:
-            compares = any(map(compares_objects, self._codes_that_ran()))
-            self._inputs_are_compared = compares or self.recorder.writes_inputs()
-        if self._inputs_are_compared:
-            bound = self.signature.bind(*args, **kwargs)
-            bound.apply_defaults()
-            aliases = aliases_of(tuple(bound.arguments.values()))
-            are_shared = len(set(aliases)) < len(aliases)
-            if are_shared and not self.shares_inputs:
-                raise NeedsSharedInputs
-            require_aliases(self.graph, aliases if are_shared else None)
+        is_cut = self.early_stop_reason is not None
+        return self._final_checks.missed_state_writes(self._module_calls.failed_module_path if is_cut else None)
 
     def _set_up(self, *, has_values: bool) -> SharedGenerators:
-        around, generator = self.model_context, self._torch_calls.generator
+        around = self.model_context
         modes = ThreadModes()
-        heard = ProfileHook(self._listeners(has_values=has_values))
+        hook = self._observers.hook(has_values=has_values)
         generators = SharedGenerators()
         around.refresh_caches()
         self._restorers += [
-            heard.stop, generators.restore, generator.restore, self._saved_globals.restore, self._restore_caches,
-            around.passing.uninstall, modes.leave,
+            hook.stop, generators.restore, self._torch_calls.generator.restore, self._saved_globals.restore,
+            self._restore_caches, around.passing.uninstall, modes.leave,
         ]  # fmt: skip
         self.recorder.grad_modes.is_enabled = self.gradients
         if self._settings.reads is not None:
             record_mode_reads(self.replica.paths, self._settings.reads)
-        intercept(self.replica.paths, self._on_module)
+        intercept(self.replica.paths, self._module_calls.on_call)
         self._remove_absent()
-        self._has_profile_hook = heard.start()
-        generator.has_profile_hook = self._has_profile_hook and self._settings.uses_profile_hook
-        self._install_pass_throughs()
+        self._observers.start(hook)
+        functions = self._function_calls
+        around.passing.install(functions.on_draw, functions.on_call, self.numbers.names_to_follow())
         modes.leave_inference_mode()
         modes.enter(_FunctionMode(self), self._torch_calls.kernels, gradients=self.gradients)
         return generators
@@ -314,7 +280,7 @@ class ExampleTrace:
     ) -> Any:
         """Call forward; return its output as an argument of the output node, and as it is."""
         try:
-            result = self._call(*args, **kwargs)
+            result = call_model(self.model_context, self.replica.root, self.recorder.interrupts, args, kwargs)
             self._torch_calls.check_unrecorded()
             with torch._C.DisableTorchFunction(), self._torch_calls.kernels.seen():
                 if "" in self._settings.opening.asked_for:
@@ -352,48 +318,8 @@ class ExampleTrace:
                     f"after the call of '{whole[-1].target}', which is kept whole ({why}), forward fails ({error!r}),"
                 ) from error
 
-    def _call(self, *args: Any, **kwargs: Any) -> Any:
-        # The hooks of the root are code like any other, and what they do to its inputs, all else is computed from.
-        call: Callable[..., Any]
-        root = self.replica.root
-        if has_hooks(root):
-            call = functools.partial(type(root)._call_impl, root)
-        else:
-            traced = self.model_context.traced
-            call = root.forward if isinstance(traced, nn.Module) else traced
-        try:
-            with raised_recursion_limit(self.model_context.levels):
-                return call(*args, **kwargs)
-        except BaseException as error:
-            self.recorder.interrupts.raise_behind(error)
-            raise
-
-    def _stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
-        known = self._by_input.get(id(tensor)) if self.shares_inputs else None
-        found = self._by_input[id(tensor)] = self._copy_of_input(tensor) if known is None else known
-        if self.recorder.call_record is not None:
-            self.recorder.call_record.inputs.append(found)
-        return found
-
-    def _copy_of_input(self, tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.layout is not torch.strided:
-            if not self.is_real:
-                raise NeedsRealValues  # what a sparse tensor computes depends on which of its values are there
-            return tensor.detach().clone()
-        if self.is_real or tensor.is_meta:
-            return tensor.detach().clone(memory_format=torch.preserve_format)
-        return self.recorder.stand_ins.of_input(tensor)
-
-    def _install_pass_throughs(self) -> None:
-        conversions = [(namespace, name) for namespace in self.numbers.converting for name in CONVERSIONS]
-        self.model_context.passing.install(self._on_draw, self._on_function, conversions)
-
     def _restore_caches(self) -> None:
-        self.model_context.caches.restore(self._is_of_trace)
-
-    def _is_of_trace(self, tensor: torch.Tensor) -> bool:
-        is_of_second_call = self._replay is not None and self._replay.has_made(tensor)
-        return is_of_second_call or self.recorder.is_made_here(tensor)
+        self.model_context.caches.restore(self.recorder.is_made_here)
 
     def _remove_absent(self) -> None:
         for path, name in self.checks.absent:
@@ -410,91 +336,6 @@ class ExampleTrace:
                 recorder.note_call(function, args, kwargs, result)
             return result
 
-    def _on_module(
-        self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        if self._replay is not None:
-            return self._replay.on_module(self.replica.paths.get(module), forward, args, kwargs)
-        return self._module_calls.on_call(module, forward, args, kwargs)
-
-    def _on_function(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._replay is not None:
-            return self._replay.on_wrapped(function, args, kwargs)
-        return self._function_calls.on_call(function, args, kwargs)
-
-    def _on_draw(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._replay is not None:
-            raise Diverged
-        return self._function_calls.on_draw(function, args, kwargs)
-
-    def _listeners(self, *, has_values: bool) -> list[ProfileCallback]:
-        listeners: list[ProfileCallback] = (
-            [self._torch_calls.generator.on_call] if self._settings.uses_profile_hook else []
-        )
-        if self._settings.observes_autocast:
-            listeners.append(self._on_autocast)
-        # On stand-ins alone, what another thread computes has no values, and is seen where forward uses it. Where some
-        # inputs have values, it is cheaper to ask afterwards whether another thread has run.
-        if self.is_real or (has_values and (self._settings.uses_profile_hook or self.model_context.uses_threading)):
-            return [*listeners, self._on_handover]
-        self._others = AllThreads() if has_values else None
-        return listeners
-
-    def _on_handover(self, frame: FrameType, event: str, called: Any) -> None:
-        if not self._is_inside_of_call() and delegates_work(frame, event, called):
-            self._torch_calls.refuse_other_threads()
-
-    def _on_autocast(self, frame: FrameType, event: str, called: Any) -> None:
-        if not self._is_inside_of_call():
-            self.recorder.autocast_modes.on_call(frame, event, called)
-
-    def _is_inside_of_call(self) -> bool:
-        # What calls that the trace knows of do inside, such as torch.cond, is theirs.
-        return self.recorder.whole.depth > 0 or self._torch_calls.kernels.depth > 0
-
-    # -- what it left behind -----------------------------------------------------------------------------------------
-
-    def _check_side_effects(self, generators: SharedGenerators) -> None:
-        if self._others is not None and self._others.have_run():
-            raise PossibleThreadInterference("another thread has run, and forward may have given work to it")
-        self.checks.check_all()
-        self._check_objects()
-        self._torch_calls.check_memory()
-        self._torch_calls.check_generator()
-        if generators.have_drawn():
-            if generators.others_may_have_drawn():
-                raise ThreadInterference("a random generator of Python or numpy was drawn from")
-            raise UnsupportedSideEffect(
-                "forward draws from a random generator of Python or numpy without using a global name"
-            )
-        number = self.model_context.caches.changed_number()
-        if number is not None:
-            raise UnsupportedSideEffect(f"forward changes the number {number} in its Python file or in a class")
-
-    def _check_objects(self) -> None:
-        # Inputs that are objects or containers, and objects that calls have returned.
-        for what, container, before in (*self._input_contents, *self._results.objects):
-            changed = [key for key, item in contents_of(container).items() if item is not before.get(key, _ABSENT)]
-            if changed and not self._are_results(container, before, changed):
-                raise UnsupportedSideEffect(
-                    f"forward stores a value in {what}, a {type(container).__name__},", container
-                )
-
-    def _are_results(self, container: Any, before: Mapping[Any, Any], changed: list[Any]) -> bool:
-        """Say whether forward has only added results to a dict that it was given, which no code asks for ahead of that.
-
-        As sentence-transformers does. The dict of the caller stays as it is.
-        """
-        is_given = any(container is each for _, each, _ in self._input_contents)
-        if not is_given or not isinstance(container, dict) or not before or not before.keys().isdisjoint(changed):
-            return False
-        return not any(asks_for_key(code, frozenset(changed)) for code in self._codes_that_ran())
-
-    def _codes_that_ran(self) -> set[CodeType]:
-        forwards = [type(each).forward for each in self.checks.opened_modules]
-        codes = (getattr(each, "__code__", None) for each in (inspect.unwrap(self.model_context.function), *forwards))
-        return self.recorder.codes | {code for code in codes if code is not None}
-
     # -- a second call -----------------------------------------------------------------------------------------------
 
     def can_repeat(self) -> bool:
@@ -506,44 +347,21 @@ class ExampleTrace:
     def repeats(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Say whether a second call on the replica does the same. The record of the first call is dropped.
 
-        Autocast does something else around the second call, unless calls are heard that go by it.
-
         Where the answer is False the replica is used up. Only where `can_repeat` says so.
         """
         record, self.recorder.call_record = self.recorder.call_record, None
         if record is None:
             return False
-        self._replay = Replay(record, self.recorder.owned)
+        second = SecondCall(
+            self.model_context, self.replica, self.recorder, record,
+            gradients=self.gradients, observes_autocast=self._settings.observes_autocast,
+        )  # fmt: skip
         self.put_back_tensors()
         self._remove_absent()
         try:
-            try:
-                return self._call_again(self._replay, args, kwargs)
-            except KeyboardInterrupt as error:
-                free_frames(error)
-                raise
-            finally:
-                self._restore()
+            return second.run(args, kwargs)
         finally:
-            self._restore()  # again: an interrupt may have ended the first one
-            self._kept.add_twins(self._replay.end())
-            self._replay = None
-
-    def _call_again(self, replay: Replay, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        modes, passing = ThreadModes(), self.model_context.passing
-        self._restorers = [self._restore_caches, passing.uninstall, modes.leave]
-        self._install_pass_throughs()
-        modes.leave_inference_mode()
-        modes.enter(replay.mode, None, gradients=self.gradients)
-        if not self._settings.observes_autocast:
-            toggle_autocast()
-
-        def call() -> Any:
-            with torch._C.DisableTorchFunction():
-                call_args, call_kwargs = replay.inputs(self.signature, args, kwargs)
-            return self._call(*call_args, **call_kwargs)
-
-        return replay.does_the_same(call) and passing.are_installed()
+            self._kept.add_twins(second.end())
 
     # -- when it is over ---------------------------------------------------------------------------------------------
 
@@ -556,8 +374,8 @@ class ExampleTrace:
         self._kept.take()
         recorder = self.recorder
         recorder.lineage, recorder.stand_ins = Lineage(), StandIns({})
-        recorder.versions, recorder.memories, self._input_contents, self._results.objects = [], [], [], []
-        self._by_input = {}
+        recorder.versions, recorder.memories, self._results.objects = [], [], []
+        self.inputs.release()
         self._torch_calls.generator.forget()
 
     def put_back_tensors(self) -> None:
@@ -593,14 +411,3 @@ class _FunctionMode(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         return self._trace.on_torch_call(func, args, kwargs or {})
-
-
-def free_frames(error: BaseException) -> None:
-    """Free what the frames hold that an error or an interrupt has left: tensors of a trace, and contexts.
-
-    A context manager of torch that was left in its `__exit__` pushes the mode of the trace again when its frame goes.
-    """
-    left: BaseException | None = error
-    while left is not None:
-        traceback.clear_frames(left.__traceback__)
-        left = left.__context__

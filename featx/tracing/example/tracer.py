@@ -16,28 +16,26 @@ import torch
 from torch import nn
 
 from featx.errors import FeatxError, TraceError
+from featx.tracing.calls.module_calls import LeafPolicy, Opening
+from featx.tracing.environment.interrupts import free_frames
 from featx.tracing.environment.thread_modes import ThreadModes
 from featx.tracing.example.conditions import Conditions, RequestedNodeFinder, Settings
-from featx.tracing.example.model_context import ModelContext
-from featx.tracing.example.module_calls import LeafPolicy, Opening
 from featx.tracing.example.plain_run import run_plainly
-from featx.tracing.example.trace import ExampleTrace, free_frames
+from featx.tracing.example.run_setup import RESTARTS, RunSetup
+from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.guards.scalars import Diverged
 from featx.tracing.log import RunLog
+from featx.tracing.nodes.leaf_classes import is_leaf_class
 from featx.tracing.replica.mode_reads import ModeReads
-from featx.tracing.replica.replica import NeedsHookDicts, WritesSharedTensor
+from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.signals import (
     InternalTraceError,
-    NeedsConversionTracking,
     NeedsRealValues,
-    NeedsSharedInputs,
     PossibleThreadInterference,
-    ReadOrderUnknown,
     ThreadInterference,
     Untraceable,
 )
 from featx.tracing.source.frames import comes_from_featx, line_of, user_frame
-from featx.tracing.symbolic.tracer import is_leaf_class
 from featx.tree import tree_leaves
 
 # Of which dimensions of the inputs it is found out whether the graph holds at other lengths.
@@ -209,68 +207,50 @@ class ExampleTracer:
         find_requested: RequestedNodeFinder | None,
         conditions: Conditions,
     ) -> ExampleTrace:
-        """Run again for as long as a run finds out that something has to be otherwise from its start."""
+        """Run again for as long as a run finds out that something has to be set up differently."""
         before = conditions.before
-        absent: set[tuple[str, str]] = set()
-        read_first: set[tuple[str, str]] = set()
-        copies_tensors = "buffers" if conditions.is_real else "none"
-        own_hooks = False
         first = before or conditions.earlier
-        shares_inputs = first is not None and first.shares_inputs
+        setup = RunSetup(
+            "buffers" if conditions.is_real else "none",
+            share_stand_ins=first is not None and first.inputs.share_stand_ins,
+        )
         attempts = ATTEMPTS
         line = line_of(user_frame())
         while True:
-            if before is None:
-                replica = around.replica(self.training, copies_tensors, own_hooks=own_hooks)
-            else:
-                replica = before.replica, before.tensors
+            replica = (before.replica, before.tensors) if before else setup.replica(around, self.training)
             trace = ExampleTrace(self._settings(), around, replica, conditions)
-            trace.shares_inputs = shares_inputs
-            if before is None:
-                trace.checks.absent, trace.checks.read_first = absent, read_first
+            setup.apply(trace, is_first_call=before is None)
             try:
                 with self.log.run(_name(around.traced), conditions.reason, is_real=conditions.is_real):
                     trace.run(args, kwargs, find_requested)
-                break
+                return trace
             except (AttributeError, AssertionError, NameError) as error:
-                missing = {attribute for attribute in absent if attribute[1] == getattr(error, "name", None)}
+                missing = setup.absent_named(getattr(error, "name", None))
                 if not missing:
                     if conditions.is_further and comes_from_featx(error):
                         raise InternalTraceError(error) from error
                     raise
-                absent, read_first = absent - missing, read_first | missing
+                setup.note_read_first(missing)
             except Untraceable as error:
                 # What is found when forward is over has no line of the model.
                 place = error.place if error.line != line else ""
                 raise _error(around.traced, error.what, place, error.advice) from error
-            except (
-                NeedsConversionTracking,
-                WritesSharedTensor,
-                NeedsHookDicts,
-                ReadOrderUnknown,
-                NeedsSharedInputs,
-            ) as error:
+            except RESTARTS as error:
                 if before is not None:  # a call that has been broken off cannot come again on the same replica
                     raise Diverged from error
-                if isinstance(error, NeedsConversionTracking):
-                    around.converting.append(error.namespace)
-                elif isinstance(error, WritesSharedTensor):
-                    copies_tensors = "all"
-                elif isinstance(error, NeedsHookDicts):
-                    own_hooks = True
-                elif isinstance(error, NeedsSharedInputs):
-                    shares_inputs = True
-                else:  # where forward reads it ahead of that, it will be missing
-                    absent = {*absent, error.attribute}
+                setup.change(error, around)
             except ThreadInterference as error:
-                is_sure = not isinstance(error, PossibleThreadInterference) or self._may_be_disturbed
-                self.uses_profile_hook, self._may_be_disturbed = self.uses_profile_hook or is_sure, True
+                self._note_interference(error)
                 if before is not None:  # its replica has been called by then
                     raise
                 attempts -= 1
                 if not attempts:
                     raise TraceError(f"cannot trace {_name(around.traced)} while other threads run: {error}") from error
-        return trace
+
+    def _note_interference(self, error: ThreadInterference) -> None:
+        """Observe all calls in later runs, if this one was disturbed for sure, or may have been for the second time."""
+        is_sure = not isinstance(error, PossibleThreadInterference) or self._may_be_disturbed
+        self.uses_profile_hook, self._may_be_disturbed = self.uses_profile_hook or is_sure, True
 
 
 def _error(root: Any, what: str, place: str, advice: str = "") -> TraceError:

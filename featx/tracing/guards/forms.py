@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from featx.tracing.guards.scalars import TracedFloat, TracedInt, plain_number
-from featx.tracing.replica.object_copies import attributes_of, is_plain_object
+from featx.tracing.objects.plain_objects import attributes_of, is_plain_object
 
 # Describes an object, given the ids of the objects around it.
 _Describe = Callable[[Any, tuple[int, ...]], Any]

@@ -10,7 +10,7 @@ from torch.amp import autocast_mode
 
 from featx.errors import ScriptError
 from featx.tracing.guards.guards import check_aliases, check_constant, check_decision, check_form
-from featx.tracing.symbolic.inputs import check_is_same
+from featx.tracing.guards.input_checks import check_is_same
 
 if TYPE_CHECKING:
     from featx.ir.graph import Graph

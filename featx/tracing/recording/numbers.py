@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from featx.ir.node import Node
-from featx.tracing.guards.conversions import converts_by_calls_alone
+from featx.tracing.guards.conversions import CONVERSIONS, converts_by_calls_alone
 from featx.tracing.guards.scalars import (
     Disguise,
     TracedFloat,
@@ -98,6 +98,10 @@ class Numbers:
     def node_of(self, origin: Origin) -> Node:
         """Return the node that an origin stands for."""
         return self._recorder.node_of(origin)
+
+    def names_to_follow(self) -> list[tuple[dict[str, Any], str]]:
+        """Return the names of conversions, with their globals, whose calls are to be followed."""
+        return [(namespace, name) for namespace in self.converting for name in CONVERSIONS]
 
     def on_conversion(self) -> None:
         """Ask for another trace, which follows what the running code converts, where that can be.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -20,24 +20,22 @@ from featx.tracing.environment.interrupts import Interrupts
 from featx.tracing.guards.forms import attributes_given_to, form_of, form_of_result
 from featx.tracing.guards.guards import check_decision, check_form, check_is_tensor, check_result
 from featx.tracing.guards.scalars import Diverged, TracedFloat, TracedInt, plain_number
+from featx.tracing.nodes.grad_modes import GradModes
+from featx.tracing.nodes.naming import QualifiedNames
+from featx.tracing.nodes.scope import Scope
+from featx.tracing.nodes.tracer_base import TracerBase
 from featx.tracing.recording.autocast import AutocastModes
+from featx.tracing.recording.call_record import Record
 from featx.tracing.recording.earlier_calls import EarlierCalls
-from featx.tracing.recording.grad_modes import GradModes
 from featx.tracing.recording.lineage import Lineage, Origin, Part
-from featx.tracing.recording.naming import QualifiedNames
 from featx.tracing.recording.numbers import Numbers
 from featx.tracing.recording.opaque_call import OpaqueCall
 from featx.tracing.replica.hooks import tensors_kept_by_hooks
+from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.replica.replica import Replica, WritesSharedTensor
 from featx.tracing.signals import AllNeededRecorded, NeedsRealValues, UnsupportedValue, Untraceable
 from featx.tracing.source.frames import Line, describe, user_frame
 from featx.tracing.stand_ins.stand_ins import StandIns
-from featx.tracing.symbolic.tracer import Scope
-from featx.tracing.tracer_base import TracerBase
-
-if TYPE_CHECKING:
-    from featx.tracing.checks.replay import Record
-    from featx.tracing.example.model_context import ModelContext
 
 # Nodes that may be recorded before it is clear that the module that they are in is kept whole.
 _TAKEN_BACK = 100

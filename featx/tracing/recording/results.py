@@ -14,7 +14,7 @@ from featx.ir.memory import memory_of
 from featx.ir.node import Node
 from featx.tracing.guards.forms import attributes_given_to
 from featx.tracing.guards.scalars import plain_number
-from featx.tracing.guards.structure import Path, contents_of, is_structure, parts_of
+from featx.tracing.objects.structure import Path, contents_of, is_structure, parts_of
 from featx.tracing.recording.lineage import Origin, Part
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.source.syntax_queries import what_follows

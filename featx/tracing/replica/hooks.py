@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from featx.tracing.replica.containers import containers_in
+from featx.tracing.objects.containers import containers_in
 
 
 def tensors_kept_by_hooks(modules: Iterable[nn.Module]) -> set[int]:

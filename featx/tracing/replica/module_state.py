@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from featx.ir.memory import memory_of
-from featx.tracing.replica.containers import DEPTH_IN_MODULES, containers_in, copy_of
+from featx.tracing.objects.containers import DEPTH_IN_MODULES, containers_in, copy_of
 
 _ABSENT = object()
 _PLAIN = frozenset({bool, int, float, complex, str, type(None)})

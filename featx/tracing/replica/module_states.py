@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from torch import nn
 
+from featx.tracing.objects.module_tree import modules_of
 from featx.tracing.replica.module_state import ModuleState
-from featx.tracing.replica.modules import modules_of
 
 
 class ModuleStates:

@@ -14,7 +14,6 @@ import functools
 import io
 import itertools
 import random
-import sys
 import threading
 import types
 import warnings
@@ -24,7 +23,8 @@ from typing import Any, cast
 
 import torch
 
-from featx.tracing.replica.containers import DEPTH_IN_MODULES, LARGE
+from featx.tracing.objects.containers import DEPTH_IN_MODULES, LARGE
+from featx.tracing.objects.plain_objects import LIBRARIES, NO_VALUE, is_plain_object, slots_of
 from featx.tracing.signals import Untraceable
 
 _ATOMS = frozenset(
@@ -39,12 +39,8 @@ _COPIED_BY_PYTHON = (
     array.array, bytearray, io.BytesIO, io.StringIO, random.Random,
     *(kind for kind in vars(itertools).values() if isinstance(kind, type)),
 )  # fmt: skip
-# The Python modules of the standard library whose plain objects models keep as their own. Others (loggers, paths,
-# locks) belong to the process.
-_CONTAINER_LIBRARIES = frozenset({"collections", "queue", "argparse", "types", "configparser"})
 # Larger ones are data sets or vocabularies. Copying them for each run would take longer than the run.
 _LARGEST = 100_000
-_LIBRARIES = sys.stdlib_module_names | {"torch", "featx", "numpy"}
 
 
 class ObjectCopies:
@@ -101,9 +97,9 @@ class ObjectCopies:
 
     def fill_slots(self, original: Any, duplicate: Any) -> None:
         """Copy the values of the slots of an object to its copy."""
-        for slot in _slots_of(type(original)):
-            value = getattr(original, slot.__name__, _NO_VALUE)
-            if value is not _NO_VALUE:
+        for slot in slots_of(type(original)):
+            value = getattr(original, slot.__name__, NO_VALUE)
+            if value is not NO_VALUE:
                 slot.__set__(duplicate, self.of(value))
 
     def _of_other(self, value: Any, kind: type) -> Any:
@@ -147,9 +143,6 @@ class UncopiedIterator:
         raise Untraceable(f"forward advances a {self._kind} that is kept between calls")
 
     send = throw = close = lambda self, *args: next(self)
-
-
-_NO_VALUE = object()
 
 
 def _list(copies: ObjectCopies, value: list[Any]) -> list[Any]:
@@ -325,38 +318,4 @@ def _copy_of_numpy(value: Any) -> Any:
 
 def is_of_library(function: types.FunctionType) -> bool:
     """Say whether a function is of Python, torch, numpy or featx."""
-    return str(function.__module__).partition(".")[0] in _LIBRARIES
-
-
-def attributes_of(value: Any) -> dict[str, Any]:
-    """Return the attributes of an object, in its `__dict__` and in slots, by name."""
-    found: dict[str, Any] = dict(getattr(value, "__dict__", {}))
-    for slot in _slots_of(type(value)):
-        item = getattr(value, slot.__name__, _NO_VALUE)
-        if item is not _NO_VALUE:
-            found[slot.__name__] = item
-    return found
-
-
-def is_plain_object(value: object) -> bool:
-    """Say whether an object is nothing but its attributes, and not one of a library in C or without any state."""
-    kind = type(value)
-    if kind is types.SimpleNamespace:
-        return True
-    if isinstance(value, (type, enum.Enum, BaseException, torch.nn.Module)):
-        return False
-    library = kind.__module__.partition(".")[0]
-    if not kind.__flags__ & _HEAP_TYPE or (library in _LIBRARIES and library not in _CONTAINER_LIBRARIES):
-        return False
-    if not getattr(value, "__dict__", None) and not _slots_of(kind):
-        return False  # a marker, which code compares by identity
-    return all(base.__flags__ & _HEAP_TYPE or base is object or base.__module__ == "typing" for base in kind.__mro__)
-
-
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: the class was made by a `class` statement
-
-
-@functools.cache
-def _slots_of(kind: type) -> tuple[Any, ...]:  # a mapping of classes, which do not change
-    members = (member for base in kind.__mro__ for name, member in vars(base).items() if name != "__dict__")
-    return tuple([member for member in members if isinstance(member, types.MemberDescriptorType)])
+    return str(function.__module__).partition(".")[0] in LIBRARIES

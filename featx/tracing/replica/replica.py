@@ -18,8 +18,8 @@ from torch import nn
 
 from featx.errors import TraceError
 from featx.ir.memory import memory_of
+from featx.tracing.objects.module_tree import walk_modules
 from featx.tracing.replica.hook_globals import HookGlobals
-from featx.tracing.replica.modules import walk_modules
 from featx.tracing.replica.object_copies import ObjectCopies
 from featx.tracing.stand_ins.kernels import Kernels
 

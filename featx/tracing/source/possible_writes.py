@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from featx.tracing.replica.modules import modules_of
+from featx.tracing.objects.module_tree import modules_of
 from featx.tracing.source.argument_use import WritingLines, may_return_argument, writing_lines
 from featx.tracing.source.frames import Line
 

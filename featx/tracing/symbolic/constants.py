@@ -22,9 +22,9 @@ from featx.ir.graph import Graph
 from featx.ir.memory import MemoryGroups, memory_of
 from featx.ir.node import Node
 from featx.ir.operator_facts import facts_of
-from featx.tracing.recording.grad_modes import GradModes
-from featx.tracing.replica.modules import walk_modules
-from featx.tracing.symbolic.proxy import refusal
+from featx.tracing.nodes.grad_modes import GradModes
+from featx.tracing.nodes.proxy import refusal
+from featx.tracing.objects.module_tree import tensors_of, walk_modules
 from featx.tree import tree_leaves
 
 if TYPE_CHECKING:
@@ -215,19 +215,6 @@ class RealTensors:
 def versions_of(tensors: Iterable[torch.Tensor]) -> list[int]:
     """Return how often each tensor was written. Those made in inference mode do not count it."""
     return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
-
-
-def tensors_of(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """Return name and tensor of what a module holds itself: parameters, buffers, and plain attributes."""
-    found: list[tuple[str, torch.Tensor]] = [
-        (name, value) for name, value in module._parameters.items() if value is not None
-    ]
-    if module._buffers:
-        found += [(name, value) for name, value in module._buffers.items() if value is not None]
-    state = module.__dict__
-    if torch.Tensor in map(type, state.values()):
-        found += [(name, value) for name, value in state.items() if type(value) is torch.Tensor]
-    return found
 
 
 def _targets(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from featx.tracing.symbolic.proxy import find_proxy
+from featx.tracing.nodes.proxy import find_proxy
 
 
 class ProxyableClassMeta(type):

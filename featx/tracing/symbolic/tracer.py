@@ -24,7 +24,11 @@ from featx.tracing.environment.pass_through import PassThroughs
 from featx.tracing.environment.recursion import nesting_depth_of, raised_recursion_limit
 from featx.tracing.environment.thread_modes import ThreadModes
 from featx.tracing.environment.wrapping import find_names_to_replace, globals_of
-from featx.tracing.recording.naming import QualifiedNames
+from featx.tracing.nodes.leaf_classes import is_leaf_class
+from featx.tracing.nodes.naming import QualifiedNames
+from featx.tracing.nodes.proxy import ParameterProxy, Proxy, failure, find_proxy, refusal
+from featx.tracing.nodes.scope import Scope
+from featx.tracing.nodes.tracer_base import TracerBase
 from featx.tracing.replica.mode_reads import ModeReads, has_set_mode, mode_of, record_mode_reads
 from featx.tracing.replica.module_state import ModuleState
 from featx.tracing.replica.modules import intercept
@@ -32,24 +36,7 @@ from featx.tracing.replica.replica import Replica, replica_of
 from featx.tracing.source.frames import describe, user_frame
 from featx.tracing.symbolic.constants import RealTensors
 from featx.tracing.symbolic.inputs import bind_inputs, signature_of
-from featx.tracing.symbolic.proxy import ParameterProxy, Proxy, failure, find_proxy, refusal
 from featx.tracing.symbolic.proxyable import ProxyableClassMeta
-from featx.tracing.tracer_base import TracerBase
-
-
-class Scope:
-    """One call of a module that runs during the trace: its path, its type, and the calls around it."""
-
-    __slots__ = ("module_path", "module_type", "place", "stack")
-
-    def __init__(
-        self, module_path: str, module_type: type | None, outer: dict[str, tuple[str, type]] | None = None
-    ) -> None:
-        self.module_path = module_path
-        self.module_type = module_type
-        self.place = (module_path, module_type)
-        outer = outer or {}
-        self.stack = {**outer, module_path: (module_path, module_type)} if module_type else outer
 
 
 class Tracer(TracerBase):
@@ -388,12 +375,6 @@ class Tracer(TracerBase):
     def on_constant_call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer a torch call that has no traced value among its arguments."""
         return self._tensors.call(function, args, kwargs)
-
-
-def is_leaf_class(kind: type[nn.Module]) -> bool:
-    """Say whether modules of a class are one node by default: torch.nn's except Sequential, and scripted ones."""
-    is_of_torch = kind.__module__.startswith(("torch.nn", "torch.ao.nn"))
-    return issubclass(kind, torch.jit.ScriptModule) or (is_of_torch and not issubclass(kind, nn.Sequential))
 
 
 def _parameter_proxy(tracer: Tracer, path: str, parameter: nn.Parameter, node: Node) -> Proxy:

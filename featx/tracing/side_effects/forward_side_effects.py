@@ -14,7 +14,7 @@ from featx.tracing.replica.module_state import ModuleState, is_alias
 from featx.tracing.source.attributes import is_read, is_tested_for
 
 if TYPE_CHECKING:
-    from featx.tracing.checks.state_checks import StateChecks
+    from featx.tracing.side_effects.state_checks import StateChecks
 
 
 def unsupported_side_effect(

@@ -12,7 +12,7 @@ from torch import nn
 
 from featx.ir.memory import memory_of
 from featx.ir.node import Node
-from featx.tracing.example.value_log import ValueLog
+from featx.tracing.calls.value_log import ValueLog
 from featx.tracing.recording.lineage import Part
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.recording.results import Results

@@ -17,7 +17,7 @@ from featx.ir.graph import Graph
 from featx.ir.immutable import ImmutableDict
 from featx.ir.node import Node, Target
 from featx.ir.operator_facts import facts_of
-from featx.tracing.symbolic.proxy import Proxy, refusal
+from featx.tracing.nodes.proxy import Proxy, refusal
 
 # Types that stand in a graph as they are, found by one lookup.
 _LITERALS = frozenset(

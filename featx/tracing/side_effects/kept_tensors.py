@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from featx.tracing.checks.forward_side_effects import comes_from_inputs
 from featx.tracing.environment.caches import empty_functions_that_keep
 from featx.tracing.recording.earlier_calls import EarlierCalls
 from featx.tracing.recording.lineage import Origin
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.replica.replica import tensors_held_by
+from featx.tracing.side_effects.forward_side_effects import comes_from_inputs
 
 
 class KeptTensors:

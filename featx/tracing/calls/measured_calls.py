@@ -11,13 +11,13 @@ from featx.ir.arguments import Argument
 from featx.ir.effects import MeasuredEffects
 from featx.ir.memory import memory_of
 from featx.ir.node import Node
-from featx.tracing.example.model_context import ModelContext
-from featx.tracing.example.torch_calls import TorchCalls
-from featx.tracing.guards.structure import is_structure, leaves_of
+from featx.tracing.calls.torch_calls import TorchCalls
+from featx.tracing.nodes.scope import Scope
+from featx.tracing.objects.structure import is_structure, leaves_of
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.recording.results import Results
+from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.replica.replica import Replica
-from featx.tracing.symbolic.tracer import Scope
 from featx.tree import holds_no_tensor, tree_leaves, tree_map
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from torch import nn
 
-from featx.tracing.checks.forward_side_effects import unsupported_side_effect
-from featx.tracing.example.torch_calls import TorchCalls
+from featx.tracing.objects.module_tree import modules_of
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.replica.mode_reads import mode_of
 from featx.tracing.replica.module_states import ModuleStates
-from featx.tracing.replica.modules import modules_of
+from featx.tracing.side_effects.forward_side_effects import unsupported_side_effect
 from featx.tracing.signals import ModifiedFromOutside, ReadOrderUnknown, UnsupportedSideEffect
 from featx.tracing.source.attributes import assigned_to_others
 
@@ -24,8 +23,8 @@ class StateChecks:
 
     Args:
         recorder: knows where values come from.
-        torch_calls: knows what torch calls did unseen.
-        paths: the modules of the replica, and their paths.
+        check_calls: raises if a torch call did something that a graph would miss.
+        paths: the modules of the replica, and their paths; an attribute too.
         assigned: by class of modules, the attributes that its forward assigns to other objects; filled here.
 
     Attributes:
@@ -39,12 +38,12 @@ class StateChecks:
     """
 
     def __init__(
-        self, recorder: Recorder, torch_calls: TorchCalls, paths: Mapping[nn.Module, str],
+        self, recorder: Recorder, check_calls: Callable[[], None], paths: Mapping[nn.Module, str],
         assigned: dict[type, frozenset[str]],
     ) -> None:  # fmt: skip
         self._recorder = recorder
-        self._torch_calls = torch_calls
-        self._paths = paths
+        self._check_calls = check_calls
+        self.paths = paths
         self._assigned = assigned
         self.states = ModuleStates(paths)
         self.training = {module: mode_of(module) for module in paths}
@@ -70,11 +69,10 @@ class StateChecks:
 
     def check(self, module: nn.Module) -> None:
         """Raise where forward left something on an opened module that a graph cannot."""
-        path = self._paths[module]
+        path = self.paths[module]
         if mode_of(module) is not self.training[module]:
             raise UnsupportedSideEffect(f"forward switches '{path}' between train and eval mode")
-        self._torch_calls.check_unrecorded()
-        self._torch_calls.check_storage_replaced()
+        self._check_calls()
         self._check_assignments(module)
         state = self.states.initial(module)
         left = None if state is None else unsupported_side_effect(self, self._recorder, module, path, state)
@@ -86,7 +84,7 @@ class StateChecks:
         # Those that ran inside a module that was called whole; parents come first. Not so a module of which only
         # methods were called: they are code of whoever called them.
         ran_whole: set[str] = set()
-        for module, path in self._paths.items():
+        for module, path in self.paths.items():
             if path in self.opaque_paths or path.rpartition(".")[0] in ran_whole:
                 ran_whole.add(path)
             if module in self.opened_modules or path not in ran_whole:

@@ -13,15 +13,16 @@ from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from featx.errors import TraceError
+from featx.ir.memory import memory_of
 from featx.tracing.environment.caches import Caches
 from featx.tracing.environment.pass_through import PassThroughs
 from featx.tracing.environment.profile_hook import is_threading_object
 from featx.tracing.environment.recursion import nesting_depth_of
 from featx.tracing.environment.wrapping import find_names_to_replace, globals_of
-from featx.tracing.replica.modules import has_hooks, has_own_call, walk_modules
+from featx.tracing.objects.module_tree import tensors_of, walk_modules
+from featx.tracing.replica.modules import has_hooks, has_own_call
 from featx.tracing.replica.replica import Replica, replica_of
 from featx.tracing.source.possible_writes import PossibleWrites
-from featx.tracing.symbolic.constants import memory_of, tensors_of
 from featx.tree import tree_leaves
 
 

@@ -12,13 +12,13 @@ import torch
 
 from featx.errors import ControlFlowError, TraceError
 from featx.ir.names import name_of_target
+from featx.tracing.nodes.value_types import value_type_of
 from featx.tracing.source.frames import describe, is_library_code, user_frame
 from featx.tracing.source.syntax_queries import is_assertion, is_type_question, unpacked_count
-from featx.tracing.symbolic.value_types import value_type_of
 
 if TYPE_CHECKING:
     from featx.ir.node import Node
-    from featx.tracing.tracer_base import TracerBase
+    from featx.tracing.nodes.tracer_base import TracerBase
 
 # The operators that a proxy records as functions of the module operator.
 _BINARY = ["add", "sub", "mul", "floordiv", "truediv", "mod", "pow", "lshift", "rshift", "and_", "or_", "xor", "matmul"]
@@ -38,7 +38,7 @@ class Proxy:
 
     def __init__(self, node: Node, tracer: TracerBase | None = None) -> None:
         if tracer is None:
-            from featx.tracing.tracer_base import GraphAppendingTracer
+            from featx.tracing.nodes.tracer_base import GraphAppendingTracer
 
             tracer = GraphAppendingTracer(node.graph)
         state = self.__dict__  # past __setattr__, which is slower

@@ -11,7 +11,7 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable, Container
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -20,39 +20,12 @@ from featx.ir.equality import is_same
 from featx.tracing.environment.autocast_state import AutocastDtypes, autocast_dtypes
 from featx.tracing.environment.compiler import not_compiled
 from featx.tracing.guards.scalars import Diverged, TracedFloat, TracedInt, plain_number
-from featx.tracing.guards.structure import copy_structure
-from featx.tracing.replica.object_copies import attributes_of, is_plain_object
+from featx.tracing.objects.plain_objects import attributes_of, is_plain_object
+from featx.tracing.objects.structure import copy_structure
+from featx.tracing.recording.call_record import Record
 from featx.tree import tree_leaves
 
 _NUMBERS = (TracedInt, TracedFloat)
-
-
-class Event(NamedTuple):
-    """A call that forward has made: of torch, of a function that is one node, or of a module, by its path."""
-
-    called: Any
-    args: Any
-    kwargs: Any
-    result: Any
-    autocast_dtypes: AutocastDtypes
-
-
-class Record:
-    """What the forward of one call has done, in order; it keeps all its tensors alive."""
-
-    def __init__(self) -> None:
-        self.inputs: list[torch.Tensor] = []
-        self.events: list[Event] = []
-        # Whether it ended in the middle, because all that was wanted was there.
-        self.stopped_early = False
-        self.result: Any = None
-        # What autocast did around forward.
-        self.autocast_dtypes = autocast_dtypes()
-
-    def note(self, called: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """Add a call that is over."""
-        keywords = _snapshot(kwargs) if kwargs else kwargs
-        self.events.append(Event(called, _snapshot(args), keywords, _snapshot(result), autocast_dtypes()))
 
 
 class _Ended(BaseException):
@@ -226,18 +199,6 @@ class Replay:
 
 
 _PARTS = ("start", "stop", "step")
-
-
-def _snapshot(value: Any) -> Any:
-    """Return `value` with copies of the lists and dicts in it, which forward may change later."""
-    kind = type(value)
-    if kind is list:
-        return [_snapshot(item) for item in value]
-    if kind is dict:
-        return {key: _snapshot(item) for key, item in value.items()}
-    if kind is tuple:
-        return tuple([_snapshot(item) for item in value])
-    return value
 
 
 class _FunctionMode(TorchFunctionMode):

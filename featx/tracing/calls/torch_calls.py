@@ -13,14 +13,14 @@ from featx.ir.arguments import Argument
 from featx.ir.memory import memory_of
 from featx.ir.node import Target
 from featx.ir.operator_facts import draws_now, facts_of
+from featx.tracing.calls.tensor_reads import TensorReads
+from featx.tracing.calls.value_log import ValueLog
 from featx.tracing.environment.generators import TorchGenerator
 from featx.tracing.environment.other_threads import is_only_thread
 from featx.tracing.environment.saved_tensors import SavedGlobals
 from featx.tracing.environment.switches import put_back, switches
-from featx.tracing.example.tensor_reads import TensorReads
-from featx.tracing.example.value_log import ValueLog
 from featx.tracing.guards.scalars import plain_numbers
-from featx.tracing.operators import COMPARISONS, MAGIC, OPERATORS, REFLECTED, UNARY
+from featx.tracing.nodes.operators import COMPARISONS, MAGIC, OPERATORS, REFLECTED, UNARY
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.recording.results import Results
 from featx.tracing.signals import NeedsRealValues, UnsupportedSideEffect, Untraceable
@@ -154,8 +154,9 @@ class TorchCalls:
         if self.unseen is not None:
             raise self.unseen
 
-    def check_storage_replaced(self) -> None:
-        """Raise where forward has given a tensor other memory since this was asked last."""
+    def check_module(self) -> None:
+        """Raise if a call in the module whose forward is over did something that a graph would miss."""
+        self.check_unrecorded()
         if self._storage_was_replaced:
             self._storage_was_replaced = False
             raise UnsupportedSideEffect("forward gives a tensor other memory (Tensor.set_)")

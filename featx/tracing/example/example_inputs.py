@@ -21,7 +21,7 @@ from featx.tracing.guards.guards import (
     check_is_tensor,
     check_not_given,
 )
-from featx.tracing.guards.structure import Path, contents_of, copy_structure, is_structure
+from featx.tracing.objects.structure import Path, contents_of, copy_structure, is_structure
 from featx.tracing.recording.lineage import Part
 from featx.tracing.signals import Untraceable
 from featx.tracing.symbolic.inputs import type_of_option

@@ -10,13 +10,13 @@ import torch
 
 from featx.errors import TraceError
 from featx.ir.node import Node
+from featx.tracing.calls.measured_calls import MeasuredCalls
+from featx.tracing.calls.torch_calls import TorchCalls
 from featx.tracing.environment.pass_through import is_mode_query, is_reordering, is_seeding, is_switching
-from featx.tracing.example.measured_calls import MeasuredCalls
-from featx.tracing.example.model_context import ModelContext
-from featx.tracing.example.torch_calls import TorchCalls
 from featx.tracing.guards.scalars import TracedFloat, TracedInt, plain_numbers
 from featx.tracing.recording.numbers import is_of_numbers
 from featx.tracing.recording.recorder import Recorder
+from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.signals import UnsupportedSideEffect, Untraceable
 from featx.tree import tree_leaves
 

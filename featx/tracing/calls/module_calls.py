@@ -14,20 +14,21 @@ from torch import nn
 
 from featx.ir.module_effects import module_draws, module_writes_state
 from featx.libraries import collecting_hooks, is_collecting_hook, only_delegates_call
-from featx.tracing.checks.state_checks import StateChecks
-from featx.tracing.example.measured_calls import MeasuredCalls
-from featx.tracing.example.torch_calls import TorchCalls
+from featx.tracing.calls.measured_calls import MeasuredCalls
+from featx.tracing.calls.torch_calls import TorchCalls
 from featx.tracing.guards.scalars import TracedFloat, TracedInt, plain_numbers
+from featx.tracing.nodes.module_output import mark_output
+from featx.tracing.nodes.scope import Scope
+from featx.tracing.objects.module_tree import modules_of
 from featx.tracing.recording.lineage import Part
-from featx.tracing.recording.module_output import mark_output
 from featx.tracing.recording.recorder import STORED_BY_HOOK, Recorder
 from featx.tracing.replica.mode_reads import mode_of
-from featx.tracing.replica.modules import has_hooks, has_own_call, modules_of
+from featx.tracing.replica.modules import has_hooks, has_own_call
 from featx.tracing.replica.replica import Replica
+from featx.tracing.side_effects.state_checks import StateChecks
 from featx.tracing.signals import ModifiedFromOutside, NeedsRealValues, UnsupportedValue, Untraceable
 from featx.tracing.source.syntax_queries import is_in_try
 from featx.tracing.stand_ins.module_shapes import output_of
-from featx.tracing.symbolic.tracer import Scope
 from featx.tree import tree_leaves
 
 LeafPolicy = Callable[[nn.Module, str], bool]

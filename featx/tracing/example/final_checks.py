@@ -1,0 +1,103 @@
+"""What is checked when forward is over: side effects that a graph of it would not have."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from types import CodeType
+from typing import Any
+
+from featx.tracing.calls.torch_calls import TorchCalls
+from featx.tracing.environment.generators import SharedGenerators
+from featx.tracing.example.run_inputs import RunInputs
+from featx.tracing.objects.structure import contents_of
+from featx.tracing.recording.recorder import Recorder
+from featx.tracing.recording.results import Results
+from featx.tracing.replica.model_context import ModelContext
+from featx.tracing.side_effects.state_checks import StateChecks
+from featx.tracing.signals import ThreadInterference, UnsupportedSideEffect
+from featx.tracing.source.state_writes import StateWrite, missed_state_writes
+from featx.tracing.source.syntax_queries import asks_for_key
+
+_ABSENT = object()
+
+
+class FinalChecks:
+    """The checks at the end of one run, of what each of its parts has seen."""
+
+    def __init__(
+        self,
+        context: ModelContext,
+        recorder: Recorder,
+        results: Results,
+        torch_calls: TorchCalls,
+        state_checks: StateChecks,
+        inputs: RunInputs,
+    ) -> None:
+        self._context = context
+        self._recorder = recorder
+        self._results = results
+        self._torch_calls = torch_calls
+        self._state_checks = state_checks
+        self._inputs = inputs
+
+    def check_side_effects(self, generators: SharedGenerators) -> None:
+        """Raise if forward has changed something that a graph of it would not change.
+
+        Raises:
+            UnsupportedSideEffect: it has.
+            ThreadInterference: another thread may have.
+        """
+        self._state_checks.check_all()
+        self._check_objects()
+        self._torch_calls.check_memory()
+        self._torch_calls.check_generator()
+        if generators.have_drawn():
+            if generators.others_may_have_drawn():
+                raise ThreadInterference("a random generator of Python or numpy was drawn from")
+            raise UnsupportedSideEffect(
+                "forward draws from a random generator of Python or numpy without using a global name"
+            )
+        number = self._context.caches.changed_number()
+        if number is not None:
+            raise UnsupportedSideEffect(f"forward changes the number {number} in its Python file or in a class")
+
+    def codes_that_ran(self) -> set[CodeType]:
+        """Return the code that has called torch, and that of opened modules."""
+        functions = [inspect.unwrap(self._context.function)]
+        functions += [type(each).forward for each in self._state_checks.opened_modules]
+        codes = (getattr(each, "__code__", None) for each in functions)
+        return self._recorder.codes | {code for code in codes if code is not None}
+
+    def missed_state_writes(self, failed_path: str | None) -> frozenset[StateWrite]:
+        """Return what code of opened modules may write of the model's state, and has not written in this run.
+
+        Args:
+            failed_path: the path of the innermost module that failed, where forward ended early.
+        """
+        opened = self._state_checks.opened_modules
+        found = (
+            missed_state_writes(module, path, self._recorder.written_at)
+            for module, path in self._state_checks.paths.items()
+            if module in opened or (failed_path is not None and f"{failed_path}.".startswith(f"{path}."))
+        )
+        return frozenset().union(*found)
+
+    def _check_objects(self) -> None:
+        # Inputs that are objects or containers, and objects that calls have returned.
+        for what, container, before in (*self._inputs.contents, *self._results.objects):
+            changed = [key for key, item in contents_of(container).items() if item is not before.get(key, _ABSENT)]
+            if changed and not self._are_results(container, before, changed):
+                raise UnsupportedSideEffect(
+                    f"forward stores a value in {what}, a {type(container).__name__},", container
+                )
+
+    def _are_results(self, container: Any, before: Mapping[Any, Any], changed: list[Any]) -> bool:
+        """Say whether forward has only added results to a dict that it was given, which no code asks for ahead of that.
+
+        As sentence-transformers does. The dict of the caller stays as it is.
+        """
+        is_given = any(container is each for _, each, _ in self._inputs.contents)
+        if not is_given or not isinstance(container, dict) or not before or not before.keys().isdisjoint(changed):
+            return False
+        return not any(asks_for_key(code, frozenset(changed)) for code in self.codes_that_ran())

@@ -1,0 +1,81 @@
+"""What a run observes of calls that torch does not report: autocast, random generators, work for other threads."""
+
+from __future__ import annotations
+
+from types import FrameType
+from typing import Any
+
+from featx.tracing.calls.torch_calls import TorchCalls
+from featx.tracing.environment.other_threads import AllThreads
+from featx.tracing.environment.profile_hook import ProfileCallback, ProfileHook, delegates_work
+from featx.tracing.example.conditions import Settings
+from featx.tracing.recording.recorder import Recorder
+from featx.tracing.signals import PossibleThreadInterference
+
+
+class Observers:
+    """The observers of one run.
+
+    Args:
+        recorder: records the state of autocast.
+        torch_calls: is told of torch's generator, and of work that other threads get.
+        settings: what is to be observed.
+        uses_threading: whether files of the model name threads.
+    """
+
+    def __init__(
+        self, recorder: Recorder, torch_calls: TorchCalls, settings: Settings, *, uses_threading: bool
+    ) -> None:
+        self._recorder = recorder
+        self._torch_calls = torch_calls
+        self._settings = settings
+        self._uses_threading = uses_threading
+        self._is_hooked = False
+        # Tells whether other threads ran, where their results would have values and so not be noticed.
+        self._others: AllThreads | None = None
+
+    def hook(self, *, has_values: bool) -> ProfileHook:
+        """Return the profiling hook of this run, which has not started. `has_values`: of some of its tensors."""
+        callbacks: list[ProfileCallback] = (
+            [self._torch_calls.generator.on_call] if self._settings.uses_profile_hook else []
+        )
+        if self._settings.observes_autocast:
+            callbacks.append(self._on_autocast)
+        # On stand-ins alone, what another thread computes has no values, and is seen where forward uses it. Where some
+        # inputs have values, it is cheaper to ask afterwards whether another thread has run.
+        if self._recorder.is_real or (has_values and (self._settings.uses_profile_hook or self._uses_threading)):
+            callbacks.append(self._on_handover)
+        elif has_values:
+            self._others = AllThreads()
+        return ProfileHook(callbacks)
+
+    def start(self, hook: ProfileHook) -> None:
+        """Start the hook. Where a profiler has it already, the run goes on without."""
+        self._is_hooked = hook.start()
+        self._torch_calls.generator.has_profile_hook = self._is_hooked and self._settings.uses_profile_hook
+
+    def record_autocast(self) -> None:
+        """Record the state of autocast at the start, where it was to be observed and cannot be."""
+        if self._settings.observes_autocast and not self._is_hooked:
+            self._recorder.autocast_modes.record_state()
+
+    def check_threads(self) -> None:
+        """Raise if another thread may have computed something for forward.
+
+        Raises:
+            PossibleThreadInterference: another thread has run.
+        """
+        if self._others is not None and self._others.have_run():
+            raise PossibleThreadInterference("another thread has run, and forward may have given work to it")
+
+    def _on_handover(self, frame: FrameType, event: str, called: Any) -> None:
+        if not self._is_inside_of_call() and delegates_work(frame, event, called):
+            self._torch_calls.refuse_other_threads()
+
+    def _on_autocast(self, frame: FrameType, event: str, called: Any) -> None:
+        if not self._is_inside_of_call():
+            self._recorder.autocast_modes.on_call(frame, event, called)
+
+    def _is_inside_of_call(self) -> bool:
+        # What calls that the trace knows of do inside, such as torch.cond, is theirs.
+        return self._recorder.whole.depth > 0 or self._torch_calls.kernels.depth > 0

@@ -1,0 +1,93 @@
+"""The inputs of one run: what stands for the tensors of the example, and what forward may notice of them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from types import CodeType
+from typing import Any
+
+import torch
+
+from featx.ir.graph import Graph
+from featx.tracing.example.example_inputs import bind_example
+from featx.tracing.guards.guards import aliases_of, require_aliases
+from featx.tracing.recording.recorder import Recorder
+from featx.tracing.recording.results import ContentsSnapshot, Results
+from featx.tracing.signals import NeedsRealValues, NeedsSharedInputs
+from featx.tracing.source.syntax_queries import compares_objects
+
+
+class RunInputs:
+    """The inputs of one run.
+
+    Attributes:
+        share_stand_ins: whether one tensor that is two inputs gets one stand-in. Otherwise each input gets its own.
+        are_compared: whether forward may notice that one tensor is two inputs: it uses `is`, or writes an input.
+        contents: what the containers and objects among the inputs held at the start.
+    """
+
+    def __init__(self, recorder: Recorder, results: Results, signature: inspect.Signature) -> None:
+        self.share_stand_ins = False
+        self.are_compared = False
+        self.contents: list[ContentsSnapshot] = []
+        self._recorder = recorder
+        self._results = results
+        self._signature = signature
+        # By the id of the tensor of the example that they stand for.
+        self._stand_ins: dict[int, torch.Tensor] = {}
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Make the placeholders of the graph, and return what to call forward with."""
+        call_args, call_kwargs, self.contents = bind_example(
+            self._recorder, self._results, self._signature, args, kwargs, self._stand_in
+        )
+        return call_args, call_kwargs
+
+    def require_aliases(
+        self, graph: Graph, args: tuple[Any, ...], kwargs: Mapping[str, Any], codes: Iterable[CodeType]
+    ) -> None:
+        """Add a check to the graph that inputs are one tensor as on the example, if forward may notice that.
+
+        Args:
+            graph: the graph of the run.
+            args: the example.
+            kwargs: the example.
+            codes: the code that ran.
+
+        Raises:
+            NeedsSharedInputs: one tensor is two inputs, and each had a stand-in of its own.
+        """
+        if not self.are_compared:
+            self.are_compared = any(map(compares_objects, codes)) or self._recorder.writes_inputs()
+        if not self.are_compared:
+            return
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        aliases = aliases_of(tuple(bound.arguments.values()))
+        are_shared = len(set(aliases)) < len(aliases)
+        if are_shared and not self.share_stand_ins:
+            raise NeedsSharedInputs
+        require_aliases(graph, aliases if are_shared else None)
+
+    def release(self) -> None:
+        """Drop all values."""
+        self.contents = []
+        self._stand_ins = {}
+
+    def _stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
+        known = self._stand_ins.get(id(tensor)) if self.share_stand_ins else None
+        found = self._stand_ins[id(tensor)] = self._copy(tensor) if known is None else known
+        if self._recorder.call_record is not None:
+            self._recorder.call_record.inputs.append(found)
+        return found
+
+    def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        is_real = self._recorder.is_real
+        if tensor.layout is not torch.strided:
+            if not is_real:
+                raise NeedsRealValues  # what a sparse tensor computes depends on which of its values are there
+            return tensor.detach().clone()
+        if is_real or tensor.is_meta:
+            return tensor.detach().clone(memory_format=torch.preserve_format)
+        return self._recorder.stand_ins.of_input(tensor)

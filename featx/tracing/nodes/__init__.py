@@ -1,0 +1,1 @@
+"""What both tracers share: calls and values become nodes, with names."""

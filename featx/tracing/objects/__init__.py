@@ -1,0 +1,1 @@
+"""Python objects and modules: their parts, whatever a trace does with them."""

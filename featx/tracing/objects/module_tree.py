@@ -1,0 +1,52 @@
+"""Walk the modules of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+
+def walk_modules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield path and module of `root` and everything in it, each once, in the order of `named_modules`."""
+    seen: set[nn.Module] = set()
+    pending = [("", root)]
+    while pending:
+        path, module = pending.pop()
+        if module in seen:
+            continue
+        seen.add(module)
+        yield path, module
+        if module._modules:
+            prefix = f"{path}." if path else ""
+            pending += [
+                (prefix + name, child) for name, child in reversed(module._modules.items()) if child is not None
+            ]
+
+
+def modules_of(root: nn.Module) -> list[nn.Module]:
+    """Return `root` and everything in it, each once. Takes half as long as `walk_modules`, which knows the paths."""
+    if not root._modules:
+        return [root]
+    found = {root}
+    modules = [root]
+    for module in modules:  # grows
+        for child in module._modules.values() if module._modules else ():
+            if child is not None and child not in found:
+                found.add(child)
+                modules.append(child)
+    return modules
+
+
+def tensors_of(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Return name and tensor of what a module holds itself: parameters, buffers, and plain attributes."""
+    found: list[tuple[str, torch.Tensor]] = [
+        (name, value) for name, value in module._parameters.items() if value is not None
+    ]
+    if module._buffers:
+        found += [(name, value) for name, value in module._buffers.items() if value is not None]
+    state = module.__dict__
+    if torch.Tensor in map(type, state.values()):
+        found += [(name, value) for name, value in state.items() if type(value) is torch.Tensor]
+    return found

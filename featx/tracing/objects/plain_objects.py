@@ -1,0 +1,50 @@
+"""Objects that are nothing but their attributes."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import sys
+import types
+from typing import Any
+
+import torch
+
+# The Python modules of the standard library whose plain objects models keep as their own. Others (loggers, paths,
+# locks) belong to the process.
+_CONTAINER_LIBRARIES = frozenset({"collections", "queue", "argparse", "types", "configparser"})
+LIBRARIES = sys.stdlib_module_names | {"torch", "featx", "numpy"}
+NO_VALUE = object()
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: the class was made by a `class` statement
+
+
+def is_plain_object(value: object) -> bool:
+    """Say whether an object is nothing but its attributes, and not one of a library in C or without any state."""
+    kind = type(value)
+    if kind is types.SimpleNamespace:
+        return True
+    if isinstance(value, (type, enum.Enum, BaseException, torch.nn.Module)):
+        return False
+    library = kind.__module__.partition(".")[0]
+    if not kind.__flags__ & _HEAP_TYPE or (library in LIBRARIES and library not in _CONTAINER_LIBRARIES):
+        return False
+    if not getattr(value, "__dict__", None) and not slots_of(kind):
+        return False  # a marker, which code compares by identity
+    return all(base.__flags__ & _HEAP_TYPE or base is object or base.__module__ == "typing" for base in kind.__mro__)
+
+
+def attributes_of(value: Any) -> dict[str, Any]:
+    """Return the attributes of an object, in its `__dict__` and in slots, by name."""
+    found: dict[str, Any] = dict(getattr(value, "__dict__", {}))
+    for slot in slots_of(type(value)):
+        item = getattr(value, slot.__name__, NO_VALUE)
+        if item is not NO_VALUE:
+            found[slot.__name__] = item
+    return found
+
+
+@functools.cache
+def slots_of(kind: type) -> tuple[Any, ...]:  # a mapping of classes, which do not change
+    """Return the descriptors of the slots of a class and its bases."""
+    members = (member for base in kind.__mro__ for name, member in vars(base).items() if name != "__dict__")
+    return tuple([member for member in members if isinstance(member, types.MemberDescriptorType)])

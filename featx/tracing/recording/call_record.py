@@ -1,0 +1,49 @@
+"""What forward does in one call, kept to compare a second call with it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from featx.tracing.environment.autocast_state import AutocastDtypes, autocast_dtypes
+
+
+class Event(NamedTuple):
+    """A call that forward has made: of torch, of a function that is one node, or of a module, by its path."""
+
+    called: Any
+    args: Any
+    kwargs: Any
+    result: Any
+    autocast_dtypes: AutocastDtypes
+
+
+class Record:
+    """What the forward of one call has done, in order; it keeps all its tensors alive."""
+
+    def __init__(self) -> None:
+        self.inputs: list[torch.Tensor] = []
+        self.events: list[Event] = []
+        # Whether it ended in the middle, because all that was wanted was there.
+        self.stopped_early = False
+        self.result: Any = None
+        # What autocast did around forward.
+        self.autocast_dtypes = autocast_dtypes()
+
+    def note(self, called: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Add a call that is over."""
+        keywords = _snapshot(kwargs) if kwargs else kwargs
+        self.events.append(Event(called, _snapshot(args), keywords, _snapshot(result), autocast_dtypes()))
+
+
+def _snapshot(value: Any) -> Any:
+    """Return `value` with copies of the lists and dicts in it, which forward may change later."""
+    kind = type(value)
+    if kind is list:
+        return [_snapshot(item) for item in value]
+    if kind is dict:
+        return {key: _snapshot(item) for key, item in value.items()}
+    if kind is tuple:
+        return tuple([_snapshot(item) for item in value])
+    return value

@@ -1,0 +1,1 @@
+"""What forward changes and keeps, against what a graph of it would change and keep."""
