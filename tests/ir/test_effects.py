@@ -320,8 +320,6 @@ def test_copy_that_featx_makes_is_fresh_and_writes_nothing() -> None:
 
 MODULES = (guards, input_checks)
 CHECKS = [value for module in MODULES for name, value in vars(module).items() if name.startswith("check_")]
-    value for module in (guards, input_checks) for name, value in vars(module).items() if name.startswith("check_")
-]
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
