@@ -138,7 +138,15 @@ class RequestError(FeatxError, ValueError, AssertionError):
 
 
 class NodeNameError(RequestError, KeyError):
-    """No node has the requested name in this mode."""
+    """No node has the requested name in this mode.
+
+    Attributes:
+        name: that name; empty where the error is about several.
+    """
+
+    def __init__(self, message: str, name: str = "") -> None:
+        super().__init__(message)
+        self.name = name
 
 
 class DrawnAwayError(NodeNameError):

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from featx import ExampleTracer, GraphModule, SpecializationError
-from featx.tracing.checks.free_sizes import FreeDims, trace_checked
+from featx.tracing.checks.free_sizes import trace_checked
+from featx.tracing.checks.outcomes import FREE, FreeDims, Outcome
 from featx.tracing.recording.numbers import Numbers
 
 
@@ -91,7 +92,7 @@ def test_remainder_is_not_taken_for_free_because_twice_the_length_has_it_too(wid
 
 
 def test_report_has_one_line_for_each_input() -> None:
-    assert repr(FreeDims({"x": ["free", "fixed: why"], "y": ["free"]})) == "x: free, fixed: why\ny: free"
+    assert repr(FreeDims({"x": [FREE, Outcome("fixed: why")], "y": [FREE]})) == "x: free, fixed: why\ny: free"
 
 
 def test_inputs_and_model_are_as_before() -> None:

@@ -28,7 +28,7 @@ from featx.features.requests.select import names_of
 from featx.features.requests.starts import Starts
 from featx.ir.graph import Graph
 from featx.ir.node import Node
-from featx.tracing.checks.free_sizes import FreeDims
+from featx.tracing.checks.outcomes import FreeDims
 from featx.tracing.example.tracer import CheckSizes
 
 

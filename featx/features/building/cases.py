@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import re
 from collections.abc import Callable, Iterable
 from types import MethodType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -135,11 +134,11 @@ def trace_for_input(trace: Callable[[], _Traced]) -> _Traced:
     try:
         return trace()
     except NodeNameError as error:
-        asked = re.match(r"\W*No node ('.*?') ", str(error))
+        asked = repr(error.name) if error.name else "a requested value"
         raise SpecializationError(
-            f"{asked[1] if asked else 'a requested value'} was computed for an earlier input, and the model does not "
-            "compute it for this one: the module does not run, or the operation is not reached. Request what is "
-            "computed for each input, or use an extractor of its own for such inputs"
+            f"{asked} was computed for an earlier input, and the model does not compute it for this one: the module "
+            "does not run, or the operation is not reached. Request what is computed for each input, or use an "
+            "extractor of its own for such inputs"
         ) from error
 
 

@@ -25,7 +25,8 @@ from featx.features.requests.starts import Starts
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.libraries import torchvision_operators
-from featx.tracing.checks.free_sizes import FreeDims, OtherMode, trace_checked, trace_recording_mode_reads
+from featx.tracing.checks.free_sizes import OtherMode, trace_checked, trace_recording_mode_reads
+from featx.tracing.checks.outcomes import FreeDims
 from featx.tracing.example.conditions import RequestedNodeFinder
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.tracer import CheckSizes, ExampleTracer

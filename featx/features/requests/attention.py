@@ -114,7 +114,7 @@ class Probabilities:
 
     def is_meant_by(self, error: NodeNameError) -> bool:
         """Say whether an error is about one of the fused calls."""
-        return any(f"'{fused}'" in str(error) for fused in self._fused.values())
+        return error.name in self._fused.values()
 
     def as_fused(self, request: Request) -> Request:
         """Return a request with the fused calls in the place of their probabilities."""

@@ -75,8 +75,9 @@ def _unknown_name(name: str, known: list[str], owner: str, graph: Graph, request
         "eval_return_nodes."
     )
     if branches_on_random(graph):
-        return DrawnAwayError(f"{text} The model decides by random numbers what runs, so another trace may have it.")
-    return NodeNameError(text)
+        text = f"{text} The model decides by random numbers what runs, so another trace may have it."
+        return DrawnAwayError(text, name)
+    return NodeNameError(text, name)
 
 
 def _kept_whole(graph: Graph) -> str:

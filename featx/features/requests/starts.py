@@ -20,8 +20,7 @@ from featx.ir.identifiers import is_plain
 from featx.ir.memory import MemoryGroups
 from featx.ir.names import identifier_of
 from featx.ir.node import Node
-from featx.tracing.checks.free_sizes import FreeDims
-from featx.tracing.checks.variation import REFUSED
+from featx.tracing.checks.outcomes import FreeDims
 from featx.tracing.guards.guards import check_aliases, check_dtype, check_is_tensor, check_rank, check_size
 from featx.tree import clone_tensors
 
@@ -164,9 +163,9 @@ class _Fixed:
 
     def note_dims(self, free_dims: FreeDims) -> None:
         """Note which dimensions of the model's inputs it does something else for."""
-        for first, *others in free_dims.of.values():
-            self.batch = self.batch or not _may_differ(first)
-            self.places = self.places or not all(map(_may_differ, others))
+        for first, *others in free_dims.outcomes.values():
+            self.batch = self.batch or not first.is_free
+            self.places = self.places or not all(each.is_free for each in others)
 
     def note_guard(self, guard: Node) -> None:
         """Note what a guard asks that follows from the form of values ahead of the start."""
@@ -200,10 +199,6 @@ def _behind_guard(guard: Node) -> list[Node]:
             found.append(node)
             pending += node.all_input_nodes
     return found
-
-
-def _may_differ(dim: str) -> bool:
-    return dim == REFUSED or dim.startswith("free")
 
 
 def _drop_guards(graph: Graph, starts: Collection[Node]) -> _Fixed:

@@ -22,19 +22,9 @@ from featx.tracing.calls.tensor_reads import ABOUT_GRADIENTS
 from featx.tracing.checks.data_dependent_numbers import pin_data_dependent_numbers
 from featx.tracing.checks.early_stop import include_writes_after_stop
 from featx.tracing.checks.free_dtypes import follow_dtypes
+from featx.tracing.checks.outcomes import FREE, LAYOUT_NOT_VARIED, NOT_EMPTY, TOGETHER, UNTRIED, FreeDims, Outcome
 from featx.tracing.checks.repetition import check_repeats
-from featx.tracing.checks.variation import (
-    FREE,
-    LAYOUT_NOT_VARIED,
-    NOT_EMPTY,
-    REFUSED,
-    TOGETHER,
-    UNTRIED,
-    Dim,
-    Variation,
-    can_be_resized,
-    measures_of,
-)
+from featx.tracing.checks.variation import Dim, Variation, can_be_resized, measures_of
 from featx.tracing.environment.interrupts import free_frames
 from featx.tracing.example.conditions import Conditions, RequestedNodeFinder
 from featx.tracing.example.trace import ExampleTrace
@@ -56,23 +46,6 @@ _Input = tuple[str, tuple[Node, Path], torch.Tensor]
 
 
 @dataclass
-class FreeDims:
-    """Which dimensions of the inputs of a trace may differ from the example.
-
-    Attributes:
-        of: for each input tensor, by name (`"x"`, `"images[0]"`), what is known of each dimension: "free"; "free, but
-            not 0"; "free, with all others of this length", such as the nodes of a graph and both sides of its adjacency
-            matrix; "fixed:" and why; or "free, unless a layer refuses it" where no code that was traced reads it, and
-            other lengths were not tried.
-    """
-
-    of: dict[str, list[str]] = field(default_factory=lambda: dict[str, list[str]]())
-
-    def __repr__(self) -> str:
-        return "\n".join(f"{name}: {', '.join(dims)}" for name, dims in self.of.items())
-
-
-@dataclass
 class OtherMode:
     """What a trace in train or eval mode found out, for one of the same model on the same inputs in the other mode.
 
@@ -85,7 +58,7 @@ class OtherMode:
         before: the last trace in that mode, if its replica may be called again. `drop` ends that.
     """
 
-    dims: dict[Dim, str] = field(default_factory=lambda: dict[Dim, str]())
+    dims: dict[Dim, Outcome] = field(default_factory=lambda: dict[Dim, Outcome]())
     reads: ModeReads | None = None
     depends_on_autocast: bool = False
     graph: Graph | None = None
@@ -130,7 +103,7 @@ class OtherMode:
         self.graph = None
         self.drop()
 
-    def note(self, trace: ExampleTrace, dims: dict[Dim, str]) -> None:
+    def note(self, trace: ExampleTrace, dims: dict[Dim, Outcome]) -> None:
         """Keep what was found out, and the graph where nothing has asked for a mode so far."""
         self.dims.update(dims)
         self.graph = copy.deepcopy(trace.graph) if self.reads is not None and not self.reads.any else None
@@ -339,7 +312,7 @@ def _as_text(step: Step) -> str:
     return f".{key}" if function is getattr else f"[{key!r}]"
 
 
-def _check_inputs(trace: ExampleTrace, inputs: list[_Input], known: Mapping[Dim, str], way_out: str) -> None:
+def _check_inputs(trace: ExampleTrace, inputs: list[_Input], known: Mapping[Dim, Outcome], way_out: str) -> None:
     graph = trace.graph
     # Behind the checks of what the inputs are.
     first = next(node for node in graph.nodes if node.op != "placeholder" and not node.meta.get("is_check_of_input"))
@@ -353,7 +326,7 @@ def _check_inputs(trace: ExampleTrace, inputs: list[_Input], known: Mapping[Dim,
                 if reason in (FREE, TOGETHER, UNTRIED) or (reason == NOT_EMPTY and size == 0):
                     continue
                 expected = None if reason == NOT_EMPTY else size
-                what = f"input '{name}' is {reason}{way_out if reason.startswith(REFUSED) else ''}"
+                what = f"input '{name}' is {reason}{way_out if reason.is_refusal else ''}"
                 checks.append((check_size, dim, expected, what))
             node = placeholder
             for function, key in path if checks else ():

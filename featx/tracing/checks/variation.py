@@ -14,6 +14,17 @@ from featx.errors import FeatxError
 from featx.ir.effects import MeasuredEffects
 from featx.ir.equality import is_same_graph
 from featx.ir.graph import Graph
+from featx.tracing.checks.outcomes import (
+    CHANGED,
+    FREE,
+    NOT_ALONE,
+    NOT_ASKED,
+    NOT_EMPTY,
+    TOGETHER,
+    UNTRACEABLE,
+    Outcome,
+    refusal,
+)
 from featx.tracing.example.conditions import Conditions, RequestedNodeFinder
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.tracer import ExampleTracer
@@ -22,18 +33,6 @@ from featx.tracing.objects.structure import Path, copy_structure
 from featx.tracing.signals import NeedsRealValues, ThreadInterference
 from featx.tracing.stand_ins.stand_ins import keeps_values
 
-FREE = "free"
-# No code that was traced reads it, so that no other length was tried.
-UNTRIED = "free, unless a layer refuses it"
-# The model takes another length if all dimensions that had the same length on the example change with it.
-TOGETHER = "free, with all others of this length"
-NOT_EMPTY = "free, but not 0"
-CHANGED = "fixed: the model runs other operations at another length"
-LAYOUT_NOT_VARIED = "fixed: other sizes of a tensor with this layout are not tried"
-REFUSED = "fixed: the model takes no other length"
-# A trace for real takes as long as the model: not every dimension is tried alone.
-NOT_ALONE = "fixed: other lengths were not tried, because the model asks for values and runs for real each time"
-NOT_ASKED = "fixed: other lengths were not tried because of check_sizes"
 _RUNS_ALONE = 3
 # A model that computes more elements than these takes seconds for each run.
 _ELEMENTS_OF_A_LARGE_RUN = 200_000_000
@@ -81,7 +80,7 @@ class Variation:
         # For groups that the model takes at some other sizes only: the size to try.
         self._sizes: dict[_Group, OtherSize] = {}
 
-    def test(self, inputs: list[torch.Tensor], other_mode: Mapping[Dim, str]) -> dict[Dim, str]:
+    def test(self, inputs: list[torch.Tensor], other_mode: Mapping[Dim, Outcome]) -> dict[Dim, Outcome]:
         """Return what is known of each dimension of the inputs.
 
         Those that the model refused in `other_mode` are tried all at once, and where it refuses that again, not alone.
@@ -90,7 +89,7 @@ class Variation:
         known = {group: NOT_ASKED for group in groups if not self._may_try(group)}
         groups, likely = ([group for group in each if group not in known] for each in (groups, likely))
         refused = [group for group in groups if _was_refused(group, other_mode)]
-        if refused and (outcome := self._outcome(refused)).startswith(REFUSED):
+        if refused and (outcome := self._outcome(refused)).is_refusal:
             known.update(dict.fromkeys(refused, outcome))
             likely = [group for group in likely if group not in known]
         for together in self._tried_together(likely):
@@ -122,7 +121,7 @@ class Variation:
             tried += [others] if len(others) < len(likely) else []
         return [groups for groups in tried if len(groups) > 1]
 
-    def _try_together(self, known: dict[_Group, str]) -> None:
+    def _try_together(self, known: dict[_Group, Outcome]) -> None:
         """Try refused dimensions of one length at once, wherever they are: nodes and their adjacency matrix, say."""
         refused = [group for group, outcome in known.items() if _may_be_free_together(outcome)]
         for size in {group.size for group in refused}:
@@ -141,15 +140,15 @@ class Variation:
         if self.before is not None and not self.before.checks.states.are_as_at_the_start():
             self.before = None
 
-    def _alone(self, group: _Group, is_likely: bool) -> str:
+    def _alone(self, group: _Group, is_likely: bool) -> Outcome:
         if self._trace.is_real and group.position > 0 and self._runs_left == 0:
             return FREE if self._outcome_without_values([group], disguise_as_larger) == FREE else NOT_ALONE
         outcome = self._outcome([group])
         if group.position > 0 and outcome in (FREE, CHANGED):  # else it ended early
             self._runs_left = max(self._runs_left - 1, 0)
-        if group.position == 0 or not outcome.startswith(REFUSED):
+        if group.position == 0 or not outcome.is_refusal:
             return outcome
-        if is_likely and group.size > 1 and "Assert" not in outcome:  # assertions, as a rule, want one length
+        if is_likely and group.size > 1 and not outcome.is_assertion:  # assertions, as a rule, want one length
             # It may be as long as the model takes: a table of positions may have no more.
             outcome = self._free_if(group, outcome, lambda dim, size, number: max(size // 2, 1))
         if outcome != FREE and self._trace.numbers.converting:
@@ -157,23 +156,23 @@ class Variation:
             outcome = self._free_if(group, outcome, lambda dim, size, number: 4 * size)
         return outcome
 
-    def _if_small(self, group: _Group, outcome: str) -> str:
+    def _if_small(self, group: _Group, outcome: Outcome) -> Outcome:
         # C code answers `2.0 * n > 30`, perhaps otherwise for a small n.
         if self._outcome([group], disguise=disguise_as_zero) == FREE:
             return outcome
         return NOT_EMPTY if self._outcome([group], disguise=disguise_as_one) == FREE else CHANGED
 
-    def _free_if(self, group: _Group, reason: str, other: OtherSize) -> str:
+    def _free_if(self, group: _Group, reason: Outcome, other: OtherSize) -> Outcome:
         self._sizes[group] = other
         if self._outcome([group]) == FREE:
             return FREE
         del self._sizes[group]
         return reason
 
-    def _outcome(self, groups: list[_Group], disguise: Disguise = disguise_as_larger) -> str:
+    def _outcome(self, groups: list[_Group], disguise: Disguise = disguise_as_larger) -> Outcome:
         if self._trace.is_real:
             outcome = self._outcome_without_values(groups, disguise)
-            if outcome == FREE or (outcome == CHANGED and self._is_large):
+            if outcome is not None and (outcome.is_free or self._is_large):
                 return outcome
         try:
             again = self._run(groups, disguise, has_values=self._trace.is_real)
@@ -183,8 +182,8 @@ class Variation:
         except (NeedsRealValues, Exception) as error:
             self._leave_if_changed()
             if isinstance(error, FeatxError):
-                return "fixed: at another length the model cannot be followed"
-            return f"{REFUSED} ({type(error).__name__})"
+                return UNTRACEABLE
+            return refusal(error)
         if self.before is not None:
             self.before = again
         if again.early_stop_reason is not None:
@@ -197,7 +196,7 @@ class Variation:
         join_measured(self._trace.graph, again.graph, self._trace.needed)
         return True
 
-    def _outcome_without_values(self, groups: list[_Group], disguise: Disguise) -> str | None:
+    def _outcome_without_values(self, groups: list[_Group], disguise: Disguise) -> Outcome | None:
         """Return what a trace without values finds, which is told what the one for real read of them; None if it fails.
 
         It is told the lengths of results too. The graph checks when it runs that it reads the same values. CHANGED may
@@ -256,12 +255,12 @@ def measures_of(graph: Graph) -> list[Any]:
     return [(node.meta.get("effects"), node.meta.get("is_overwritten")) for node in graph.nodes]
 
 
-def _may_be_free_together(outcome: str) -> bool:
-    return outcome == NOT_ALONE or (outcome.startswith(REFUSED) and "Assert" not in outcome)
+def _may_be_free_together(outcome: Outcome) -> bool:
+    return outcome == NOT_ALONE or (outcome.is_refusal and not outcome.is_assertion)
 
 
-def _was_refused(group: _Group, known: Mapping[Dim, str]) -> bool:
-    return all(known.get(dim, "").startswith(REFUSED) for dim in group.dims)
+def _was_refused(group: _Group, known: Mapping[Dim, Outcome]) -> bool:
+    return all(dim in known and known[dim].is_refusal for dim in group.dims)
 
 
 def _groups_of(inputs: list[torch.Tensor]) -> tuple[list[_Group], list[_Group]]:

@@ -1,0 +1,72 @@
+"""What is known of other lengths of a dimension of an input."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What runs at other lengths have shown of a dimension.
+
+    Attributes:
+        text: says it to the user.
+        is_free: the graph holds at other lengths.
+        is_refusal: the model raised an error at the other length.
+        is_assertion: that error was an assertion, which as a rule wants one length.
+    """
+
+    text: str
+    is_free: bool = False
+    is_refusal: bool = False
+    is_assertion: bool = False
+
+    def __str__(self) -> str:
+        return self.text
+
+
+FREE = Outcome("free", is_free=True)
+# No code that was traced reads it, so that no other length was tried.
+UNTRIED = Outcome("free, unless a layer refuses it", is_free=True)
+# The model takes another length if all dimensions that had the same length on the example change with it.
+TOGETHER = Outcome("free, with all others of this length", is_free=True)
+NOT_EMPTY = Outcome("free, but not 0", is_free=True)
+CHANGED = Outcome("fixed: the model runs other operations at another length")
+UNTRACEABLE = Outcome("fixed: at another length the model cannot be followed")
+LAYOUT_NOT_VARIED = Outcome("fixed: other sizes of a tensor with this layout are not tried")
+# A trace for real takes as long as the model: not every dimension is tried alone.
+NOT_ALONE = Outcome(
+    "fixed: other lengths were not tried, because the model asks for values and runs for real each time"
+)
+NOT_ASKED = Outcome("fixed: other lengths were not tried because of check_sizes")
+
+
+def refusal(error: BaseException) -> Outcome:
+    """Return the outcome of a run that has ended with an error of the model."""
+    name = type(error).__name__
+    text = f"fixed: the model takes no other length ({name})"
+    return Outcome(text, is_refusal=True, is_assertion="Assert" in name)
+
+
+@dataclass
+class FreeDims:
+    """Which dimensions of the inputs of a trace may differ from the example.
+
+    Attributes:
+        outcomes: for each input tensor, by name (`"x"`, `"images[0]"`), what is known of each dimension.
+    """
+
+    outcomes: dict[str, list[Outcome]] = field(default_factory=lambda: dict[str, list[Outcome]]())
+
+    @property
+    def of(self) -> dict[str, list[str]]:
+        """The outcomes as texts.
+
+        "free"; "free, but not 0"; "free, with all others of this length", such as the nodes of a graph and both sides
+        of its adjacency matrix; "fixed:" and why; or "free, unless a layer refuses it" where no code that was traced
+        reads it, and other lengths were not tried.
+        """
+        return {name: [each.text for each in dims] for name, dims in self.outcomes.items()}
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{name}: {', '.join(dims)}" for name, dims in self.of.items())
