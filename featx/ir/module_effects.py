@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from featx.ir.torch_layers import is_torch_layer
 from featx.libraries import draws_in_training_only, is_read_only
 
 # Leaf modules of torch.nn whose result may be their input or a view of it.
@@ -24,7 +25,7 @@ def module_effects(module: nn.Module) -> tuple[bool, bool]:
         return False, True
     if is_read_only(type(module)):
         return False, False
-    if not _is_torch_module(module) or module.__dict__.get("inplace"):
+    if not is_torch_layer(type(module)) or module.__dict__.get("inplace"):
         return True, True
     return False, isinstance(module, _VIEW_MODULES + _DROPOUT_MODULES)
 
@@ -36,19 +37,15 @@ def module_draws(module: nn.Module) -> bool:
     if draws_in_training_only(type(module)):
         return module.training
     # A container runs nothing of its own; a module of somebody's own may draw in either mode.
-    is_known = _is_torch_module(module) or type(module).forward is nn.Sequential.forward
+    is_known = is_torch_layer(type(module)) or type(module).forward is nn.Sequential.forward
     return not is_known or isinstance(module, _DRAWING_MODULES)
 
 
 def module_writes_state(module: nn.Module) -> bool:
     """Say whether a module itself, without those inside it, may write its parameters or buffers when it is called."""
-    if not _is_torch_module(module):
+    if not is_torch_layer(type(module)):
         # Parametrizations too: spectral norm improves its vectors at each call.
         return not isinstance(module, nn.Sequential) and not is_read_only(type(module))
     if module.__dict__.get("max_norm") is not None:
         return True  # an embedding that scales down the rows that it reads
     return module.training and bool(module.__dict__.get("track_running_stats"))
-
-
-def _is_torch_module(module: nn.Module) -> bool:
-    return type(module).__module__.startswith("torch.nn.modules.")

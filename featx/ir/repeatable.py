@@ -13,6 +13,7 @@ from torch import nn
 from featx.ir.module_effects import module_writes_state
 from featx.ir.names import has_borrowed_name, qualified_name
 from featx.ir.operator_facts import facts_of
+from featx.ir.torch_layers import is_torch_layer
 from featx.libraries import PURE_OPERATORS
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def is_known_module(module: nn.Module) -> bool:
     Then it computes its result from its inputs, its parameters and buffers, and its mode.
     """
     return not has_hooks(module) and all(
-        "forward" not in part.__dict__ and (_is_of_torch(part) or not module_writes_state(part))
+        "forward" not in part.__dict__ and (is_torch_layer(type(part)) or not module_writes_state(part))
         for part in module.modules()
     )
 
@@ -82,7 +83,7 @@ def may_draw(module: nn.Module) -> bool:
     return any(
         isinstance(part, (nn.modules.dropout._DropoutNd, nn.RReLU))
         or part.__dict__.get("dropout")
-        or (not _is_of_torch(part) and not isinstance(part, nn.Sequential))
+        or (not is_torch_layer(type(part)) and not isinstance(part, nn.Sequential))
         for part in module.modules()
     )
 
@@ -98,10 +99,6 @@ def _may_write_literal(node: Node) -> bool:
 
 def _parameters(target: Any) -> Iterable[str]:
     return inspect.signature(target).parameters if inspect.isfunction(target) else ()
-
-
-def _is_of_torch(module: nn.Module) -> bool:
-    return type(module).__module__.startswith("torch.nn.modules.")
 
 
 def _is_pure(node: Node) -> bool:

@@ -20,6 +20,7 @@ from featx.features.requests.pooling import pool_tokens
 from featx.ir.effects import MeasuredEffects
 from featx.ir.graph import Graph
 from featx.ir.node import Node
+from featx.ir.torch_layers import is_torch_layer
 from featx.module import GraphModule
 from featx.passes.shapes import ShapeProp
 from featx.tree import clone_tensors
@@ -149,8 +150,7 @@ def _value_of(
 def _may_write(apply: Callable[..., Any] | nn.Module) -> bool:
     """Say whether a function or a module may write its input: all but layers of torch that are not `inplace`."""
     return not isinstance(apply, nn.Module) or any(
-        not type(each).__module__.startswith("torch.nn.modules.") or getattr(each, "inplace", False)
-        for each in apply.modules()
+        not is_torch_layer(type(each)) or getattr(each, "inplace", False) for each in apply.modules()
     )
 
 
@@ -331,9 +331,7 @@ def _form_after(apply: Callable[..., Any], info: FeatureInfo) -> tuple[Any, dict
     try:
         result = ShapeProp(GraphModule(root, graph)).propagate(torch.empty(info.shape, dtype=info.dtype, device="meta"))
     except Exception as error:  # whatever a function of the user's raises that reads values
-        is_of_torch = isinstance(apply, nn.Module) and all(
-            type(module).__module__.startswith("torch.nn.modules.") for module in apply.modules()
-        )
+        is_of_torch = isinstance(apply, nn.Module) and all(is_torch_layer(type(module)) for module in apply.modules())
         if is_of_torch:
             raise RequestError(f"apply of '{info.node}' fails on a value of shape {info.shape}: {error}") from error
         return None, {}, None

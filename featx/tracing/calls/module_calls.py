@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from featx.ir.module_effects import module_draws, module_writes_state
+from featx.ir.torch_layers import is_torch_layer
 from featx.libraries import collecting_hooks, is_collecting_hook, only_delegates_call
 from featx.tracing.calls.measured_calls import MeasuredCalls
 from featx.tracing.calls.torch_calls import TorchCalls
@@ -242,7 +243,7 @@ class ModuleCalls:
             recorder.scope = inside
         self._check_as_built(module, path)
         # What torch's own leaves do is known.
-        is_own = type(module).__module__[:17] != "torch.nn.modules." or bool(module._modules)
+        is_own = not is_torch_layer(type(module)) or bool(module._modules)
         if is_own:
             self._checks.check_untouched(module, path)
         shown = (args, kwargs) if recorder.numbers.expected is None else plain_numbers((args, kwargs))
@@ -288,7 +289,7 @@ class ModuleCalls:
         if not recorder.is_real:
             with torch._C.DisableTorchFunction():
                 # Layers of torch with weights, whose values are not known, write no input.
-                if (module._parameters or module._buffers) and type(module).__module__[:17] == "torch.nn.modules.":
+                if (module._parameters or module._buffers) and is_torch_layer(type(module)):
                     of = recorder.stand_ins.of
                     args = tuple([of(each) if type(each) is torch.Tensor else each for each in args])
                 result = output_of(module, args, kwargs)

@@ -16,6 +16,7 @@ from featx.ir.effects import Effects
 from featx.ir.graph import Graph
 from featx.ir.memory import MemoryGroups, memory_of
 from featx.ir.repeatable import depends_on_mode
+from featx.ir.torch_layers import is_torch_layer
 from featx.tracing.example.conditions import Conditions, RequestedNodeFinder
 from featx.tracing.example.plain_run import run_plainly
 from featx.tracing.example.trace import ExampleTrace
@@ -98,7 +99,7 @@ def _paths_only_read(graph: Graph, around: ModelContext, *, is_training: bool) -
 
 def _may_write(kind: type[nn.Module]) -> bool:
     """Say whether a method of a class of the user's has a line that may write a weight, or cannot be read."""
-    own = [each for each in kind.__mro__ if not each.__module__.startswith(("torch.nn.modules.", "builtins"))]
+    own = [each for each in kind.__mro__ if each is not object and not is_torch_layer(each)]
     methods = [value for each in own for value in vars(each).values() if inspect.isfunction(value)]
     try:
         return any(_WRITE.search(inspect.getsource(method)) for method in methods if method.__name__ != "__init__")

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from torch import nn
 
+from featx.ir.torch_layers import is_torch_layer
 from featx.tracing.objects.module_tree import modules_of
 from featx.tracing.replica.module_state import ModuleState
 
@@ -22,7 +23,7 @@ class ModuleStates:
     """
 
     def __init__(self, modules: Iterable[nn.Module], earlier: ModuleStates | None = None) -> None:
-        own = [module for module in modules if type(module).__module__[:17] != "torch.nn.modules."]
+        own = [module for module in modules if not is_torch_layer(type(module))]
         self._latest = {module: ModuleState(module) for module in own}
         # What a second call leaves is judged like what the first one left, by what was there before both.
         self._initial = dict(self._latest) if earlier is None else earlier._initial

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import nn
 
+from featx.ir.torch_layers import is_torch_layer
 from featx.tracing.source.location import Function, codes_in, definition_of
 
 
@@ -52,7 +53,7 @@ def is_tested_for(kind: type, attribute: str) -> bool:
 
 
 def _functions_of(kind: type) -> list[FunctionType]:
-    own = [vars(base).values() for base in kind.__mro__ if not base.__module__.startswith("torch.nn.modules")]
+    own = [vars(base).values() for base in kind.__mro__ if not is_torch_layer(base)]
     # A function beside the class may be given the module.
     beside: dict[str, Any] = getattr(getattr(kind, "forward", None), "__globals__", {})
     return [value for value in chain(*own, beside.values()) if inspect.isfunction(value)]

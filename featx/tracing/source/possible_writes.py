@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from featx.ir.torch_layers import is_torch_layer
 from featx.tracing.objects.module_tree import modules_of
 from featx.tracing.source.argument_use import WritingLines, may_return_argument, writing_lines
 from featx.tracing.source.frames import Line
@@ -40,7 +41,7 @@ class PossibleWrites:
 
     def _by_one(self, module: nn.Module, has_run: bool, written_at: Collection[Line | None]) -> bool:
         kind = type(module)
-        if kind.__module__[:17] == "torch.nn.modules.":
+        if is_torch_layer(kind):
             return not has_run and bool(module.__dict__.get("inplace"))
         if isinstance(module, torch.jit.ScriptModule):
             return _has_conditional_writes(module)
@@ -71,7 +72,7 @@ class PossiblyReturnedInputs:
     def _by_class(self, kind: type[nn.Module]) -> bool:
         known = self._known.get(kind)
         if known is None:
-            is_of_torch = kind.__module__[:17] == "torch.nn.modules."
+            is_of_torch = is_torch_layer(kind)
             is_scripted = issubclass(kind, torch.jit.ScriptModule)
             known = is_scripted or (not is_of_torch and may_return_argument(kind.forward, kind))
             self._known[kind] = known

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from featx.ir.torch_layers import is_torch_layer
 from featx.tracing.source.argument_use import PASSING, VIEWS, functions_reached, is_inplace_name, writing_lines
 from featx.tracing.source.frames import Line, is_library_code
 from featx.tracing.source.location import Function, definition_of
@@ -76,7 +77,7 @@ def _lines_of_submodule(module: nn.Module, called: _Chain) -> frozenset[Line]:
     inner: Any = module
     for name in called:
         inner = inner._modules.get(name) if isinstance(inner, nn.Module) else None
-    if not isinstance(inner, nn.Module) or type(inner).__module__.startswith("torch.nn.modules."):
+    if not isinstance(inner, nn.Module) or is_torch_layer(type(inner)):
         return frozenset()
     if isinstance(inner, torch.jit.ScriptModule):
         return frozenset({("", 0)})  # anywhere
