@@ -49,6 +49,10 @@ class NeedsConversionTracking(BaseException):
         self.namespace = namespace
 
 
+class NeedsNumberChecks(BaseException):
+    """Forward changes a number of its Python file, and it is not known which module does it."""
+
+
 class NeedsSharedInputs(BaseException):
     """The example has one tensor as two inputs, and the model may notice that the run had two different ones."""
 

@@ -104,3 +104,51 @@ def test_masks_of_inputs_that_keep_their_values() -> None:
     extractor = featx.create_feature_extractor(model, ["head"], example_inputs=(x, mask))
     x, mask = torch.randn(3, 9, WIDTH), torch.rand(3, 9) > 0.2
     assert torch.equal(extractor(x, mask)["head"], model.head(x[mask]))
+
+
+class Selects(nn.Module):
+    """Computes for real, because a number decides; `keep` is a layer that keeps what it has computed."""
+
+    def __init__(self, keep: nn.Module) -> None:
+        super().__init__()
+        self.keep = keep
+        self.head = nn.Linear(WIDTH, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kept = self.keep(x)
+        return self.head(kept) if kept.sum().item() > -1e9 else kept
+
+
+class KeepsTable(nn.Module):
+    table: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.table = torch.ones(x.shape[1])
+        return x[x.mean(1) > 0] * self.table
+
+
+class Counts(nn.Module):
+    calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x[x.mean(1) > 0]
+
+
+class ReadsCalls(Selects):
+    """Does something else in every second call, by a count that a layer keeps."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * (1.0 if self.keep.calls % 2 else 0.5)
+
+
+def test_second_call_of_a_model_that_runs_for_real_needs_no_values(runs: Callable[[], list[str]]) -> None:
+    model, x = Selects(KeepsTable()).eval(), torch.randn(ROWS, WIDTH)
+    extractor = featx.create_feature_extractor(model, ["head"], example_inputs=x, check_sizes="none")
+    assert [run for run in runs() if "second call" in run or "first call" in run] == []
+    assert torch.equal(extractor(x)["head"], model(x))
+
+
+def test_state_of_a_model_that_runs_for_real_is_found() -> None:
+    with pytest.raises(featx.TraceError):
+        featx.trace(ReadsCalls(Counts()).eval(), torch.randn(ROWS, WIDTH))

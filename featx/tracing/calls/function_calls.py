@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from featx.errors import TraceError
+from featx.ir.effects import Effects
 from featx.ir.node import Node
 from featx.tracing.calls.measured_calls import MeasuredCalls
 from featx.tracing.calls.torch_calls import TorchCalls
@@ -50,7 +52,7 @@ class FunctionCalls:
         """Answer a call of a function that is one node, of a cached one, of `math`, `int`, `float` or `len`."""
         if isinstance(function, functools._lru_cache_wrapper):
             # Past the cache, which must not keep a tensor of this trace.
-            result = function.__wrapped__(*args, **kwargs)
+            result = self._call_cached(function.__wrapped__, args, kwargs)
             self._surroundings.caches.watch(result)
             return result
         if function is torch.is_grad_enabled:
@@ -82,6 +84,18 @@ class FunctionCalls:
             (value,) = args
             return value.shape[0] if isinstance(value, torch.Tensor) and value.dim() else len(value)
         return self._as_one_node(function, args, kwargs)
+
+    def _call_cached(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        last = next(iter(reversed(self._recorder.graph.nodes)), None)
+        result = function(*args, **kwargs)
+        added = itertools.takewhile(lambda node: node is not last, reversed(self._recorder.graph.nodes))
+        effects = Effects(self._recorder.graph)
+        if any(effects.of(node).is_random for node in added):
+            raise Untraceable(
+                f"the cached function {function.__name__} draws random numbers, which a graph would draw at each call,",
+                advice="draw them in __init__, and keep them in a buffer",
+            )
+        return result
 
     def _as_one_node(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         recorder = self._recorder

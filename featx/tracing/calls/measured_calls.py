@@ -46,6 +46,7 @@ class MeasuredCalls:
         self._replica = replica
         self._hooked = model_context.hooked
         self._missed_writes = model_context.possible_writes
+        self.context = model_context
 
     def has_hooks(self, path: str) -> bool:
         """Say whether the module at `path`, or one inside it, has forward hooks."""
@@ -102,10 +103,12 @@ class MeasuredCalls:
 
     def _result_of(self, call: Callable[[], Any], is_measured: bool) -> Any:
         whole = self._recorder.whole
+        self.context.check_numbers()  # those that the code around the call has changed
         try:
             with whole:
                 return call()
         finally:
+            self.context.accept_numbers()
             # Whatever the call did to the generator, it will do again.
             if whole.draws:
                 self._torch_calls.note_draw()

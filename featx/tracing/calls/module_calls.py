@@ -201,6 +201,7 @@ class ModuleCalls:
                 raise
             # The nodes that were recorded inside are erased, and the module becomes one node.
             attempt.roll_back(module)
+            self._measured.context.accept_numbers()
             self._caller, self._torch_calls.unseen, self.failed_module_path = caller, None, ""
             counts_inside, self._counts_inside = self._counts_inside, True
             try:

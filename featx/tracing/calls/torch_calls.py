@@ -69,6 +69,7 @@ class TorchCalls:
         self.value_log = ValueLog()
         self.generator = TorchGenerator()
         self.kernels = Kernels(self._on_unseen_kernel, on_write, recorder.note_dynamic_shape)
+        recorder.stand_ins.shapes = self.kernels.shapes
         self.questions = TensorReads(recorder, results, self.value_log, self.execute)
         self.unseen: Untraceable | None = None
         # Whether an opened module has given a tensor other memory.
@@ -189,8 +190,7 @@ class TorchCalls:
         if recorder.stand_ins.writes_model(function, args, kwargs):
             recorder.whole.writes_model = True
         if recorder.is_real:
-            if recorder.numbers.expected is not None:
-                args, kwargs = plain_numbers((args, kwargs))
+            args, kwargs = plain_numbers((args, kwargs))  # some kernels convert numbers, which would fix them
             result = function(*args, **kwargs)
             if facts_of(name).reads_values:
                 self.value_log.note(name, result)

@@ -7,12 +7,15 @@ from types import FunctionType
 from typing import Any
 
 import torch
+from torch import nn
 
 from featx.ir.ancestors import with_ancestors
+from featx.ir.effects import Effects
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.tracing.recording.lineage import Origin, node_behind
 from featx.tracing.side_effects.forward_side_effects import depends_on_inputs
+from featx.tree import tree_leaves
 
 # By the id of a tensor that has lived on: where the first call had it from.
 Origins = Mapping[int, Origin]
@@ -37,6 +40,17 @@ def differ_only_by_caches(first: Graph, second: Graph, origins: Origins, wanted:
     missing = [node for node in wanted if values.number_of(node) not in computed]
     computes_more = max(computed, default=0) >= numbers_of_first
     return not missing or (not computes_more and with_ancestors(map(node_behind, origins.values())).issuperset(missing))
+
+
+def keeps_drawn_numbers(first: Graph, second: Graph, origins: Origins, root: nn.Module) -> bool:
+    """Say whether `second` uses random numbers that the first call has drawn: a graph would draw them anew.
+
+    `root` has the modules that the graphs call. O(nodes + edges).
+    """
+    leaves = (leaf for node in second.nodes for leaf in tree_leaves((node.args, node.kwargs)))
+    used = {id(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)} & origins.keys()
+    effects = Effects(first, root)
+    return any(effects.of(node).is_random for node in with_ancestors(node_behind(origins[each]) for each in used))
 
 
 class _Values:

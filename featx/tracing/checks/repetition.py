@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from featx.errors import TraceError
 from featx.ir.equality import first_difference, is_same_graph
 from featx.ir.graph import Graph
-from featx.tracing.checks.filled_caches import differ_only_by_caches
+from featx.tracing.checks.filled_caches import differ_only_by_caches, keeps_drawn_numbers
 from featx.tracing.checks.opaque_differences import differ_only_inside_opaque
 from featx.tracing.example.conditions import Conditions, RequestedNodeFinder
 from featx.tracing.example.trace import ExampleTrace
@@ -49,6 +50,8 @@ def check_repeats(
     repeats = _repeats(tracer, args, kwargs, trace)
     if repeats:
         return True
+    if trace.is_real and _repeats_without_values(tracer, args, kwargs, trace, find_requested):
+        return False
     first = trace
     with _observing_autocast(tracer) as newly_observed:
         for attempt in range(ATTEMPTS):
@@ -88,6 +91,35 @@ def _repeats(tracer: ExampleTracer, args: Any, kwargs: Any, trace: ExampleTrace)
         return trace.repeats(args, kwargs)
 
 
+def _repeats_without_values(
+    tracer: ExampleTracer, args: Any, kwargs: Any, trace: ExampleTrace, find_requested: Any
+) -> bool:
+    """Say whether two calls without values do what a trace for real did, of which they are told the values it read.
+
+    They take a small part of its time. The graph checks when it runs that it reads the same values, so what is left to
+    compare is the state of Python. False if a call needs further values, or is not the same.
+    """
+    conditions = Conditions(
+        "a first call without values, to be compared", False, trace.gradients, earlier=trace, is_complete=True
+    )
+    try:
+        first = tracer.run_once(trace.model_context, args, kwargs, find_requested, conditions)
+    except (Diverged, ThreadInterference, NeedsRealValues, Exception):
+        return False
+    try:
+        if not is_same_graph(first.graph, trace.graph) or first.checks.kept_input_message is not None:
+            return False
+        again = replace(conditions, reason="a second call without values, to be compared", before=first)
+        second = tracer.run_once(trace.model_context, args, kwargs, find_requested, again)
+        is_same = is_same_graph(second.graph, trace.graph)
+        second.drop_replica()
+        return is_same
+    except (Diverged, ThreadInterference, NeedsRealValues, Exception):
+        return False
+    finally:
+        first.drop_replica()
+
+
 def _name(trace: ExampleTrace) -> str:
     return type(trace.model_context.traced).__name__
 
@@ -107,6 +139,11 @@ def _check_traces(
         if trace.checks.kept_input_message is not None:
             raise TraceError(
                 f"cannot trace {name}: {trace.checks.kept_input_message}, and runs other operations in the next call"
+            )
+        if keeps_drawn_numbers(trace.graph, second.graph, trace.origins(), trace.replica.root):
+            raise TraceError(
+                f"cannot trace {name}: forward draws random numbers in its first call and keeps them for later calls, "
+                "and a graph would draw them anew. To go on, draw them in __init__, and keep them in a buffer."
             )
         wanted = find_requested(trace.graph, "") if find_requested else ()
         is_cached = differ_only_by_caches(trace.graph, second.graph, trace.origins(), wanted)

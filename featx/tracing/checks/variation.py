@@ -34,8 +34,6 @@ from featx.tracing.signals import NeedsRealValues, ThreadInterference
 from featx.tracing.stand_ins.stand_ins import keeps_values
 
 _RUNS_ALONE = 3
-# A model that computes more elements than these takes seconds for each run.
-_ELEMENTS_OF_A_LARGE_RUN = 200_000_000
 _CHANNELS_OF_IMAGES = (1, 3, 4)
 # A dimension of an input: the id of the tensor, and the position.
 Dim = tuple[int, int]
@@ -74,7 +72,7 @@ class Variation:
         self._example = (args, dict(kwargs))
         self._trace = trace
         self._wanted_in = find_requested
-        self._is_large = trace.computed_elements >= _ELEMENTS_OF_A_LARGE_RUN
+        self._is_large = trace.is_large
         # How many more whole runs for real may try one dimension that is not the first.
         self._runs_left = 0 if self._is_large else _RUNS_ALONE
         # For groups that the model takes at some other sizes only: the size to try.

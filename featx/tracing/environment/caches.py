@@ -1,7 +1,8 @@
 """Keep a trace out of the caches and counters that a model's code has outside its modules.
 
-Functions cached by size, dicts and lists of a Python module or a class live on after the trace; a tensor without values
-that stayed in one would break the model for good, and a call that was counted would change what it does next.
+Functions cached by size, dicts and lists of a Python module or a class, default arguments and variables of closures
+live on after the trace; a tensor without values that stayed in one would break the model for good, and a call that was
+counted would change what it does next.
 """
 
 from __future__ import annotations
@@ -11,18 +12,20 @@ import gc
 import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from types import FunctionType, MethodType, ModuleType
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any, cast
 
 import torch
 
 from featx.tracing.guards.scalars import TracedFloat, TracedInt
 from featx.tracing.objects.containers import containers_in, copy_of
+from featx.tree import tree_leaves
 
 _CACHED = functools._lru_cache_wrapper
 # How deep in the result of a cached function a tensor may lie.
 _NESTING = 3
 _METHODS = (MethodType, staticmethod, classmethod)
+_EMPTY = object()
 _NUMBERS = frozenset({bool, int, float})
 
 
@@ -30,15 +33,20 @@ class Caches:
     """The caches that `namespaces` (globals of Python modules) and `kinds` (classes) name.
 
     `restore` puts them back: a cached function that was called with something new is emptied, and dicts, lists and
-    plain objects hold again what they held where a number changed, or where a tensor of the trace came in. O(names).
+    plain objects hold again what they held where a number changed, or where a tensor of the trace came in. A second
+    call that is compared with the first one finds there what that has left (`put_left`). O(names).
     """
 
     def __init__(self, namespaces: Iterable[dict[str, Any]], kinds: Iterable[type]) -> None:
         self._functions: dict[int, tuple[Any, int]] = {}
         self._holders: list[_Holder] = []
+        # What calls have left of their tensors, in which holder, and the ids of those tensors.
+        self._left: list[tuple[_Holder, dict[Any, Any]]] = []
+        self._left_tensors: set[int] = set()
         bases = {base for kind in kinds for base in kind.__mro__}
         classes = {id(members): (base, members) for base, members in ((base, dict(vars(base))) for base in bases)}
         values: list[Any] = []
+        functions: list[FunctionType] = []
         # The ids of the globals and classes.
         self.namespaces: set[int] = set()
         for namespace in _own_code([*namespaces, *(members for _, members in classes.values())]):
@@ -51,8 +59,15 @@ class Caches:
                     value = value.fget
                 if isinstance(value, _CACHED):
                     self._functions[id(value)] = (value, value.cache_info().misses)
+                elif isinstance(value, FunctionType):
+                    functions.append(value)
                 elif not name.startswith("__"):
                     values.append(value)
+        for function in _with_functions_inside(functions):
+            cells = function.__closure__ or ()
+            self._holders += map(_Cell, zip(function.__code__.co_freevars, cells, strict=True))
+            values += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), function.__dict__]
+            values += map(_contents, cells)
         containers = (container for container in containers_in(values) if not isinstance(container, set))
         self._holders += map(_Holder, containers)
 
@@ -63,6 +78,11 @@ class Caches:
     def changed_number(self) -> str | None:
         """Say which number the code has changed, by its key or name; None where there is none."""
         return next((repr(key) for holder in self._holders for key in holder.changed_numbers()), None)
+
+    def accept_numbers(self) -> None:
+        """Take the numbers as they are now for unchanged: a call that is one node has changed them, and will again."""
+        for holder in self._holders:
+            holder.accept_numbers()
 
     def are_untouched(self) -> bool:
         """Say whether all of them are as they were, so that this may serve another trace. O(names), and fast."""
@@ -80,8 +100,24 @@ class Caches:
             if function.cache_info().misses != misses:
                 function.cache_clear()
                 self._functions[key] = (function, 0)
+
+        def is_of_call(tensor: torch.Tensor) -> bool:
+            return id(tensor) in self._left_tensors or is_of_trace(tensor)
+
         for holder in self._holders:
-            holder.restore(functools.partial(_holds_of_trace, is_of_trace))
+            left = holder.restore(functools.partial(_holds_of_trace, is_of_call))
+            if left:
+                self._left.append((holder, left))
+                self._left_tensors.update(id(leaf) for leaf in tree_leaves(left) if isinstance(leaf, torch.Tensor))
+
+    def put_left(self) -> None:
+        """Put back what calls have left, for the next call on their replica; `restore` removes it again."""
+        for holder, left in self._left:
+            holder.put(left)
+
+    def forget_left(self) -> None:
+        """Forget what calls have left: a call on another replica follows."""
+        self._left, self._left_tensors = [], set()
 
 
 def _holds_of_trace(is_of_trace: Callable[[torch.Tensor], bool], value: Any) -> bool:
@@ -110,6 +146,8 @@ class _Holder:
     def __init__(self, value: Any) -> None:
         self._value = value
         self._before = self._now()
+        # What it held when numbers were accepted last.
+        self._accepted: dict[Any, Any] | None = None
 
     def _now(self) -> dict[Any, Any]:
         value = self._value
@@ -127,30 +165,49 @@ class _Holder:
         return len(values) == len(self._before) and all(map(operator.is_, values, self._before.values()))
 
     def changed_numbers(self) -> list[Any]:
-        """Return the keys at which a number was changed, added or taken away."""
+        """Return the keys at which a number was changed, added or taken away, since numbers were accepted last."""
         if self.is_untouched():
             return []
-        before, now = self._before, self._now()
+        return self._changed_since(self._before if self._accepted is None else self._accepted)
+
+    def accept_numbers(self) -> None:
+        """Take numbers as they are now for unchanged."""
+        if not self.is_untouched():
+            self._accepted = self._now()
+
+    def _changed_since(self, before: dict[Any, Any]) -> list[Any]:
+        now = self._now()
         return [
             key
             for key in {**before, **now}
             if now.get(key) is not before.get(key) and _is_other_number(now.get(key), before.get(key))
         ]
 
-    def restore(self, holds_of_trace: Callable[[Any], bool]) -> None:
-        """Put back what was there where a number changed, or where something of a trace is now."""
+    def restore(self, holds_of_trace: Callable[[Any], bool]) -> dict[Any, Any]:
+        """Put back what was there where a number changed or something of a trace is now. Return what is of a trace."""
         if self.is_untouched():
-            return
-        keys = [key for key, item in self._now().items() if item is not self._before.get(key) and holds_of_trace(item)]
-        keys += self.changed_numbers()
+            return {}
+        now = self._now()
+        left = {key: item for key, item in now.items() if item is not self._before.get(key) and holds_of_trace(item)}
+        keys = [*left, *self._changed_since(self._before)]
+        self._accepted = None
         if keys and isinstance(self._value, list):
             self._value[:] = self._before.values()
-            return
+            return now if left else {}
         for key in keys:
             if key in self._before:
                 self._put(key, self._before[key])
             else:
                 self._drop(key)
+        return left
+
+    def put(self, items: dict[Any, Any]) -> None:
+        """Put items there; a list holds nothing else then."""
+        if isinstance(self._value, list):
+            self._value[:] = items.values()
+            return
+        for key, item in items.items():
+            self._put(key, item)
 
     def _put(self, key: Any, item: Any) -> None:
         if isinstance(self._value, type):
@@ -163,6 +220,50 @@ class _Holder:
             delattr(self._value, key)
         else:
             del self._value[key]
+
+
+class _Cell(_Holder):
+    """A variable of a function around another one, to which that one may assign."""
+
+    def __init__(self, variable: tuple[str, CellType]) -> None:
+        self._name, self._cell = variable
+        super().__init__(self._cell)
+
+    def _now(self) -> dict[Any, Any]:
+        return {self._name: _contents(self._cell)}
+
+    def is_untouched(self) -> bool:
+        return _contents(self._cell) is self._before[self._name]
+
+    def _put(self, key: Any, item: Any) -> None:
+        if item is _EMPTY:
+            del self._cell.cell_contents
+        else:
+            self._cell.cell_contents = item
+
+
+def _contents(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # a variable that has no value yet
+        return _EMPTY
+
+
+def _with_functions_inside(functions: Iterable[FunctionType]) -> Iterator[FunctionType]:
+    """Yield functions and those that their closures hold, such as what a decorator has wrapped, each once."""
+    pending, seen = list(functions), set[int]()
+    while pending:
+        function = pending.pop()
+        if id(function) in seen or _is_of_library(function):
+            continue
+        seen.add(id(function))
+        yield function
+        pending += [each for each in map(_contents, function.__closure__ or ()) if isinstance(each, FunctionType)]
+
+
+def _is_of_library(function: FunctionType) -> bool:
+    package = str(function.__module__).partition(".")[0]
+    return package in ("torch", "featx") or package in sys.stdlib_module_names
 
 
 def _is_other_number(now: object, before: object) -> bool:

@@ -45,6 +45,8 @@ class Conditions:
         disguise: what C code sees in place of the numbers that are others than in `earlier`.
         disguised: positions of further numbers that are disguised.
         dtype: the dtype that floating-point weights and buffers are taken to be of, in a trace without values.
+        is_complete: a run that is compared with `earlier` goes to its end, and another call on its replica may follow;
+            otherwise it ends when all that is needed is recorded, and drops its replica.
         before: this is the next call on the replica of that trace, which must not have been dropped.
     """
 
@@ -55,7 +57,13 @@ class Conditions:
     disguise: Disguise = disguise_as_larger
     disguised: frozenset[int] = frozenset()
     dtype: torch.dtype | None = None
+    is_complete: bool = False
     before: ExampleTrace | None = None
+
+    @property
+    def drops_replica(self) -> bool:
+        """Whether the replica is of no use when the run is over."""
+        return self.earlier is not None and self.before is None and not self.is_complete
 
     @property
     def is_further(self) -> bool:

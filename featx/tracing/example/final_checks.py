@@ -15,7 +15,7 @@ from featx.tracing.recording.recorder import Recorder
 from featx.tracing.recording.results import Results
 from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.side_effects.state_checks import StateChecks
-from featx.tracing.signals import ThreadInterference, UnsupportedSideEffect
+from featx.tracing.signals import NeedsNumberChecks, ThreadInterference, UnsupportedSideEffect
 from featx.tracing.source.state_writes import StateWrite, missed_state_writes
 from featx.tracing.source.syntax_queries import asks_for_key
 
@@ -47,6 +47,7 @@ class FinalChecks:
         Raises:
             UnsupportedSideEffect: it has.
             ThreadInterference: another thread may have.
+            NeedsNumberChecks: it has changed a number outside of its modules.
         """
         self._state_checks.check_all()
         self._check_objects()
@@ -58,9 +59,9 @@ class FinalChecks:
             raise UnsupportedSideEffect(
                 "forward draws from a random generator of Python or numpy without using a global name"
             )
-        number = self._context.caches.changed_number()
-        if number is not None:
-            raise UnsupportedSideEffect(f"forward changes the number {number} in its Python file or in a class")
+        if not self._context.checks_numbers and self._context.caches.changed_number() is not None:
+            raise NeedsNumberChecks
+        self._context.check_numbers()
 
     def codes_that_ran(self) -> set[CodeType]:
         """Return the code that has called torch, and that of opened modules."""

@@ -33,7 +33,7 @@ def run_plainly(
     bound = inspect.signature(around.function).bind(*args, **kwargs)
     for name, value in bound.arguments.items():
         bound.arguments[name] = copy_structure(value, _copied)
-    around.refresh_caches()
+    around.refresh_caches(forget_left=True)
     try:
         with kernels:
             root(*bound.args, **bound.kwargs)

@@ -7,13 +7,27 @@ from collections.abc import Collection
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.replica.model_context import ModelContext, ModelTensors
 from featx.tracing.replica.replica import NeedsHookDicts, Replica, WritesSharedTensor
-from featx.tracing.signals import NeedsConversionTracking, NeedsSharedInputs, ReadOrderUnknown
+from featx.tracing.signals import NeedsConversionTracking, NeedsNumberChecks, NeedsSharedInputs, ReadOrderUnknown
 
 # The path of a module, and the name of an attribute of it.
 Attribute = tuple[str, str]
-Restart = NeedsConversionTracking | WritesSharedTensor | NeedsHookDicts | ReadOrderUnknown | NeedsSharedInputs
+Restart = (
+    NeedsConversionTracking
+    | WritesSharedTensor
+    | NeedsHookDicts
+    | ReadOrderUnknown
+    | NeedsSharedInputs
+    | NeedsNumberChecks
+)
 # What a run raises that has to be set up differently.
-RESTARTS = (NeedsConversionTracking, WritesSharedTensor, NeedsHookDicts, ReadOrderUnknown, NeedsSharedInputs)
+RESTARTS = (
+    NeedsConversionTracking,
+    WritesSharedTensor,
+    NeedsHookDicts,
+    ReadOrderUnknown,
+    NeedsSharedInputs,
+    NeedsNumberChecks,
+)
 
 
 class RunSetup:
@@ -59,6 +73,8 @@ class RunSetup:
             self._copied = "all"
         elif isinstance(restart, NeedsHookDicts):
             self._own_hooks = True
+        elif isinstance(restart, NeedsNumberChecks):
+            context.checks_numbers = True
         elif isinstance(restart, NeedsSharedInputs):
             self._share_stand_ins = True
         else:  # where forward reads it ahead of that, it will be missing

@@ -68,6 +68,7 @@ class SecondCall:
         context, replay = self._context, self._replay
         modes = ThreadModes()
         self._restorers = [self._restore_caches, context.passing.uninstall, modes.leave]
+        context.caches.put_left()
         intercept(self._replica.paths, self._on_module)
         context.passing.install(_refuse_draw, replay.on_wrapped, self._recorder.numbers.names_to_follow())
         modes.leave_inference_mode()

@@ -58,6 +58,8 @@ from featx.tree import tree_leaves
 
 _ABSENT = object()
 
+_ELEMENTS_OF_A_LARGE_RUN = 200_000_000
+
 
 class ExampleTrace:
     """One run of a model on an example.
@@ -86,6 +88,7 @@ class ExampleTrace:
         self.replica, self.tensors = replica
         self.is_real, self.gradients = conditions.is_real, conditions.gradients
         self._settings = settings
+        self._is_first_call = conditions.before is None
         self._saved_globals = SavedGlobals(model_context.global_tensors)
         recorder = self.recorder = Recorder(
             model_context, self.replica, self.tensors.paths, is_real=self.is_real, keep_source=settings.keep_source
@@ -93,9 +96,7 @@ class ExampleTrace:
         results = self._results = Results(recorder)
         on_write = self._model_writes(model_context).on_write if self.is_real else None
         self._torch_calls = TorchCalls(recorder, results, on_write, self._saved_globals)
-        self.checks = StateChecks(
-            recorder, self._torch_calls.check_module, self.replica.paths, model_context.assigned_to_others
-        )
+        self.checks = StateChecks(recorder, self._check_module, self.replica.paths, model_context.assigned_to_others)
         self.checks.opened_modules.add(self.replica.root)
         measured = MeasuredCalls(recorder, results, self._torch_calls, model_context, self.replica)
         self._module_calls = ModuleCalls(
@@ -118,6 +119,10 @@ class ExampleTrace:
     def _model_writes(self, model_context: ModelContext) -> ModelWrites:
         return ModelWrites(self.recorder, model_context.memories, set(map(memory_of, self.tensors.all)))
 
+    def _check_module(self) -> None:
+        self._torch_calls.check_module()
+        self.model_context.check_numbers()
+
     def _apply(self, conditions: Conditions) -> None:
         recorder, earlier, before = self.recorder, conditions.earlier, conditions.before
         self.numbers.converting = self.model_context.converting
@@ -139,7 +144,7 @@ class ExampleTrace:
                 self._torch_calls.kernels.shapes.expect(earlier._torch_calls.kernels.shapes.found)
             # It ends where it does more. What is recorded and taken back counts for a while.
             recorder.most_nodes = 2 * len(earlier.graph.nodes) + 1000
-            recorder.needed = earlier.needed
+            recorder.needed = None if conditions.is_complete else earlier.needed
             # This one may end ahead of the code that tells.
             self.inputs.are_compared = earlier.needed is not None and earlier.inputs.are_compared
 
@@ -169,9 +174,9 @@ class ExampleTrace:
         return self.recorder.autocast_modes.has_ambiguous_dtype
 
     @property
-    def computed_elements(self) -> int:
-        """How many elements of tensors a run for real has computed."""
-        return self._torch_calls.kernels.elements
+    def is_large(self) -> bool:
+        """Whether it was a run for real that has computed so much that a run of the model takes seconds."""
+        return self._torch_calls.kernels.elements >= _ELEMENTS_OF_A_LARGE_RUN
 
     @property
     def gradient_checks(self) -> list[Node]:
@@ -258,7 +263,7 @@ class ExampleTrace:
         modes = ThreadModes()
         hook = self._observers.hook(has_values=has_values)
         generators = SharedGenerators()
-        around.refresh_caches()
+        around.refresh_caches(forget_left=self._is_first_call)
         self._restorers += [
             hook.stop, generators.restore, self._torch_calls.generator.restore, self._saved_globals.restore,
             self._restore_caches, around.passing.uninstall, modes.leave,
@@ -268,6 +273,8 @@ class ExampleTrace:
             record_mode_reads(self.replica.paths, self._settings.reads)
         intercept(self.replica.paths, self._module_calls.on_call)
         self._remove_absent()
+        if not self._is_first_call:
+            around.caches.put_left()
         self._observers.start(hook)
         functions = self._function_calls
         around.passing.install(functions.on_draw, functions.on_call, self.numbers.names_to_follow())

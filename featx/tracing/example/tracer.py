@@ -184,7 +184,7 @@ class ExampleTracer:
         try:
             try:
                 trace = self._run_until_done(around, args, kwargs, find_requested, conditions)
-                if not self.keeps_replicas or (conditions.earlier is not None and conditions.before is None):
+                if not self.keeps_replicas or conditions.drops_replica:
                     trace.drop_replica()
             except KeyboardInterrupt as error:
                 free_frames(error)
@@ -223,6 +223,8 @@ class ExampleTracer:
             try:
                 with self.log.run(_name(around.traced), conditions.reason, is_real=conditions.is_real):
                     trace.run(args, kwargs, find_requested)
+                if trace.is_large:
+                    around.follow_all_conversions()
                 return trace
             except (AttributeError, AssertionError, NameError) as error:
                 missing = setup.absent_named(getattr(error, "name", None))
@@ -239,6 +241,8 @@ class ExampleTracer:
                 if before is not None:  # a call that has been broken off cannot come again on the same replica
                     raise Diverged from error
                 setup.change(error, around)
+                if trace.is_large:
+                    around.follow_all_conversions()
             except ThreadInterference as error:
                 self._note_interference(error)
                 if before is not None:  # its replica has been called by then

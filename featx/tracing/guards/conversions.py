@@ -9,19 +9,19 @@ from __future__ import annotations
 import ast
 import linecache
 from collections.abc import Iterator
-from types import FrameType
+from typing import Any
 
 from featx.tracing.source.parsing import parse
 
 CONVERSIONS = ("int", "float", "len")
 
 
-def converts_by_calls_alone(frame: FrameType) -> bool:
-    """Say whether all functions in the file of `frame` use these names only for calls, or in isinstance().
+def converts_by_calls_alone(filename: str, namespace: dict[str, Any]) -> bool:
+    """Say whether all functions in the file with these globals use these names only for calls, or in isinstance().
 
     Parses the file.
     """
-    lines = linecache.getlines(frame.f_code.co_filename, frame.f_globals)
+    lines = linecache.getlines(filename, namespace)
     file = parse("".join(lines))
     if file is None:
         return False

@@ -112,7 +112,7 @@ class Numbers:
         frame = self._recorder.model_frame()
         if frame is None or any(frame.f_globals is known for known in self.converting):
             return
-        if converts_by_calls_alone(frame):
+        if converts_by_calls_alone(frame.f_code.co_filename, frame.f_globals):
             raise NeedsConversionTracking(frame.f_globals)
 
     def is_message(self) -> bool:

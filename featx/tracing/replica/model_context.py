@@ -19,9 +19,11 @@ from featx.tracing.environment.pass_through import PassThroughs
 from featx.tracing.environment.profile_hook import is_threading_object
 from featx.tracing.environment.recursion import nesting_depth_of
 from featx.tracing.environment.wrapping import find_names_to_replace, globals_of
+from featx.tracing.guards.conversions import converts_by_calls_alone
 from featx.tracing.objects.module_tree import tensors_of, walk_modules
 from featx.tracing.replica.modules import has_hooks, has_own_call
 from featx.tracing.replica.replica import Replica, replica_of
+from featx.tracing.signals import UnsupportedSideEffect
 from featx.tracing.source.possible_writes import PossibleWrites
 from featx.tree import tree_leaves
 
@@ -84,6 +86,8 @@ class ModelContext:
         places = find_names_to_replace(
             self.namespaces, modules, functions, is_recording=True, follows_marked=follows_wrapped
         )  # fmt: skip
+        # Whether each module is asked what numbers of the files it has changed; traces find out that it is needed.
+        self.checks_numbers = False
         self.passing = PassThroughs(places)
         self.caches = Caches(self.namespaces, self.kinds)
 
@@ -97,8 +101,40 @@ class ModelContext:
         """Whether the files of the model name something of threads or processes."""
         return any(is_threading_object(value) for namespace in self.namespaces for value in list(namespace.values()))
 
-    def refresh_caches(self) -> None:
-        """Let `caches` tell what they hold now, ahead of a trace. O(names), and fast where nothing has changed."""
+    def follow_all_conversions(self) -> None:
+        """Follow `int`, `float` and `len` in all files of the model where that can be done. Parses the files.
+
+        For a model that takes long to run: a run that finds out about one file starts again.
+        """
+        for namespace in self.namespaces:
+            file = namespace.get("__file__")
+            is_known = any(namespace is known for known in self.converting)
+            if isinstance(file, str) and not is_known and converts_by_calls_alone(file, namespace):
+                self.converting.append(namespace)
+
+    def check_numbers(self) -> None:
+        """Raise if the module whose forward is over has changed a number of its file, where that is checked.
+
+        Raises:
+            UnsupportedSideEffect: it has.
+        """
+        number = self.caches.changed_number() if self.checks_numbers else None
+        if number is not None:
+            raise UnsupportedSideEffect(f"forward changes the number {number} in its Python file or in a class")
+
+    def accept_numbers(self) -> None:
+        """Take note that a call which is one node may have changed numbers: it will do so again."""
+        if self.checks_numbers:
+            self.caches.accept_numbers()
+
+    def refresh_caches(self, *, forget_left: bool) -> None:
+        """Let `caches` tell what they hold now, ahead of a trace. O(names), and fast where nothing has changed.
+
+        Args:
+            forget_left: forget what earlier calls have left there.
+        """
+        if forget_left:
+            self.caches.forget_left()
         if not self.caches.are_untouched():
             self.caches = Caches(self.namespaces, self.kinds)
 

@@ -7,7 +7,8 @@ with values found. Code that depends on their number shows in a run of its own, 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -42,6 +43,15 @@ class DynamicShapes:
         """Take the lengths of this run, which has no values, from those of an earlier one."""
         self._expected = deque(earlier)
         self.are_expected = bool(self._expected)
+
+    @contextmanager
+    def peeking(self) -> Generator[None]:
+        """Take the expected lengths for kernels that run again afterwards, with values."""
+        expected = self._expected.copy()
+        try:
+            yield
+        finally:
+            self._expected = expected
 
     def note(self, kernel: Any, result: Any) -> None:
         """Keep the layouts of what a kernel has computed."""

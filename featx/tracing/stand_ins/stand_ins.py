@@ -18,6 +18,7 @@ from featx.ir.memory import memory_of
 from featx.ir.operator_facts import draws_now, facts_of
 from featx.tracing.guards.scalars import TracedFloat, TracedInt, plain_numbers
 from featx.tracing.signals import NeedsRealValues
+from featx.tracing.stand_ins.dynamic_shapes import DynamicShapes
 from featx.tracing.stand_ins.function_shapes import result_of
 from featx.tree import tree_leaves
 
@@ -35,9 +36,14 @@ _MOVES = frozenset({"cpu", "cuda", "xpu"})
 
 
 class StandIns:
-    """The stand-ins of one trace. `owned` are the tensors of the model, by id."""
+    """The stand-ins of one trace. `owned` are the tensors of the model, by id.
+
+    Attributes:
+        shapes: the shapes that depend on values, as an earlier run with values has found them.
+    """
 
     def __init__(self, owned: dict[int, str]) -> None:
+        self.shapes = DynamicShapes()
         self._owned = owned
         # By id: the real tensor, which must stay alive, and what stands for it.
         self._made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -164,7 +170,8 @@ class StandIns:
         if facts_of(function.__name__).reads_values:
             return function(*args, **kwargs)
         try:
-            form = self._run_on(self.new, function, args, kwargs)  # which writes nothing of the trace
+            with self.shapes.peeking():
+                form = self._run_on(self.new, function, args, kwargs)  # which writes nothing of the trace
         except Exception:
             if is_of_values:
                 raise NeedsRealValues from None
