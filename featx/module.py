@@ -33,6 +33,7 @@ from featx.tracing.guards.guards import require_mode
 from featx.tracing.guards.scriptable import require_scriptable
 from featx.tracing.replica.replica import only_sets_flags
 from featx.tracing.symbolic.tracer import Tracer
+from featx.tree import clone_tensors
 
 
 class GraphModule(nn.Module):
@@ -428,7 +429,12 @@ def opened(root: nn.Module, training: bool, args: tuple[Any, ...], kwargs: Mappi
     from featx.codegen.constructors import constructor_of
 
     leaves = {path for path, module in root.named_modules(remove_duplicate=False) if constructor_of(module) is not None}
-    tracer = ExampleTracer(lambda module, path: path in leaves, training=training, follows_wrapped=True)
+    tracer = ExampleTracer(
+        lambda module, path: path in leaves,
+        autowrap_functions=(clone_tensors,),  # of generated code, for values of any structure
+        training=training,
+        follows_wrapped=True,
+    )
     trace, _ = trace_checked(tracer, root, args, kwargs)
     return GraphModule(root, trace.graph, type(root).__name__)
 

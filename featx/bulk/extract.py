@@ -6,7 +6,7 @@ import copy
 import os
 import platform
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
@@ -28,7 +28,7 @@ from featx.bulk.progress import Progress, in_units
 from featx.bulk.ranks import share_of
 from featx.bulk.remote import open_folder
 from featx.bulk.shards import Work, finished
-from featx.bulk.sources import Source, find_source
+from featx.bulk.sources import Rows, Source, find_source
 from featx.bulk.table import FeatureTable, open_features
 from featx.errors import ArgumentTypeError, ExtractionError
 from featx.features.dual import DualGraphModule
@@ -41,6 +41,8 @@ _BYTES_OF_SHARD, _SECONDS_OF_SHARD, _FEWEST_ROWS, _MOST_ROWS, _MOST_SHARDS = 64_
 # More numbers than that in one sample are a map.
 _LARGEST_VECTOR = 16_384
 _TRIED_SAMPLES = 100
+# So many inputs of a data set, whose keys are numbers, tell it from another one.
+_OTHER_SAMPLES = 8
 # Under this name the job file keeps the plan of `featx.optimize`.
 OPTIMIZATION = "optimization"
 _MOST_WORKERS = 8
@@ -140,7 +142,7 @@ def extract(
     one = given[0] if given and not is_list else None
     hands_out = _engine(devices, engine, actors, actor_options)
     _check_present(given)
-    found = find_source(source, column)
+    found = find_source(source, column, has_load=load is not None)
     read = _Read.of(model, transform, load)
     with _modes_kept(model):
         folder = open_folder(output)
@@ -225,6 +227,7 @@ def _do(
     total = sum(len(numbers) for numbers in todo.values())
     needed = total * sum(column.bytes for column in job.columns)
     progress = Progress(total, is_shown=is_shown)
+    progress.say(f"source: {work.samples.kind}")
     progress.say(f"{job.samples} samples, {total} to do: {in_units(needed)} of {in_units(job.bytes)}, as {job.format}")
     progress.say(f"transform: {preprocessing.text}; batch size {work.batch_size}, {work.workers} processes read")
     free = work.folder.free_bytes()
@@ -257,7 +260,14 @@ class _Read:
         return self.preprocessing.early(value)
 
     def _decoded(self, item: Any) -> Any:
-        return item if isinstance(item, torch.Tensor) else decode_image(item)
+        if not isinstance(item, torch.Tensor):
+            return decode_image(item)
+        if self.preprocessing.is_declared:
+            raise ArgumentTypeError(
+                "the samples are tensors, and the preprocessing that the model declares is for images, and normalizes "
+                "them; give transform=torch.nn.Identity() if they are what the model takes, or a transform of tensors"
+            )
+        return item
 
     @property
     def decoder(self) -> str:
@@ -352,7 +362,7 @@ class _SeenSample:
 
     Attributes:
         value: the input.
-        text: the number of the sample, and a hash of the input.
+        text: the number of the sample, and a hash of the input; of a data set of some others too.
     """
 
     value: Any
@@ -367,12 +377,28 @@ class _SeenSample:
         for number in numbers:
             try:
                 value, again = (as_input(read(source.item(number))) for _ in range(2))
+            except ArgumentTypeError:
+                raise
             except Exception as error:  # whatever a file or a function of the user's leads to
                 reasons.append(f"'{source.keys[number]}': {reason_of(error)}")
                 continue
             hashes = {fingerprint(value), fingerprint(again)}
-            return _SeenSample(value, f"{number} {'differs each time' if len(hashes) > 1 else hashes.pop()}")
+            if len(hashes) > 1:
+                return _SeenSample(value, f"{number} differs each time")
+            return _SeenSample(value, " ".join([str(number), hashes.pop(), *_hashes_of_others(source, read)]))
         raise ExtractionError(f"none of the first {len(reasons)} samples of {source.kind} can be read: {reasons[0]}")
+
+
+def _hashes_of_others(source: Source, read: _Read) -> Iterator[str]:
+    """Yield hashes of some inputs of a source whose keys are numbers alone, so that another one has the same keys."""
+    if not isinstance(source, Rows):
+        return
+    count = len(source.keys)
+    for number in sorted({count * part // _OTHER_SAMPLES for part in range(1, _OTHER_SAMPLES)} | {count - 1}):
+        try:
+            yield fingerprint(as_input(read(source.item(number))))
+        except Exception as error:  # it will be a failure
+            yield type(error).__name__
 
 
 def _extractor(

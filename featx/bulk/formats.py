@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,11 +58,13 @@ class Footer:
         rows: how many samples have features in it.
         failures: the samples that failed.
         about: what was given to `write_shard`.
+        checksum: of the keys and values in an Arrow file. Parquet has one for each page.
     """
 
     rows: int
     failures: list[Failure]
     about: dict[str, Any]
+    checksum: int | None = None
 
 
 class ShardWriter(Protocol):
@@ -126,20 +129,49 @@ def read_footer(file: str | BinaryIO, kind: Format) -> Footer:
                 reader = arrow.ipc.open_file(opened)
                 last = reader.get_batch_with_custom_metadata(reader.num_record_batches - 1)
                 found = json.loads(last.custom_metadata[_FOOTER])
+        failures = [(key, why) for key, why in found["failures"]]
+        return Footer(found["rows"], failures, found["about"], found.get("checksum"))
     except (arrow.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
         raise ExtractionError(f"'{file}' is no whole file of features: {error}") from error
-    return Footer(found["rows"], [(key, why) for key, why in found["failures"]], found["about"])
 
 
 def read_table(file: str | BinaryIO, kind: Format) -> Any:
-    """Return the rows of a shard as a pyarrow table; the values of Arrow files stay on disk until they are used."""
+    """Return the rows of a shard as a pyarrow table; the values of Arrow files stay on disk until they are used.
+
+    Raises:
+        ExtractionError: bytes of the file have changed.
+    """
     arrow = require("pyarrow", "pyarrow reads features")
-    if kind == "parquet":
-        parquet = require("pyarrow.parquet", "pyarrow reads features")
-        return parquet.ParquetFile(file, page_checksum_verification=True).read()
-    return arrow.ipc.open_file(
-        arrow.memory_map(file) if isinstance(file, str) else arrow.PythonFile(file, mode="r")
-    ).read_all()
+    parquet = require("pyarrow.parquet", "pyarrow reads features") if kind == "parquet" else None
+    try:
+        if parquet is not None:
+            return parquet.ParquetFile(file, page_checksum_verification=True).read()
+        opened = arrow.memory_map(file) if isinstance(file, str) else arrow.PythonFile(file, mode="r")
+        table = arrow.ipc.open_file(opened).read_all()
+        table.validate(full=True)  # pyarrow reads behind the end of the file otherwise, and the process is lost
+        return table
+    except (arrow.ArrowException, OSError, ValueError) as error:
+        raise ExtractionError(
+            f"'{file}' cannot be read: {' '.join(str(error).split())}; remove that file, and run the job again, which "
+            "computes it again"
+        ) from error
+
+
+def checksum_of(table: Any) -> int:
+    """Return the checksum of the keys and values of a table, or of a batch of its rows. O(bytes)."""
+    checksum = 0
+    for batch in table.to_batches() if hasattr(table, "to_batches") else [table]:
+        checksum = _checksum(batch, checksum)
+    return checksum
+
+
+def _checksum(batch: Any, before: int) -> int:
+    keys, *columns = batch.columns
+    checksum = zlib.crc32("\0".join(keys.to_pylist()).encode(), before)
+    for column in columns:
+        flat = column.flatten() if hasattr(column, "flatten") else column
+        checksum = zlib.crc32(flat.to_numpy(zero_copy_only=False).tobytes(), checksum)
+    return checksum
 
 
 def tensor_of(values: Any, column: Column) -> torch.Tensor:
@@ -175,7 +207,9 @@ class _Writer:
         if self._keys or self._error is not None:
             self._flush(len(self._keys))
         reach("before the footer")
-        footer = {"about": self._about, "rows": self._count, "failures": [list(each) for each in failures]}
+        footer: dict[str, Any] = {"about": self._about, "rows": self._count, "failures": list(map(list, failures))}
+        if isinstance(self._file, _ArrowFile):
+            footer["checksum"] = self._file.checksum
         self._file.close(json.dumps(footer))
         reach("behind the footer")
         return self._count
@@ -226,8 +260,10 @@ class _ArrowFile:
         self._schema = schema
         self._sink = self._arrow.OSFile(str(path), "wb")
         self._writer = self._arrow.ipc.new_file(self._sink, schema)
+        self.checksum = 0
 
     def write(self, batch: Any) -> None:
+        self.checksum = _checksum(batch, self.checksum)
         self._writer.write_batch(batch)
 
     def close(self, footer: str) -> None:

@@ -17,7 +17,8 @@ from featx.bulk.folder import Folder
 from featx.bulk.formats import KEY, Column, Format
 from featx.errors import ExtractionError
 
-JOB_FILE, KEYS_FILE = "_job.json", "_keys.parquet"
+# The list of keys is Parquet under a name that no reader of data sets takes for a part of the features.
+JOB_FILE, KEYS_FILE = "_job.json", "_keys"
 _SHOWN = 200
 
 

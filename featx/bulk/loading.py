@@ -46,6 +46,11 @@ class Samples(Dataset[Any]):
         self._source = source
         self._read = read
 
+    @property
+    def kind(self) -> str:
+        """What the source is, in words."""
+        return self._source.kind
+
     def __getitem__(self, index: int) -> tuple[int, Any]:
         """Return the number of a sample and its input, or what says why there is none."""
         try:

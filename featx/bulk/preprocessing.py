@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -30,6 +30,7 @@ class Preprocessing:
         early: runs in the processes that read samples.
         mean: is taken off by the model's process, from inputs of 0 to 255 that are divided by 255.
         std: divides what is left.
+        is_declared: whether the model declares it, for images; otherwise it is the user's.
         text: what all this is, for people and to compare jobs.
     """
 
@@ -37,6 +38,7 @@ class Preprocessing:
     text: str
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
+    is_declared: bool = False
 
     def late(self, value: torch.Tensor) -> torch.Tensor:
         """Return what the model takes, of a batch that `early` made: bit for bit what ToTensor and Normalize give."""
@@ -59,14 +61,14 @@ def find_preprocessing(model: nn.Module, transform: Callable[[Any], Any] | None)
     if config:
         data: Any = require("timm.data", "timm declares the transform of this model", "timm")
         found = data.create_transform(**data.resolve_model_data_config(model), is_training=False)
-        return _split(found, f"timm's: {text_of(found)}")
+        return replace(_split(found, f"timm's: {text_of(found)}"), is_declared=True)
     name: Any = getattr(getattr(model, "config", None), "_name_or_path", None)
     if name:
         transformers: Any = require("transformers", "transformers declares the processor of this model")
         processor = transformers.AutoImageProcessor.from_pretrained(name)
         early = functools.partial(_processed, processor)
         declared = json.dumps(processor.to_dict(), sort_keys=True, default=str)
-        return Preprocessing(early, f"transformers': {declared}")
+        return Preprocessing(early, f"transformers': {declared}", is_declared=True)
     raise ExtractionError(
         f"{type(model).__name__} does not say how its images are made; give transform=..., such as "
         "weights.transforms() of torchvision, or load=... for what are no images"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tarfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,16 +13,14 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from featx.bulk.extras import require
+from featx.bulk.lists import LISTS, PATH_COLUMNS, SUFFIXES, read_list, values_of
 from featx.errors import ArgumentTypeError, ExtractionError
 
-SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm"})
 _FORMS = (
     "a folder of images or the URL of one, a list of paths or URLs, a .txt, .csv or .parquet file of them, .tar files "
-    "of webdataset, a data set of Hugging Face, or a torch Dataset with a length"
+    "of webdataset, a column of pandas, polars or numpy, a data set of Hugging Face, or a torch Dataset with a length"
 )
-_LISTS = frozenset({".txt", ".csv", ".parquet"})
-# Of the columns of a table, those that hold paths, and of a sample those that hold the image, the first one counts.
-_PATH_COLUMNS = ("path", "url", "file", "file_name", "filename", "image_path", "image")
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S+")
 
 
 class Source(Protocol):
@@ -53,16 +52,20 @@ class Paths:
     def item(self, index: int) -> Any:
         """Return the path, or the open file of a URL."""
         key = self.keys[index]
-        path = key if "://" in key else os.path.join(self.root, key)
-        if "://" not in path:
+        path = key if _is_url(key) else os.path.join(self.root, key)
+        if not _is_url(path):
             return path
         with _opened(path) as file:
             return BytesIO(file.read())
 
 
+def _is_url(text: str) -> bool:
+    return _URL.fullmatch(text) is not None
+
+
 def _opened(path: str) -> Any:
     """Return what opens a file, or what is at a URL."""
-    return require("fsspec", "fsspec reads URLs").open(path, "rb") if "://" in path else open(path, "rb")
+    return require("fsspec", "fsspec reads URLs").open(path, "rb") if _is_url(path) else open(path, "rb")
 
 
 @dataclass(frozen=True)
@@ -98,12 +101,14 @@ class Rows:
         return cast("Sequence[Any]", sample)[0] if isinstance(sample, (tuple, list)) else sample
 
 
-def find_source(source: Any, column: str | None = None) -> Source:
+def find_source(source: Any, column: str | None = None, *, has_load: bool = False) -> Source:
     """Return the samples of what a user names.
 
     Args:
         source: a folder, a file, a list or a data set.
         column: of a table or a data set, the column that has paths or images.
+        has_load: whether a function of the user's makes an input of an item. It gets what a column holds as it is, if
+            the column is named and its name is not that of a column of paths; keys are the numbers of the rows then.
 
     Raises:
         ArgumentTypeError: it is nothing of what is known.
@@ -112,6 +117,8 @@ def find_source(source: Any, column: str | None = None) -> Source:
     found = _source(source, column)
     if not found.keys:
         raise ExtractionError(f"there is nothing to extract in {found.kind}")
+    if has_load and column not in (None, *PATH_COLUMNS) and isinstance(found, Paths):
+        return Rows([str(number) for number in range(len(found.keys))], found.kind, found.keys, None)
     first: dict[str, int] = {}
     for place, key in enumerate(found.keys):
         if first.setdefault(key, place) != place:
@@ -119,12 +126,17 @@ def find_source(source: Any, column: str | None = None) -> Source:
                 f"the key '{key}' stands for two samples of {found.kind}, number {first[key]} and number {place}; "
                 "leave one of them out"
             )
+        if not key.isascii() and any("\udc80" <= each <= "\udcff" for each in key):
+            raise ExtractionError(f"the name {os.fsencode(key)!r} in {found.kind} is not UTF-8; rename that file")
     return found
 
 
 def _source(source: Any, column: str | None) -> Source:
     if isinstance(source, (str, os.PathLike)):
         return _of_path(os.path.expanduser(os.fspath(cast("str | os.PathLike[str]", source))), column)
+    values = values_of(source, column)
+    if values is not None:
+        return _source(values, None)
     if hasattr(source, "__getitem__") and hasattr(source, "__len__") and not isinstance(source, (list, tuple)):
         return _of_dataset(source, column)
     if isinstance(source, Iterable) and not isinstance(source, (bytes, dict)):
@@ -143,10 +155,8 @@ def _source(source: Any, column: str | None) -> Source:
 
 
 def _of_path(path: str, column: str | None) -> Source:
-    if "://" in path and not path.endswith(".tar"):
-        return _of_url(path.rstrip("/"), column)
-    if "://" in path:
-        return _of_tars([path])
+    if _is_url(path):
+        return _of_tars([path]) if path.endswith(".tar") else _of_url(path.rstrip("/"), column)
     place = Path(path)
     if not place.exists():
         raise ExtractionError(f"there is no '{path}'; samples come from {_FORMS}")
@@ -157,8 +167,8 @@ def _of_path(path: str, column: str | None) -> Source:
     suffix = place.suffix.lower()
     if suffix == ".tar":
         return _of_tars([path])
-    if suffix in _LISTS:
-        return Paths(_keys_of_list(path, path, column), f"the list '{path}'", str(place.parent))
+    if suffix in LISTS:
+        return Paths(read_list(path, place.read_bytes(), column), f"the list '{path}'", str(place.parent))
     if suffix in SUFFIXES:
         return Paths([place.name], f"the image '{path}'", str(place.parent))
     raise ExtractionError(f"'{path}' is no list of samples; they come from {_FORMS}")
@@ -166,11 +176,15 @@ def _of_path(path: str, column: str | None) -> Source:
 
 def _of_folder(folder: Path) -> Source:
     found: list[str] = []
+    others = 0
     for root, folders, files in os.walk(folder, followlinks=True):
         folders[:] = [each for each in sorted(folders) if not _leads_back(Path(root, each))]
         inside = Path(root).relative_to(folder)
-        found += [(inside / file).as_posix() for file in files if Path(file).suffix.lower() in SUFFIXES]
-    return Paths(sorted(found), f"the folder '{folder}' ({len(found)} images)", str(folder))
+        images = [file for file in files if Path(file).suffix.lower() in SUFFIXES]
+        found += [(inside / file).as_posix() for file in images]
+        others += len(files) - len(images)
+    left_out = f", {others} other files left out" if others else ""
+    return Paths(sorted(found), f"the folder '{folder}' ({len(found)} images{left_out})", str(folder))
 
 
 def _leads_back(folder: Path) -> bool:
@@ -184,38 +198,15 @@ def _of_url(url: str, column: str | None) -> Source:
     folder = url.rpartition("/")[0]
     try:
         files, root = fsspec.core.url_to_fs(url)
-        if Path(url).suffix.lower() in _LISTS:
+        if Path(url).suffix.lower() in LISTS:
             with files.open(root, "rb") as file:
-                keys = _keys_of_list(url, BytesIO(file.read()), column)
+                keys = read_list(url, file.read(), column)
             return Paths(keys, f"the list '{url}'", folder)
         found: list[str] = [each for each in files.find(root) if Path(each).suffix.lower() in SUFFIXES]
     except (OSError, ValueError, ImportError) as error:
         raise ExtractionError(f"'{url}' cannot be read: {type(error).__name__}: {error}") from error
     keys = sorted(each[len(root) :].lstrip("/") for each in found)
     return Paths(keys, f"the folder '{url}' ({len(keys)} images)", url)
-
-
-def _keys_of_list(path: str, file: Any, column: str | None) -> list[str]:
-    """Return the paths in a list of lines, or in a column of a table.
-
-    Args:
-        path: what it is called.
-        file: what it is read from: a path, or an open file.
-        column: which column; by default one of a usual name.
-    """
-    suffix = Path(path).suffix.lower()
-    if suffix == ".txt":
-        text = Path(file).read_bytes() if isinstance(file, str) else file.read()
-        return [line for line in text.decode().splitlines() if line]
-    if suffix == ".parquet":
-        table = require("pyarrow.parquet", "pyarrow reads Parquet").read_table(file)
-    else:
-        table = require("pyarrow.csv", "pyarrow reads tables").read_csv(file)
-    names: list[str] = table.column_names
-    chosen = column or next((each for each in _PATH_COLUMNS if each in names), names[0] if len(names) == 1 else None)
-    if chosen not in names:
-        raise ExtractionError(f"'{path}' has the columns {', '.join(names)}; say which one has paths, by column=...")
-    return [str(each) for each in table.column(chosen).to_pylist()]
 
 
 def _of_tars(paths: Sequence[str]) -> Source:

@@ -13,19 +13,24 @@ from featx.tree import tree_leaves, tree_map
 
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _SEED = 20_261_124
+_INTEGERS = (torch.int32, torch.int64)
 
 
 def validation_inputs(example: Example) -> dict[str, Example]:
-    """Return further inputs like the example, by what they are. Integers and masks are those of the example.
+    """Return further inputs like the example, by what they are. Masks are those of the example.
 
-    Noise has the mean and the deviation of the example. Where the inputs are images of three channels, there are also
-    photos that scikit-image or scikit-learn ship, if one of these is installed, and else images whose spectrum falls
-    as that of photos does.
+    Noise has the mean and the deviation of the example. Integers, such as token ids, are also put into another order,
+    along the last dimension. Where the inputs are images of three channels, there are also photos that scikit-image or
+    scikit-learn ship, if one of these is installed, and else images whose spectrum falls as that of photos does.
     """
     generator = torch.Generator().manual_seed(_SEED)
-    found = {"noise": _mapped(example, lambda leaf: _noise(leaf, generator))}
-    images = [leaf for leaf in tree_leaves((example.args, example.kwargs)) if _is_image(leaf)]
-    if images:
+    leaves = [leaf for leaf in tree_leaves((example.args, example.kwargs)) if isinstance(leaf, torch.Tensor)]
+    found: dict[str, Example] = {}
+    if any(leaf.is_floating_point() for leaf in leaves):
+        found["noise"] = _mapped(example, lambda leaf: _noise(leaf, generator))
+    if any(map(_are_numbers, leaves)):
+        found["integers in another order"] = _mapped(example, lambda leaf: _in_another_order(leaf, generator))
+    if any(map(_is_image, leaves)):
         name, photos = _photos(generator)
         found[name] = _mapped(example, lambda leaf: _as_batch(photos, leaf) if _is_image(leaf) else leaf)
     return found
@@ -45,6 +50,17 @@ def _noise(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     deviation = real.std() if real.numel() > 1 else torch.ones((), device=value.device)
     drawn = torch.randn(value.shape, generator=generator).to(value.device)
     return (real.mean() + deviation * drawn).to(value.dtype)
+
+
+def _are_numbers(value: torch.Tensor) -> bool:
+    """Say whether a tensor holds integers, and is no mask."""
+    return value.dtype in _INTEGERS and value.numel() > 1 and value.dim() > 0 and int(value.max()) > 1
+
+
+def _in_another_order(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    if not _are_numbers(value):
+        return value
+    return value[..., torch.randperm(value.shape[-1], generator=generator).to(value.device)]
 
 
 def _is_image(value: Any) -> bool:

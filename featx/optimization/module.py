@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,6 +38,7 @@ class OptimizedExtractor(nn.Module):
         self.recipe = recipe
         self.feature_info = infos
         self._dtypes = {key: [_dtype_of(name) for name in names] for key, names in dtypes.items()}
+        self._changes_nothing = recipe == Recipe()
         self._run: Callable[..., Any] | None = None
         self._returns_dict = True
         self.training = False
@@ -57,6 +59,9 @@ class OptimizedExtractor(nn.Module):
         Raises:
             SpecializationError: the model would do something else for this input than was traced.
         """
+        if self._changes_nothing:  # a small network takes no longer than the call of this one
+            with torch.no_grad():
+                return self.extractor(*args, **kwargs)
         with torch.no_grad(), _threads(self.recipe.threads):
             parts = _parts(args, kwargs, self.recipe.rows)
             found = [self._part(*part) for part in parts]
@@ -116,8 +121,14 @@ class OptimizedExtractor(nn.Module):
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> OptimizedExtractor:
         self._run = None  # compiled code holds the tensors of before
+        before = self._dtypes_of_weights()
         super()._apply(fn, recurse)
+        if self._dtypes_of_weights() != before:  # after `float()` or `double()` inputs are taken as they are
+            self.recipe = replace(self.recipe, dtype=None)
         return self
+
+    def _dtypes_of_weights(self) -> set[torch.dtype]:
+        return {weight.dtype for weight in self.parameters() if weight.is_floating_point()}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_run": None}  # compiled anew where it is loaded

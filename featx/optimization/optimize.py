@@ -22,12 +22,14 @@ from featx.optimization.recipe import Recipe
 from featx.optimization.search import Search
 from featx.tree import tree_leaves, tree_map
 
+_TOLERANCE = 1e-2
+
 
 def optimize(
     extractor: nn.Module,
     example_inputs: Any = None,
     *,
-    tolerance: float = 1e-2,
+    tolerance: float | None = None,
     budget: float = 120.0,
     checks: Mapping[str, Any] | None = None,
     int8: bool = False,
@@ -50,11 +52,13 @@ def optimize(
         extractor: what `create_feature_extractor` or `create_backbone` returns, in eval mode.
         example_inputs: a tensor, a tuple of arguments or a dict of inputs by name, of the size and on the device of
             later use; by default the example that the extractor was made with.
-        tolerance: the largest relative error that a feature may have. 0 tries only what gives bit for bit the same.
+        tolerance: the largest relative error that a feature may have, by default 1e-2. 0 tries only what gives bit for
+            bit the same. With a plan it is that of the plan, or the largest error that the plan may have.
         budget: seconds after which nothing more is begun. To compile a large model once may take a minute.
         checks: further inputs on which errors count, by what they are: `{"my photos": batch}`.
         int8: also try linear layers in int8, for which torchao is needed.
         plan: what an earlier call has found, or the file that it was saved to: it is applied, and nothing is measured.
+            Its errors are those that were measured then, with the weights of then.
         progress: show a line on the standard error stream.
 
     Returns:
@@ -63,17 +67,19 @@ def optimize(
     Raises:
         ArgumentTypeError: it is no extractor, or there is no example.
         OptimizationError: the extractor is in train mode, or gives other values in a second call; or the plan was made
-            for other hardware or another extractor.
+            for other hardware or another extractor, has a larger error than `tolerance`, or cannot be read.
     """
     found = _checked(extractor)
-    if not tolerance >= 0 or not budget >= 0:
+    if (tolerance is not None and not tolerance >= 0) or not budget >= 0:
         raise ArgumentTypeError(f"tolerance and budget must be at least 0, got {tolerance} and {budget}")
     example = _example(found, example_inputs)
     if plan is not None:
-        return _applied(found, example, plan if isinstance(plan, Plan) else Plan.load(plan))
+        return _applied(found, example, plan if isinstance(plan, Plan) else Plan.load(plan), tolerance)
     others = {name: as_example(inputs) for name, inputs in (checks or {}).items()}
     shown = Progress(budget, is_shown=progress)
-    module, made = Search(found, example, others, tolerance, budget, int8=int8, progress=shown).run()
+    module, made = Search(
+        found, example, others, _TOLERANCE if tolerance is None else tolerance, budget, int8=int8, progress=shown
+    ).run()
     module.plan = made
     return module
 
@@ -90,8 +96,13 @@ def apply_recipe(extractor: nn.Module, recipe: Recipe, dtypes: dict[str, list[st
     return Builder(found, _example(found, None), dtypes).build(recipe)
 
 
-def _applied(extractor: Extractor, example: Example, plan: Plan) -> OptimizedExtractor:
+def _applied(extractor: Extractor, example: Example, plan: Plan, tolerance: float | None) -> OptimizedExtractor:
     plan.check(extractor)
+    if tolerance is not None and plan.chosen.error > tolerance:
+        raise OptimizationError(
+            f"the plan has an error of {plan.chosen.error:.1e}, and the tolerance is {tolerance:.1e}; optimize without "
+            "the plan, or leave the tolerance out"
+        )
     module = Builder(extractor, example, plan.dtypes).build(plan.recipe)
     module.plan = plan
     return module

@@ -90,7 +90,11 @@ class Plan:
             OptimizationError: the file is no such plan.
         """
         try:
-            return Plan.from_json(json.loads(Path(path).read_text()))
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise OptimizationError(f"the plan '{path}' cannot be read: {error}; Plan.save writes one") from error
+        try:
+            return Plan.from_json(json.loads(text))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise OptimizationError(f"'{path}' is no plan of featx.optimize ({error!r}); optimize anew") from error
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -60,7 +60,7 @@ class Search:
         self._progress = progress
         self._end = time.perf_counter() + budget
         self._wait = waiter_for(tensors_of(extractor))
-        self._inputs = {"the example": example, **validation_inputs(example), **checks}
+        self._inputs = {"the example": example, **self._accepted(validation_inputs(example)), **checks}
         self._expected = {name: self._exact(inputs) for name, inputs in self._inputs.items()}
         self._check_repeats()
         self.dtypes = dtypes_of(self._expected["the example"])
@@ -69,6 +69,17 @@ class Search:
         # The fastest modules within the tolerance, with their trials.
         self._best: list[tuple[Trial, OptimizedExtractor]] = []
         self._seconds_to_compile = _SECONDS_TO_COMPILE
+
+    def _accepted(self, inputs: Mapping[str, Example]) -> dict[str, Example]:
+        """Return the inputs that the exact extractor takes: it may do something else for other values, and refuse."""
+        accepted: dict[str, Example] = {}
+        for name, each in inputs.items():
+            try:
+                self._exact(each)
+            except Exception:  # of featx, or of the model
+                continue
+            accepted[name] = each
+        return accepted
 
     def run(self) -> tuple[OptimizedExtractor, Plan]:
         """Try what may help and return the fastest module, with the plan."""

@@ -225,7 +225,7 @@ def test_an_empty_folder_is_refused(net: Net, tmp_path: Path) -> None:
 
 def test_a_table_without_a_column_of_paths_is_refused(net: Net, tmp_path: Path) -> None:
     (tmp_path / "list.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(featx.ExtractionError, match="has the columns a, b; say which one has paths"):
+    with pytest.raises(featx.ExtractionError, match="has the columns a, b; say which one, by column"):
         run(net, tmp_path / "list.csv", tmp_path / "out")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +187,31 @@ def test_a_plan_is_saved_and_applied(
     assert {key: value.dtype for key, value in again(images).items()} == dict.fromkeys(planned.dtypes, torch.float32)
 
 
+def test_a_plan_with_a_larger_error_than_the_tolerance_is_refused(
+    planned: featx.Plan, extractor: DualGraphModule
+) -> None:
+    plan = replace(planned, chosen=replace(planned.chosen, errors=dict.fromkeys(planned.dtypes, 1e-3)))
+    with pytest.raises(OptimizationError, match=r"the tolerance is 1\.0e-06"):
+        featx.optimize(extractor, plan=plan, tolerance=1e-6)
+    assert featx.optimize(extractor, plan=plan, tolerance=1e-3).recipe == plan.recipe
+
+
+def test_a_plan_that_is_not_there_is_named(extractor: DualGraphModule, tmp_path: Path) -> None:
+    with pytest.raises(OptimizationError, match=r"nothing\.json.* cannot be read"):
+        featx.optimize(extractor, plan=tmp_path / "nothing.json")
+
+
+def test_a_moved_extractor_takes_the_dtype_of_its_weights(
+    planned: featx.Plan, extractor: DualGraphModule, images: torch.Tensor
+) -> None:
+    module = featx.optimize(extractor, plan=replace(planned, recipe=Recipe(dtype="bfloat16")))
+    module.float()
+    found, expected = module(images), extractor(images)
+    assert max(relative_errors(expected, found).values()) <= 3e-2
+    module.double()
+    assert {value.dtype for value in module(images.double()).values()} == {torch.float32}
+
+
 def test_a_plan_for_other_hardware_is_refused(
     planned: featx.Plan, extractor: DualGraphModule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,15 +293,36 @@ def test_functions_are_timed_in_turn() -> None:
     assert calls == ["one", "two"] * (len(calls) // 2)
 
 
-def test_held_back_inputs_keep_indices_and_forms() -> None:
-    ids, maps = torch.tensor([[1, 2]]), torch.randn(2, 3, 8, 8)
-    found = validation_inputs(featx.examples.Example((ids, maps), {"mask": ids > 1}, "test"))
-    assert list(found) == ["noise", "photos of scikit-image"]
-    for example in found.values():
-        assert torch.equal(example.args[0], ids)
-        assert example.kwargs["mask"].dtype == torch.bool
+def test_validation_inputs_have_the_forms_of_the_example() -> None:
+    ids, maps = torch.arange(64)[None], torch.randn(2, 3, 8, 8)
+    mask, segments = ids > 1, torch.ones(1, 64, dtype=torch.int64)
+    found = validation_inputs(featx.examples.Example((ids, maps), {"mask": mask, "segments": segments}, "test"))
+    assert list(found) == ["noise", "integers in another order", "photos of scikit-image"]
+    for name, example in found.items():
+        is_of_integers = name == "integers in another order"
+        assert torch.equal(example.args[0], ids) is not is_of_integers
+        assert torch.equal(example.args[0].sort().values, ids)
+        assert torch.equal(example.kwargs["mask"], mask)
+        assert torch.equal(example.kwargs["segments"], segments)
         assert example.args[1].shape == maps.shape
-        assert not torch.equal(example.args[1], maps)
+        assert torch.equal(example.args[1], maps) is is_of_integers
+
+
+def test_validation_inputs_that_the_extractor_refuses_are_left_out() -> None:
+    class Positive(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if (x < 0).any():
+                raise ValueError("a negative number")
+            return self.linear(x)
+
+    extractor = featx.create_feature_extractor(Positive().eval(), ["linear"], example_inputs=torch.rand(64, 8))
+    plan = featx.optimize(extractor, torch.rand(64, 8), progress=False, budget=0).plan
+    assert plan is not None
+    assert plan.inputs == ("the example",)
 
 
 def test_images_without_photos(monkeypatch: pytest.MonkeyPatch) -> None:

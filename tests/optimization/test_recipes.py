@@ -191,3 +191,22 @@ def test_texts_with_padding_and_without(build: Build) -> None:
         errors = relative_errors(expected, optimized(**inputs))
         assert 0 < max(errors.values()) < 3e-2
     assert next(model.parameters()).dtype == torch.float32
+
+
+def test_edited_extractor_takes_another_batch_where_a_feature_is_cloned(images: torch.Tensor) -> None:
+    class Block(nn.Module):
+        """A value that is a feature and is written in place afterwards."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu_(self.norm(self.conv(x)))
+
+    model = Block().eval()
+    extractor = featx.create_feature_extractor(model, ["norm", "relu_"], example_inputs=images)
+    builder = Builder(extractor.eval(), as_example(images), dtypes_of(named(extractor(images))))
+    module = builder.build(Recipe(rewrites=tuple(REWRITES)))
+    for batch in (images[:1], torch.cat([images, images, images])):
+        assert max(relative_errors(extractor(batch), module(batch)).values()) <= 1e-5

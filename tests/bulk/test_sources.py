@@ -1,0 +1,234 @@
+"""Sources as people have them: lists with and without headers, tables of pandas and polars, texts, odd files."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import timm
+import torch
+from PIL import Image
+from torch import nn
+from torch.utils.data import Dataset
+
+import featx
+from featx.bulk.decode import decode_image
+from featx.errors import ArgumentTypeError, ExtractionError
+
+from .conftest import expected, make_net, make_photos, pixels
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> list[str]:
+    """The paths of five photos below `tmp_path / "photos"`, in the order of their keys."""
+    return [f"photos/{key}" for key in make_photos(tmp_path / "photos", 5)]
+
+
+def run(source: Any, folder: Path, **options: Any) -> featx.FeatureTable:
+    options = {"transform": pixels, "workers": 0, "progress": False, "batch_size": 4, **options}
+    return featx.extract(make_net(), {"fc": "y"}, source, folder / "features", **options)
+
+
+def texts_of(lines: list[str]) -> Callable[[Path, str], Path]:
+    def write(folder: Path, name: str) -> Path:
+        (folder / name).write_bytes("\n".join(lines).encode())
+        return folder / name
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("name", "header"),
+    [("list.csv", ""), ("list.csv", "path\n"), ("list.csv", "\ufeffpath\n"), ("list.txt", ""), ("list.txt", "\ufeff")],
+)
+@pytest.mark.parametrize("ending", ["\n", "\r\n", "  \n", "\n\n"])
+def test_each_line_of_a_list_is_a_sample(
+    name: str, header: str, ending: str, photos: list[str], tmp_path: Path
+) -> None:
+    text = header + "".join(path + ending for path in photos)
+    (tmp_path / name).write_bytes(text.encode())
+    table = run(tmp_path / name, tmp_path)
+    assert table.keys == photos
+    torch.testing.assert_close(table.tensor("y"), expected(make_net(), tmp_path, photos))
+
+
+def test_numbers_in_a_table_keep_their_digits(tmp_path: Path) -> None:
+    (tmp_path / "ids.csv").write_text("path\n000\n001\n")
+    load = {"000": torch.zeros(3, 16, 16), "001": torch.ones(3, 16, 16)}
+    table = run(tmp_path / "ids.csv", tmp_path, load=lambda path: load[Path(path).name], transform=None)
+    assert table.keys == ["000", "001"]
+    assert not table.errors
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "words"),
+    [
+        ("a.csv", b"photo\nx.png\n", "columns photo; say which one"),
+        ("a.csv", b"", "is empty"),
+        ("a.csv", b"path,n\nx.png,1\ny.png,2,3\n", "line 3 .* has 3 values"),
+        ("a.csv", b"path,n\nx.png,1\n,2\n", "line 3 .* no value"),
+        ("a.txt", b"caf\xe9.png\n", "no text in UTF-8"),
+        ("a.parquet", b"nothing", "cannot be read as Parquet"),
+    ],
+)
+def test_list_that_cannot_be_read_is_named(name: str, data: bytes, words: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(ExtractionError, match=words) as raised:
+        run(tmp_path / name, tmp_path)
+    assert name in str(raised.value)
+    assert not (tmp_path / "features").exists()
+
+
+@pytest.mark.parametrize(
+    ("values", "words"), [([{"bytes": b"x", "path": None}], "load_dataset"), (["x.png", None], "row 1 .* no value")]
+)
+def test_column_of_parquet_without_paths_is_refused(values: list[Any], words: str, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"image": values}), tmp_path / "list.parquet")
+    with pytest.raises(ExtractionError, match=words):
+        run(tmp_path / "list.parquet", tmp_path)
+
+
+def as_series(paths: list[str]) -> Any:
+    pandas = pytest.importorskip("pandas")
+    return pandas.Series(["nothing.png", *paths]).iloc[1:]
+
+
+def as_frame(paths: list[str]) -> Any:
+    return pytest.importorskip("pandas").DataFrame({"number": range(len(paths)), "path": paths})
+
+
+def as_polars(paths: list[str]) -> Any:
+    return pytest.importorskip("polars").Series(paths)
+
+
+def as_frame_of_polars(paths: list[str]) -> Any:
+    return pytest.importorskip("polars").DataFrame({"path": paths})
+
+
+def as_table(paths: list[str]) -> Any:
+    return pa.table({"path": paths})
+
+
+@pytest.mark.parametrize("make", [as_series, as_frame, as_polars, as_frame_of_polars, as_table, np.array])
+def test_column_is_a_list_of_paths(make: Callable[[list[str]], Any], photos: list[str], tmp_path: Path) -> None:
+    paths = [str(tmp_path / path) for path in photos]
+    table = run(make(paths), tmp_path)
+    assert table.keys == paths
+    torch.testing.assert_close(table.tensor("y"), expected(make_net(), tmp_path, photos))
+
+
+def test_load_gets_texts_of_a_column_as_they_are(tmp_path: Path) -> None:
+    texts = ["hello world", "see http://example.org now", "hello world"]
+    (tmp_path / "texts.csv").write_text("id,text\n" + "".join(f"{n},{text}\n" for n, text in enumerate(texts)))
+    seen: list[Any] = []
+
+    def load(text: str) -> torch.Tensor:
+        seen.append(text)
+        return torch.full((3, 16, 16), float(len(text)))
+
+    table = run(tmp_path / "texts.csv", tmp_path, load=load, column="text", transform=None)
+    assert table.keys == ["0", "1", "2"]
+    assert set(seen) == set(texts)
+    assert torch.equal(table.tensor("y")[0], table.tensor("y")[2])
+
+
+def test_files_of_a_folder_that_are_no_images_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_photos(tmp_path / "photos", 2)
+    for suffix in (".jfif", ".jpe", ".pgm", ".tga"):
+        image = Image.new("RGB" if suffix != ".pgm" else "L", (16, 16))
+        image.save(tmp_path / "photos" / f"a{suffix}", format="JPEG" if suffix in (".jfif", ".jpe") else None)
+    (tmp_path / "photos/readme.md").write_text("what this is")
+    table = run(tmp_path / "photos", tmp_path, progress=True)
+    assert len(table.keys) == 6
+    assert "(6 images, 1 other files left out)" in capsys.readouterr().err
+
+
+def test_name_that_is_not_utf_8_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    make_photos(tmp_path / "photos", 2)
+    shutil.copy(tmp_path / "photos/001.png", bytes(tmp_path / "photos") + b"/caf\xe9.png")
+    with pytest.raises(ExtractionError, match="rename that file"):
+        run(tmp_path / "photos", tmp_path)
+    assert not (tmp_path / "features").exists()
+
+
+@pytest.mark.parametrize("mode", ["F", "I"])
+def test_image_of_32_bits_is_a_failure(mode: str, tmp_path: Path) -> None:
+    make_photos(tmp_path / "photos", 2)
+    image = Image.new(mode, (16, 16), 1)
+    image.save(tmp_path / "photos/z.tif")
+    table = run(tmp_path / "photos", tmp_path)
+    ((key, reason),) = table.errors
+    assert key == "z.tif"
+    assert "32 bits" in reason
+
+
+def test_image_of_16_bits_is_scaled(tmp_path: Path) -> None:
+    grey = np.arange(256, dtype=np.uint16).reshape(16, 16)
+    Image.fromarray(grey * 257).save(tmp_path / "grey.png")
+    decoded = np.asarray(decode_image(str(tmp_path / "grey.png")))
+    assert np.array_equal(decoded, np.repeat(grey[..., None], 3, 2))
+
+
+class Normalized(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.rand(3, 32, 32, generator=torch.Generator().manual_seed(index)) - 0.5
+
+
+def test_tensors_are_not_normalized_a_second_time(tmp_path: Path) -> None:
+    model, data = timm.create_model("resnet10t", pretrained=False, num_classes=0).eval(), Normalized()
+    options: Any = {"workers": 0, "progress": False, "batch_size": 1}
+    with pytest.raises(ArgumentTypeError, match="Identity"):
+        featx.extract(model, {"global_pool": "y"}, data, tmp_path / "features", **options)
+    table = featx.extract(model, {"global_pool": "y"}, data, tmp_path / "features", transform=nn.Identity(), **options)
+    with torch.no_grad():
+        assert torch.equal(table.tensor("y"), torch.cat([model(data[number][None]) for number in range(3)]))
+
+
+class Reordered(Normalized):
+    """Another data set with the same first sample."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return super().__getitem__(index and 3 - index)
+
+
+def test_another_data_set_with_the_same_first_sample_is_refused(tmp_path: Path) -> None:
+    run(Normalized(), tmp_path, transform=nn.Identity())
+    run(Normalized(), tmp_path, transform=nn.Identity())
+    with pytest.raises(ExtractionError, match="its sample is"):
+        run(Reordered(), tmp_path, transform=nn.Identity())
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_each_changed_bit_is_found_and_the_next_step_named(kind: Any, tmp_path: Path) -> None:
+    photos = make_photos(tmp_path / "photos", 5)
+    table = run(tmp_path / "photos", tmp_path, format=kind)
+    (file,) = map(Path, table.paths)
+    whole, values = file.read_bytes(), table.tensor("y")
+    for place in range(0, len(whole), len(whole) // 60):
+        changed = bytearray(whole)
+        changed[place] ^= 4
+        file.write_bytes(changed)
+        found = featx.verify(tmp_path / "features")
+        if not found.faults:  # a bit that means nothing
+            assert torch.equal(featx.open_features(tmp_path / "features").tensor("y"), values)
+        assert all("run the job again" in fault for fault in found.faults)
+    file.unlink()
+    assert run(tmp_path / "photos", tmp_path, format=kind).keys == photos
+    assert file.read_bytes() == whole
+
+
+def test_folder_of_features_is_a_data_set(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    make_photos(tmp_path / "photos", 5)
+    run(tmp_path / "photos", tmp_path)
+    loaded = datasets.load_dataset(str(tmp_path / "features"), split="train", cache_dir=str(tmp_path / "cache"))
+    assert loaded.num_rows == 5
