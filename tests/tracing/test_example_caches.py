@@ -352,3 +352,34 @@ def test_each_name_of_a_model_that_fills_a_cache_can_be_asked_for() -> None:
         found.load_state_dict(model.state_dict(), strict=False)
         for name, value in found(x).items():
             torch.testing.assert_close(value, expected[name], rtol=0, atol=0)
+
+
+class CachedMask(nn.Module):
+    """A mask by size in a dict, whose key fixes the size; the last call returns a padded map without its padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.masks: dict[tuple[int, int], torch.Tensor] = {}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        _, rows, columns, _ = x.shape
+        x = nn.functional.pad(x, (0, 0, 0, -columns % 4, 0, -rows % 4))
+        _, height, width, _ = x.shape
+        if (height, width) not in self.masks:
+            self.masks[height, width] = torch.arange(height * width).view(height, width, 1) / 100
+        x = self.linear(x) + self.masks[height, width]
+        return x[:, :rows, :columns].contiguous()
+
+
+@pytest.mark.parametrize("names", [["0.linear"], ["output"], ["0.linear", "1.linear", "output"], ["1.linear", "0"]])
+def test_output_behind_a_cache_by_size_can_be_requested(names: list[str]) -> None:
+    model, x = nn.Sequential(CachedMask(), CachedMask()).eval(), torch.rand(1, 9, 7, 4)
+    extractor = featx.create_feature_extractor(model, names, example_inputs=x)
+    found: dict[str, torch.Tensor] = {}
+    for name in names:
+        module = model.get_submodule("" if name == "output" else name)
+        module.register_forward_hook(lambda _, args, output, name=name: found.__setitem__(name, output))
+    model(x)
+    features = extractor(x)
+    assert all(torch.equal(features[name], found[name]) for name in names)

@@ -22,9 +22,16 @@ def mark_output(graph: Graph, value: Argument, path: str, last: Node | None = No
     behind it may write into the value; else into that of a new one.
     """
     last = last or graph.root.prev
-    while last.meta.get("is_guard"):
+    while last is not value and _is_for_guards(last):
         last = last.prev
     if not isinstance(value, Node) or value is not last:
         last = graph.call_function(module_output, (value,))
         last.meta["effects"] = MeasuredEffects(shares=tuple(range(len(last.all_input_nodes))))
     last.meta["returned_by"] = (*last.meta.get("returned_by", ()), path)
+
+
+def _is_for_guards(node: Node) -> bool:
+    """Say whether a node is a guard, or a question that guards alone ask: neither writes anything."""
+    if node.meta.get("is_guard"):
+        return True
+    return bool(node.users) and all(user.meta.get("is_guard") for user in node.users)
