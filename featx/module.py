@@ -6,6 +6,7 @@ import copy
 import inspect
 import itertools
 import uuid
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MethodType
@@ -260,18 +261,25 @@ class GraphModule(nn.Module):
             example_inputs: inputs to follow through this module, a tensor or a tuple; by default those from which an
                 extractor was made, with other values.
             pickled: write the code as it is, which imports featx and what the classes of the modules come from, with
-                the modules in a file that is loaded with pickle. By default only where the code cannot stand alone;
-                with False that raises.
+                the modules in a file that is loaded with pickle. By default only where the code cannot stand alone,
+                with a warning that says why; with False that raises.
 
         Raises:
             ArgumentTypeError: with `pickled=False`, the code needs something else than torch; else it refers to an
                 object that Python cannot import by name. The message names it.
             MissingExtraError: safetensors is not installed.
         """
-        from featx.codegen.standalone import is_standalone, write_standalone
+        from featx.codegen.standalone import what_needs_more, write_standalone
 
         modules = {} if pickled else self._standalone_modules(example_inputs)
-        if pickled is False or (all(is_standalone(each, each.graph) for each in modules.values()) and modules):
+        reasons = [why for each in modules.values() if (why := what_needs_more(each, each.graph)) is not None]
+        if pickled is None and reasons:
+            warnings.warn(
+                f"the code in '{folder}' imports featx and other libraries, and unpickles modules: {reasons[0]}. Give "
+                "example_inputs, so that modules are followed to those of torch, or pickled=True, if this is meant.",
+                stacklevel=2,
+            )
+        if pickled is False or (modules and not reasons):
             codes = {mode: module.recompile() for mode, module in modules.items()}
             root = _joined(list(modules.values()), is_training=self.training)
             graphs = {mode: module.graph for mode, module in modules.items()}

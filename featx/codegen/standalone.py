@@ -93,6 +93,11 @@ def is_standalone(module: nn.Module, graph: Graph) -> bool:
     return not _reasons(module, graph)
 
 
+def what_needs_more(module: nn.Module, graph: Graph) -> str | None:
+    """Say what a graph calls that is neither torch nor can be written down; None if there is nothing. O(nodes)."""
+    return next(iter(_reasons(module, graph)), None)
+
+
 def write_standalone(
     module: nn.Module,
     codes: Mapping[bool, PythonCode],
@@ -201,6 +206,9 @@ def _functions(known: Mapping[str, Any]) -> tuple[list[str], dict[str, str], lis
         if check is not None:
             needed[check] = None
             aliases[alias] = check.__name__
+        elif _is_foreign_namedtuple(value):
+            imports.append("from collections import namedtuple")
+            imports.append(f"{alias} = namedtuple({value.__name__!r}, {list(value._fields)!r})")
         else:
             imports.append(_import(alias, value))
     if standalone_checks.check_form in needed:
@@ -209,7 +217,15 @@ def _functions(known: Mapping[str, Any]) -> tuple[list[str], dict[str, str], lis
         needed[standalone_checks.tensors_in] = None
     if len(needed) > 2:
         needed = {standalone_checks.SpecializationError: None, **needed}
-    return [inspect.getsource(each).rstrip() for each in needed], aliases, sorted(set(imports))
+    # Imports stand ahead of the classes of tuples.
+    lines = sorted(set(imports), key=lambda line: (not line.startswith("from "), line))
+    return [inspect.getsource(each).rstrip() for each in needed], aliases, lines
+
+
+def _is_foreign_namedtuple(value: Any) -> bool:
+    """Say whether a value is a class of named tuples of another library, which is nothing but its fields."""
+    is_namedtuple = isinstance(value, type) and issubclass(value, tuple) and hasattr(value, "_fields")
+    return is_namedtuple and value.__module__.partition(".")[0] not in (*_STANDARD, "torch")
 
 
 def _import(alias: str, value: Any) -> str:

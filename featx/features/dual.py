@@ -11,7 +11,7 @@ from torch import nn
 
 from featx.codegen.emit import PythonCode
 from featx.codegen.standalone import is_standalone
-from featx.examples import as_example
+from featx.examples import Example, as_example
 from featx.features.building.cases import Cases, with_cases
 from featx.features.describing.info import FeatureInfos
 from featx.ir.equality import is_same_graph
@@ -163,7 +163,8 @@ class DualGraphModule(GraphModule):
         needy = [mode for mode, module in modules.items() if not is_standalone(module, module.graph)]
         if not needy:
             return modules
-        inputs = self.meta.get("example") if example_inputs is None else as_example(example_inputs)
+        known = self.meta.get("example") or _example_of(self.eval_graph)
+        inputs = known if example_inputs is None else as_example(example_inputs)
         if inputs is None:
             return super()._standalone_modules(None)
         args, kwargs = tree_map(_with_values, (inputs.args, inputs.kwargs))
@@ -208,6 +209,17 @@ def _with_graph(module: GraphModule, graph: Graph) -> GraphModule:
     own = Graph()
     own.output(own.graph_copy(graph, {}))
     return GraphModule(module, own, module._get_name())
+
+
+def _example_of(graph: Graph) -> Example | None:
+    """Return inputs like those that a graph was traced with, without values, if all of them were tensors."""
+    found: list[torch.Tensor] = []
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            if "shape" not in node.meta:
+                return None
+            found.append(torch.empty(node.meta["shape"], dtype=node.meta["dtype"], device="meta"))
+    return Example(tuple(found), {}, "the trace") if found else None
 
 
 def _with_values(value: Any) -> Any:

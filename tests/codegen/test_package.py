@@ -19,6 +19,9 @@ from featx import Graph, GraphModule, symbolic_trace
 from featx.errors import ArgumentTypeError
 from tests.hostile import HOSTILE, UNUSUAL, Loud, nothing_runs
 
+# What is written here needs more than torch.
+pytestmark = pytest.mark.filterwarnings("ignore:the code in .* imports featx:UserWarning")
+
 
 class Model(nn.Module):
     def __init__(self) -> None:

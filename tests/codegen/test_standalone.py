@@ -24,6 +24,7 @@ from featx.errors import ArgumentTypeError, MissingExtraError
 from featx.tracing.guards import guards
 
 X = torch.rand(2, 3, 64, 64)
+_IMPORTED = {"__future__", "json", "math", "pathlib", "typing", "torch", "operator", "builtins", "collections"}
 
 
 def extractor_of(model: nn.Module, nodes: Any, example: Any = X) -> featx.DualGraphModule:
@@ -40,7 +41,7 @@ def written(module: featx.GraphModule, folder: Path, **options: Any) -> Any:
         for node in ast.walk(tree)
         if isinstance(node, (ast.Import, ast.ImportFrom))
     }
-    assert imported <= {"__future__", "json", "math", "pathlib", "typing", "torch", "operator", "builtins"}
+    assert imported <= _IMPORTED
     namespace: dict[str, Any] = {"__file__": str(folder / "__init__.py"), "__name__": "written"}
     exec(compile(source, str(folder / "__init__.py"), "exec"), namespace)
     return namespace["Written"]
@@ -225,8 +226,11 @@ def test_what_needs_more_than_torch_is_refused_or_pickled(tmp_path: Path) -> Non
     with pytest.raises(ArgumentTypeError, match=r"cannot stand alone: 'twice.*' calls .*twice"):
         extractor.to_folder(tmp_path / "code", pickled=False)
     assert not (tmp_path / "code").exists()
-    extractor.to_folder(tmp_path / "code")
+    with pytest.warns(UserWarning, match=r"imports featx and other libraries.*'twice.*' calls .*twice"):
+        extractor.to_folder(tmp_path / "code")
     assert (tmp_path / "code" / "state.pt").exists()
+    extractor.to_folder(tmp_path / "meant", pickled=True)
+    assert (tmp_path / "meant" / "state.pt").exists()
 
 
 def test_without_safetensors_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -353,3 +357,23 @@ def test_models_of_timm(name: str, tmp_path: Path) -> None:
     copy = written(backbone, tmp_path / "code", pickled=False)()
     found, expected = copy(x), backbone(x)
     assert all(torch.equal(found[key], expected[key]) for key in expected)
+
+
+@pytest.mark.parametrize("start", ["layer2", "layer3.0.conv1"])
+def test_extractor_that_starts_in_the_middle_stands_alone(start: str, tmp_path: Path) -> None:
+    model = resnet().eval()
+    extractor = featx.create_feature_extractor(model, ["layer3.0", "output"], inputs=[start], example_inputs=X)
+    value = featx.create_feature_extractor(model, [start], example_inputs=X)(X)[start].detach()
+    alone = written(extractor, tmp_path / "code")()
+    assert {key: value.tolist() for key, value in alone(value).items()} == {
+        key: value.tolist() for key, value in extractor(value).items()
+    }
+
+
+def test_named_tuple_of_another_library_is_written_down(tmp_path: Path) -> None:
+    model = torchvision.models.googlenet(weights=None, init_weights=False, num_classes=5)
+    alone = written(extractor_of(model, ["output"]), tmp_path / "code")().train()
+    result = alone(X)["output"]
+    assert type(result).__name__ == "GoogLeNetOutputs"
+    assert result._fields == ("logits", "aux_logits2", "aux_logits1")
+    assert [each.shape for each in result] == [(2, 5)] * 3
