@@ -359,10 +359,10 @@ def test_models_of_timm(name: str, tmp_path: Path) -> None:
     assert all(torch.equal(found[key], expected[key]) for key in expected)
 
 
-@pytest.mark.parametrize("start", ["layer2", "layer3.0.conv1"])
-def test_extractor_that_starts_in_the_middle_stands_alone(start: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("start", "names"), [("layer2", ["layer3.0", "output"]), ("avgpool", ["output"])])
+def test_extractor_that_starts_in_the_middle_stands_alone(start: str, names: list[str], tmp_path: Path) -> None:
     model = resnet().eval()
-    extractor = featx.create_feature_extractor(model, ["layer3.0", "output"], inputs=[start], example_inputs=X)
+    extractor = featx.create_feature_extractor(model, names, inputs=[start], example_inputs=X)
     value = featx.create_feature_extractor(model, [start], example_inputs=X)(X)[start].detach()
     alone = written(extractor, tmp_path / "code")()
     assert {key: value.tolist() for key, value in alone(value).items()} == {
