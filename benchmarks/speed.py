@@ -128,7 +128,7 @@ Written by `benchmarks/speed.py`; do not edit. One feature of each model, for ba
 another order each time; times are medians. *Ratio* is the time by that of the model's own code, cut by hand behind the
 feature. *Memory* is by how much the process grows during a call with 16 samples. *Build* is the time until the first
 result, for the slower of both batches. *Error* is |found - expected| / |expected| against the model cut by hand.
-`featx.optimize` has a tolerance of 0.01, and is called for each batch. {_versions()}.
+`featx.optimize` is called for each batch, with a tolerance of 0.01 if no other is named. {_versions()}.
 
 On a GPU: not measured.
 """
@@ -142,7 +142,17 @@ def _processor() -> str:
 
 def _versions() -> str:
     found = [f"Python {platform.python_version()}"]
-    for name in ("torch", "torchvision", "timm", "transformers", "captum", "torchlens", "onnxruntime", "openvino"):
+    for name in (
+        "torch",
+        "torchvision",
+        "timm",
+        "transformers",
+        "captum",
+        "torchlens",
+        "nnsight",
+        "onnxruntime",
+        "openvino",
+    ):
         with contextlib.suppress(PackageNotFoundError):
             found.append(f"{name} {version(name)}")
     return ", ".join(found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +38,10 @@ def _featx(case: Case, x: Tensor, budget: float) -> Run:
     return lambda: _call(extractor, case, x)["f"]
 
 
-def _optimized(case: Case, x: Tensor, budget: float) -> Run:
+def _optimized(case: Case, x: Tensor, budget: float, tolerance: float = 1e-2) -> Run:
     inputs: Any = {"input_ids": x} if case.is_text else x
-    optimized = featx.optimize(_extractor(case, x), inputs, budget=budget, progress=False)
+    extractor = _extractor(case, x)
+    optimized = featx.optimize(extractor, inputs, budget=budget, tolerance=tolerance, progress=False)
     return lambda: _call(optimized, case, x)["f"]
 
 
@@ -102,10 +104,32 @@ def _captum(case: Case, x: Tensor, budget: float) -> Run:
 
 def _torchlens(case: Case, x: Tensor, budget: float) -> Run:
     import torchlens
+    from torchlens.backends.torch.wrappers import unwrap_torch
+
+    site = torchlens.module(case.node)
+    args, kwargs = ((), {"input_ids": x}) if case.is_text else (x, None)
 
     def run() -> Any:
-        log: Any = torchlens.trace(case.model, x, layers_to_save=[case.node])
-        return log[case.node].tensor_contents
+        log: Any = torchlens.trace(case.model, args, kwargs, save=site, halt=site)
+        unwrap_torch()  # or all calls of torch in this process are slower
+        found = log[case.node].out
+        return found[0] if isinstance(found, tuple) else found
+
+    return run
+
+
+def _nnsight(case: Case, x: Tensor, budget: float) -> Run:
+    import nnsight
+
+    net: Any = nnsight.NNsight(case.model)
+    kwargs = {"input_ids": x} if case.is_text else {}
+    args = () if case.is_text else (x,)
+
+    def run() -> Any:
+        with net.trace(*args, **kwargs) as tracer:
+            found = net.get(case.node).output.save()
+            tracer.stop()
+        return found[0] if isinstance(found, tuple) else found
 
     return run
 
@@ -165,12 +189,14 @@ PEERS: dict[str, Build] = {
     "cut by hand": _by_hand,
     "featx": _featx,
     "featx.optimize": _optimized,
+    "featx.optimize, tolerance 1e-5": partial(_optimized, tolerance=1e-5),
     "hook, whole model": _hook,
     "torchvision": _torchvision,
     "timm": _timm,
     "transformers, output_hidden_states": _transformers,
     "captum, LayerActivation": _captum,
-    "torchlens": _torchlens,
+    "torchlens, halt=": _torchlens,
+    "nnsight, tracer.stop()": _nnsight,
     "torch.export, unflattened, hook": _unflattened,
     "onnxruntime, of featx's extractor": _onnxruntime,
     "OpenVINO, of featx's extractor": _openvino,
