@@ -112,7 +112,10 @@ def _torchlens(case: Case, x: Tensor, budget: float) -> Run:
     def run() -> Any:
         log: Any = torchlens.trace(case.model, args, kwargs, save=site, halt=site)
         unwrap_torch()  # or all calls of torch in this process are slower
-        found = log[case.node].out
+        try:
+            found = log[case.node].out
+        except torchlens.AmbiguousOpLookupError:  # where the trace stops, the path names its output too
+            found = log[log.output_layers[0]].out
         return found[0] if isinstance(found, tuple) else found
 
     return run
@@ -196,8 +199,8 @@ PEERS: dict[str, Build] = {
     "transformers, output_hidden_states": _transformers,
     "captum, LayerActivation": _captum,
     "torchlens, halt=": _torchlens,
-    "nnsight, tracer.stop()": _nnsight,
     "torch.export, unflattened, hook": _unflattened,
     "onnxruntime, of featx's extractor": _onnxruntime,
     "OpenVINO, of featx's extractor": _openvino,
+    "nnsight, tracer.stop()": _nnsight,  # the last one: it leaves the model so that no other can trace it
 }

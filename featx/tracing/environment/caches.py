@@ -11,7 +11,7 @@ import functools
 import gc
 import operator
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any, cast
 
@@ -187,13 +187,13 @@ class _Holder:
         """Put back what was there where a number changed or something of a trace is now. Return what is of a trace."""
         if self.is_untouched():
             return {}
-        now = self._now()
+        now, self._accepted = self._now(), None
         left = {key: item for key, item in now.items() if item is not self._before.get(key) and holds_of_trace(item)}
-        keys = [*left, *self._changed_since(self._before)]
-        self._accepted = None
-        if keys and isinstance(self._value, list):
-            self._value[:] = self._before.values()
-            return now if left else {}
+        keys = {*left, *self._changed_since(self._before)}
+        if isinstance(self._value, list):
+            if keys:
+                self._value[:] = self._items_without(keys, now)
+            return left
         for key in keys:
             if key in self._before:
                 self._put(key, self._before[key])
@@ -201,13 +201,20 @@ class _Holder:
                 self._drop(key)
         return left
 
+    def _items_without(self, places: Collection[int], now: dict[int, Any]) -> list[Any]:
+        """Return the items of a list as they were, and those that another thread has appended meanwhile."""
+        before = list(self._before.values())
+        if any(place not in places and now.get(place) is not item for place, item in enumerate(before)):
+            return before  # items were inserted or removed
+        return before + [item for place, item in now.items() if place >= len(before) and place not in places]
+
     def put(self, items: dict[Any, Any]) -> None:
-        """Put items there; a list holds nothing else then."""
-        if isinstance(self._value, list):
-            self._value[:] = items.values()
-            return
+        """Put items there; what stood behind the end of a list comes to its end."""
         for key, item in items.items():
-            self._put(key, item)
+            if isinstance(self._value, list) and key >= len(self._before):
+                self._value.append(item)
+            else:
+                self._put(key, item)
 
     def _put(self, key: Any, item: Any) -> None:
         if isinstance(self._value, type):

@@ -397,6 +397,7 @@ class ExampleTrace:
     def drop_replica(self) -> None:
         """Drop the replica, and empty the cached functions of any file that keep a tensor of one of its calls."""
         self.replica.drop()
+        self.model_context.caches.forget_left()
         calls = self._calls.copy()
         for call in calls:
             call.checks.states = ModuleStates(())
