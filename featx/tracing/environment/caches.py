@@ -66,7 +66,9 @@ class Caches:
         for function in _with_functions_inside(functions):
             cells = function.__closure__ or ()
             self._holders += map(_Cell, zip(function.__code__.co_freevars, cells, strict=True))
-            values += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), function.__dict__]
+            values += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+            if function.__dict__ or function.__name__ in function.__code__.co_names:  # it may set attributes of its own
+                values.append(function.__dict__)
             values += map(_contents, cells)
         containers = (container for container in containers_in(values) if not isinstance(container, set))
         self._holders += map(_Holder, containers)
