@@ -16,7 +16,16 @@ DOCS = ROOT / "docs"
 PAGES = [
     *(
         DOCS / f"{name}.md"
-        for name in ("architecture", "tracing", "tracing-checks", "tracing-files", "passes", "limits", "glossary")
+        for name in (
+            "architecture",
+            "tracing",
+            "tracing-checks",
+            "tracing-files",
+            "node-meta",
+            "passes",
+            "limits",
+            "glossary",
+        )
     ),
     *sorted((DOCS / "decisions").glob("*.md")),
 ]
