@@ -13,22 +13,8 @@ from featx.features.requests.request import as_request
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = [
-    *(
-        DOCS / f"{name}.md"
-        for name in (
-            "architecture",
-            "tracing",
-            "tracing-checks",
-            "tracing-files",
-            "node-meta",
-            "passes",
-            "limits",
-            "glossary",
-        )
-    ),
-    *sorted((DOCS / "decisions").glob("*.md")),
-]
+OVERVIEWS = "architecture tracing tracing-checks tracing-files node-meta passes limits glossary".split()
+PAGES = [*(DOCS / f"{name}.md" for name in OVERVIEWS), *sorted((DOCS / "decisions").glob("*.md"))]
 FOLDERS = ("featx", "tests", "examples", "benchmarks", "scripts")
 TRACING = ROOT / "featx" / "tracing"
 
