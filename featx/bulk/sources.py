@@ -49,10 +49,18 @@ class Paths:
     kind: str
     root: str = ""
 
+    def has_file(self, index: int) -> bool:
+        """Say whether a key is a URL, or the path of a file that is there."""
+        path = self._path(index)
+        return _is_url(path) or os.path.exists(path)
+
+    def _path(self, index: int) -> str:
+        key = self.keys[index]
+        return key if _is_url(key) else os.path.join(self.root, key)
+
     def item(self, index: int) -> Any:
         """Return the path, or the open file of a URL."""
-        key = self.keys[index]
-        path = key if _is_url(key) else os.path.join(self.root, key)
+        path = self._path(index)
         if not _is_url(path):
             return path
         with _opened(path) as file:
@@ -107,8 +115,9 @@ def find_source(source: Any, column: str | None = None, *, has_load: bool = Fals
     Args:
         source: a folder, a file, a list or a data set.
         column: of a table or a data set, the column that has paths or images.
-        has_load: whether a function of the user's makes an input of an item. It gets what a column holds as it is, if
-            the column is named and its name is not that of a column of paths; keys are the numbers of the rows then.
+        has_load: whether a function of the user's makes an input of an item. It gets the texts of a column as they are,
+            and keys are the numbers of the rows, if the column is named, its name is not a usual one for paths, and the
+            first text is neither a file nor a URL.
 
     Raises:
         ArgumentTypeError: it is nothing of what is known.
@@ -117,7 +126,8 @@ def find_source(source: Any, column: str | None = None, *, has_load: bool = Fals
     found = _source(source, column)
     if not found.keys:
         raise ExtractionError(f"there is nothing to extract in {found.kind}")
-    if has_load and column not in (None, *PATH_COLUMNS) and isinstance(found, Paths):
+    may_have_texts = has_load and column not in (None, *PATH_COLUMNS)
+    if may_have_texts and isinstance(found, Paths) and not found.has_file(0):
         return Rows([str(number) for number in range(len(found.keys))], found.kind, found.keys, None)
     first: dict[str, int] = {}
     for place, key in enumerate(found.keys):

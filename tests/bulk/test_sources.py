@@ -138,6 +138,20 @@ def test_load_gets_texts_of_a_column_as_they_are(tmp_path: Path) -> None:
     assert torch.equal(table.tensor("y")[0], table.tensor("y")[2])
 
 
+def test_load_gets_paths_of_a_column_that_holds_files(photos: list[str], tmp_path: Path) -> None:
+    (tmp_path / "list.csv").write_text("number,video\n" + "".join(f"{n},{path}\n" for n, path in enumerate(photos)))
+    seen: list[Any] = []
+
+    def load(path: str) -> torch.Tensor:
+        seen.append(path)
+        return pixels(Image.open(path).convert("RGB"))
+
+    table = run(tmp_path / "list.csv", tmp_path, load=load, column="video", transform=None)
+    assert table.keys == photos
+    assert {Path(path) for path in seen} == {tmp_path / path for path in photos}
+    torch.testing.assert_close(table.tensor("y"), expected(make_net(), tmp_path, photos))
+
+
 def test_files_of_a_folder_that_are_no_images_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_photos(tmp_path / "photos", 2)
     for suffix in (".jfif", ".jpe", ".pgm", ".tga"):
