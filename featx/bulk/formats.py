@@ -22,6 +22,8 @@ Failure = tuple[str, str]
 Rows = dict[str, torch.Tensor]
 KEY = "key"
 _FOOTER = b"featx"
+# What to do about a shard whose bytes have changed.
+NEXT_STEP = "remove that file, and run the job again, which computes it again"
 _TYPES = {
     torch.float16: "float16", torch.float32: "float32", torch.float64: "float64", torch.bool: "bool_",
     torch.int8: "int8", torch.int16: "int16", torch.int32: "int32", torch.int64: "int64", torch.uint8: "uint8",
@@ -151,16 +153,13 @@ def read_table(file: str | BinaryIO, kind: Format) -> Any:
         table.validate(full=True)  # pyarrow reads behind the end of the file otherwise, and the process is lost
         return table
     except (arrow.ArrowException, OSError, ValueError) as error:
-        raise ExtractionError(
-            f"'{file}' cannot be read: {' '.join(str(error).split())}; remove that file, and run the job again, which "
-            "computes it again"
-        ) from error
+        raise ExtractionError(f"'{file}' cannot be read: {' '.join(str(error).split())}; {NEXT_STEP}") from error
 
 
 def checksum_of(table: Any) -> int:
-    """Return the checksum of the keys and values of a table, or of a batch of its rows. O(bytes)."""
+    """Return the checksum of the keys and values of a table. O(bytes)."""
     checksum = 0
-    for batch in table.to_batches() if hasattr(table, "to_batches") else [table]:
+    for batch in table.to_batches():
         checksum = _checksum(batch, checksum)
     return checksum
 

@@ -14,13 +14,11 @@ import torch
 from torch.utils.data import Dataset
 
 from featx.bulk.folder import Folder
-from featx.bulk.formats import KEY, Column, Failure, Footer, checksum_of, read_table, tensor_of
+from featx.bulk.formats import KEY, NEXT_STEP, Column, Failure, Footer, checksum_of, read_table, tensor_of
 from featx.bulk.job import KEYS_FILE, Job, hash_of_keys, read_job, read_keys
 from featx.bulk.remote import open_folder
 from featx.bulk.shards import finished
 from featx.errors import ArgumentTypeError, ExtractionError
-
-_NEXT_STEP = "remove that file, and run the job again, which computes it again"
 
 
 def open_features(folder: str | os.PathLike[str]) -> FeatureTable:
@@ -226,10 +224,10 @@ def verify(folder: str | os.PathLike[str]) -> Verification:
             faults.append(str(error))
             continue
         if rows_of_shard.column_names != [KEY, *(column.name for column in job.columns)]:
-            faults.append(f"{name} has other columns than the job; {_NEXT_STEP}")
+            faults.append(f"{name} has other columns than the job; {NEXT_STEP}")
             continue
         if footer.checksum is not None and checksum_of(rows_of_shard) != footer.checksum:
-            faults.append(f"{name} has other values than were written; {_NEXT_STEP}")
+            faults.append(f"{name} has other values than were written; {NEXT_STEP}")
             continue
         found = rows_of_shard.column(KEY).to_pylist()
         rows += len(found)
@@ -237,5 +235,5 @@ def verify(folder: str | os.PathLike[str]) -> Verification:
         expected = [keys[number] for number in job.numbers(shard)]
         failed = {key for key, _ in footer.failures}
         if found != [key for key in expected if key not in failed] or len(found) + len(failed) != len(expected):
-            faults.append(f"{name} has other keys than the list of keys says; {_NEXT_STEP}")
+            faults.append(f"{name} has other keys than the list of keys says; {NEXT_STEP}")
     return Verification(job.samples, rows, failures, tuple(faults), tuple(place.unfinished()))

@@ -60,8 +60,11 @@ class Search:
         self._progress = progress
         self._end = time.perf_counter() + budget
         self._wait = waiter_for(tensors_of(extractor))
-        self._inputs = {"the example": example, **self._accepted(validation_inputs(example)), **checks}
-        self._expected = {name: self._exact(inputs) for name, inputs in self._inputs.items()}
+        self._inputs = {"the example": example}
+        self._expected = {"the example": self._exact(example)}
+        self._add_accepted(validation_inputs(example))
+        self._inputs.update(checks)
+        self._expected.update({name: self._exact(inputs) for name, inputs in checks.items()})
         self._check_repeats()
         self.dtypes = dtypes_of(self._expected["the example"])
         self._builder = Builder(extractor, example, self.dtypes)
@@ -70,16 +73,14 @@ class Search:
         self._best: list[tuple[Trial, OptimizedExtractor]] = []
         self._seconds_to_compile = _SECONDS_TO_COMPILE
 
-    def _accepted(self, inputs: Mapping[str, Example]) -> dict[str, Example]:
-        """Return the inputs that the exact extractor takes: it may do something else for other values, and refuse."""
-        accepted: dict[str, Example] = {}
+    def _add_accepted(self, inputs: Mapping[str, Example]) -> None:
+        """Add the inputs that the exact extractor takes: it may do something else for other values, and refuse."""
         for name, each in inputs.items():
             try:
-                self._exact(each)
+                expected = self._exact(each)
             except Exception:  # of featx, or of the model
                 continue
-            accepted[name] = each
-        return accepted
+            self._inputs[name], self._expected[name] = each, expected
 
     def run(self) -> tuple[OptimizedExtractor, Plan]:
         """Try what may help and return the fastest module, with the plan."""

@@ -19,9 +19,6 @@ from featx.tree import tree_leaves, tree_map
 # A function of the value, or a tensor in its place.
 Edit = Callable[[Any], Any] | torch.Tensor
 
-# Under this key of `Node.meta` an edit has the name of what it edits.
-_NAME = "edit_of"
-
 
 def zero(value: Any) -> Any:
     """Return zeros like a tensor, or like those in containers and objects: an edit that takes away what a node gives.
@@ -112,7 +109,7 @@ class Edits:
         Raises:
             RequestError: one is not.
         """
-        kept = {node.meta.get(_NAME) for node in graph.nodes}
+        kept = {node.meta.get("edit_of") for node in graph.nodes}
         dropped = [name for name in self._of if name not in kept]
         if dropped:
             raise RequestError(
@@ -146,7 +143,7 @@ def _edit(graph: Graph, node: Node, edit: Edit, name: str) -> Node:
         else:
             new = graph.call_function(edit, (node,))
     new.meta.update({key: value for key, value in node.meta.items() if key in ("shape", "dtype", "nn_module_stack")})
-    new.meta[_NAME] = name
+    new.meta["edit_of"] = name
     _replace(graph, given, new, users)
     return new
 
