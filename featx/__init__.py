@@ -47,7 +47,8 @@ if TYPE_CHECKING:
     from featx.features.building.prune import prune
     from featx.features.building.tracing import FeatureTracer
     from featx.features.describing.info import FeatureInfo, FeatureInfos
-    from featx.features.describing.table import NodeInfo, NodeTable, nodes
+    from featx.features.describing.node_rows import nodes
+    from featx.features.describing.table import NodeInfo, NodeTable
     from featx.features.dual import DualGraphModule
     from featx.features.extractor import create_feature_extractor
     from featx.features.nodes import get_graph_node_names
@@ -183,7 +184,8 @@ _NAMES = {
     "featx.features.building.prune": "prune",
     "featx.features.building.tracing": "FeatureTracer",
     "featx.features.describing.info": "FeatureInfo FeatureInfos",
-    "featx.features.describing.table": "NodeInfo NodeTable nodes",
+    "featx.features.describing.node_rows": "nodes",
+    "featx.features.describing.table": "NodeInfo NodeTable",
     "featx.features.dual": "DualGraphModule",
     "featx.features.extractor": "create_feature_extractor",
     "featx.features.nodes": "get_graph_node_names",

@@ -21,7 +21,7 @@ from featx.cli.options import AsJson, Model, Nodes, Pool, Pretrained, Seed, Size
 from featx.cli.pictures import save_picture
 from featx.drawing.drawing import draw as draw_graph
 from featx.errors import FeatxError
-from featx.features.describing.table import nodes as list_nodes
+from featx.features.describing.node_rows import nodes as list_nodes
 from featx.features.dual import DualGraphModule
 from featx.features.extractor import create_feature_extractor
 from featx.module import trace

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import os
 import sys
@@ -14,6 +13,7 @@ import torch
 from torch import nn
 
 from featx.cli.errors import UserError
+from featx.ir.paths import did_you_mean
 
 FORMS = "torchvision:resnet50, timm:vit_small_patch16_224, hf:FOLDER-or-name, package.module:function"
 
@@ -80,8 +80,7 @@ def _of_function(module: str, name: str, *, pretrained: bool) -> nn.Module:
         sys.path.remove(os.getcwd())
     function = getattr(found, name, None)
     if function is None:
-        close = difflib.get_close_matches(name, dir(found), n=3)
-        raise UserError(f"'{module}' has no '{name}'{_did_you_mean(close)}")
+        raise UserError(f"'{module}' has no '{name}'.{did_you_mean(name, dir(found))}")
     try:
         model = function if isinstance(function, nn.Module) else function()
     except TypeError as error:
@@ -101,11 +100,7 @@ def _library(module: str, package: str) -> Any:
 def _require_known(name: str, known: Iterable[str], library: str) -> None:
     names = list(known)
     if name not in names:
-        raise UserError(f"{library} has no model '{name}'{_did_you_mean(difflib.get_close_matches(name, names, n=3))}")
-
-
-def _did_you_mean(close: list[str]) -> str:
-    return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
+        raise UserError(f"{library} has no model '{name}'.{did_you_mean(name, names)}")
 
 
 def _load_weights(model: nn.Module, path: Path) -> None:

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 
 from featx.codegen.identifiers import around_owner
+from featx.ir.paths import parents_of
 
 
 class ModulePaths:
@@ -35,9 +36,7 @@ class ModulePaths:
         branches: defaultdict[str, int] = defaultdict(int)
         seen: set[str] = set()
         for path in paths:
-            prefix = path
-            while "." in prefix:
-                prefix = prefix.rpartition(".")[0]
+            for prefix in parents_of(path):
                 branches[prefix] += 1
                 if prefix in seen:
                     break

@@ -23,6 +23,7 @@ from featx.errors import ArgumentTypeError, DrawingError, ForeignNodeError
 from featx.examples import Example, inputs_of
 from featx.ir.graph import Graph
 from featx.ir.node import Node
+from featx.ir.paths import parents_of
 from featx.module import GraphModule, as_graph_module
 
 
@@ -59,7 +60,8 @@ def draw(
             with such fields; or a report whose `nodes` have a `name`. They are added up over modules, but for peaks,
             extremes, means and ratios, as their names say. NaN and infinity are left out. By default
             `node.meta["cost"]`.
-        highlight: nodes, or names of nodes, to mark; the modules around them are open.
+        highlight: nodes to mark, or names of nodes, or paths of modules, which stand for all nodes in them; the
+            modules around them are open.
         sizes: show also numbers that are made of sizes, and checks that an input is like the example. The page can
             show them in any case.
         max_nodes: how many boxes dot may be asked to lay out; it takes minutes for some thousands.
@@ -109,14 +111,15 @@ def _marked(graph: Graph, module: nn.Module | None, highlight: Iterable[Node | s
     known = set(nodes)
     names: dict[str, list[Node]] = {}
     for node in nodes:
-        for name in {node.name, str(node.meta.get("qualified_name"))}:
+        path = str(node.meta.get("qualified_name"))
+        for name in {node.name, path, *parents_of(path)}:
             names.setdefault(name, []).append(node)
     marked: set[Node] = set()
     for item in wanted:
         found = names.get(item, []) if isinstance(item, str) else [item]
         if not found or not known.issuperset(found):
             raise ForeignNodeError(
-                f"highlight has {item!r}, which is not in the graph; give nodes of it, or their names"
+                f"highlight has {item!r}, which is not in the graph; give nodes of it, their names or paths of modules"
             )
         marked.update(found)
     return marked

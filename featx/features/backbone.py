@@ -13,8 +13,8 @@ from featx.errors import ArgumentTypeError, RequestError
 from featx.features.building.build import Options, build
 from featx.features.building.tracing import ModelTracing, check_model
 from featx.features.describing.info import FeatureInfo, FeatureInfos
+from featx.features.describing.node_rows import traced_rows
 from featx.features.describing.stages import Stage, Stages, stages_of
-from featx.features.describing.table import traced_rows
 from featx.features.dual import DualGraphModule
 from featx.features.requests.feature import Feature
 from featx.features.requests.request import Request

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import difflib
 import inspect
 import operator
 import warnings
@@ -18,6 +17,7 @@ from featx.ir.arguments import Argument, map_arg
 from featx.ir.identifiers import legal_target
 from featx.ir.names import Namespace, name_of_target
 from featx.ir.node import Node, Target, iterate
+from featx.ir.paths import did_you_mean, parents_of
 
 if TYPE_CHECKING:
     from featx.codegen.emit import PythonCode
@@ -294,8 +294,11 @@ class Graph:
             if name in names:
                 return nodes[names.index(name)]
         known = [str(node.meta.get("qualified_name", node.name)) for node in nodes]
-        close = difflib.get_close_matches(str(name), known, n=3)
-        hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
+        inside = [path for path in known if name in parents_of(path)]
+        if inside:
+            hint = f" It is a module that was traced through: '{inside[0]}' to '{inside[-1]}' are inside it."
+        else:
+            hint = did_you_mean(str(name), known)
         raise NodeNameError(f"the graph has no node {name!r}.{hint} print(graph) lists all.")
 
     def process_inputs(self, *args: Any) -> Any:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from featx.ir.effects import Effects
     from featx.ir.graph import Graph
     from featx.ir.node import Node
+from featx.ir.paths import parents_of
 
 
 class MemoryGroups:
@@ -41,7 +42,7 @@ class MemoryGroups:
         self._states = {path: index for index, path in enumerate(modules)}
         self._parents.extend(self._states.values())
         for path, index in self._states.items():  # what a module inside keeps, the one around it keeps too
-            for around in _prefixes(path):
+            for around in parents_of(path):
                 if around in self._states:
                     self._join(index, self._states[around])
         for node in graph.nodes:
@@ -50,7 +51,7 @@ class MemoryGroups:
             self._groups[node] = group
             if node.op == "get_attr":
                 self._join(group, attributes.setdefault(effects.storage_of(node), group))
-                for path in _prefixes(node.target):
+                for path in parents_of(node.target):
                     if path in self._states:
                         self._join(group, self._states[path])
             for source in effects.of(node).shares if node not in copies else ():
@@ -148,9 +149,3 @@ def _held(root: object, path: str) -> Iterator[object]:
     for leaf in tree_leaves(value):
         if isinstance(leaf, torch.Tensor):
             yield ("memory", memory_of(leaf))
-
-
-def _prefixes(path: str) -> Iterator[str]:
-    while "." in path:
-        path = path.rpartition(".")[0]
-        yield path

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from featx.ir.node import Node
+from featx.ir.paths import parents_of
 
 
 class Hierarchy:
@@ -31,7 +32,7 @@ class Hierarchy:
                 paths.append(path)
                 self._kinds.setdefault(path, getattr(kind, "__name__", str(kind).rpartition(".")[2]))
         if node.op == "call_module" and node.target != paths[-1]:
-            for path in _prefixes(node.target):
+            for path in (*reversed([*parents_of(node.target)]), node.target):
                 if path not in paths:
                     paths.append(path)
                     self._kinds.setdefault(path, self._kind_of(path))
@@ -47,8 +48,3 @@ class Hierarchy:
         for name in path.split("."):
             module = None if module is None else module._modules.get(name)
         return "" if module is None else module._get_name()
-
-
-def _prefixes(path: str) -> list[str]:
-    parts = path.split(".")
-    return [".".join(parts[: length + 1]) for length in range(len(parts))]

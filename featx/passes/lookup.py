@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 from featx.errors import ForeignNodeError, NodeNameError
 from featx.ir.node import Node
+from featx.ir.paths import did_you_mean, parents_of
 from featx.module import GraphModule
 
 
@@ -31,8 +31,7 @@ def find_nodes(gm: GraphModule, wanted: str | Node | Iterable[str | Node]) -> li
         if names is None:
             names = _names(gm)
         if item not in names:
-            close = difflib.get_close_matches(item, names, n=3)
-            hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
+            hint = did_you_mean(item, names)
             raise NodeNameError(f"No node '{item}' in {gm._get_name()}.{hint} List all: print(gm.graph).")
         found.append(names[item])
     return found
@@ -53,7 +52,5 @@ def _names(gm: GraphModule) -> dict[str, Node]:
         if path is None or node.op == "output":
             continue
         qualified[path] = node
-        while "." in path:
-            path = path.rpartition(".")[0]
-            last_under[path] = node
+        last_under.update(dict.fromkeys(parents_of(path), node))
     return {**last_under, **qualified, **exact}

@@ -11,6 +11,7 @@ from torch import nn
 
 from featx.errors import ArgumentTypeError, PatternError
 from featx.ir.node import Node
+from featx.ir.paths import parents_of
 from featx.ir.verify import find_attribute
 from featx.rewrite.operands import is_same_value
 from featx.rewrite.pattern import Pattern
@@ -222,8 +223,4 @@ def matched_paths(pattern: Pattern, nodes_map: dict[Node, Any]) -> dict[str, str
 
 def longest_prefix(path: str, paths: dict[str, Any]) -> str | None:
     """Return the longest of `paths` that the dotted `path` lies below, if any."""
-    while "." in path:
-        path = path.rpartition(".")[0]
-        if path in paths:
-            return path
-    return None
+    return next((parent for parent in parents_of(path) if parent in paths), None)

@@ -130,6 +130,14 @@ def test_highlight_takes_nodes_and_names() -> None:
         assert [leaf.node_name for leaf in leaves if leaf.is_highlighted] == ["mul"]
 
 
+def test_highlight_takes_modules() -> None:
+    leaves = featx.draw(featx.symbolic_trace(Block()), highlight="linear").root.leaves()
+    assert [leaf.node_name for leaf in leaves if leaf.is_highlighted] == ["linear"]
+    traced = featx.symbolic_trace(nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.ReLU(), nn.Linear(2, 2))))
+    leaves = featx.draw(traced, highlight=["1"]).root.leaves()
+    assert [leaf.node_name for leaf in leaves if leaf.is_highlighted] == ["_1_0", "_1_1"]
+
+
 def test_highlight_of_another_graph_is_refused() -> None:
     other = next(iter(featx.symbolic_trace(Block()).graph.nodes))
     for highlight in (["nothing"], [other]):

@@ -140,6 +140,7 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
         featx.ArgumentTypeError,
         "must give texts, a featx.Feature or a list of them as keys, got None",
     ),
+    "a set, without an order": ({"layer1", "layer2"}, featx.ArgumentTypeError, "is a set, which has no order"),
     "a number": ([1], featx.ArgumentTypeError, "may have names"),
     "another class": ([str], featx.ArgumentTypeError, "may have names"),
     "the wrong way round": ({"C3": "layer2"}, featx.NodeNameError, r"from names to keys: \{'layer2': 'C3'\}"),

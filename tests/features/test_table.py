@@ -85,10 +85,31 @@ def test_it_is_a_sequence(table: featx.NodeTable) -> None:
     assert table[0].name == "x"
     assert [row.name for row in table[1:3]] == ["conv1", "bn1"]
     assert len(list(table)) == len(table)
-    with pytest.raises(featx.NodeNameError, match="no node 'layer9'"):
+    assert table[0] in table
+    assert "layer1.0.add" in table
+    assert "layer9" not in table
+    with pytest.raises(featx.NodeNameError, match=r"no node 'layer9'\. Did you mean 'layer"):
         table["layer9"]
-    with pytest.raises(featx.ArgumentTypeError, match="kind may be access, input, module, operation, weight"):
-        table.filter(kind="layer")  # type: ignore[arg-type]
+
+
+def test_several_patterns_select_rows(table: featx.NodeTable) -> None:
+    assert table.filter(["fc", "layer[12]"]).names == ["layer1", "layer2", "fc"]
+    assert str(table.filter("nothing.*")) == "no node of ResNet is in this table"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"kind": "layer"}, "kind may be access, input, module, operation, weight"),
+        ({"match": nn.ReLU()}, r"match must be a pattern such as 'layer1.\*' or a list of them, got ReLU"),
+        ({"type": nn.ReLU()}, "type must be a class of modules, its name or a pattern of it, got ReLU"),
+        ({"shape": 64}, r"shape must be lengths, such as \(None, 64, None, None\), got 64"),
+        ({"shape": "2x64"}, "shape must be lengths.*got '2x64'"),
+    ],
+)
+def test_a_filter_of_the_wrong_kind_is_refused(table: featx.NodeTable, wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(featx.ArgumentTypeError, match=message):
+        table.filter(**wrong)
 
 
 def test_it_prints_modules_down_to_a_depth(table: featx.NodeTable) -> None:

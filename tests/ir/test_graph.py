@@ -396,3 +396,13 @@ def test_reading_is_no_edit() -> None:
     graph.python_code("self")
     list(graph.nodes)
     assert graph.edits == before
+
+
+def test_the_path_of_a_traced_module_is_answered_by_what_is_inside() -> None:
+    inner = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    graph = featx.trace(nn.Sequential(inner, nn.Tanh()), torch.rand(3, 2)).graph
+    assert str(graph["0.1"]) == "_0_1"
+    with pytest.raises(featx.NodeNameError, match=r"no node '0'.* a module that was traced.*'0.0' to '0.1' are inside"):
+        graph["0"]
+    with pytest.raises(featx.NodeNameError, match=r"no node '0.3'\. Did you mean"):
+        graph["0.3"]

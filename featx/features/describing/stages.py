@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from featx.features.describing.images import ImageInput
-from featx.features.describing.table import NodeInfo, TracedRows
+from featx.features.describing.node_rows import TracedRows
+from featx.features.describing.table import NodeInfo
 from featx.ir.ancestors import with_ancestors
 from featx.ir.arguments import map_arg
 from featx.ir.form import sources_of_values

@@ -1,37 +1,23 @@
-"""nodes: a table of all values inside a model, to choose from before anything is extracted."""
+"""NodeTable: what is known of all values inside a model, to choose from before anything is extracted."""
 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any, Literal, cast, overload
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast, get_args, overload
 
 import torch
 from torch import nn
 
 from featx.errors import ArgumentTypeError, NodeNameError
-from featx.features.building.prune import prune
-from featx.features.building.tracing import ModelTracing
-from featx.features.describing.images import shapes_of_wider_image
-from featx.features.describing.info import infos_of
 from featx.features.describing.table_text import HINT, html_of, rich_table_of, text_of
-from featx.features.requests.attention import PROBABILITIES, probabilities_beside, with_probabilities
-from featx.features.requests.request import OUTPUT, expression_of
-from featx.features.requests.select import names_of, select
-from featx.ir.graph import Graph
-from featx.ir.node import Node
-from featx.ir.text import format_target
-from featx.module import GraphModule
-from featx.passes.cost import cost
-from featx.tracing.replica.mode_reads import ModeReads
+from featx.features.requests.request import expression_of
+from featx.ir.paths import did_you_mean
 
 Kind = Literal["input", "module", "operation", "access", "weight"]
 Mode = Literal["both", "train", "eval"]
-# What reads a part or a property of a value, and computes nothing.
-_ACCESSES = frozenset({"getattr", "getitem", "size", "dim", "__getitem__"})
 
 
 @dataclass(frozen=True)
@@ -109,9 +95,14 @@ class NodeTable(Sequence[NodeInfo]):
         if isinstance(index, str):
             row = next((row for row in self._rows if row.name == index), None)
             if row is None:
-                raise NodeNameError(f"the table has no node '{index}'; table.names has those that it has")
+                hint = did_you_mean(index, self.names)
+                raise NodeNameError(f"the table has no node '{index}'.{hint} table.names has those that it has", index)
             return row
         return NodeTable(self._rows[index], self._model, self._depth) if isinstance(index, slice) else self._rows[index]
+
+    def __contains__(self, row: object) -> bool:
+        """Say whether there is this row, or a row of this name."""
+        return row in (self.names if isinstance(row, str) else self._rows)
 
     @property
     def names(self) -> list[str]:
@@ -120,7 +111,7 @@ class NodeTable(Sequence[NodeInfo]):
 
     def filter(
         self,
-        match: str | None = None,
+        match: str | Collection[str] | None = None,
         *,
         type: str | type[nn.Module] | None = None,
         kind: Kind | Collection[Kind] | None = None,
@@ -132,7 +123,7 @@ class NodeTable(Sequence[NodeInfo]):
         """Return the rows for which all of this holds. O(rows).
 
         Args:
-            match: a pattern of names, as in requests: `"blocks.*"`, `"layer[34].**"`.
+            match: a pattern of names, as in requests, or several: `"blocks.*"`, `["layer[34].**", "fc"]`.
             type: the class of a module or its name, or the name of an operation; `"*Norm*"` is a pattern.
             kind: one of the kinds of `NodeInfo`, or several.
             stride: of this stride.
@@ -141,22 +132,20 @@ class NodeTable(Sequence[NodeInfo]):
             depth: with at most so many parts of the name.
 
         Raises:
-            ArgumentTypeError: a kind is unknown.
+            ArgumentTypeError: a kind is unknown, or another argument is of a type that it cannot have.
         """
-        kinds = {kind} if isinstance(kind, str) else None if kind is None else set(kind)
-        known: set[str] = {"input", "module", "operation", "access", "weight"}
-        if kinds is not None and not kinds <= known:
-            raise ArgumentTypeError(f"kind may be {', '.join(sorted(known))}, got {kind!r}")
-        pattern = None if match is None else expression_of(match)
-        wanted_type = type if isinstance(type, str) or type is None else type.__name__
+        kinds = None if kind is None else _known_kinds(kind)
+        patterns = None if match is None else _expressions(match)
+        wanted_type = None if type is None else _name_of_type(type)
+        lengths = None if shape is None else _lengths(shape)
 
         def holds(row: NodeInfo) -> bool:
             return (
-                (pattern is None or pattern.fullmatch(row.name) is not None)
+                (patterns is None or any(pattern.fullmatch(row.name) for pattern in patterns))
                 and (wanted_type is None or fnmatch.fnmatchcase(row.type, wanted_type))
                 and (kinds is None or row.kind in kinds)
                 and (stride is None or row.stride == stride)
-                and (shape is None or _is_of_shape(row.shape, shape))
+                and (lengths is None or _is_of_shape(row.shape, lengths))
                 and (layout is None or row.layout == layout)
                 and (depth is None or row.depth <= depth)
             )
@@ -197,240 +186,30 @@ class NodeTable(Sequence[NodeInfo]):
         return rich_table_of(self._rows, self._model, self._depth)
 
 
-def nodes(
-    model: nn.Module,
-    example_inputs: Any = None,
-    *,
-    tracer_kwargs: Mapping[str, Any] | None = None,
-    concrete_args: dict[str, Any] | None = None,
-    depth: int | None = None,
-    flops: bool = True,
-) -> NodeTable:
-    """Return a table of all values inside `model` that can be asked for, with shapes, strides and costs.
-
-    A replica of the model runs on tensors without values, in eval mode and, where its code asks for the mode, in train
-    mode; the model is only read. FLOPs take one more run. O(nodes + modules) each.
-
-    Args:
-        model: what to look into.
-        example_inputs: inputs, as for `create_feature_extractor`; by default what the model declares or its first
-            layer suggests.
-        tracer_kwargs: as for `get_graph_node_names`.
-        concrete_args: inputs that are fixed to a value, by name.
-        depth: how deep the table is printed.
-        flops: count them. An operator without a rule counts none.
-
-    Raises:
-        ArgumentTypeError: `model` is not a module.
-        TraceError: the model cannot be traced in either mode; the message says where and what to do.
-    """
-    tracing = ModelTracing(model, tracer_kwargs, concrete_args, example_inputs)
-    rows, errors = _in_each_mode(tracing, flops=flops)
-    if not rows:
-        raise errors[model.training]
-    return NodeTable(_merged(rows), type(model).__name__, depth)
+def _known_kinds(kind: Kind | Collection[Kind]) -> set[str]:
+    kinds: set[str] = {kind} if isinstance(kind, str) else set(kind)
+    if not kinds.issubset(get_args(Kind)):
+        raise ArgumentTypeError(f"kind may be {', '.join(sorted(get_args(Kind)))}, got {kind!r}")
+    return kinds
 
 
-@dataclass(frozen=True)
-class TracedRows:
-    """The rows of a model in one mode, and where they come from.
-
-    Attributes:
-        rows: the rows, without FLOPs.
-        graph: the graph of all that the model does, with marks of what modules return.
-        nodes: the node of each row, by name.
-        wider: says which shapes the values have, by name, for an image of twice the width; nothing where the model
-            does not take one.
-    """
-
-    rows: list[NodeInfo]
-    graph: Graph
-    nodes: dict[str, Node]
-    wider: Callable[[], Mapping[str, tuple[int, ...]]]
-
-    @cached_property
-    def by_name(self) -> dict[str, NodeInfo]:
-        """The rows by name."""
-        return {row.name: row for row in self.rows}
+def _expressions(match: object) -> list[re.Pattern[str]]:
+    patterns = [match] if isinstance(match, str) else match
+    if not isinstance(patterns, (list, tuple, set, frozenset)):
+        raise ArgumentTypeError(f"match must be a pattern such as 'layer1.*' or a list of them, got {match!r:.200}")
+    return [expression_of(str(pattern)) for pattern in cast(Collection[object], patterns)]
 
 
-def traced_rows(tracing: ModelTracing) -> TracedRows:
-    """Return the rows of a model in the mode of `tracing`."""
-    paths = [path for path, _ in tracing.model.named_modules() if path]
-    graph = tracing.graph([*paths, OUTPUT], keep_source=True)
-    found = _nodes_by_name(graph, paths)
-    wider = _wider(graph, found, tracing)
-    infos = infos_of(found, {name: name for name in found}, tracing.model, tracing.image, wider)
-    modules = dict(tracing.model.named_modules())
-    rows = [
-        NodeInfo(
-            name=info.key,
-            kind=_kind(node, info.key in modules),
-            type=_type(node, modules.get(info.key)),
-            shape=info.shape,
-            dtype=info.dtype,
-            layout=info.layout,
-            channels=info.channels,
-            stride=info.stride,
-            prefix_tokens=info.prefix_tokens,
-            parameters=sum(each.numel() for each in modules[info.key].parameters()) if info.key in modules else 0,
-            flops=None,
-            mode="train" if tracing.training else "eval",
-            source=node.meta.get("source"),
-            shapes=info.shapes,
-        )
-        for info, node in zip(infos, found.values(), strict=True)
-    ]
-    return TracedRows(rows, graph, found, wider)
+def _name_of_type(wanted: object) -> str:
+    if not isinstance(wanted, (str, type)):
+        raise ArgumentTypeError(f"type must be a class of modules, its name or a pattern of it, got {wanted!r:.200}")
+    return wanted if isinstance(wanted, str) else wanted.__name__
 
 
-def _with_probabilities(rows: list[NodeInfo], traced: TracedRows, modules: Mapping[str, nn.Module]) -> list[NodeInfo]:
-    """Return the rows and, behind each of fused attention, one for the probabilities that can be asked for."""
-    beside = probabilities_beside(traced.graph, traced.nodes, modules)
-    by_name = {row.name: row for row in rows}
-    several: list[NodeInfo] = []
-    for name in with_probabilities(by_name, modules) if beside else by_name:
-        if name in by_name:
-            several.append(by_name[name])
-        elif name in beside:
-            meta = beside[name].meta
-            several.append(
-                replace(
-                    several[-1], name=name, kind="operation", type=PROBABILITIES, shape=meta.get("shape"),
-                    dtype=meta.get("dtype"), layout=None, channels=None, stride=None, prefix_tokens=0, parameters=0,
-                    flops=None, shapes={},
-                )
-            )  # fmt: skip
-    return several
-
-
-def _in_each_mode(tracing: ModelTracing, *, flops: bool) -> tuple[dict[bool, list[NodeInfo]], dict[bool, Exception]]:
-    rows: dict[bool, list[NodeInfo]] = {}
-    errors: dict[bool, Exception] = {}
-    tracing.training, tracing.reads = False, (reads := ModeReads())
-    with suppress(Exception):  # without an attribute `training`, which a second attempt has
-        rows[False] = _rows(tracing, flops=flops)
-    tracing.reads = None
-    if rows and not reads.any and not tracing.is_example_for_one_mode:
-        return {False: [replace(row, mode="both") for row in rows[False]]}, {}
-    for training in (False, True):
-        if training in rows:
-            continue
-        tracing.training = training
-        try:
-            rows[training] = _rows(tracing, flops=flops)
-        except Exception as error:  # the model's own too: a batch of one sample, targets that are missing
-            errors[training] = error
-    return rows, errors
-
-
-def _rows(tracing: ModelTracing, *, flops: bool) -> list[NodeInfo]:
-    traced = traced_rows(tracing)
-    counted = _flops(traced.graph, tracing) if flops else {}
-    rows = traced.rows
-    if counted:
-        rows = [replace(row, flops=counted.get(row.name, counted.get(traced.nodes[row.name].name, 0))) for row in rows]
-    return _with_probabilities(rows, traced, dict(tracing.model.named_modules()))
-
-
-def _nodes_by_name(graph: Graph, paths: Collection[str]) -> dict[str, Node]:
-    """Return the nodes by the names under which they can be asked for, each module ahead of what is inside it."""
-    names = names_of(graph)
-    known = set(paths)
-    in_order: dict[str, str] = {}
-    for name in names:
-        end = name.find(".")
-        while end > 0:
-            if name[:end] in known:
-                in_order.setdefault(name[:end], name[:end])
-            end = name.find(".", end + 1)
-        in_order.setdefault(name, name)
-    return select(graph, in_order, "the model")
-
-
-def _kind(node: Node, is_module: bool) -> Kind:
-    if is_module or node.op == "call_module":
-        return "module"
-    if node.op == "placeholder":
-        return "input"
-    if node.op == "get_attr":
-        return "weight"
-    return "access" if _operation(node) in _ACCESSES else "operation"
-
-
-def _type(node: Node, module: nn.Module | None) -> str:
-    if node.op in ("placeholder", "get_attr"):
-        return "input" if node.op == "placeholder" else "weight"
-    if module is not None:
-        return type(module).__name__
-    stack = cast(dict[str, Any], node.meta.get("nn_module_stack") or {})
-    if node.op == "call_module" and node.target in stack:
-        return stack[str(node.target)][1].__name__
-    return _operation(node)
-
-
-def _operation(node: Node) -> str:
-    if isinstance(node.target, str):
-        return node.target.rpartition(".")[2]
-    return format_target(node.target).rpartition(".")[2]
-
-
-def _wider(graph: Graph, found: Mapping[str, Node], tracing: ModelTracing) -> Any:
-    image, example = tracing.image, tracing.example
-    if image is None or example is None:
-        return dict
-    model = tracing.model_in_mode()
-
-    def shapes() -> Mapping[str, tuple[int, ...]]:
-        maps = {name: node for name, node in found.items() if len(node.meta.get("shape") or ()) >= 3}
-        return shapes_of_wider_image(prune(graph, maps, model), model, example, image)()
-
-    known: list[Mapping[str, tuple[int, ...]]] = []
-
-    def once() -> Mapping[str, tuple[int, ...]]:
-        if not known:
-            known.append(shapes())
-        return known[0]
-
-    return once
-
-
-def _flops(graph: Graph, tracing: ModelTracing) -> dict[str, int]:
-    """Return the FLOPs of modules by path, and of nodes by name; nothing where the graph cannot be run again."""
-    example = tracing.example
-    if example is None:
-        return {}
-    inputs = example.without_values()
-    copy = Graph()
-    copy.graph_copy(graph, {})
-    copy.output(None)
-    try:
-        report = cost(GraphModule(tracing.model_in_mode(), copy), *inputs.args, unknown="list", **inputs.kwargs)
-    except Exception:  # whatever a model does that cannot be run without values
-        return {}
-    found = {row.name: row.flops for row in report.nodes}
-    found.update({row.path: row.flops for row in report.modules if row.path})
-    return found
-
-
-def _merged(rows: Mapping[bool, list[NodeInfo]]) -> list[NodeInfo]:
-    """Return the rows of eval mode and, behind the row that they follow, those that train mode alone has."""
-    if len(rows) == 1:
-        return next(iter(rows.values()))
-    in_eval = {row.name for row in rows[False]}
-    in_train = {row.name for row in rows[True]}
-    behind: dict[str | None, list[NodeInfo]] = {}
-    last: str | None = None
-    for row in rows[True]:
-        if row.name in in_eval:
-            last = row.name
-        else:
-            behind.setdefault(last, []).append(row)
-    merged = behind.get(None, [])
-    for row in rows[False]:
-        merged.append(replace(row, mode="both" if row.name in in_train else "eval"))
-        merged += behind.get(row.name, [])
-    return merged
+def _lengths(shape: object) -> Sequence[int | None]:
+    if isinstance(shape, str) or not isinstance(shape, Sequence):
+        raise ArgumentTypeError(f"shape must be lengths, such as (None, 64, None, None), got {shape!r:.200}")
+    return cast(Sequence[int | None], shape)
 
 
 def _is_of_shape(shape: tuple[int, ...] | None, wanted: Sequence[int | None]) -> bool:

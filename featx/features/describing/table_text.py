@@ -22,6 +22,8 @@ def text_of(rows: Sequence[NodeInfo], model: str, depth: int | None, *, everythi
     """Return the rows of modules down to a depth, or all rows, and a line that says what is left out."""
     shown = list(rows) if everything else _shown(rows, depth)
     table = format_table((*_HEADINGS, "mode"), [(*cells_of(row), _mode(row)) for row in shown], text_columns=4)
+    if not rows:
+        return f"no node of {model} is in this table"
     left_out = len(rows) - len(shown)
     lines = ["\n".join(line.rstrip() for line in table.splitlines())]
     if left_out:

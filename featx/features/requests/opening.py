@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 
 from featx.ir.graph import Graph
+from featx.ir.paths import parents_of
 
 
 def modules_to_open(paths: Collection[str], names: Iterable[str]) -> frozenset[str]:
@@ -20,13 +21,10 @@ def modules_to_open(paths: Collection[str], names: Iterable[str]) -> frozenset[s
     """
     opened = {""}
     for name in names:
-        owner = name.rpartition(".")[0]
-        if name not in paths:
-            while owner and owner not in paths:
-                owner = owner.rpartition(".")[0]
-        while owner:
-            opened.add(owner)
-            owner = owner.rpartition(".")[0]
+        around = list(parents_of(name))
+        while name not in paths and around and around[0] not in paths:
+            around.pop(0)
+        opened.update(around)
     return frozenset(opened)
 
 

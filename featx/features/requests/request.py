@@ -96,12 +96,14 @@ def as_request(return_nodes: Any, argument: str, model: nn.Module | None = None)
         model: whose modules are meant.
 
     Raises:
-        ArgumentTypeError: it is neither a dict nor a list, or something in it is no name, or no key.
+        ArgumentTypeError: it is neither a dict nor in an order, or something in it is no name, or no key.
         RequestError: it is empty, gives one key to two nodes, or has a module that is no part of the model.
         NodeNameError: there is no module of a class.
     """
     if isinstance(return_nodes, Mapping):
         wishes = list(cast(Mapping[Any, Any], return_nodes).items())
+    elif isinstance(return_nodes, (set, frozenset)):
+        raise ArgumentTypeError(f"{argument} is a set, which has no order; give a list: the result has its order")
     elif isinstance(return_nodes, Iterable) and not isinstance(return_nodes, (str, bytes)):
         wishes = [(wish, None) for wish in cast(Iterable[Any], return_nodes)]
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 
 from featx.errors import DrawnAwayError, NodeNameError
@@ -11,6 +10,7 @@ from featx.features.requests.attention import FUSED_FUNCTIONS, PROBABILITIES
 from featx.features.requests.request import OUTPUT, Request
 from featx.ir.graph import Graph
 from featx.ir.node import Node
+from featx.ir.paths import did_you_mean, parents_of
 
 # What the probabilities of attention, or the dropout behind them, are called where attention is not fused.
 _OF_ATTENTION = ("softmax", "attn", "attention", "dropout", "scores")
@@ -42,10 +42,7 @@ def select(graph: Graph, request: Mapping[str, str], owner: str) -> dict[str, No
         if name is None:
             continue
         exact[name] = node
-        end = name.rfind(".")
-        while end > 0:
-            last_under[name[:end]] = node
-            end = name.rfind(".", 0, end)
+        last_under.update(dict.fromkeys(parents_of(name), node))
     found: dict[str, Node] = {}
     for name, key in request.items():
         node = returned.get(name) or exact.get(name) or last_under.get(name)
@@ -62,9 +59,8 @@ def select(graph: Graph, request: Mapping[str, str], owner: str) -> dict[str, No
 
 
 def _unknown_name(name: str, known: list[str], owner: str, graph: Graph, request: Mapping[str, str]) -> NodeNameError:
-    close = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
-    hint = f" Did you mean {' or '.join(repr(match) for match in close)}?" if close else ""
-    if not close and request[name] in known:
+    hint = did_you_mean(name, known)
+    if not hint and request[name] in known:
         hint = f" A request goes from names to keys: {{'{request[name]}': '{name}'}}."
     module, _, last = f".{name}".rpartition(".")
     if last.startswith(_OF_ATTENTION) and any(f"{module}.{each}"[1:] in known for each in FUSED_FUNCTIONS):
