@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from featx.ir.graph import Graph
     from featx.ir.node import Node
     from featx.ir.side_effects import has_side_effect
-    from featx.module import GraphModule, symbolic_trace, trace
+    from featx.module import GraphModule
     from featx.optimization.module import OptimizedExtractor
     from featx.optimization.optimize import optimize
     from featx.optimization.plan import Plan
@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from featx.passes.shapes import ShapeProp
     from featx.rewrite.match import SubgraphMatcher
     from featx.rewrite.replace import Match, ReplacedPatterns, replace_pattern, replace_pattern_with_filters
+    from featx.traced import symbolic_trace, trace
     from featx.tracing.environment.wrapping import wrap
     from featx.tracing.example.tracer import ExampleTracer
     from featx.tracing.nodes.proxy import Attribute, ParameterProxy, Proxy
@@ -199,7 +200,8 @@ _NAMES = {
     "featx.ir.graph": "Graph",
     "featx.ir.node": "Node",
     "featx.ir.side_effects": "has_side_effect",
-    "featx.module": "GraphModule symbolic_trace trace",
+    "featx.module": "GraphModule",
+    "featx.traced": "symbolic_trace trace",
     "featx.optimization.module": "OptimizedExtractor",
     "featx.optimization.optimize": "optimize",
     "featx.optimization.plan": "Plan",

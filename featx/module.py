@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import itertools
 import uuid
 import warnings
@@ -18,22 +17,16 @@ from torch import nn
 from featx.codegen.bound import InstanceForward, leave_to_callees
 from featx.codegen.emit import PythonCode, emit
 from featx.codegen.load import load_function
-from featx.containers import empty_like
 from featx.errors import ArgumentTypeError, GraphError, TargetError
-from featx.examples import Example, find_example, inputs_of
-from featx.ir.equality import is_same_graph
 from featx.ir.graph import Graph
 from featx.ir.names import Namespace
 from featx.ir.node import Node
 from featx.ir.verify import find_attribute, verify_targets
-from featx.tracing.checks.free_sizes import OtherMode, trace_checked, trace_recording_mode_reads
-from featx.tracing.checks.outcomes import FreeDims
-from featx.tracing.example.trace import ExampleTrace
+from featx.shared_attributes import install, share
+from featx.tracing.checks.free_sizes import trace_checked
 from featx.tracing.example.tracer import ExampleTracer
 from featx.tracing.guards.guards import require_mode
 from featx.tracing.guards.scriptable import require_scriptable
-from featx.tracing.replica.replica import only_sets_flags
-from featx.tracing.symbolic.tracer import Tracer
 from featx.tree import clone_tensors
 
 
@@ -97,9 +90,9 @@ class GraphModule(nn.Module):
                     _check_name(node, kind, own_state)
                     if isinstance(root, nn.Module):
                         find_attribute(root, node.target, node)
-                        _share(root, self, node.target)
+                        share(root, self, node.target)
                     elif node.target in root:
-                        _install(self, node.target, root[node.target])
+                        install(self, node.target, root[node.target])
                     else:
                         raise TargetError(
                             f"node '{node.name}' refers to '{node.target}', which is not a key of the root dict"
@@ -403,31 +396,6 @@ def _check_name(node: Node, kind: type[GraphModule], own_state: set[str]) -> Non
         )
 
 
-def as_graph_module(
-    root: object, args: tuple[Any, ...], kwargs: Mapping[str, Any], example_inputs: Any = None
-) -> tuple[Any, Any, Any]:
-    """Return a module that has a graph, and its inputs: what is given, or a trace of a model, and an example for it.
-
-    `example_inputs` may stand in place of `args` and `kwargs`, in the forms that `create_feature_extractor` takes.
-    """
-    args, kwargs = inputs_of(args, kwargs, example_inputs)
-    if not isinstance(root, nn.Module) or hasattr(root, "graph") or hasattr(root, "extractors"):
-        return root, args, kwargs
-    if not args and not kwargs:
-        example = _guessed(root)
-        args, kwargs = (args, kwargs) if example is None else (example.args, example.kwargs)
-    return trace(root, *args, **kwargs), args, kwargs
-
-
-def _guessed(root: nn.Module) -> Example | None:
-    """Return an example for a model that cannot be called without inputs."""
-    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    parameters = inspect.signature(root.forward).parameters.values()
-    needs_inputs = any(each.default is each.empty and each.kind not in variadic for each in parameters)
-    is_of_transformers = hasattr(root, "main_input_name")  # whose inputs all default to None
-    return find_example(root, root.training) if needs_inputs or is_of_transformers else None
-
-
 def opened(root: nn.Module, training: bool, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> GraphModule:
     """Trace a module in a mode, through all modules that a constructor of torch.nn does not make, and return it.
 
@@ -469,129 +437,6 @@ def check_graph_module(gm: object) -> GraphModule:
     else:
         hint = "trace the module first: featx.trace(model, example_input)"
     raise ArgumentTypeError(f"gm must be a featx GraphModule, got {type(gm).__name__}; {hint}")
-
-
-def symbolic_trace(
-    root: nn.Module | Callable[..., Any], concrete_args: dict[str, Any] | tuple[Any, ...] | None = None
-) -> GraphModule:
-    """Trace a module or function symbolically and return its graph as a module; see `Tracer.trace`."""
-    tracer = Tracer()
-    graph = tracer.trace(root, concrete_args)
-    name = type(root).__name__ if isinstance(root, nn.Module) else getattr(root, "__name__", "GraphModule")
-    return GraphModule(tracer.root, graph, name)
-
-
-def trace(root: nn.Module | Callable[..., Any], *args: Any, example_inputs: Any = None, **kwargs: Any) -> GraphModule:
-    """Follow `root(*args, **kwargs)` and return the graph of every operation that ran, as a module.
-
-    Without inputs, for a model that takes some, they are what it declares or its first layer suggests, as in
-    `create_feature_extractor`. `example_inputs` may stand in place of them: a tensor, a tuple of positional inputs, or
-    a dict of inputs by name.
-
-    A replica of the model runs on tensors that have a form and no values; where it asks for a value, on a copy of the
-    example. The model and the inputs are only read. Each node's meta has `qualified_name`, `source` (the line of the
-    model) and, for a tensor, `shape` and `dtype`. `module.meta["free_dims"]` says which dimensions of the inputs are
-    free; for an input for which the model would do something else, calling the module raises `SpecializationError`.
-
-    One run, and some more at other sizes and in other dtypes where the model's code looks at these. O(nodes + modules)
-    each.
-
-    Raises:
-        TraceError: something cannot be followed; the message says where and what to do.
-        ArgumentTypeError: inputs are given in both ways, or `example_inputs` is something else.
-    """
-    args, kwargs = inputs_of(args, kwargs, example_inputs)
-    if not args and not kwargs and isinstance(root, nn.Module):
-        example = _guessed(root)
-        args, kwargs = (args, kwargs) if example is None else (example.args, example.kwargs)
-    found, free_dims, is_for_both_modes = _traced(root, args, kwargs)
-    name = type(root).__name__ if isinstance(root, nn.Module) else getattr(root, "__name__", "GraphModule")
-    if isinstance(root, nn.Module) and not is_for_both_modes:
-        reason = "a model has a graph for each mode: trace again after train() or eval()"
-        require_mode(found.graph, root.training, reason)
-    module = GraphModule(found.model_context.root, found.graph, name)
-    module.meta["free_dims"] = free_dims
-    return module
-
-
-def _traced(
-    root: nn.Module | Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[ExampleTrace, FreeDims, bool]:
-    """Return a trace, which dimensions of its inputs are free, and whether the other mode does the same."""
-    if isinstance(root, nn.Module) and all(map(only_sets_flags, root.modules())):
-        known = OtherMode()
-        found, free_dims = trace_recording_mode_reads(ExampleTracer(keep_source=True), root, args, kwargs, None, known)
-        known.drop()
-        nothing_asks = known.reads is not None and not known.reads.any
-        return found, free_dims, nothing_asks or _is_same_in_other_mode(root, args, kwargs, found.graph)
-    found, free_dims = trace_checked(ExampleTracer(keep_source=True), root, args, kwargs)
-    is_module = isinstance(root, nn.Module)
-    return found, free_dims, is_module and _is_same_in_other_mode(root, args, kwargs, found.graph)
-
-
-def _is_same_in_other_mode(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], graph: Graph) -> bool:
-    try:
-        other, _ = trace_checked(ExampleTracer(keep_source=True, training=not root.training), root, args, kwargs)
-    except Exception:  # whatever it is, the other mode cannot be said to be the same
-        return False
-    return is_same_graph(graph, other.graph)
-
-
-def _share(source: nn.Module, destination: nn.Module, path: str) -> None:
-    """Give `destination` the attribute of `source` at `path`: the same object, registered in the same way."""
-    # Tensors are fetched with get(), which a trace that runs around this does not watch.
-    *parents, name = path.split(".")
-    for depth, part in enumerate(parents):
-        child = source._modules.get(part)
-        if child is None:
-            # The path runs through a plain attribute; that object is shared as a whole.
-            setattr(destination, part, getattr(source, part))
-            return
-        twin = destination._modules.get(part)
-        if twin is child:
-            for inner in (*parents[depth + 1 :], name):
-                _check_readable(inner, path)
-            return
-        if twin is None:
-            _check_readable(part, path)
-            twin = empty_like(child)
-            twin.training = child.training
-            destination.add_module(part, twin)
-        source, destination = child, twin
-    if name in source._modules or name in source._parameters or name in source._buffers:
-        _check_readable(name, path)
-    if name in source._modules:
-        destination._modules[name] = source._modules[name]
-    elif name in source._parameters:
-        destination.register_parameter(name, source._parameters.get(name))
-    elif name in source._buffers:
-        persistent = name not in source._non_persistent_buffers_set
-        destination.register_buffer(name, source._buffers.get(name), persistent=persistent)
-    else:
-        setattr(destination, name, getattr(source, name))
-
-
-def _check_readable(name: str, path: str) -> None:
-    # Registered past the methods of nn.Module that refuse such names; reading the attribute gives something else.
-    if hasattr(nn.Module, name) or name in nn.Module.__annotations__:
-        raise TargetError(
-            f"'{path}' runs through a module or tensor named '{name}', but '{name}' of every nn.Module is something "
-            "else; rename that attribute of the model"
-        )
-
-
-def _install(destination: nn.Module, path: str, value: Any) -> None:
-    *parents, name = path.split(".")
-    for part in parents:
-        if not hasattr(destination, part):
-            destination.add_module(part, nn.Module())
-        _check_readable(part, path)
-        destination = getattr(destination, part)
-    _check_readable(name, path)
-    if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter):
-        destination.register_buffer(name, value)
-    else:
-        setattr(destination, name, value)
 
 
 def _indent(text: str) -> str:

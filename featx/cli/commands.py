@@ -24,8 +24,8 @@ from featx.errors import FeatxError
 from featx.features.describing.node_rows import nodes as list_nodes
 from featx.features.dual import DualGraphModule
 from featx.features.extractor import create_feature_extractor
-from featx.module import trace
 from featx.passes.cost import cost as count_cost
+from featx.traced import trace
 
 
 def _tell_version(is_asked: bool) -> None:

@@ -24,7 +24,8 @@ from featx.examples import Example, inputs_of
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.ir.paths import parents_of
-from featx.module import GraphModule, as_graph_module
+from featx.module import GraphModule
+from featx.traced import as_graph_module
 
 
 def draw(

@@ -12,8 +12,9 @@ from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.ir.side_effects import has_side_effect
 from featx.migration.left_out import explainer
-from featx.module import GraphModule, symbolic_trace
+from featx.module import GraphModule
 from featx.rewrite.replace import replace_pattern
+from featx.traced import symbolic_trace
 from featx.tracing.environment.wrapping import wrap
 from featx.tracing.nodes.proxy import Proxy
 from featx.tracing.symbolic.inputs import PH

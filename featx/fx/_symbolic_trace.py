@@ -11,7 +11,8 @@ from featx.ir.node import Node, Target
 from featx.migration.compatibility import BASE_TYPES as base_types
 from featx.migration.compatibility import compatibility
 from featx.migration.left_out import explainer
-from featx.module import GraphModule, symbolic_trace
+from featx.module import GraphModule
+from featx.traced import symbolic_trace
 from featx.tracing.environment.wrapping import wrap
 from featx.tracing.guards.input_checks import check_is_none as _assert_is_none
 from featx.tracing.nodes.proxy import ParameterProxy, Proxy

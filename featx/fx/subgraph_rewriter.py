@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.migration.left_out import explainer
-from featx.module import GraphModule, symbolic_trace
+from featx.module import GraphModule
 from featx.rewrite.replace import Match, ReplacedPatterns, replace_pattern, replace_pattern_with_filters
+from featx.traced import symbolic_trace
 
 __all__ = [
     "Graph",

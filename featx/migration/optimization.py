@@ -11,8 +11,9 @@ from torch import nn
 from featx.interpret.transformer import Transformer
 from featx.ir.graph import Graph
 from featx.ir.node import Node, Target
-from featx.module import GraphModule, symbolic_trace
+from featx.module import GraphModule
 from featx.passes.fuse import fuse_conv_bn
+from featx.traced import symbolic_trace
 
 
 def fuse(model: nn.Module, inplace: bool = False, no_trace: bool = False) -> GraphModule:

@@ -13,7 +13,6 @@ from featx.interpret.interpreter import Interpreter
 from featx.ir.memory import memory_of
 from featx.ir.node import Node
 from featx.ir.text import format_target
-from featx.module import as_graph_module
 from featx.passes.cost_report import CostReport, NodeCost, sum_by_module
 from featx.passes.counting import Count, OperatorCount
 from featx.passes.flops import Rule
@@ -22,6 +21,7 @@ from featx.passes.lookup import quoted
 from featx.passes.meta_execution import FakeValues
 from featx.passes.preserved_state import WrittenMemory, preserve_model
 from featx.passes.traffic import bytes_of
+from featx.traced import as_graph_module
 from featx.tree import tree_leaves, tree_map
 
 

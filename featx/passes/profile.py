@@ -14,10 +14,10 @@ from featx.errors import ArgumentTypeError, InputError
 from featx.interpret.interpreter import Interpreter
 from featx.ir.node import Node
 from featx.ir.text import format_target
-from featx.module import as_graph_module
 from featx.passes.hierarchy import Hierarchy
 from featx.passes.preserved_state import WrittenMemory, preserve_model
 from featx.passes.profile_report import ModuleTime, NodeTime, ProfileReport
+from featx.traced import as_graph_module
 from featx.tree import tree_leaves
 
 

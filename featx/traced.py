@@ -1,0 +1,112 @@
+"""trace and symbolic_trace: a model or a function as a graph module."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+
+from featx.examples import Example, find_example, inputs_of
+from featx.ir.equality import is_same_graph
+from featx.ir.graph import Graph
+from featx.module import GraphModule
+from featx.tracing.checks.free_sizes import OtherMode, trace_checked, trace_recording_mode_reads
+from featx.tracing.checks.outcomes import FreeDims
+from featx.tracing.example.trace import ExampleTrace
+from featx.tracing.example.tracer import ExampleTracer
+from featx.tracing.guards.guards import require_mode
+from featx.tracing.replica.replica import only_sets_flags
+from featx.tracing.symbolic.tracer import Tracer
+
+
+def symbolic_trace(
+    root: nn.Module | Callable[..., Any], concrete_args: dict[str, Any] | tuple[Any, ...] | None = None
+) -> GraphModule:
+    """Trace a module or function symbolically and return its graph as a module; see `Tracer.trace`."""
+    tracer = Tracer()
+    graph = tracer.trace(root, concrete_args)
+    name = type(root).__name__ if isinstance(root, nn.Module) else getattr(root, "__name__", "GraphModule")
+    return GraphModule(tracer.root, graph, name)
+
+
+def trace(root: nn.Module | Callable[..., Any], *args: Any, example_inputs: Any = None, **kwargs: Any) -> GraphModule:
+    """Follow `root(*args, **kwargs)` and return the graph of every operation that ran, as a module.
+
+    Without inputs, for a model that takes some, they are what it declares or its first layer suggests, as in
+    `create_feature_extractor`. `example_inputs` may stand in place of them: a tensor, a tuple of positional inputs, or
+    a dict of inputs by name.
+
+    A replica of the model runs on tensors that have a form and no values; where it asks for a value, on a copy of the
+    example. The model and the inputs are only read. Each node's meta has `qualified_name`, `source` (the line of the
+    model) and, for a tensor, `shape` and `dtype`. `module.meta["free_dims"]` says which dimensions of the inputs are
+    free; for an input for which the model would do something else, calling the module raises `SpecializationError`.
+
+    One run, and some more at other sizes and in other dtypes where the model's code looks at these. O(nodes + modules)
+    each.
+
+    Raises:
+        TraceError: something cannot be followed; the message says where and what to do.
+        ArgumentTypeError: inputs are given in both ways, or `example_inputs` is something else.
+    """
+    args, kwargs = inputs_of(args, kwargs, example_inputs)
+    if not args and not kwargs and isinstance(root, nn.Module):
+        example = _guessed(root)
+        args, kwargs = (args, kwargs) if example is None else (example.args, example.kwargs)
+    found, free_dims, is_for_both_modes = _traced(root, args, kwargs)
+    name = type(root).__name__ if isinstance(root, nn.Module) else getattr(root, "__name__", "GraphModule")
+    if isinstance(root, nn.Module) and not is_for_both_modes:
+        reason = "a model has a graph for each mode: trace again after train() or eval()"
+        require_mode(found.graph, root.training, reason)
+    module = GraphModule(found.model_context.root, found.graph, name)
+    module.meta["free_dims"] = free_dims
+    return module
+
+
+def _traced(
+    root: nn.Module | Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[ExampleTrace, FreeDims, bool]:
+    """Return a trace, which dimensions of its inputs are free, and whether the other mode does the same."""
+    if isinstance(root, nn.Module) and all(map(only_sets_flags, root.modules())):
+        known = OtherMode()
+        found, free_dims = trace_recording_mode_reads(ExampleTracer(keep_source=True), root, args, kwargs, None, known)
+        known.drop()
+        nothing_asks = known.reads is not None and not known.reads.any
+        return found, free_dims, nothing_asks or _is_same_in_other_mode(root, args, kwargs, found.graph)
+    found, free_dims = trace_checked(ExampleTracer(keep_source=True), root, args, kwargs)
+    is_module = isinstance(root, nn.Module)
+    return found, free_dims, is_module and _is_same_in_other_mode(root, args, kwargs, found.graph)
+
+
+def _is_same_in_other_mode(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], graph: Graph) -> bool:
+    try:
+        other, _ = trace_checked(ExampleTracer(keep_source=True, training=not root.training), root, args, kwargs)
+    except Exception:  # whatever it is, the other mode cannot be said to be the same
+        return False
+    return is_same_graph(graph, other.graph)
+
+
+def as_graph_module(
+    root: object, args: tuple[Any, ...], kwargs: Mapping[str, Any], example_inputs: Any = None
+) -> tuple[Any, Any, Any]:
+    """Return a module that has a graph, and its inputs: what is given, or a trace of a model, and an example for it.
+
+    `example_inputs` may stand in place of `args` and `kwargs`, in the forms that `create_feature_extractor` takes.
+    """
+    args, kwargs = inputs_of(args, kwargs, example_inputs)
+    if not isinstance(root, nn.Module) or hasattr(root, "graph") or hasattr(root, "extractors"):
+        return root, args, kwargs
+    if not args and not kwargs:
+        example = _guessed(root)
+        args, kwargs = (args, kwargs) if example is None else (example.args, example.kwargs)
+    return trace(root, *args, **kwargs), args, kwargs
+
+
+def _guessed(root: nn.Module) -> Example | None:
+    """Return an example for a model that cannot be called without inputs."""
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = inspect.signature(root.forward).parameters.values()
+    needs_inputs = any(each.default is each.empty and each.kind not in variadic for each in parameters)
+    is_of_transformers = hasattr(root, "main_input_name")  # whose inputs all default to None
+    return find_example(root, root.training) if needs_inputs or is_of_transformers else None
