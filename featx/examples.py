@@ -327,20 +327,21 @@ def _from_torchvision(ask: _Question) -> Example | None:
     transform = getattr(model, "transform", None)
     if not (hasattr(transform, "min_size") and hasattr(transform, "image_mean") and "targets" in ask.parameters):
         return None
-    images = [ask.floats(3, 128, 160), ask.floats(3, 160, 128)]
-    targets = [_target(model, image) for image in images]
-    inputs = (images, targets) if ask.training else (images,)
+    # Most calls for inference have one image. Training takes several, and their targets; images as long as these have
+    # few pixels when the model has scaled them, by their longer side.
+    images = [ask.floats(3, 64, 640), ask.floats(3, 72, 640)] if ask.training else [ask.floats(3, 128, 160)]
+    inputs = (images, [_target(model, image) for image in images]) if ask.training else (images,)
     return Example(inputs, {}, "torchvision's detection", is_for_one_mode=True)
 
 
 def _target(model: nn.Module, image: Tensor) -> dict[str, Tensor]:
     """Return two objects in `image`, with a mask and keypoints where `model` learns them."""
-    boxes = image.new_tensor([[8, 8, 72, 104], [40, 24, 120, 88]])
+    boxes = image.new_tensor([[8, 8, 72, 56], [40, 16, 120, 48]])
     target = {"boxes": boxes, "labels": torch.ones(2, dtype=torch.int64, device="cpu")}
     heads = getattr(model, "roi_heads", None)
     if getattr(heads, "mask_predictor", None) is not None:
         masks = torch.zeros(2, *image.shape[-2:], dtype=torch.uint8, device="cpu")
-        masks[0, 16:96, 16:64] = masks[1, 32:80, 48:112] = 1
+        masks[0, 16:48, 16:64] = masks[1, 24:40, 48:112] = 1
         target["masks"] = masks
     predictor = getattr(heads, "keypoint_predictor", None)
     if predictor is not None:

@@ -190,6 +190,8 @@ class ModelTracing:
         tracer = self._new_tracer(request).on_example(opened)
         tracer.model_context = self._surroundings
         tracer.check_sizes = self._check_sizes
+        # A case of its own is traced for a size that comes up in the mode that the model is not in.
+        tracer.runs_sizes_for_real = self.training in (None, self.model.training)
         return tracer
 
     def drop(self) -> None:

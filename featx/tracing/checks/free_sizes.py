@@ -231,6 +231,8 @@ def _free_dims(
         known = {**dict.fromkeys(known, LAYOUT_NOT_VARIED), **variation.test(varied, other_mode.dims)}
         before = variation.before
     other_mode.note(trace, known)
+    if trace.is_real and not tracer.runs_sizes_for_real:  # the other mode may find more dimensions free
+        other_mode.graph = None
     if measures_of(trace.graph) != measured:  # other sizes told more of some calls, which may differ by mode
         other_mode.graph = None
     pin_data_dependent_numbers(tracer, args, kwargs, trace, find_requested)

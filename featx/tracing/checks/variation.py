@@ -82,10 +82,16 @@ class Variation:
         """Return what is known of each dimension of the inputs.
 
         Those that the model refused in `other_mode` are tried all at once, and where it refuses that again, not alone.
+        Where other sizes may not run for real, those that are likely to be free are tried once, all together.
         """
         groups, likely = _groups_of(inputs)
         known = {group: NOT_ASKED for group in groups if not self._may_try(group)}
         groups, likely = ([group for group in each if group not in known] for each in (groups, likely))
+        if self._trace.is_real and not self._tracer.runs_sizes_for_real:
+            disguises = (disguise_as_larger, disguise_as_zero)
+            are_free = all(self._outcome_without_values(likely, disguise) == FREE for disguise in disguises)
+            known.update({group: FREE if are_free and group in likely else NOT_ALONE for group in groups})
+            return {dim: outcome for group, outcome in known.items() for dim in group.dims}
         refused = [group for group in groups if _was_refused(group, other_mode)]
         if refused and (outcome := self._outcome(refused)).is_refusal:
             known.update(dict.fromkeys(refused, outcome))

@@ -57,6 +57,7 @@ class ExampleTracer:
         keep_output: return what the root returns; otherwise the graph returns None, and the output may be of any kind.
         training: trace the model as it is in train mode, or in eval mode; by default in the modes in which it is.
         check_sizes: of which dimensions of the inputs other lengths are tried: all, the first one, or none.
+        runs_sizes_for_real: whether a model that runs for real on the example does so for other lengths too.
         follows_wrapped: follow functions that their Python module has marked with `wrap`, which are one node else.
     """
 
@@ -72,6 +73,7 @@ class ExampleTracer:
         keep_output: bool = True,
         training: bool | None = None,
         check_sizes: CheckSizes = "full",
+        runs_sizes_for_real: bool = True,
         follows_wrapped: bool = False,
     ) -> None:
         self.is_leaf = is_leaf or (lambda module, path: is_leaf_class(type(module)))
@@ -85,6 +87,7 @@ class ExampleTracer:
         self.keep_output = keep_output
         self.training = training
         self.check_sizes = check_sizes
+        self.runs_sizes_for_real = runs_sizes_for_real
         # What hears whether code of the model asks in which mode a module is.
         self.reads: ModeReads | None = None
         # Why modules are kept whole that would be looked into, by path, as earlier traces have found out.
