@@ -213,6 +213,8 @@ def test_who_asks_for_a_softmax_is_told() -> None:
     example = torch.randn(2, 3, 8), torch.randn(2, 4, 8)
     with pytest.raises(featx.NodeNameError, match=r"fused there; ask for its probabilities by 'attn\.probabilities'"):
         extractor_of(model, ["attn.softmax"], example)
+    with pytest.raises(featx.NodeNameError, match=r"fused there; ask for its probabilities by 'a\*\.probabilities'"):
+        extractor_of(model, ["a*.attn_drop"], example)
 
 
 def test_where_there_is_none_it_is_refused() -> None:

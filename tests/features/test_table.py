@@ -55,6 +55,44 @@ def test_costs_are_those_of_torchs_counter(table: featx.NodeTable) -> None:
     assert table["relu"].flops == 0
 
 
+class Branches(nn.Module):
+    """Calls the layers in lists of lists, and no list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lists = nn.ModuleList(
+            [nn.ModuleList([nn.Linear(3, 5), nn.Linear(5, 3)]), nn.ModuleList([nn.Linear(3, 7)])]
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layers in self.lists:
+            for layer in layers:  # type: ignore[attr-defined]
+                x = layer(x)
+        return x
+
+
+def test_a_list_has_the_flops_of_what_is_inside() -> None:
+    table = featx.nodes(Branches(), torch.rand(2, 3))
+    by_hand = {"lists.0": 2 * 2 * (15 + 15), "lists.1": 2 * 2 * 21, "lists": 2 * 2 * 51}
+    assert {name: table[name].flops for name in by_hand} == by_hand
+    assert [table[name].flops for name in ("lists.0.0", "lists.0.1", "lists.1.0")] == [60, 60, 84]
+
+
+class AsksForValues(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.layer = nn.Embedding(10, 4), nn.Linear(4, 4)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        h = self.embed(ids)
+        return self.layer(h if (ids == 3).any() else h * 2)
+
+
+def test_decisions_about_values_do_not_keep_it_from_counting() -> None:
+    table = featx.nodes(AsksForValues(), torch.tensor([[1, 3, 5]]))
+    assert table["layer"].flops == 2 * 3 * 4 * 4
+
+
 def test_it_says_where_a_value_comes_from(table: featx.NodeTable) -> None:
     file, _, line = str(table["layer1.0.add"].source).rpartition(":")
     with open(file) as lines:

@@ -16,10 +16,10 @@ from featx.errors import ArgumentTypeError, FeatxError, NodeNameError, TraceErro
 from featx.examples import Example, as_example, find_example
 from featx.features.building.prune import last_needed
 from featx.features.describing.images import ImageInput, image_of
-from featx.features.requests.attention import FUSED_FUNCTIONS, PROBABILITIES, Probabilities, with_probabilities
+from featx.features.requests.attention import FUSED_FUNCTIONS, Probabilities, with_probabilities
 from featx.features.requests.edits import Edits
 from featx.features.requests.opening import modules_to_open, names_match_full_trace
-from featx.features.requests.request import OUTPUT, Request
+from featx.features.requests.request import OUTPUT, PROBABILITIES, Request
 from featx.features.requests.select import names_of, select
 from featx.features.requests.starts import Starts
 from featx.ir.graph import Graph

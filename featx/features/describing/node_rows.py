@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -15,8 +16,8 @@ from featx.features.building.tracing import ModelTracing
 from featx.features.describing.images import shapes_of_wider_image
 from featx.features.describing.info import infos_of
 from featx.features.describing.table import Kind, NodeInfo, NodeTable
-from featx.features.requests.attention import PROBABILITIES, probabilities_beside, with_probabilities
-from featx.features.requests.request import OUTPUT
+from featx.features.requests.attention import probabilities_beside, with_probabilities
+from featx.features.requests.request import OUTPUT, PROBABILITIES
 from featx.features.requests.select import names_of, select
 from featx.ir.graph import Graph
 from featx.ir.node import Node
@@ -225,21 +226,36 @@ def _wider(graph: Graph, found: Mapping[str, Node], tracing: ModelTracing) -> An
 
 
 def _flops(graph: Graph, tracing: ModelTracing) -> dict[str, int]:
-    """Return the FLOPs of modules by path, and of nodes by name; nothing where the graph cannot be run again."""
+    """Return the FLOPs of modules by path, and of nodes by name; nothing where the graph cannot be run again.
+
+    A list of modules that is not called itself has those of all that is inside it.
+    """
     example = tracing.example
     if example is None:
         return {}
     inputs = example.without_values()
     copy = Graph()
     copy.graph_copy(graph, {})
+    _drop_guards(copy)
     copy.output(None)
     try:
         report = cost(GraphModule(tracing.model_in_mode(), copy), *inputs.args, unknown="list", **inputs.kwargs)
     except Exception:  # whatever a model does that cannot be run without values
         return {}
     found = {row.name: row.flops for row in report.nodes}
-    found.update({row.path: row.flops for row in report.modules if row.path})
-    return found
+    of_modules = {row.path: row.flops for row in report.modules if row.path}
+    inside: dict[str, int] = {}
+    for path, flops in of_modules.items():
+        for around in itertools.takewhile(lambda parent: parent not in of_modules, parents_of(path)):
+            inside[around] = inside.get(around, 0) + flops
+    return {**inside, **found, **of_modules}
+
+
+def _drop_guards(graph: Graph) -> None:
+    """Erase guards, and what is asked for them alone: answers need values. O(nodes)."""
+    for node in reversed(list(graph.nodes)):
+        if node.meta.get("is_guard") or not (node.users or node.op == "placeholder" or "qualified_name" in node.meta):
+            graph.erase_node(node)
 
 
 def _merged(rows: Mapping[bool, list[NodeInfo]]) -> list[NodeInfo]:

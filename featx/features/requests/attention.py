@@ -15,13 +15,12 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as torch's documentation has it
 
 from featx.errors import NodeNameError
-from featx.features.requests.request import Request
+from featx.features.requests.request import PROBABILITIES, Request
 from featx.ir.effects import MeasuredEffects
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 
-# The name of the node beside a fused call: `blocks.3.attn.probabilities`, `blocks.3.attn.probabilities_1`.
-PROBABILITIES = "probabilities"
+# The node beside a fused call: `blocks.3.attn.probabilities`, `blocks.3.attn.probabilities_1`.
 _NAME = re.compile(rf"(?:(.*)\.)?{PROBABILITIES}(_\d+)?")
 # Functions of torch that fuse attention, which are the last parts of the names of their nodes.
 FUSED_FUNCTIONS = ("scaled_dot_product_attention", "multi_head_attention_forward")

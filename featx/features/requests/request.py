@@ -15,6 +15,10 @@ from featx.features.requests.feature import Feature
 
 # What the model itself returns, unless a module or an operation of the model has this name.
 OUTPUT = "output"
+# The last part of the name of the probabilities of fused attention.
+PROBABILITIES = "probabilities"
+# What they, or the dropout behind them, are called where attention is not fused.
+_OF_ATTENTION = ("softmax", "attn", "attention", "dropout", "scores")
 _WILDCARDS = re.compile(r"(?:^|(?<=\.))\*\*\.|\*\*|\*|\?|\[[^\]]+\]")
 _EXAMPLE = "{'layer4': 'C5'}"
 
@@ -75,6 +79,9 @@ class Request(Mapping[str, str]):
                 prefixes = {name[: place.start()] for name in names for place in re.finditer(r"\.|$", name)}
                 close = difflib.get_close_matches(_WILDCARDS.sub("", pattern), sorted(prefixes), n=3, cutoff=0.4)
                 hint = f" Near are {', '.join(map(repr, close))}." if close else ""
+                probabilities = as_probabilities(pattern)
+                if probabilities is not None and any(map(expression_of(probabilities).fullmatch, names)):
+                    hint = f" Attention is fused there; ask for its probabilities by '{probabilities}'."
                 raise NodeNameError(
                     f"'{pattern}' in {argument} matches no module and no operation.{hint} `*` stands for one part of a "
                     "path, `**` for any number of parts."
@@ -213,6 +220,12 @@ class _Parts:
                     raise RequestError(f"{self._argument} gives the key '{key}' to {twice}")
                 by_key[key] = name
         return Request(self.keys, self.features, self.expanded, self.pending)
+
+
+def as_probabilities(name: str) -> str | None:
+    """Return the name of the probabilities of fused attention, if `name` looks like one of those that are not fused."""
+    module, dot, last = name.rpartition(".")
+    return f"{module}{dot}{PROBABILITIES}" if last.startswith(_OF_ATTENTION) else None
 
 
 def expression_of(pattern: str) -> re.Pattern[str]:

@@ -6,14 +6,11 @@ from collections.abc import Mapping
 
 from featx.errors import DrawnAwayError, NodeNameError
 from featx.features.building.decisions import branches_on_random
-from featx.features.requests.attention import FUSED_FUNCTIONS, PROBABILITIES
-from featx.features.requests.request import OUTPUT, Request
+from featx.features.requests.attention import FUSED_FUNCTIONS
+from featx.features.requests.request import OUTPUT, Request, as_probabilities
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.ir.paths import did_you_mean, parents_of
-
-# What the probabilities of attention, or the dropout behind them, are called where attention is not fused.
-_OF_ATTENTION = ("softmax", "attn", "attention", "dropout", "scores")
 
 
 def select(graph: Graph, request: Mapping[str, str], owner: str) -> dict[str, Node]:
@@ -62,9 +59,9 @@ def _unknown_name(name: str, known: list[str], owner: str, graph: Graph, request
     hint = did_you_mean(name, known)
     if not hint and request[name] in known:
         hint = f" A request goes from names to keys: {{'{request[name]}': '{name}'}}."
-    module, _, last = f".{name}".rpartition(".")
-    if last.startswith(_OF_ATTENTION) and any(f"{module}.{each}"[1:] in known for each in FUSED_FUNCTIONS):
-        hint = f" Attention is fused there; ask for its probabilities by '{f'{module}.{PROBABILITIES}'[1:]}'."
+    probabilities, module = as_probabilities(name), name.rpartition(".")[0]
+    if probabilities is not None and any(f"{module}.{each}".lstrip(".") in known for each in FUSED_FUNCTIONS):
+        hint = f" Attention is fused there; ask for its probabilities by '{probabilities}'."
     text = (
         f"No node '{name}' in {owner}.{hint}{_kept_whole(graph)} List all names with "
         "featx.get_graph_node_names(model); a name may exist in one mode only, then give train_return_nodes and "

@@ -266,7 +266,7 @@ class ExampleTrace:
         around.refresh_caches(forget_left=self._is_first_call)
         self._restorers += [
             hook.stop, generators.restore, self._torch_calls.generator.restore, self._saved_globals.restore,
-            self._restore_caches, around.passing.uninstall, modes.leave,
+            self._restore_caches, around.passing.uninstall, modes.leave, self._results.restore_objects,
         ]  # fmt: skip
         self.recorder.grad_modes.is_enabled = self.gradients
         if self._settings.reads is not None:

@@ -33,8 +33,8 @@ def form_of(value: Any) -> Any:
 def form_of_result(value: Any) -> Any:
     """Describe as `form_of`, with all that is neither a tensor nor an item of a tuple, list or dict by value. O(size).
 
-    A trace follows the items of what a call gives. What objects hold beside tensors, and attributes that somebody has
-    given to tensors, Python sees unheard.
+    A trace follows the items of what a call gives, and numbers, in tuples and lists too, beside the tensors of an
+    object. What else objects hold, and attributes that somebody has given to tensors, Python sees unheard.
 
     Returns:
         The form; None where there is an object that has no description, such as an iterator.
@@ -48,6 +48,15 @@ def form_of_result(value: Any) -> Any:
 def attributes_given_to(tensor: torch.Tensor) -> dict[str, Any]:
     """Return the attributes that somebody has given to a tensor; those of subclasses are their own."""
     return vars(tensor) if type(tensor) is torch.Tensor else {}
+
+
+def holds_tensors(value: object) -> bool:
+    """Say whether a value is a plain object with a tensor among its attributes: a result, and no settings."""
+    return (
+        not isinstance(value, (torch.Tensor, tuple, list, dict))
+        and is_plain_object(value)
+        and any(isinstance(item, torch.Tensor) for item in attributes_of(value).values())
+    )
 
 
 def description_of(array: Any) -> tuple[str, tuple[int, ...], str]:
@@ -136,8 +145,17 @@ def _contents_of_other(value: Any, around: tuple[int, ...]) -> Any:
     if isinstance(value, types.FunctionType):
         return _contents_of_function(value, around)
     if is_plain_object(value):
-        return _attributes(value, around, _contents_of)
+        return _attributes(value, around, _item_beside_tensors if holds_tensors(value) else _contents_of)
     raise _IndescribableError
+
+
+def _item_beside_tensors(value: Any, around: tuple[int, ...]) -> Any:
+    if type(value) in (int, float, TracedInt, TracedFloat):
+        return type(value).__mro__[-2].__name__
+    if type(value) in (tuple, list):
+        items = cast(list[Any], value)
+        return type(value).__name__, *[_item_beside_tensors(item, around) for item in items]
+    return _contents_of(value, around)
 
 
 def _contents_of_function(function: types.FunctionType, around: tuple[int, ...]) -> Any:

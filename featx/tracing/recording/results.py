@@ -12,8 +12,9 @@ import torch
 
 from featx.ir.memory import memory_of
 from featx.ir.node import Node
-from featx.tracing.guards.forms import attributes_given_to
+from featx.tracing.guards.forms import attributes_given_to, holds_tensors
 from featx.tracing.guards.scalars import plain_number
+from featx.tracing.objects.plain_objects import attributes_of
 from featx.tracing.objects.structure import Path, contents_of, is_structure, parts_of
 from featx.tracing.recording.lineage import Origin, Part
 from featx.tracing.recording.recorder import Recorder
@@ -32,6 +33,14 @@ class Results:
         self._recorder = recorder
         # The objects that calls gave, and what they held then.
         self.objects: list[ContentsSnapshot] = []
+        # The attributes of objects that have been replaced: the object may be of the model, and outlive the trace.
+        self._replaced: list[tuple[Any, str, Any]] = []
+
+    def restore_objects(self) -> None:
+        """Give objects that calls gave their own numbers back."""
+        for value, name, item in reversed(self._replaced):
+            object.__setattr__(value, name, item)
+        self._replaced = []
 
     def follow(self, value: Any, origin: Origin, frame: FrameType | None) -> Any:
         """Return the value of `origin` so that whatever is done with it, or with a part of it, is followed.
@@ -139,6 +148,12 @@ class Results:
         for part, path in parts_of(value):
             if path:
                 origins[path] = Part(origins[path[:-1]], *path[-1])
+            if holds_tensors(part):
+                for name, item in attributes_of(part).items():
+                    followed = self._with_numbers(item, Part(origins[path], getattr, name))
+                    if followed is not item:
+                        self._replaced.append((part, name, item))
+                        object.__setattr__(part, name, followed)
             if isinstance(part, torch.Tensor):
                 self._tensor_of_object(part, origins[path])
             elif not isinstance(part, (tuple, list, dict)) and (is_structure(part) or part is value):
@@ -146,6 +161,16 @@ class Results:
             if is_structure(part):
                 self.objects.append((f"an object that '{_root_of(origin).name}' gave", part, contents_of(part)))
         return value
+
+    def _with_numbers(self, value: Any, origin: Origin) -> Any:
+        """Return a copy of a number, or of a tuple or list of such, that is followed; other values as they are."""
+        if type(value) in (int, float):
+            self._recorder.numbers.sizes_were_read = True
+            return self._recorder.numbers.new(value, origin)
+        if type(value) not in (tuple, list):
+            return value
+        items = [self._with_numbers(item, Part(origin, operator.getitem, index)) for index, item in enumerate(value)]
+        return value if all(map(operator.is_, items, value)) else type(value)(items)
 
     def _tensor_of_object(self, tensor: torch.Tensor, origin: Origin) -> None:
         recorder = self._recorder
