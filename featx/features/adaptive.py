@@ -11,6 +11,7 @@ from torch import nn
 from featx.errors import TraceError
 from featx.examples import Example
 from featx.features.building.cases import trace_for_input
+from featx.features.building.left_attributes import check_cases
 from featx.features.building.rollback import RollbackRunner
 from featx.features.describing.info import FeatureInfos
 from featx.features.dual import DualGraphModule
@@ -64,6 +65,7 @@ class AdaptiveExtractor(nn.Module):
 
         Raises:
             TraceError: the model cannot be traced on these inputs.
+            SpecializationError: forward may read what it has left in an attribute in a call with other inputs.
         """
         best: dict[Any, DualGraphModule] = self.__dict__["_best"]
         key = (self.training, *[_form(leaf) for leaf in tree_leaves((args, kwargs))])
@@ -74,6 +76,7 @@ class AdaptiveExtractor(nn.Module):
                 best[key] = extractor
                 return result
         extractor = trace_for_input(lambda: self.__dict__["_build"](Example(args, kwargs, "this input")))
+        check_cases(self._in_mode(each).graph for each in (*self.extractors, extractor))
         result = self._in_mode(extractor)(*args, **kwargs)
         self.__dict__["_extractors"].append(extractor)
         best[key] = extractor

@@ -161,3 +161,28 @@ def test_more_extractors_than_one_code_may_be_compiled_for(takes_texts: bool) ->
         extractor = featx.create_feature_extractor(model, [str(number)], example_inputs=x)
         compiled = torch.compile(extractor, fullgraph=True, backend="eager")
         assert torch.equal(compiled(x)[str(number)], extractor(x)[str(number)])
+
+
+class KeepsAPart(nn.Module):
+    """Takes a part of the tokens, as masked autoencoders do: `int` of a float that a size gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x[:, : int(x.shape[1] * 0.5)])
+
+
+@pytest.mark.parametrize("compiler", ["compile", "export", "script"])
+def test_a_part_of_a_size_is_compiled(compiler: str) -> None:
+    model, x = KeepsAPart().eval(), torch.rand(2, 6, 8)
+    extractor = featx.create_feature_extractor(model, ["layer"], example_inputs=x)
+    with torch.no_grad():
+        if compiler == "compile":
+            compiled = torch.compile(extractor, backend="eager", fullgraph=True)
+        elif compiler == "export":
+            compiled = torch.export.export(extractor, (x,), strict=True).module()
+        else:
+            compiled = torch.jit.script(extractor)
+        torch.testing.assert_close(compiled(x)["layer"], model(x), rtol=0, atol=0)

@@ -9,10 +9,11 @@ from typing import Any
 
 from torch import nn
 
-from featx.errors import DrawnAwayError, RequestError
+from featx.errors import DrawnAwayError, RequestError, TraceError
 from featx.examples import Example
 from featx.features.building.cases import Cases
 from featx.features.building.decisions import branches_on_inputs
+from featx.features.building.left_attributes import left_by, note_left, text_of
 from featx.features.building.prune import prune
 from featx.features.building.raising_graph import raising_graph
 from featx.features.building.tracing import ModelTracing, TracedModel, TracerName
@@ -59,6 +60,7 @@ def build(model: nn.Module, requests: dict[bool, Request], options: Options, exa
         modes = {training: _trace_mode(tracing, request, training, options) for training, request in requests.items()}
     finally:
         tracing.drop()
+    _check_state_between(modes, tracing, model.training)
     _handle_untraceable_mode(modes[model.training], modes[not model.training], is_lenient=options.is_lenient)
     present = None
     if tracing.flags() != modes[model.training].flags:
@@ -157,6 +159,7 @@ class _Mode:
             root = tracing.model_in_mode()
             wanted = starts.make(traced.graph, wanted, traced.request, root, traced.free_dims)
         self.graph = prune(traced.graph, wanted, tracing.model_in_mode())
+        note_left(self.graph, traced.left)
         if tracing.edits is not None:
             tracing.edits.check_effect(self.graph)
         self.free_dims = traced.free_dims if starts is None else None
@@ -196,6 +199,23 @@ def _trace_mode(tracing: ModelTracing, request: Request, training: bool, options
     else:
         mode.finish(traced, tracing, options)
     return mode
+
+
+def _check_state_between(modes: Mapping[bool, _Mode], tracing: ModelTracing, present: bool) -> None:
+    """Let the mode that the model is not in count as untraceable, if one reads in attributes what the other leaves."""
+    if any(mode.error for mode in modes.values()):
+        return
+    for writing, reading in ((True, False), (False, True)):
+        left = left_by(modes[writing].graph) - left_by(modes[reading].graph)
+        tracing.training = reading
+        attribute = tracing.read_of(left) if left else None
+        if attribute is not None:
+            modes[not present].error = TraceError(
+                f"forward stores what it computes in the attribute '{text_of(attribute)}' in {_name_of(writing)} mode, "
+                f"and reads it in {_name_of(reading)} mode, and a graph assigns no attributes. To go on, write it into "
+                "a buffer in place (self.center.copy_(value)); in the other mode alone, the extractor is exact"
+            )
+            return
 
 
 def _handle_untraceable_mode(present: _Mode, other: _Mode, *, is_lenient: bool) -> None:

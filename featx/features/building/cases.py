@@ -14,6 +14,7 @@ from torch import nn
 from featx.codegen.bound import with_code_of_its_own
 from featx.errors import NodeNameError, SpecializationError, TargetError
 from featx.examples import Example
+from featx.features.building.left_attributes import check_cases
 from featx.features.building.rollback import RollbackRunner
 from featx.ir.graph import Graph
 
@@ -96,6 +97,7 @@ class Cases:
             ) from None
         _LOGGER.info("%s: tracing again for an input of another kind: %s", name, refused)
         graph = trace_for_input(lambda: self._trace(self.model, module.training, Example(args, kwargs, "this input")))
+        check_cases([module.graph, *(known for known, _ in self._further[module.training]), graph])
         try:
             return graph, module.compiled(graph)
         except TargetError:

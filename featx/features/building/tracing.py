@@ -14,6 +14,7 @@ from torch import nn
 
 from featx.errors import ArgumentTypeError, FeatxError, NodeNameError, TraceError
 from featx.examples import Example, as_example, find_example
+from featx.features.building.left_attributes import Attribute
 from featx.features.building.prune import last_needed
 from featx.features.describing.images import ImageInput, image_of
 from featx.features.requests.attention import FUSED_FUNCTIONS, Probabilities, with_probabilities
@@ -36,6 +37,7 @@ from featx.tracing.replica.mode_reads import ModeReads
 from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.replica.modules import has_own_call
 from featx.tracing.replica.replica import only_sets_flags, replica_of, view_in_mode
+from featx.tracing.source.attributes import is_tested_for
 from featx.tracing.symbolic.inputs import PHBase
 from featx.tracing.symbolic.tracer import Tracer
 from featx.tree import tree_leaves
@@ -116,13 +118,15 @@ class FeatureTracer(Tracer):
 class TracedModel:
     """A model in one mode: its graph, the requested nodes by key, and which dimensions of its inputs are free.
 
-    `request` has the names that were asked for, with their keys.
+    `request` has the names that were asked for, with their keys, and `left` the attributes in which forward has left
+    what it computed.
     """
 
     graph: Graph
     request: Request
     wanted: dict[str, Node]
     free_dims: FreeDims | None
+    left: frozenset[Attribute]
 
 
 class ModelTracing:
@@ -338,11 +342,13 @@ class ModelTracing:
             asked = asked if others is None else others.with_names(asked)
         asked = probabilities.as_fused(asked) if probabilities.names else asked
         found: list[FreeDims] = []
+        left: set[Attribute] = set()
 
         def follow(example: Example) -> Graph:
             error: Exception | None = None
             try:
                 trace = self._opened(example, asked, owner, found)
+                left.update(trace.checks.left)
                 if names_match_full_trace(trace.graph, asked, trace.ran_inside_opaque):
                     return trace.graph
             except (NodeNameError, TraceError) as caught:
@@ -353,6 +359,7 @@ class ModelTracing:
             trace, free = trace_checked(self._on_example(asked), self.model, *_inputs(example), wanted)
             self._known(trace)
             found[:] = [free]
+            left.update(trace.checks.left)
             try:
                 select(trace.graph, asked, owner)
             except NodeNameError as unknown:
@@ -363,7 +370,26 @@ class ModelTracing:
         nodes = select(graph, asked, owner)
         if probabilities.names:
             nodes = probabilities.make(graph, nodes, request)
-        return TracedModel(graph, request, nodes, found[0] if found else None)
+        return TracedModel(graph, request, nodes, found[0] if found else None, frozenset(left))
+
+    def read_of(self, attributes: frozenset[Attribute]) -> Attribute | None:
+        """Return one of these attributes that forward reads in the mode `training` before it assigns it, if any.
+
+        Forward runs without them. Where that says nothing, the first one is returned.
+        """
+        for path, name in sorted(attributes):
+            kind = type(self._modules[path])
+            if hasattr(kind, name) or is_tested_for(kind, name):
+                return path, name
+        example = self._example()
+        tracer = self._on_example()
+        tracer.absent = attributes
+        try:
+            trace = None if example is None else tracer.trace(self.model, *_inputs(example))
+        except Exception:  # the model's own too
+            trace = None
+        read = attributes if trace is None else attributes & trace.checks.read_first
+        return min(read, default=None)
 
     def _opened(self, example: Example, request: Mapping[str, str], owner: str, found: list[FreeDims]) -> ExampleTrace:
         tracer = self._on_example(request, modules_to_open(self._modules, request))

@@ -99,6 +99,8 @@ class ExampleTracer:
         self.uses_profile_hook = self._may_be_disturbed = False
         # Whether calls are heard that set or ask for the state of autocast.
         self.observes_autocast = False
+        # Attributes, by path and name, that are taken away for the runs: a trace notes those that forward reads.
+        self.absent: frozenset[tuple[str, str]] = frozenset()
         self.log = RunLog()
 
     def _settings(self) -> Settings:
@@ -215,6 +217,7 @@ class ExampleTracer:
         first = before or conditions.earlier
         setup = RunSetup(
             "buffers" if conditions.is_real else "none",
+            self.absent,
             share_stand_ins=first is not None and first.inputs.share_stand_ins,
         )
         attempts = ATTEMPTS

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from math import trunc
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -174,7 +173,7 @@ class Numbers:
             return kind(*args, **kwargs)
         if isinstance(number, kind):
             return number
-        return self.compute(trunc if kind is int else float, (number,), kind(plain_number(number)))
+        return self.compute(kind, (number,), kind(plain_number(number)))
 
     def _extreme(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         items: Any = args if len(args) > 1 else next(iter(args))

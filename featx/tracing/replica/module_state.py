@@ -113,6 +113,20 @@ class ModuleState:
             for tensor in _tensors_in(value)
         ]
 
+    def assigned_values(self) -> list[tuple[str, Any]]:
+        """Return name and value of the plain attributes, and of the items of containers, that are others than before.
+
+        Those of a tuple or list that was assigned are named one by one.
+        """
+        state, attributes = self._module.__dict__, self._attributes
+        changed: list[tuple[str, Any]] = [
+            (name, value)
+            for name, value in state.items()
+            if name not in _NOT_RESTORED and value is not attributes.get(name, _ABSENT)
+        ]
+        changed += [(name, container) for name, container, items in self._items if not _has_items(container, items)]
+        return [(name, item) for name, value in changed for item in _items_of(value)]
+
     def assigned_numbers(self) -> list[str]:
         """Return the names of plain attributes with a number before, and now one of another kind, such as a size."""
         state = self._module.__dict__
@@ -193,6 +207,12 @@ def _tensors_in(value: Any) -> list[torch.Tensor]:
     if isinstance(value, (list, tuple)):
         return [item for item in cast(list[Any], value) if isinstance(item, torch.Tensor)]
     return [value] if isinstance(value, torch.Tensor) else []
+
+
+def _items_of(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return list(cast(dict[Any, Any], value).values())
+    return list(cast(list[Any], value)) if isinstance(value, (list, tuple, set)) else [value]
 
 
 def _is_changed(before: object, now: object) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from torch import nn
 
 from featx.ir.form import FORM_ATTRIBUTES, sources_of_values
 from featx.ir.node import Node
+from featx.tracing.guards.scalars import TracedFloat, TracedInt
 from featx.tracing.recording.lineage import Origin, Part
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.replica.module_state import ModuleState, is_alias
@@ -59,6 +61,18 @@ def unsupported_side_effect(
         if is_read(type(module), name) and checks.is_read_first((path, name)):
             return f"forward stores a number in the attribute '{name}', and reads it in the next call"
     return "forward draws from a random generator of its own" if state.drawn_generators() else None
+
+
+def computed_attributes(recorder: Recorder, module: nn.Module, state: ModuleState) -> Iterator[str]:
+    """Yield the attributes of a module that hold what its forward has computed, and that its class reads.
+
+    A graph assigns no attributes. Its own call may have assigned them before it has read them; other graphs of the
+    model, for the other mode or for other inputs, may read them without that.
+    """
+    for name, value in state.assigned_values():
+        is_computed = isinstance(value, (bool, TracedInt, TracedFloat)) or _comes_from_inputs(recorder, value)
+        if is_computed and is_read(type(module), name):
+            yield name
 
 
 def _comes_from_inputs(recorder: Recorder, value: object) -> bool:

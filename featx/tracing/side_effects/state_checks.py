@@ -10,7 +10,7 @@ from featx.tracing.objects.module_tree import modules_of
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.replica.mode_reads import mode_of
 from featx.tracing.replica.module_states import ModuleStates
-from featx.tracing.side_effects.forward_side_effects import unsupported_side_effect
+from featx.tracing.side_effects.forward_side_effects import computed_attributes, unsupported_side_effect
 from featx.tracing.signals import ModifiedFromOutside, ReadOrderUnknown, UnsupportedSideEffect
 from featx.tracing.source.attributes import assigned_to_others
 
@@ -34,6 +34,7 @@ class StateChecks:
         opaque_paths: the paths of those that were one node.
         absent: attributes that are not there during this trace.
         read_first: those that forward reads before it assigns them.
+        left: attributes of opened modules that hold what forward has computed, and that their class reads.
         kept_input_message: what forward has kept of its inputs in a container, where a next call may find it.
     """
 
@@ -51,6 +52,7 @@ class StateChecks:
         self.opaque_paths: set[str] = set()
         self.absent: set[Attribute] = set()
         self.read_first: set[Attribute] = set()
+        self.left: set[Attribute] = set()
         self.kept_input_message: str | None = None
 
     def note_opaque_call(self, module: nn.Module, path: str, *, is_own: bool) -> None:
@@ -78,6 +80,8 @@ class StateChecks:
         left = None if state is None else unsupported_side_effect(self, self._recorder, module, path, state)
         if left is not None:
             raise UnsupportedSideEffect(left)
+        if state is not None:
+            self.left.update((path, name) for name in computed_attributes(self._recorder, module, state))
 
     def check_all(self) -> None:
         """Raise where a module is not what its own calls, or a graph of them, leave it."""
