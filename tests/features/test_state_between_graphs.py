@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from typing import Any
 
 import pytest
@@ -74,6 +75,43 @@ class AsksWhetherItIsThere(Base):
         return h + self.last if hasattr(self, "last") else h
 
 
+class Child(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.proj = nn.Linear(4, 4)
+        self.kept = torch.zeros(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.proj(x)
+        if self.training:
+            self.kept = h.mean(0).detach()
+        return h
+
+
+class OfChild(nn.Module):
+    """Reads what a child keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.child = Child()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.child(x) - self.child.kept
+
+
+KEPT = {"centre": torch.zeros(4)}
+
+
+class OfFile(Base):
+    """Keeps it in a dict of the file."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.proj(x)
+        if self.training:
+            KEPT["centre"] = h.mean(0).detach()
+        return h - KEPT["centre"]
+
+
 class Watched(Base):
     """Keeps what somebody else looks at."""
 
@@ -126,6 +164,23 @@ def test_each_value_is_that_of_the_model_or_refused(kind: type[Base], training: 
     else:
         assert refused.keys() == {not training}
         assert f"in the attribute '{'inner.' if nest else ''}{USUAL_NAME}' in " in refused[not training]
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "names", "text"),
+    [
+        (OfChild, ["child.proj", "output"], "the attribute 'child.kept'"),
+        (OfFile, ["output"], "'centre' in the model's Python file"),
+    ],
+)
+def test_state_of_a_child_and_of_a_file(kind: type[nn.Module], names: list[str], text: str, training: bool) -> None:
+    model = kind().train(training)
+    extractor = featx.create_feature_extractor(model, names, example_inputs=X, suppress_diff_warning=True)
+    torch.testing.assert_close(extractor(X)["output"], copy.deepcopy(model)(X), rtol=0, atol=0)
+    with pytest.raises(featx.TraceError, match=f"stores what it computes in {re.escape(text)} in train"):
+        extractor.train(not training)(X)
+    KEPT["centre"] = torch.zeros(4)
 
 
 def test_a_module_that_is_kept_whole_keeps_its_state() -> None:

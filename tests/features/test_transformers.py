@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -106,3 +107,21 @@ def test_hidden_states_that_transformers_collects_with_hooks_are_followed(path: 
     for x in (images, torch.rand(2, 3, 64, 64)):
         expected = hooked(segformer(), (path,), x)[path]
         assert torch.equal(first(extractor(x)[path]), expected)
+
+
+@pytest.mark.parametrize("path", ["model.layers.0", "model.layers.1.mlp"])
+def test_what_transformers_collects_inside_of_layers_that_are_kept_whole_is_followed(path: str) -> None:
+    torch.manual_seed(0)
+    config = transformers.MixtralConfig(
+        **TOKENS, num_key_value_heads=2, num_local_experts=2, output_router_logits=True, max_position_embeddings=32
+    )
+    model = transformers.MixtralForCausalLM(config).eval()
+    example = {"input_ids": torch.randint(5, 90, (1, 6)), "use_cache": False}
+    extractor = featx.create_feature_extractor(copy.deepcopy(model), [path, "output"], example_inputs=example)
+    for shape in ((1, 6), (1, 6), (1, 12), (3, 5)):
+        inputs = {"input_ids": torch.randint(5, 90, shape), "use_cache": False}
+        with torch.no_grad():
+            found, expected = extractor(**inputs)["output"], copy.deepcopy(model)(**inputs)
+        assert torch.equal(found["aux_loss"], expected.aux_loss)
+        for one, other in zip(found["router_logits"], expected.router_logits, strict=True):
+            assert torch.equal(one, other)

@@ -211,8 +211,8 @@ def _check_state_between(modes: Mapping[bool, _Mode], tracing: ModelTracing, pre
         attribute = tracing.read_of(left) if left else None
         if attribute is not None:
             modes[not present].error = TraceError(
-                f"forward stores what it computes in the attribute '{text_of(attribute)}' in {_name_of(writing)} mode, "
-                f"and reads it in {_name_of(reading)} mode, and a graph assigns no attributes. To go on, write it into "
+                f"forward stores what it computes in {text_of(attribute)} in {_name_of(writing)} mode, "
+                f"and reads it in {_name_of(reading)} mode, and a graph stores nothing there. To go on, write it into "
                 "a buffer in place (self.center.copy_(value)); in the other mode alone, the extractor is exact"
             )
             return

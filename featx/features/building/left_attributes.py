@@ -34,12 +34,13 @@ def check_cases(graphs: Iterable[Graph]) -> None:
     attribute = min(frozenset.union(*left) - frozenset.intersection(*left), default=None)
     if attribute is not None:
         raise SpecializationError(
-            f"forward stores what it computes in the attribute '{text_of(attribute)}' for some inputs, and may read it "
-            "in a later call for others, and a graph assigns no attributes. To go on, write it into a buffer in place, "
+            f"forward stores what it computes in {text_of(attribute)} for some inputs, and may read it "
+            "in a later call for others, and a graph stores nothing there. To go on, write it into a buffer in place, "
             "or use an extractor of its own for each kind of input"
         )
 
 
 def text_of(attribute: Attribute) -> str:
-    """Return the name under which forward has an attribute, for messages."""
-    return ".".join(filter(None, attribute))
+    """Return how messages name an attribute of a module, or what lies in a file."""
+    path, name = attribute
+    return f"the attribute '{path}.{name}'".replace("'.", "'") if name.isidentifier() else name

@@ -378,6 +378,8 @@ class ModelTracing:
         Forward runs without them. Where that says nothing, the first one is returned.
         """
         for path, name in sorted(attributes):
+            if not name.isidentifier():  # a global
+                return path, name
             kind = type(self._modules[path])
             if hasattr(kind, name) or is_tested_for(kind, name):
                 return path, name

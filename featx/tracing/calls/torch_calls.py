@@ -68,7 +68,7 @@ class TorchCalls:
         self._saved_globals = saved_globals
         self.value_log = ValueLog()
         self.generator = TorchGenerator()
-        self.kernels = Kernels(self._on_unseen_kernel, on_write, recorder.note_dynamic_shape)
+        self.kernels = Kernels(self._on_unseen_kernel, on_write, recorder.note_dynamic_shape, recorder.made_inside.note)
         recorder.stand_ins.shapes = self.kernels.shapes
         self.questions = TensorReads(recorder, results, self.value_log, self.execute)
         self.unseen: Untraceable | None = None

@@ -117,6 +117,15 @@ class Caches:
         for holder, left in self._left:
             holder.put(left)
 
+    def names_left(self, is_computed: Callable[[torch.Tensor], bool]) -> list[str]:
+        """Return the keys and names under which calls have left traced numbers, or tensors that are computed so."""
+        return [
+            f"{key!r} in the model's Python file"
+            for _, left in self._left
+            for key, item in left.items()
+            if _holds_of_trace(is_computed, item)
+        ]
+
     def forget_left(self) -> None:
         """Forget what calls have left: a call on another replica follows."""
         self._left, self._left_tensors = [], set()

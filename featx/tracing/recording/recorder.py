@@ -28,6 +28,7 @@ from featx.tracing.recording.autocast import AutocastModes
 from featx.tracing.recording.call_record import Record
 from featx.tracing.recording.earlier_calls import EarlierCalls
 from featx.tracing.recording.lineage import Lineage, Origin, Part
+from featx.tracing.recording.made_inside import MadeInside
 from featx.tracing.recording.numbers import Numbers
 from featx.tracing.recording.opaque_call import OpaqueCall
 from featx.tracing.replica.hooks import tensors_kept_by_hooks
@@ -86,6 +87,7 @@ class Recorder(TracerBase):
         self.lineage = Lineage()
         self.scope = Scope("", None, {})
         self.whole = OpaqueCall()
+        self.made_inside = MadeInside(self.whole, self.is_of_graph)
         self.stand_ins = StandIns(owned)
         self.numbers = Numbers(self)
         self.earlier = EarlierCalls()
@@ -170,9 +172,10 @@ class Recorder(TracerBase):
         return False
 
     def is_unseen(self, tensor: torch.Tensor) -> bool:
-        """Say whether a tensor is a stand-in that no call gave: it comes from code that torch does not tell of."""
-        is_known = id(tensor) in self.owned or id(tensor) in self.earlier.constants
-        return tensor.is_meta and self.device.type != "meta" and not is_known
+        """Say whether a tensor is of this trace and no call gave it: it comes from code that torch does not tell of."""
+        if id(tensor) in self.owned or id(tensor) in self.earlier.constants:
+            return False
+        return tensor in self.made_inside or (tensor.is_meta and self.device.type != "meta")
 
     def is_of_graph(self, values: tuple[Any, ...]) -> bool:
         """Say whether there is a tensor of the model, or one that is followed, among values."""

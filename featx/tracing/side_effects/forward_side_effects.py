@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -63,15 +63,15 @@ def unsupported_side_effect(
     return "forward draws from a random generator of its own" if state.drawn_generators() else None
 
 
-def computed_attributes(recorder: Recorder, module: nn.Module, state: ModuleState) -> Iterator[str]:
-    """Yield the attributes of a module that hold what its forward has computed, and that its class reads.
+def computed_attributes(recorder: Recorder, kinds: Iterable[type], state: ModuleState) -> Iterator[str]:
+    """Yield the attributes of a module that hold what its forward has computed, and that one of these classes reads.
 
     A graph assigns no attributes. Its own call may have assigned them before it has read them; other graphs of the
     model, for the other mode or for other inputs, may read them without that.
     """
     for name, value in state.assigned_values():
         is_computed = isinstance(value, (bool, TracedInt, TracedFloat)) or _comes_from_inputs(recorder, value)
-        if is_computed and is_read(type(module), name):
+        if is_computed and any(is_read(kind, name) for kind in kinds):
             yield name
 
 

@@ -34,7 +34,7 @@ class StateChecks:
         opaque_paths: the paths of those that were one node.
         absent: attributes that are not there during this trace.
         read_first: those that forward reads before it assigns them.
-        left: attributes of opened modules that hold what forward has computed, and that their class reads.
+        left: attributes of opened modules that hold what forward has computed and code of the model reads; globals too.
         kept_input_message: what forward has kept of its inputs in a container, where a next call may find it.
     """
 
@@ -81,7 +81,8 @@ class StateChecks:
         if left is not None:
             raise UnsupportedSideEffect(left)
         if state is not None:
-            self.left.update((path, name) for name in computed_attributes(self._recorder, module, state))
+            kinds = {type(each) for each in self.paths if self.states.initial(each) is not None}
+            self.left.update((path, name) for name in computed_attributes(self._recorder, kinds, state))
 
     def check_all(self) -> None:
         """Raise where a module is not what its own calls, or a graph of them, leave it."""

@@ -32,6 +32,7 @@ class Kernels(TorchDispatchMode):
             it is given, kernels draw from generators of this trace alone. None costs nothing.
         on_dynamic_shape: is called, where `on_write` is given too, before each kernel whose result has, or may have,
             a shape that depends on values.
+        on_result: is called, where `on_write` is given too, with the tensors that each kernel gets, and its result.
 
     Attributes:
         shapes: the shapes of such results.
@@ -45,11 +46,13 @@ class Kernels(TorchDispatchMode):
         return False
 
     def __init__(
-        self, on_unrecorded: OnKernel, on_write: OnKernel | None, on_dynamic_shape: Callable[[], None] | None = None
-    ) -> None:
+        self, on_unrecorded: OnKernel, on_write: OnKernel | None, on_dynamic_shape: Callable[[], None] | None = None,
+        on_result: Callable[[list[torch.Tensor], Any], None] | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         self._on_unseen = on_unrecorded
         self._on_dynamic_shape = on_dynamic_shape
+        self._on_result = on_result
         self.on_write = on_write
         self.shapes = DynamicShapes()
         self._signatures = Signatures()
@@ -84,6 +87,8 @@ class Kernels(TorchDispatchMode):
                 result = func(*args, **kwargs) if kwargs else func(*args)
             if is_dynamic:
                 self.shapes.note(func, result)
+            if self.on_write is not None and self._on_result is not None:
+                self._on_result(_tensors(args, kwargs), result)
             if self.on_write is not None and type(result) is torch.Tensor:
                 self.elements += result.numel()
             return result
