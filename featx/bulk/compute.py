@@ -64,7 +64,7 @@ class Runner:
     def inputs(self, batch: Any) -> Any:
         """Return a batch as the extractor takes it."""
         moved = tree_map(lambda leaf: leaf.to(self._device) if isinstance(leaf, torch.Tensor) else leaf, batch)
-        return self._late(moved) if isinstance(moved, torch.Tensor) else moved
+        return as_weights(self._late(moved), self._extractor) if isinstance(moved, torch.Tensor) else moved
 
     def features(self, batch: Any) -> Rows:
         """Return the features of a batch, on the CPU."""
@@ -128,6 +128,12 @@ class Runner:
                     f"{column.dtype} for the first sample; pool it, or bring samples to one size"
                 )
         return ""
+
+
+def as_weights(images: torch.Tensor, model: nn.Module) -> torch.Tensor:
+    """Return images in the dtype that all parameters of floating point have: those of a half model in half."""
+    dtypes = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
+    return images.to(dtypes.pop()) if images.is_floating_point() and len(dtypes) == 1 else images
 
 
 def _count(batch: Any) -> int:

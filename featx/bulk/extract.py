@@ -14,7 +14,7 @@ from typing import Any, Literal, cast, get_args
 import torch
 from torch import nn
 
-from featx.bulk.compute import Runner
+from featx.bulk.compute import Runner, as_weights
 from featx.bulk.decode import decode_image, decoder
 from featx.bulk.engines import Engine, OneProcessPerDevice, Ray, ThisProcess
 from featx.bulk.extras import require
@@ -30,7 +30,7 @@ from featx.bulk.remote import open_folder
 from featx.bulk.shards import Work, finished
 from featx.bulk.sources import Rows, Source, find_source
 from featx.bulk.table import FeatureTable, open_features
-from featx.errors import ArgumentTypeError, ExtractionError
+from featx.errors import ArgumentTypeError, ExtractionError, FeatxError
 from featx.features.dual import DualGraphModule
 from featx.features.extractor import Nodes, create_feature_extractor
 from featx.optimization.hardware import device_of
@@ -408,8 +408,14 @@ def _extractor(
         if not isinstance(model, DualGraphModule):
             raise ArgumentTypeError(f"nodes=None is for an extractor, and the model is a {type(model).__name__}")
         return model.eval()
-    inputs = late(example.to(device_of(model))) if isinstance(example, torch.Tensor) else example
-    extractor = create_feature_extractor(model, nodes, example_inputs=inputs, suppress_diff_warning=True)
+    is_image = isinstance(example, torch.Tensor)
+    inputs = as_weights(late(example.to(device_of(model))), model) if is_image else example
+    try:
+        extractor = create_feature_extractor(model, nodes, example_inputs=inputs, suppress_diff_warning=True)
+    except FeatxError:
+        raise
+    except Exception as error:  # the model's own
+        raise ExtractionError(f"the model fails on the first sample: {type(error).__name__}: {error}") from error
     return extractor.eval()
 
 

@@ -112,8 +112,8 @@ def start_job(folder: Folder, job: Job, keys: Sequence[str], asked: Mapping[str,
         theirs = there.identity.get(name, getattr(there, name, None))
         if theirs != value:
             raise ExtractionError(
-                f"'{folder.path}' has the features of another job: its {name} is {_short(theirs)}, and here it is "
-                f"{_short(value)}. Choose another folder for this one"
+                f"'{folder.path}' has the features of another job: its {name} {_difference(theirs, value)}. Choose "
+                "another folder for this one"
             )
     if KEYS_FILE not in folder.names():  # behind the job file: only who has the job may write its keys
         write_keys(folder, keys)
@@ -156,6 +156,15 @@ def write_keys(folder: Folder, keys: Sequence[str]) -> None:
     reach("behind the key list")
 
 
-def _short(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
-    return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
+def _difference(theirs: Any, ours: Any) -> str:
+    """Say what differs: of long texts, from where they do."""
+    texts = [value if isinstance(value, str) else json.dumps(value) for value in (theirs, ours)]
+    pairs = enumerate(zip(*texts, strict=False))
+    start = next((place for place, (one, other) in pairs if one != other), 0)
+    start = max(0, start - _SHOWN // 4) if max(map(len, texts)) > _SHOWN else 0
+    shown = [repr(("..." if start else "") + _cut(text[start:])) for text in texts]
+    return f"is {shown[0]}, and here it is {shown[1]}"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

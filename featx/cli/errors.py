@@ -22,3 +22,8 @@ def told() -> Generator[None]:
     except (UserError, FeatxError, OSError) as error:
         typer.secho(f"featx: {error}", err=True, fg="red")
         raise typer.Exit(1) from None
+    except Exception as error:
+        if not type(error).__module__.startswith("botocore."):
+            raise
+        typer.secho(f"featx: the object store cannot be reached: {error}", err=True, fg="red")
+        raise typer.Exit(1) from None

@@ -50,7 +50,7 @@ def read_images(
                 tensors.append(transform(opened.convert("RGB")))
         except FileNotFoundError:
             raise UserError(f"there is no file '{file}'") from None
-        except OSError as error:
+        except (OSError, image.DecompressionBombError) as error:
             raise UserError(f"'{file}' cannot be read as an image: {error}") from error
     return [str(file) for file in files], torch.stack(tensors), described
 

@@ -246,3 +246,52 @@ def test_folder_of_features_is_a_data_set(tmp_path: Path) -> None:
     run(tmp_path / "photos", tmp_path)
     loaded = datasets.load_dataset(str(tmp_path / "features"), split="train", cache_dir=str(tmp_path / "cache"))
     assert loaded.num_rows == 5
+
+
+class Tensors(Dataset[torch.Tensor]):
+    def __init__(self, images: torch.Tensor) -> None:
+        self.images = images
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.images[index]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_images_have_the_dtype_of_the_weights(tmp_path: Path, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten()).eval().to(dtype)
+    images = torch.rand(5, 3, 6, 6)
+    with torch.no_grad():
+        features = model(images.to(dtype))
+    data = Tensors(images)
+    table = featx.extract(
+        model,
+        {"1": featx.Feature("f", dtype=torch.float32)},
+        data,
+        tmp_path / "out",
+        transform=lambda image: image,
+        progress=False,
+    )
+    torch.testing.assert_close(table.tensor("f"), features.float(), rtol=1e-2, atol=1e-2)
+
+
+def test_a_model_that_fails_on_the_first_sample_is_told_so(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(7, 2))
+    with pytest.raises(featx.ExtractionError, match="the model fails on the first sample: RuntimeError: mat1 and mat2"):
+        featx.extract(
+            model, ["0"], Tensors(torch.rand(3, 3, 6, 6)), tmp_path / "out", transform=lambda x: x, progress=False
+        )
+
+
+def test_another_job_is_told_by_what_differs_in_a_long_text(tmp_path: Path) -> None:
+    data, model = Tensors(torch.rand(3, 3, 8, 8)), nn.Sequential(*[nn.Conv2d(3, 3, 1) for _ in range(12)]).eval()
+    for pool, error in (("avg", None), ("max", "its code is '.*mean.*', and here it is '.*amax")):
+        job = {"10": featx.Feature("C", pool=pool)}
+        if error is None:
+            featx.extract(model, job, data, tmp_path / "out", transform=lambda x: x, progress=False)
+        else:
+            with pytest.raises(featx.ExtractionError, match=error):
+                featx.extract(model, job, data, tmp_path / "out", transform=lambda x: x, progress=False)

@@ -50,6 +50,13 @@ def _hierarchical(name: str, **options: Any) -> Any:
     return getattr(transformers, f"{name}Model")(config).eval()
 
 
+def _of_windows(name: str, **options: Any) -> Any:
+    config = getattr(transformers, f"{name}Config")(image_size=SIDE, embed_dim=8, depths=[2, 1, 3, 2], **options)
+    return getattr(transformers, f"{name}Model")(config).eval()
+
+
+SWIN = {"num_heads": [1, 2, 2, 2], "window_size": 2}
+LAST_OF_ROWS = list(enumerate((1, 0, 2, 1)))
 PVT = {"image_size": SIDE, "num_attention_heads": [1, 2, 3, 4]}
 
 
@@ -73,15 +80,29 @@ PVT = {"image_size": SIDE, "num_attention_heads": [1, 2, 3, 4]}
             [4, 8, 16, 32],
             [f"encoder.layer_norm.{n}" for n in range(4)],
         ),
+        *(
+            (
+                lambda name=name: _of_windows(name, **SWIN),
+                [4, 8, 16, 32],
+                [f"encoder.layers.{n}.blocks.{last}" for n, last in LAST_OF_ROWS],
+            )
+            for name in ("Swin", "Swinv2", "MaskFormerSwin")
+        ),
+        (
+            lambda: _of_windows("FocalNet"),
+            [4, 8, 16, 32],
+            [f"encoder.stages.{n}.layers.{last}" for n, last in LAST_OF_ROWS],
+        ),
     ],
-    ids=["Data2VecVision", "VitDet", "PoolFormer", "Pvt", "GLPN"],
+    ids=["Data2VecVision", "VitDet", "PoolFormer", "Pvt", "GLPN", "Swin", "Swinv2", "MaskFormerSwin", "FocalNet"],
 )
 def test_maps_are_those_of_the_last_blocks(model: Any, strides: list[int], modules: list[str]) -> None:
     torch.manual_seed(0)
     model, x = model(), torch.rand(2, 3, SIDE, SIDE)
     backbone = featx.create_backbone(model, example_inputs=x)
     assert backbone.strides == strides
-    found = list(backbone(x).values())
+    with torch.no_grad():  # attention has other kernels there
+        found = list(backbone(x).values())
     for value, expected in zip(found, _maps(model, modules, x), strict=True):
         assert torch.equal(value, expected)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from featx.ir.arguments import map_arg
 from featx.ir.form import sources_of_values
 from featx.ir.graph import Graph
 from featx.ir.node import Node
+from featx.ir.paths import parents_of
 from featx.libraries import in_order, resolve_feature_module
 from featx.tracing.nodes.module_output import module_output
 
@@ -88,6 +90,7 @@ def stages_of(model: nn.Module, traced: TracedRows, image: ImageInput | None) ->
         found = _in_order(_last_at_each_stride(of_image, traced), traced)
         found = _of_container(found, made, set(of_image), traced)
         found = _behind_blocks(found, made, set(of_image), traced)
+        found = _behind_rows_of_blocks(found, made, set(of_image), traced)
         if len(found) < 2:
             found = _blocks(made, set(of_image), traced) or found
     are_blocks = len({stage.stride for stage in found}) < 2 and len(found) > 1
@@ -333,6 +336,34 @@ def _behind_blocks(
         patterns.add(_without_numbers(name))
         last.append(end)
     return last
+
+
+def _behind_rows_of_blocks(
+    found: list[Stage], maps: Mapping[str, list[Stage]], of_image: Set[Stage], traced: TracedRows
+) -> list[Stage]:
+    """Return stages behind the last blocks of their strides, where blocks of one class are in a row in each stage.
+
+    Each stage of transformers' Swin, `encoder.layers.0`, ends with the patches of the next one. What `blocks.1` in it
+    returns is the last map of its stride, and what is ahead of the first stage is none that blocks have computed.
+    """
+    with_parts = {path for row in traced.rows if row.kind == "module" for path in parents_of(row.name)}
+    groups: dict[tuple[str, str], list[Stage]] = {}
+    for name, (stage, *_) in maps.items():
+        numbers = [part for part in name.split(".") if part.isdigit()]
+        is_block = len(numbers) == 2 and name.endswith(f".{numbers[1]}") and name in with_parts
+        if is_block and stage in of_image:
+            groups.setdefault((_without_numbers(name), traced.by_name[name].type), []).append(stage)
+    for group in groups.values():
+        last = {stage.stride: stage for stage in _last_at_each_stride(group, traced)}
+        behind = [_later(stage, last.get(stage.stride, stage), traced) for stage in found]
+        nodes = [traced.nodes[stage.name] for stage in behind]
+        if len(last) >= 3 and all(one < other for one, other in itertools.pairwise(nodes)):
+            found = behind
+    return found
+
+
+def _later(one: Stage, other: Stage, traced: TracedRows) -> Stage:
+    return other if _has_form_of(one, other) and traced.nodes[one.name] < traced.nodes[other.name] else one
 
 
 def _has_form_of(one: Stage, other: Stage) -> bool:
