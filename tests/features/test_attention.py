@@ -217,6 +217,22 @@ def test_who_asks_for_a_softmax_is_told() -> None:
         extractor_of(model, ["a*.attn_drop"], example)
 
 
+def test_who_edits_or_asks_for_probabilities_that_are_not_there_is_told() -> None:
+    x = torch.randn(2, 3, 8)
+    with pytest.raises(featx.NodeNameError, match=r"can be requested and not edited.* fused_attn=False of timm"):
+        featx.create_feature_extractor(
+            Wrapped(Attention({})), ["output"], edits={"attn.probabilities": featx.zero},
+            example_inputs=(x, torch.randn(2, 4, 8)),
+        )  # fmt: skip
+    with pytest.raises(featx.NodeNameError, match=r"does not fuse attention.* itself, by '\*\.softmax'"):
+        extractor_of(nn.Sequential(Eager()), ["*.probabilities"], x)
+
+
+class Eager(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x @ x.mT).softmax(-1) @ x
+
+
 def test_where_there_is_none_it_is_refused() -> None:
     model = nn.Sequential(nn.Linear(4, 4))
     with pytest.raises(featx.NodeNameError, match=r"has no fused attention for all of '0\.probabilities'"):

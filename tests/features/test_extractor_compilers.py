@@ -186,3 +186,26 @@ def test_a_part_of_a_size_is_compiled(compiler: str) -> None:
         else:
             compiled = torch.jit.script(extractor)
         torch.testing.assert_close(compiled(x)["layer"], model(x), rtol=0, atol=0)
+
+
+class TakesAMask(nn.Module):
+    """Asks whether there is a mask, and whether it leaves something out, as text models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.layer = nn.Embedding(20, 8), nn.Linear(8, 8)
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        h = self.layer(self.embed(ids))
+        return h if mask is None or bool(mask.all()) else h * mask[..., None]
+
+
+def test_a_compiled_extractor_goes_on_with_inputs_of_another_kind() -> None:
+    torch.manual_seed(0)
+    model, ids = TakesAMask().eval(), torch.randint(20, (2, 5))
+    padded = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
+    extractor = featx.create_feature_extractor(model, ["output"], example_inputs={"ids": ids, "mask": padded})
+    compiled = torch.compile(extractor, backend="eager")
+    with torch.no_grad():
+        for inputs in ({"mask": padded}, {}, {"mask": padded | True}, {"mask": padded}, {}):
+            torch.testing.assert_close(compiled(ids=ids, **inputs)["output"], model(ids, **inputs), rtol=0, atol=0)

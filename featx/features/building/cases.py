@@ -17,6 +17,7 @@ from featx.examples import Example
 from featx.features.building.left_attributes import check_cases
 from featx.features.building.rollback import RollbackRunner
 from featx.ir.graph import Graph
+from featx.tracing.environment.compiler import not_compiled, not_compiled_itself
 
 if TYPE_CHECKING:
     from featx.features.dual import DualGraphModule
@@ -57,6 +58,7 @@ class Cases:
         """Say whether a graph is a first one that nobody has edited. Who edits it has edited no other."""
         return self._edits.get(graph) == graph.edits
 
+    @not_compiled_itself
     def run(self, module: DualGraphModule, function: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Any]:
         """Run the graph of `module` that holds for these inputs; make one if none does.
 
@@ -87,6 +89,7 @@ class Cases:
         self._further[module.training].append(case := self._traced(module, args, kwargs, refused[0]))
         return case[1](module, *args, **kwargs)
 
+    @not_compiled  # where torch.compile goes on behind a graph that has raised
     def _traced(
         self, module: DualGraphModule, args: Any, kwargs: Any, refused: SpecializationError
     ) -> tuple[Graph, Callable[..., Any]]:

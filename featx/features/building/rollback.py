@@ -12,6 +12,7 @@ from torch import nn
 from featx.errors import TraceError
 from featx.ir.effects import Effects
 from featx.ir.graph import Graph
+from featx.tracing.environment.compiler import not_compiled, not_compiled_itself
 from featx.tree import tree_leaves
 
 
@@ -22,6 +23,7 @@ class RollbackRunner:
         # By graph: how often it had been edited when it was looked at, and what was found.
         self._known: WeakKeyDictionary[Graph, tuple[int, bool]] = WeakKeyDictionary()
 
+    @not_compiled_itself
     def run(
         self,
         run: Callable[..., dict[str, Any]],
@@ -54,6 +56,7 @@ class RollbackRunner:
             snapshot.restore()
             raise
 
+    @not_compiled
     def _has_effects_before_check(self, graph: Graph, module: nn.Module) -> bool:
         known = self._known.get(graph)
         if known is None or known[0] != graph.edits:

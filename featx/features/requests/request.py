@@ -82,6 +82,9 @@ class Request(Mapping[str, str]):
                 probabilities = as_probabilities(pattern)
                 if probabilities is not None and any(map(expression_of(probabilities).fullmatch, names)):
                     hint = f" Attention is fused there; ask for its probabilities by '{probabilities}'."
+                computed = pattern.removesuffix(PROBABILITIES) + "softmax"
+                if computed != f"{pattern}softmax" and any(map(expression_of(computed).fullmatch, names)):
+                    hint = f" The model does not fuse attention: it computes the probabilities itself, by '{computed}'."
                 raise NodeNameError(
                     f"'{pattern}' in {argument} matches no module and no operation.{hint} `*` stands for one part of a "
                     "path, `**` for any number of parts."

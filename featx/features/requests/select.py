@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from featx.errors import DrawnAwayError, NodeNameError
 from featx.features.building.decisions import branches_on_random
 from featx.features.requests.attention import FUSED_FUNCTIONS
-from featx.features.requests.request import OUTPUT, Request, as_probabilities
+from featx.features.requests.request import OUTPUT, PROBABILITIES, Request, as_probabilities
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.ir.paths import did_you_mean, parents_of
@@ -59,9 +59,16 @@ def _unknown_name(name: str, known: list[str], owner: str, graph: Graph, request
     hint = did_you_mean(name, known)
     if not hint and request[name] in known:
         hint = f" A request goes from names to keys: {{'{request[name]}': '{name}'}}."
-    probabilities, module = as_probabilities(name), name.rpartition(".")[0]
-    if probabilities is not None and any(f"{module}.{each}".lstrip(".") in known for each in FUSED_FUNCTIONS):
+    module, _, last = name.rpartition(".")
+    is_fused = any(f"{module}.{each}".lstrip(".") in known for each in FUSED_FUNCTIONS)
+    probabilities = as_probabilities(name)
+    if is_fused and probabilities is not None:
         hint = f" Attention is fused there; ask for its probabilities by '{probabilities}'."
+    elif is_fused and last == PROBABILITIES:
+        hint = (
+            " Attention is fused there: its probabilities can be requested and not edited. Let the model compute them, "
+            "with fused_attn=False of timm or attn_implementation='eager' of transformers."
+        )
     text = (
         f"No node '{name}' in {owner}.{hint}{_kept_whole(graph)} List all names with "
         "featx.get_graph_node_names(model); a name may exist in one mode only, then give train_return_nodes and "
