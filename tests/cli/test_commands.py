@@ -182,7 +182,7 @@ def test_a_function_of_a_file_beside(tmp_path: Path, monkeypatch: pytest.MonkeyP
     )
     monkeypatch.chdir(tmp_path)
     assert "Conv2d" in done("nodes", "own_models_of_a_test:small", "--all")
-    assert "did you mean 'small'" in failed("nodes", "own_models_of_a_test:smal")
+    assert "Did you mean 'small'?" in failed("nodes", "own_models_of_a_test:smal")
     assert "gives a int, and no nn.Module" in failed("nodes", "own_models_of_a_test:number")
     assert str(tmp_path) not in sys.path
 
@@ -227,8 +227,8 @@ def failed(*arguments: object) -> str:
 
 MISTAKES: dict[str, tuple[list[Any], str]] = {
     "no library": (["nodes", "resnet18"], "names no model; write one of torchvision:"),
-    "no model": (["nodes", "torchvision:resnet19"], "did you mean 'resnet18'"),
-    "no timm model": (["nodes", "timm:resnet19"], "timm has no model 'resnet19'; did you mean"),
+    "no model": (["nodes", "torchvision:resnet19"], "Did you mean 'resnet18'"),
+    "no timm model": (["nodes", "timm:resnet19"], "timm has no model 'resnet19'. Did you mean"),
     "no module": (["nodes", "nowhere_at_all:f"], "there is no Python module 'nowhere_at_all'"),
     "no node": (["code", "torchvision:resnet18", "-n", "layer9"], "Did you mean 'layer4'"),
     "no match": (["nodes", "torchvision:resnet18", "--match", "zzz"], "no node is like that"),
