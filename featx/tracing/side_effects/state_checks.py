@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 
 from torch import nn
@@ -80,9 +81,12 @@ class StateChecks:
         left = None if state is None else unsupported_side_effect(self, self._recorder, module, path, state)
         if left is not None:
             raise UnsupportedSideEffect(left)
-        if state is not None:
-            kinds = {type(each) for each in self.paths if self.states.initial(each) is not None}
-            self.left.update((path, name) for name in computed_attributes(self._recorder, kinds, state))
+        if state is not None and state.difference() is not None:
+            self.left.update((path, name) for name in computed_attributes(self._recorder, self._own_kinds, state))
+
+    @functools.cached_property
+    def _own_kinds(self) -> set[type]:
+        return {type(module) for module in self.paths if self.states.initial(module) is not None}
 
     def check_all(self) -> None:
         """Raise where a module is not what its own calls, or a graph of them, leave it."""
