@@ -194,8 +194,9 @@ class ModelTracing:
         tracer = self._new_tracer(request).on_example(opened)
         tracer.model_context = self._surroundings
         tracer.check_sizes = self._check_sizes
-        # A case of its own is traced for a size that comes up in the mode that the model is not in.
-        tracer.runs_sizes_for_real = self.training in (None, self.model.training)
+        # In train mode a case of its own is traced for a size that comes up. Not by the mode that the model is in: that
+        # another thread may switch meanwhile.
+        tracer.runs_sizes_for_real = self.training is not True
         return tracer
 
     def drop(self) -> None:
