@@ -50,10 +50,7 @@ def trace(root: nn.Module | Callable[..., Any], *args: Any, example_inputs: Any 
         TraceError: something cannot be followed; the message says where and what to do.
         ArgumentTypeError: inputs are given in both ways, or `example_inputs` is something else.
     """
-    args, kwargs = inputs_of(args, kwargs, example_inputs)
-    if not args and not kwargs and isinstance(root, nn.Module):
-        example = _guessed(root)
-        args, kwargs = (args, kwargs) if example is None else (example.args, example.kwargs)
+    args, kwargs = _inputs(root, args, kwargs, example_inputs)
     found, free_dims, is_for_both_modes = _traced(root, args, kwargs)
     name = type(root).__name__ if isinstance(root, nn.Module) else getattr(root, "__name__", "GraphModule")
     if isinstance(root, nn.Module) and not is_for_both_modes:
@@ -94,13 +91,19 @@ def as_graph_module(
 
     `example_inputs` may stand in place of `args` and `kwargs`, in the forms that `create_feature_extractor` takes.
     """
-    args, kwargs = inputs_of(args, kwargs, example_inputs)
     if not isinstance(root, nn.Module) or hasattr(root, "graph") or hasattr(root, "extractors"):
-        return root, args, kwargs
-    if not args and not kwargs:
-        example = _guessed(root)
-        args, kwargs = (args, kwargs) if example is None else (example.args, example.kwargs)
+        return root, *inputs_of(args, kwargs, example_inputs)
+    args, kwargs = _inputs(root, args, kwargs, example_inputs)
     return trace(root, *args, **kwargs), args, kwargs
+
+
+def _inputs(
+    root: object, args: tuple[Any, ...], kwargs: Mapping[str, Any], example_inputs: Any
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the inputs of a call; without any, for a model that takes some, those of an example."""
+    args, kwargs = inputs_of(args, kwargs, example_inputs)
+    example = _guessed(root) if isinstance(root, nn.Module) and not args and not kwargs else None
+    return (args, kwargs) if example is None else (example.args, example.kwargs)
 
 
 def _guessed(root: nn.Module) -> Example | None:

@@ -35,6 +35,8 @@ class Runner:
         self._extractor = extractor
         self._late = late
         self._device = device
+        # That of the exact extractor, of which an optimized one makes its own.
+        self._dtype = dtype_of_weights(extractor)
         self.columns: tuple[Column, ...] = ()
         # Smaller batches are filled up to so many samples, for which code was compiled.
         self._filled_to = 0
@@ -50,6 +52,7 @@ class Runner:
         found = Plan.from_json(plan)
         runner = Runner(apply_recipe(self._extractor, found.recipe, found.dtypes), self._late, self._device)
         runner.columns = self.columns
+        runner._dtype = self._dtype
         runner._filled_to = batch_size if found.recipe.compile is not None else 0
         return runner
 
@@ -64,7 +67,7 @@ class Runner:
     def inputs(self, batch: Any) -> Any:
         """Return a batch as the extractor takes it."""
         moved = tree_map(lambda leaf: leaf.to(self._device) if isinstance(leaf, torch.Tensor) else leaf, batch)
-        return as_weights(self._late(moved), self._extractor) if isinstance(moved, torch.Tensor) else moved
+        return in_dtype(self._late(moved), self._dtype) if isinstance(moved, torch.Tensor) else moved
 
     def features(self, batch: Any) -> Rows:
         """Return the features of a batch, on the CPU."""
@@ -130,10 +133,15 @@ class Runner:
         return ""
 
 
-def as_weights(images: torch.Tensor, model: nn.Module) -> torch.Tensor:
-    """Return images in the dtype that all parameters of floating point have: those of a half model in half."""
+def dtype_of_weights(model: nn.Module) -> torch.dtype | None:
+    """Return the dtype that all parameters of floating point have; None where they have several, or there are none."""
     dtypes = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
-    return images.to(dtypes.pop()) if images.is_floating_point() and len(dtypes) == 1 else images
+    return dtypes.pop() if len(dtypes) == 1 else None
+
+
+def in_dtype(images: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    """Return images in the dtype of a model: those of a half model in half."""
+    return images if dtype is None or not images.is_floating_point() else images.to(dtype)
 
 
 def _count(batch: Any) -> int:

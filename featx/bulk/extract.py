@@ -14,7 +14,7 @@ from typing import Any, Literal, cast, get_args
 import torch
 from torch import nn
 
-from featx.bulk.compute import Runner, as_weights
+from featx.bulk.compute import Runner, dtype_of_weights, in_dtype
 from featx.bulk.decode import decode_image, decoder
 from featx.bulk.engines import Engine, OneProcessPerDevice, Ray, ThisProcess
 from featx.bulk.extras import require
@@ -409,7 +409,7 @@ def _extractor(
             raise ArgumentTypeError(f"nodes=None is for an extractor, and the model is a {type(model).__name__}")
         return model.eval()
     is_image = isinstance(example, torch.Tensor)
-    inputs = as_weights(late(example.to(device_of(model))), model) if is_image else example
+    inputs = in_dtype(late(example.to(device_of(model))), dtype_of_weights(model)) if is_image else example
     try:
         extractor = create_feature_extractor(model, nodes, example_inputs=inputs, suppress_diff_warning=True)
     except FeatxError:

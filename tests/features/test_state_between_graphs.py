@@ -233,3 +233,29 @@ def test_cases_that_assign_before_they_read_are_taken(adaptive: bool | None) -> 
     extractor = featx.create_feature_extractor(model, ["output"], example_inputs=X, adaptive=adaptive)
     for x in (X, X / 100, X[:2] / 100, X):
         torch.testing.assert_close(extractor(x)["output"], model(x), rtol=0, atol=0)
+
+
+class Splits(Base):
+    """Uses one of two parts, and a size behind them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts, form = self.proj(x).chunk(2, 1), x.shape
+        return parts[1] * 2 + form[0]
+
+
+class KeepsParts(Base):
+    """Does the same, and keeps what nobody uses."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts, form = self.proj(x).chunk(2, 1), x.shape
+        self.parts, self.form = parts, form
+        return parts[1] * 2 + form[0]
+
+    def report(self) -> Any:
+        return self.parts, self.form
+
+
+def test_attributes_that_are_kept_change_no_names() -> None:
+    example = torch.rand(3, 4)
+    names = [featx.get_graph_node_names(kind(), example_inputs=example) for kind in (Splits, KeepsParts)]
+    assert names[0] == names[1]

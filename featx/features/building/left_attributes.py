@@ -6,9 +6,7 @@ from collections.abc import Iterable
 
 from featx.errors import SpecializationError
 from featx.ir.graph import Graph
-
-# The path of a module, and the name of an attribute of it.
-Attribute = tuple[str, str]
+from featx.tracing.side_effects.state_checks import Attribute
 
 
 def note_left(graph: Graph, attributes: frozenset[Attribute]) -> None:
@@ -42,5 +40,5 @@ def check_cases(graphs: Iterable[Graph]) -> None:
 
 def text_of(attribute: Attribute) -> str:
     """Return how messages name an attribute of a module, or what lies in a file."""
-    path, name = attribute
-    return f"the attribute '{path}.{name}'".replace("'.", "'") if name.isidentifier() else name
+    name = attribute[1]
+    return f"the attribute '{'.'.join(filter(None, attribute))}'" if name.isidentifier() else name

@@ -14,7 +14,6 @@ from torch import nn
 
 from featx.errors import ArgumentTypeError, FeatxError, NodeNameError, TraceError
 from featx.examples import Example, as_example, find_example
-from featx.features.building.left_attributes import Attribute
 from featx.features.building.prune import last_needed
 from featx.features.describing.images import ImageInput, image_of
 from featx.features.requests.attention import FUSED_FUNCTIONS, Probabilities, with_probabilities
@@ -25,6 +24,7 @@ from featx.features.requests.select import names_of, select
 from featx.features.requests.starts import Starts
 from featx.ir.graph import Graph
 from featx.ir.node import Node
+from featx.ir.torch_layers import is_torch_layer
 from featx.libraries import torchvision_operators
 from featx.tracing.checks.free_sizes import OtherMode, trace_checked, trace_recording_mode_reads
 from featx.tracing.checks.outcomes import FreeDims
@@ -37,7 +37,8 @@ from featx.tracing.replica.mode_reads import ModeReads
 from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.replica.modules import has_own_call
 from featx.tracing.replica.replica import only_sets_flags, replica_of, view_in_mode
-from featx.tracing.source.attributes import is_tested_for
+from featx.tracing.side_effects.state_checks import Attribute
+from featx.tracing.source.attributes import is_read, is_tested_for
 from featx.tracing.symbolic.inputs import PHBase
 from featx.tracing.symbolic.tracer import Tracer
 from featx.tree import tree_leaves
@@ -371,7 +372,16 @@ class ModelTracing:
         nodes = select(graph, asked, owner)
         if probabilities.names:
             nodes = probabilities.make(graph, nodes, request)
-        return TracedModel(graph, request, nodes, found[0] if found else None, frozenset(left))
+        return TracedModel(graph, request, nodes, found[0] if found else None, self._read_somewhere(left))
+
+    def _read_somewhere(self, attributes: Iterable[Attribute]) -> frozenset[Attribute]:
+        """Return the attributes that code of the model reads, in any mode, and all globals."""
+        kinds = {type(module) for module in self._modules.values() if not is_torch_layer(type(module))}
+        return frozenset(
+            (path, name)
+            for path, name in attributes
+            if not name.isidentifier() or any(is_read(kind, name) for kind in kinds)
+        )
 
     def read_of(self, attributes: frozenset[Attribute]) -> Attribute | None:
         """Return one of these attributes that forward reads in the mode `training` before it assigns it, if any.

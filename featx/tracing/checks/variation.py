@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
+from itertools import chain, combinations, islice
 from typing import Any
 
 import torch
@@ -75,6 +76,7 @@ class Variation:
         self._is_large = trace.is_large
         # How many more whole runs for real may try one dimension that is not the first.
         self._runs_left = 0 if self._is_large else _RUNS_ALONE
+        self._inputs: list[torch.Tensor] = []
         # For groups that the model takes at some other sizes only: the size to try.
         self._sizes: dict[_Group, OtherSize] = {}
 
@@ -84,6 +86,7 @@ class Variation:
         Those that the model refused in `other_mode` are tried all at once, and where it refuses that again, not alone.
         Where other sizes may not run for real, those that are likely to be free are tried once, all together.
         """
+        self._inputs = inputs
         groups, likely = _groups_of(inputs)
         known = {group: NOT_ASKED for group in groups if not self._may_try(group)}
         groups, likely = ([group for group in each if group not in known] for each in (groups, likely))
@@ -215,12 +218,9 @@ class Variation:
         return FREE if self._is_same(again) else CHANGED
 
     def _run(self, groups: list[_Group], disguise: Disguise, *, has_values: bool) -> ExampleTrace:
-        usual = _other_size_for_real if has_values else _other_size
-        changes = {
-            dim: self._sizes.get(group, usual)(group.position, group.size, number)
-            for number, group in enumerate(groups)
-            for dim in group.dims
-        }
+        changes = self._changes(groups, _other_size_for_real if has_values else _other_size)
+        if any(_has_equal_products(tensor, changes) for tensor in self._inputs):
+            changes = self._changes(groups, _other_size)
         args, kwargs = _resized(self._example, changes, has_values)
         first = self._trace
         run = partial(self._tracer.run_once, first.model_context, args, kwargs, self._wanted_in)
@@ -233,6 +233,27 @@ class Variation:
         except ThreadInterference:
             self.before = None  # a replica is not called again after that; on a new one the trace repeats itself
             return run(replace(conditions, before=None))
+
+    def _changes(self, groups: list[_Group], usual: OtherSize) -> dict[Dim, int]:
+        return {
+            dim: self._sizes.get(group, usual)(group.position, group.size, number)
+            for number, group in enumerate(groups)
+            for dim in group.dims
+        }
+
+
+def _has_equal_products(tensor: torch.Tensor, changes: Mapping[Dim, int]) -> bool:
+    """Say whether several dimensions, some of which change, have as many elements together as before.
+
+    What Python makes of a number of pixels or tokens would seem to be a constant then.
+    """
+    pairs = [(size, changes.get((id(tensor), dim), size)) for dim, size in enumerate(tensor.shape)]
+    subsets = chain.from_iterable(combinations(pairs, count) for count in range(2, len(pairs) + 1))
+    return any(
+        any(before != now for before, now in subset)
+        and math.prod(before for before, _ in subset) == math.prod(now for _, now in subset) != 0
+        for subset in subsets
+    )
 
 
 def _reason(groups: list[_Group], changes: Mapping[Dim, int], disguise: Disguise) -> str:
@@ -289,9 +310,10 @@ def _other_size(dim: int, size: int, number: int) -> int:
 
 
 def _other_size_for_real(dim: int, size: int, number: int) -> int:
-    # What is computed for real takes not much longer than at the size of the example. All sizes grow: with one that is
-    # half as large and one twice, the number of pixels would be as on the example, and a constant made of it too.
-    return size + 1 if dim == 0 else size * (2 + number % 2)
+    # What is computed for real takes not much longer than at the size of the example.
+    if dim == 0:
+        return size + 1
+    return size // 2 if number % 2 and size > 1 else 3 * size
 
 
 def _resized(value: Any, changes: Mapping[Dim, int], has_values: bool) -> Any:

@@ -52,7 +52,7 @@ class Caches:
         for namespace in _own_code([*namespaces, *(members for _, members in classes.values())]):
             self.namespaces.add(id(namespace))
             self._holders.append(_Holder(classes[id(namespace)][0] if id(namespace) in classes else namespace))
-            for name, value in list(namespace.items()):
+            for name, value in namespace.copy().items():  # at once: other threads may add names meanwhile
                 if type(value) in _METHODS:
                     value = value.__func__
                 elif type(value) is property:
@@ -293,7 +293,7 @@ def _own_code(namespaces: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield the namespaces, and those of Python modules and functions that they name, without torch's and Python's."""
     seen: set[int] = set()
     for namespace in namespaces:
-        named = [value for value in list(namespace.values()) if isinstance(value, (ModuleType, FunctionType))]
+        named = [value for value in namespace.copy().values() if isinstance(value, (ModuleType, FunctionType))]
         found = [value.__dict__ if isinstance(value, ModuleType) else value.__globals__ for value in named]
         for candidate in (namespace, *(each for each in found if not _is_of_python(each))):
             is_package = "__path__" in candidate

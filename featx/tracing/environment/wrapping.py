@@ -74,7 +74,7 @@ def find_names_to_replace(
     wanted = {id(function) for function in functions}
     for module in modules:
         functions = (
-            original_of(value) for name, value in list(module.__dict__.items()) if _is_public_function(name, value)
+            original_of(value) for name, value in module.__dict__.copy().items() if _is_public_function(name, value)
         )
         wanted.update(id(function) for function in functions)
     places: dict[tuple[int, str], dict[str, Any]] = {}
@@ -84,7 +84,7 @@ def find_names_to_replace(
             if name in namespace:
                 wanted.add(id(original_of(namespace[name])))
     for namespace in (*seen, *(module.__dict__ for module in modules)):
-        for name, value in list(namespace.items()):
+        for name, value in namespace.copy().items():
             original = original_of(value)
             is_wanted = id(original) in wanted or original is torch or is_of_einops(original)
             if is_wanted and not name.startswith("__"):
@@ -93,12 +93,12 @@ def find_names_to_replace(
         for name in _BUILTINS if is_recording and not _is_of_torch(namespace) else ():
             if name not in namespace:
                 places[id(namespace), name] = namespace
-        for name, value in list(namespace.items()):
+        for name, value in namespace.copy().items():
             original = original_of(value)
             is_answered = is_intercepted(original) and not _is_of_torch(namespace)
             if _is_opaque_to_proxies(original) or (is_recording and (isinstance(original, _CACHED) or is_answered)):
                 places[id(namespace), name] = namespace
-    einops = einops_among(value for namespace in seen for value in namespace.values())
+    einops = einops_among(value for namespace in seen for value in namespace.copy().values())
     for name, value in einops.items():
         if is_of_einops(original_of(value)):
             places[id(einops), name] = einops
@@ -146,7 +146,7 @@ def _random_functions(seen_globals: Iterable[dict[str, Any]]) -> Iterator[tuple[
     numpy = sys.modules.get("numpy")
     numpy_random = numpy.random if numpy else None
     for namespace in seen_globals:
-        for name, value in list(namespace.items()):
+        for name, value in namespace.copy().items():
             if is_random(value):
                 yield namespace, name
             elif value is random or (numpy is not None and (value is numpy or value is numpy_random)):
@@ -158,7 +158,7 @@ def _code_of_models(seen_globals: Iterable[dict[str, Any]]) -> list[dict[str, An
     """Return the given globals and those of the functions that they name, without those of torch, featx and Python."""
     found = {id(namespace): namespace for namespace in seen_globals}
     for namespace in list(found.values()):
-        for value in list(namespace.values()):
+        for value in namespace.copy().values():
             if type(value) is FunctionType and not _is_of_library(value.__globals__):
                 found[id(value.__globals__)] = value.__globals__
     return list(found.values())
@@ -178,7 +178,7 @@ def _with_referenced(seen_globals: Iterable[dict[str, Any]]) -> list[dict[str, A
     """Return the given globals and those of the functions and modules that they name."""
     found = {id(namespace): namespace for namespace in seen_globals}
     for namespace in list(found.values()):
-        for value in list(namespace.values()):
+        for value in namespace.copy().values():
             kind = type(value)
             if kind is FunctionType:
                 found[id(value.__globals__)] = value.__globals__

@@ -7,10 +7,9 @@ from collections.abc import Collection
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.replica.model_context import ModelContext, ModelTensors
 from featx.tracing.replica.replica import NeedsHookDicts, Replica, WritesSharedTensor
+from featx.tracing.side_effects.state_checks import Attribute
 from featx.tracing.signals import NeedsConversionTracking, NeedsNumberChecks, NeedsSharedInputs, ReadOrderUnknown
 
-# The path of a module, and the name of an attribute of it.
-Attribute = tuple[str, str]
 Restart = (
     NeedsConversionTracking
     | WritesSharedTensor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -42,7 +43,7 @@ from featx.tracing.replica.model_context import ModelContext, ModelTensors
 from featx.tracing.replica.module_states import ModuleStates
 from featx.tracing.replica.modules import intercept
 from featx.tracing.replica.replica import Replica
-from featx.tracing.side_effects.forward_side_effects import comes_from_inputs
+from featx.tracing.side_effects.forward_side_effects import is_from_inputs
 from featx.tracing.side_effects.kept_tensors import KeptTensors, drop_tensors
 from featx.tracing.side_effects.state_checks import StateChecks
 from featx.tracing.signals import (
@@ -329,11 +330,8 @@ class ExampleTrace:
     def _restore_caches(self) -> None:
         caches = self.model_context.caches
         caches.restore(self.recorder.is_made_here)
-        self.checks.left.update(("", name) for name in caches.names_left(self._is_computed))
-
-    def _is_computed(self, tensor: torch.Tensor) -> bool:
-        origin = self.recorder.lineage.get(tensor)
-        return origin is not None and comes_from_inputs(origin)
+        names = caches.names_left(functools.partial(is_from_inputs, self.recorder))
+        self.checks.left.update(("", name) for name in names)
 
     def _remove_absent(self) -> None:
         for path, name in self.checks.absent:

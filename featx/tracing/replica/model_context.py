@@ -75,7 +75,7 @@ class ModelContext:
         # The tensors that the model's code names as globals, by their memory.
         self.global_tensors: dict[int, list[torch.Tensor]] = {}
         for namespace in self.namespaces:
-            for value in list(namespace.values()):
+            for value in namespace.copy().values():
                 if type(value) is torch.Tensor:
                     self.global_tensors.setdefault(memory_of(value), []).append(value)
         # By class of modules, the attributes that its forward assigns to other objects; traces find them out.
@@ -99,7 +99,7 @@ class ModelContext:
     @functools.cached_property
     def uses_threading(self) -> bool:
         """Whether the files of the model name something of threads or processes."""
-        return any(is_threading_object(value) for namespace in self.namespaces for value in list(namespace.values()))
+        return any(is_threading_object(value) for namespace in self.namespaces for value in namespace.copy().values())
 
     def follow_all_conversions(self) -> None:
         """Follow `int`, `float` and `len` in all files of the model where that can be done. Parses the files.

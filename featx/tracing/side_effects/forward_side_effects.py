@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -48,11 +47,11 @@ def unsupported_side_effect(
         ):
             return f"forward assigns a new tensor to the buffer '{name}'"
     for name, value in state.replaced_items():
-        if _comes_from_inputs(recorder, value):
+        if is_from_inputs(recorder, value):
             # A second call tells whether it is read there before it is replaced again.
             checks.kept_input_message = f"forward stores a value computed from its input in '{name}'"
     for name, value in state.assigned_tensors():
-        if not is_read(type(module), name) or not _comes_from_inputs(recorder, value):
+        if not is_read(type(module), name) or not is_from_inputs(recorder, value):
             continue
         # What was not there at all was assigned before it was read, unless the code asks whether it is there.
         if is_tested_for(type(module), name) or (state.had(name) and checks.is_read_first((path, name))):
@@ -63,25 +62,27 @@ def unsupported_side_effect(
     return "forward draws from a random generator of its own" if state.drawn_generators() else None
 
 
-def computed_attributes(recorder: Recorder, kinds: Iterable[type], state: ModuleState) -> Iterator[str]:
-    """Yield the attributes of a module that hold what its forward has computed, and that one of these classes reads.
+def computed_attributes(recorder: Recorder, state: ModuleState) -> set[str]:
+    """Return the attributes of a module that hold what its forward has computed.
 
     A graph assigns no attributes. Its own call may have assigned them before it has read them; other graphs of the
     model, for the other mode or for other inputs, may read them without that.
     """
-    for name, value in state.assigned_values():
-        is_computed = isinstance(value, (bool, TracedInt, TracedFloat)) or _comes_from_inputs(recorder, value)
-        if is_computed and any(is_read(kind, name) for kind in kinds):
-            yield name
+    return {
+        name
+        for name, value in state.assigned_values()
+        if isinstance(value, (bool, TracedInt, TracedFloat)) or is_from_inputs(recorder, value)
+    }
 
 
-def _comes_from_inputs(recorder: Recorder, value: object) -> bool:
+def is_from_inputs(recorder: Recorder, value: object) -> bool:
+    """Say whether a value is computed from values of the inputs. No node is made for a part that nothing uses."""
     origin = recorder.lineage.get(value)
-    return origin is not None and depends_on_inputs(recorder.node_of(origin))
+    return origin is not None and comes_from_inputs(origin)
 
 
 def comes_from_inputs(origin: Origin) -> bool:
-    """Say whether a value of an ended trace is computed from values of the inputs, and not from their sizes alone."""
+    """Say whether a value is computed from values of the inputs, and not from their sizes alone."""
     while isinstance(origin, Part):
         if origin.key in FORM_ATTRIBUTES:
             return False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 
 from torch import nn
@@ -35,7 +34,7 @@ class StateChecks:
         opaque_paths: the paths of those that were one node.
         absent: attributes that are not there during this trace.
         read_first: those that forward reads before it assigns them.
-        left: attributes of opened modules that hold what forward has computed and code of the model reads; globals too.
+        left: attributes of opened modules that hold what forward has computed, and globals that do.
         kept_input_message: what forward has kept of its inputs in a container, where a next call may find it.
     """
 
@@ -82,11 +81,7 @@ class StateChecks:
         if left is not None:
             raise UnsupportedSideEffect(left)
         if state is not None and state.difference() is not None:
-            self.left.update((path, name) for name in computed_attributes(self._recorder, self._own_kinds, state))
-
-    @functools.cached_property
-    def _own_kinds(self) -> set[type]:
-        return {type(module) for module in self.paths if self.states.initial(module) is not None}
+            self.left.update((path, name) for name in computed_attributes(self._recorder, state))
 
     def check_all(self) -> None:
         """Raise where a module is not what its own calls, or a graph of them, leave it."""

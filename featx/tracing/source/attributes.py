@@ -56,7 +56,8 @@ def _functions_of(kind: type) -> list[FunctionType]:
     own = [vars(base).values() for base in kind.__mro__ if not is_torch_layer(base)]
     # A function beside the class may be given the module.
     beside: dict[str, Any] = getattr(getattr(kind, "forward", None), "__globals__", {})
-    return [value for value in chain(*own, beside.values()) if inspect.isfunction(value)]
+    # A copy: other threads may add names meanwhile.
+    return [value for value in chain(*own, beside.copy().values()) if inspect.isfunction(value)]
 
 
 def _names_in(code: CodeType) -> set[str]:
@@ -65,10 +66,13 @@ def _names_in(code: CodeType) -> set[str]:
 
 def _reads(function: FunctionType, attribute: str) -> bool:
     definition = definition_of(function)
-    return definition is None or any(
-        isinstance(node, ast.Attribute) and node.attr == attribute and isinstance(node.ctx, ast.Load)
-        for node in ast.walk(definition)
-    )
+    return definition is None or attribute in _read_in(definition)
+
+
+@lru_cache(maxsize=4096)
+def _read_in(definition: Function) -> frozenset[str]:
+    nodes = ast.walk(definition)
+    return frozenset(node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load))
 
 
 def _attributes_in(function: FunctionType) -> tuple[Set[str], Set[str]]:
