@@ -1,19 +1,21 @@
-"""Other sizes of a model that runs for real, in eval mode and in train mode."""
+"""Other sizes of models that run for real, in eval mode and in train mode."""
 
 from __future__ import annotations
 
 import logging
-import re
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torchvision.models import detection
+from torchvision.ops import MultiScaleRoIAlign
 
 import featx
 
 
 class Chosen(nn.Module):
-    """Goes on with as many rows as have a positive sum, for which a trace needs values; keeps its mode in a layer."""
+    """Goes on with as many rows as have a sum that is not too small, for which a trace needs values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,34 +29,41 @@ class Chosen(nn.Module):
         return self.after(h[:count] * count)
 
 
-def real_runs(caplog: pytest.LogCaptureFixture) -> list[int]:
+def real_runs_at_other_sizes(caplog: pytest.LogCaptureFixture) -> list[int]:
     """Return how many runs with values each trace has made at other sizes."""
     runs: list[int] = []
     for record in caplog.records:
         text = record.getMessage()
-        if re.search(r"run 1, ", text):
+        if "run 1, " in text:
             runs.append(0)
-        runs[-1:] = [runs[-1] + (", with values: other sizes" in text)]
+        if ", with values: other sizes" in text:
+            runs[-1] += 1
     return runs
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_only_eval_mode_runs_for_real_at_other_sizes(caplog: pytest.LogCaptureFixture, training: bool) -> None:
-    model = Chosen().train(training)
-    with caplog.at_level(logging.DEBUG, logger="featx"):
-        extractor = featx.create_feature_extractor(model, ["after"], example_inputs=torch.rand(5, 4))
-    in_train, in_eval = real_runs(caplog)
-    assert (in_train > 0, in_eval > 0) == (False, True)
-    x = torch.rand(9, 4)
-    torch.manual_seed(0)
-    expected = model(x)
-    torch.manual_seed(0)
-    torch.testing.assert_close(extractor(x)["after"], expected, rtol=0, atol=0)
-
-
-def test_a_size_that_was_not_tried_is_traced_when_it_comes() -> None:
-    model = Chosen().train()
-    extractor = featx.create_feature_extractor(model, ["after"], example_inputs=torch.rand(5, 4)).eval()
+def test_both_modes_take_other_sizes(training: bool) -> None:
+    model = Chosen()
+    extractor = featx.create_feature_extractor(model, ["after"], example_inputs=torch.rand(5, 4), adaptive=False)
     for rows in (5, 9, 2):
         x = torch.rand(rows, 4)
-        torch.testing.assert_close(extractor(x)["after"], model.eval()(x), rtol=0, atol=0)
+        torch.manual_seed(0)
+        expected = model.train(training)(x)
+        torch.manual_seed(0)
+        torch.testing.assert_close(extractor.train(training)(x)["after"], expected, rtol=0, atol=0)
+
+
+@pytest.mark.slow
+def test_a_detection_model_runs_for_real_at_other_sizes_in_eval_mode_alone(caplog: pytest.LogCaptureFixture) -> None:
+    backbone: Any = nn.Sequential(nn.Conv2d(3, 8, 3, stride=8, padding=1), nn.ReLU())
+    backbone.out_channels = 8
+    anchors = detection.rpn.AnchorGenerator(((16, 32),), ((1.0,),))
+    model = detection.FasterRCNN(
+        backbone, num_classes=3, min_size=64, max_size=96, rpn_anchor_generator=anchors,
+        box_roi_pool=MultiScaleRoIAlign(["0"], 7, 2),
+    ).eval()  # fmt: skip
+    with caplog.at_level(logging.DEBUG, logger="featx"):
+        featx.create_feature_extractor(model, ["roi_heads"], suppress_diff_warning=True)
+    in_train, in_eval = real_runs_at_other_sizes(caplog)
+    assert in_train == 0
+    assert in_eval > 0

@@ -195,9 +195,8 @@ class ModelTracing:
         tracer = self._new_tracer(request).on_example(opened)
         tracer.model_context = self._surroundings
         tracer.check_sizes = self._check_sizes
-        # In train mode a case of its own is traced for a size that comes up. Not by the mode that the model is in: that
-        # another thread may switch meanwhile.
-        tracer.runs_sizes_for_real = self.training is not True
+        # A case of its own is traced for a size that comes up in the training of a detection model.
+        tracer.runs_sizes_for_real = not (self.training and self.is_example_for_one_mode)
         return tracer
 
     def drop(self) -> None:
