@@ -12,6 +12,7 @@ from torch import nn
 from featx.bulk.formats import Column, Rows
 from featx.bulk.loading import reason_of
 from featx.errors import ExtractionError, RequestError
+from featx.optimization.module import named
 from featx.optimization.optimize import apply_recipe, optimize
 from featx.optimization.plan import Plan
 from featx.tree import tree_leaves, tree_map
@@ -27,6 +28,10 @@ class Runner:
         extractor: returns a dict of tensors.
         late: what is done to inputs on the device.
         device: where the extractor is.
+
+    Attributes:
+        device: as given.
+        columns: what each sample gives; `set_columns` finds them.
     """
 
     def __init__(
@@ -34,7 +39,7 @@ class Runner:
     ) -> None:
         self._extractor = extractor
         self._late = late
-        self._device = device
+        self.device = device
         # That of the exact extractor, of which an optimized one makes its own.
         self._dtype = dtype_of_weights(extractor)
         self.columns: tuple[Column, ...] = ()
@@ -50,23 +55,23 @@ class Runner:
     def optimized(self, plan: Mapping[str, Any], batch_size: int) -> Runner:
         """Return a runner that does what a plan says, on whatever hardware this is."""
         found = Plan.from_json(plan)
-        runner = Runner(apply_recipe(self._extractor, found.recipe, found.dtypes), self._late, self._device)
-        runner.columns = self.columns
-        runner._dtype = self._dtype
+        runner = self._like(apply_recipe(self._extractor, found.recipe, found.dtypes), self.device)
         runner._filled_to = batch_size if found.recipe.compile is not None else 0
         return runner
 
     def moved(self, device: torch.device) -> Runner:
         """Return a runner on a device; another one than now gets a copy of the extractor."""
-        if device == self._device:
-            return self
-        runner = Runner(copy.deepcopy(self._extractor).to(device), self._late, device)
-        runner.columns, runner._filled_to = self.columns, self._filled_to
+        return self if device == self.device else self._like(copy.deepcopy(self._extractor).to(device), device)
+
+    def _like(self, extractor: nn.Module, device: torch.device) -> Runner:
+        """Return a runner of an extractor that is made of this one's; it takes the same inputs."""
+        runner = Runner(extractor, self._late, device)
+        runner.columns, runner._dtype, runner._filled_to = self.columns, self._dtype, self._filled_to
         return runner
 
     def inputs(self, batch: Any) -> Any:
         """Return a batch as the extractor takes it."""
-        moved = tree_map(lambda leaf: leaf.to(self._device) if isinstance(leaf, torch.Tensor) else leaf, batch)
+        moved = tree_map(lambda leaf: leaf.to(self.device) if isinstance(leaf, torch.Tensor) else leaf, batch)
         return in_dtype(self._late(moved), self._dtype) if isinstance(moved, torch.Tensor) else moved
 
     def features(self, batch: Any) -> Rows:
@@ -80,7 +85,7 @@ class Runner:
                 found = self._extractor(*inputs) if isinstance(inputs, (tuple, list)) else self._extractor(inputs)
         if count < self._filled_to:
             found = _part(found, slice(count))
-        return {key: value.cpu() if isinstance(value, torch.Tensor) else value for key, value in found.items()}
+        return {key: value.cpu() if isinstance(value, torch.Tensor) else value for key, value in named(found).items()}
 
     def compute(self, numbers: Sequence[int], batch: Any) -> Computed:
         """Return the rows of a batch; where it fails, those of its halves."""

@@ -7,6 +7,7 @@ import re
 import tarfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from glob import glob
 from io import BytesIO
 from itertools import chain, islice
 from pathlib import Path
@@ -18,7 +19,8 @@ from featx.errors import ArgumentTypeError, ExtractionError
 
 _FORMS = (
     "a folder of images or the URL of one, a list of paths or URLs, a .txt, .csv or .parquet file of them, .tar files "
-    "of webdataset, a column of pandas, polars or numpy, a data set of Hugging Face, or a torch Dataset with a length"
+    "of webdataset or a pattern for them, a column of pandas, polars or numpy, a data set of Hugging Face, or a torch "
+    "Dataset with a length"
 )
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S+")
 
@@ -165,8 +167,10 @@ def _source(source: Any, column: str | None) -> Source:
 
 
 def _of_path(path: str, column: str | None) -> Source:
+    if path.endswith(".tar") and not os.path.exists(path):
+        return _of_tars(_expanded(path))
     if _is_url(path):
-        return _of_tars([path]) if path.endswith(".tar") else _of_url(path.rstrip("/"), column)
+        return _of_url(path.rstrip("/"), column)
     place = Path(path)
     if not place.exists():
         raise ExtractionError(f"there is no '{path}'; samples come from {_FORMS}")
@@ -217,6 +221,34 @@ def _of_url(url: str, column: str | None) -> Source:
         raise ExtractionError(f"'{url}' cannot be read: {type(error).__name__}: {error}") from error
     keys = sorted(each[len(root) :].lstrip("/") for each in found)
     return Paths(keys, f"the folder '{url}' ({len(keys)} images)", url)
+
+
+def _expanded(pattern: str) -> list[str]:
+    """Return the paths or URLs that a pattern stands for, as `data-{000..099}.tar` or `data-*.tar`, or it alone.
+
+    Raises:
+        ExtractionError: no file fits.
+    """
+    paths = [pattern]
+    if "{" in pattern:
+        braceexpand = require("braceexpand", "braceexpand reads patterns with braces")
+        try:
+            paths = list(braceexpand.braceexpand(pattern))
+        except braceexpand.UnbalancedBracesError as error:
+            raise ExtractionError(f"'{pattern}' cannot be read as a pattern: {error}") from error
+    if "*" in pattern:
+        paths = [path for each in paths for path in _fitting(each)]
+    if not paths or not (_is_url(paths[0]) or os.path.exists(paths[0])):
+        raise ExtractionError(f"there is no '{paths[0] if paths else pattern}'; samples come from {_FORMS}")
+    return paths
+
+
+def _fitting(pattern: str) -> list[str]:
+    """Return the files on disk, or at a URL, that fit a pattern with stars."""
+    if not _is_url(pattern):
+        return sorted(glob(pattern))
+    files, path = require("fsspec", "fsspec reads URLs").core.url_to_fs(pattern)
+    return [files.unstrip_protocol(each) for each in sorted(files.glob(path))]
 
 
 def _of_tars(paths: Sequence[str]) -> Source:

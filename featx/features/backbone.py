@@ -16,6 +16,7 @@ from featx.features.describing.info import FeatureInfo, FeatureInfos
 from featx.features.describing.node_rows import traced_rows
 from featx.features.describing.stages import Stage, Stages, stages_of
 from featx.features.dual import DualGraphModule
+from featx.features.modes import modes_kept
 from featx.features.requests.feature import Feature
 from featx.features.requests.request import Request
 from featx.features.requests.select import select
@@ -141,10 +142,8 @@ class BackboneWithNeck(nn.Module):
         is_list = not isinstance(body.graph.output_node().args[0], dict)
         weight = next(neck.parameters(), None)
         given: Any = {key: value.to(weight) for key, value in maps.items()} if weight is not None else maps
-        mode = neck.training
-        with torch.no_grad():
+        with modes_kept(neck), torch.no_grad():
             result: Any = neck.eval()(list(given.values()) if is_list else given)
-        neck.train(mode)
         values = result.values() if isinstance(result, Mapping) else [result] if torch.is_tensor(result) else result
         self.channels = [value.shape[1] for value in cast("Iterable[torch.Tensor]", values)]
         self.out_channels: Any = self.channels[0] if len(set(self.channels)) == 1 else self.channels

@@ -98,6 +98,15 @@ def test_an_extractor_is_taken_as_it_is(net: Net, photos: Path, tmp_path: Path) 
         featx.extract(net, None, photos, tmp_path / "other", transform=pixels, progress=False)
 
 
+def test_a_backbone_that_returns_a_list_is_taken(net: Net, photos: Path, tmp_path: Path) -> None:
+    backbone = featx.create_backbone(net, strides=2, as_list=True, example_inputs=torch.rand(2, 3, 16, 16))
+    table = featx.extract(backbone, None, photos, tmp_path / "out", transform=pixels, workers=0, progress=False)
+    images = torch.stack([pixels(Image.open(photos / key).convert("RGB")) for key in table.keys])
+    with torch.no_grad():
+        (maps,) = backbone.eval()(images)
+    torch.testing.assert_close(table.tensor("0"), maps)
+
+
 # -- sources --------------------------------------------------------------------------------------------------------
 
 
@@ -139,6 +148,21 @@ def _as_two_tars(photos: Path, tmp_path: Path) -> Any:
     return [tmp_path / "a.tar", tmp_path / "b.tar"]
 
 
+def _as_braces(photos: Path, tmp_path: Path) -> Any:
+    _as_two_tars(photos, tmp_path)
+    return tmp_path / "{a..b}.tar"
+
+
+def _as_star(photos: Path, tmp_path: Path) -> Any:
+    _as_two_tars(photos, tmp_path)
+    return str(tmp_path / "*.tar")
+
+
+def _as_star_in_a_url(photos: Path, tmp_path: Path) -> Any:
+    _as_two_tars(photos, tmp_path)
+    return f"file://{tmp_path}/*.tar"
+
+
 class OfTorch(torch.utils.data.Dataset[Any]):
     def __init__(self, folder: Path) -> None:
         self.paths = [folder / key for key in keys_in(folder)]
@@ -156,7 +180,19 @@ def _as_dataset(photos: Path, tmp_path: Path) -> Any:
 
 SOURCES = {
     function.__name__.removeprefix("_as_"): function
-    for function in (_as_list, _as_text, _as_csv, _as_parquet, _as_urls, _as_tar, _as_two_tars, _as_dataset)
+    for function in (
+        _as_list,
+        _as_text,
+        _as_csv,
+        _as_parquet,
+        _as_urls,
+        _as_tar,
+        _as_two_tars,
+        _as_braces,
+        _as_star,
+        _as_star_in_a_url,
+        _as_dataset,
+    )
 }
 
 
@@ -166,6 +202,20 @@ def test_samples_come_from(net: Net, photos: Path, tmp_path: Path, name: str) ->
     table = run(net, source, tmp_path / "out")
     assert len(table) == len(set(table.keys)) == 20
     torch.testing.assert_close(table.tensor("logits"), expected(net, photos, keys_in(photos)))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("{000..003}.tar", r"there is no '.*000\.tar'"),
+        ("data-*.tar", r"there is no '.*data-\*\.tar'"),
+        ("{0..3.tar", r"cannot be read as a pattern"),
+    ],
+)
+def test_a_pattern_that_fits_no_file_is_refused(net: Net, tmp_path: Path, pattern: str, message: str) -> None:
+    with pytest.raises(featx.ExtractionError, match=message):
+        run(net, tmp_path / pattern, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_data_set_of_hugging_face(net: Net, photos: Path, tmp_path: Path) -> None:
@@ -395,9 +445,9 @@ def test_the_batch_size_stays_within_memory(
         tried.append(count)
         return 1e-4 / count
 
-    monkeypatch.setattr("featx.bulk.extract._seconds", seconds)
-    monkeypatch.setattr("featx.bulk.extract.most_memory", lambda: 1e6 * len(tried))  # each trial takes 1 MB more
-    monkeypatch.setattr("featx.bulk.extract.free_memory", lambda: free)
+    monkeypatch.setattr("featx.bulk.batch_size.seconds_of_sample", seconds)
+    monkeypatch.setattr("featx.bulk.batch_size.most_memory", lambda: 1e6 * len(tried))  # each trial takes 1 MB more
+    monkeypatch.setattr("featx.bulk.batch_size.free_memory", lambda: free)
     options: dict[str, Any] = {"transform": pixels, "workers": 0, "progress": False}
     table = featx.extract(net, {"fc": "logits"}, photos, tmp_path / "out", **options)
     assert tried == [1, 4, 16, 64, 256][:trials]

@@ -19,6 +19,7 @@ from torch import nn
 
 import featx
 from featx import Feature
+from featx.bulk.compute import Runner
 from featx.bulk.failpoints import PLACES, VARIABLE
 from featx.bulk.folder import LocalFolder
 
@@ -128,7 +129,25 @@ def test_finished_shards_are_not_computed_again(net: Net, photos: Path, tmp_path
     again = run(net, photos, tmp_path / "out", batch_size=7)
     assert again.is_complete
     assert {path: os.stat(path).st_mtime_ns for path in before} == before
-    assert torch.equal(again.tensor("logits"), table.tensor("logits"))
+    torch.testing.assert_close(again.tensor("logits"), table.tensor("logits"))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_job_that_goes_on_may_have_a_smaller_batch(
+    net: Net, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    table = run(net, photos, tmp_path / "out", batch_size=5)
+    Path(table.paths[0]).unlink()
+    sizes: list[int] = []
+    compute = Runner.compute
+
+    def noted(runner: Runner, numbers: Any, batch: Any) -> Any:
+        sizes.append(len(batch))
+        return compute(runner, numbers, batch)
+
+    monkeypatch.setattr(Runner, "compute", noted)
+    assert run(net, photos, tmp_path / "out", batch_size=size).is_complete
+    assert max(sizes) == size
 
 
 def test_nothing_is_timed_when_a_job_goes_on(
@@ -139,7 +158,7 @@ def test_nothing_is_timed_when_a_job_goes_on(
     def timed(*args: Any) -> float:
         raise AssertionError("the job says how large its batches are")
 
-    monkeypatch.setattr("featx.bulk.extract._seconds", timed)
+    monkeypatch.setattr("featx.bulk.batch_size.seconds_of_sample", timed)
     next((tmp_path / "out").glob("part-*")).unlink()
     table = run(net, photos, tmp_path / "out", batch_size=None)
     assert table.is_complete

@@ -343,6 +343,16 @@ def test_torchvisions_detectors_take_it(resnet: nn.Module) -> None:
     assert torch.equal(neck(backbone.eval()(X))["pool"], body.eval()(X)["pool"])
 
 
+def test_modules_of_a_neck_keep_their_modes(resnet: nn.Module) -> None:
+    backbone = featx.create_backbone(resnet, strides=(8, 16))
+    neck = FeaturePyramidNetwork(backbone.channels, 32, norm_layer=nn.BatchNorm2d).train()
+    neck.inner_blocks.eval()
+    before = {name: module.training for name, module in neck.named_modules()}
+    backbone.with_neck(neck)
+    assert len(set(before.values())) == 2
+    assert {name: module.training for name, module in neck.named_modules()} == before
+
+
 def test_torchvisions_retinanet_takes_it(resnet: nn.Module) -> None:
     backbone = featx.create_backbone(resnet, strides=(8, 16, 32))
     body = backbone.with_neck(FeaturePyramidNetwork(backbone.channels, 32, LastLevelP6P7(32, 32)))

@@ -1,0 +1,167 @@
+"""Plan a job: make its extractor, and find what the features depend on, the size of a batch and that of a shard."""
+
+from __future__ import annotations
+
+import copy
+import platform
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from featx.bulk.batch_size import find_batch_size, seconds_of_sample
+from featx.bulk.compute import Runner, dtype_of_weights, in_dtype
+from featx.bulk.fingerprint import fingerprint_of_code
+from featx.bulk.first_sample import FirstSample
+from featx.bulk.formats import Column, Format, check_columns
+from featx.bulk.job import Job, hash_of_keys, hash_of_weights
+from featx.bulk.loading import stacked
+from featx.bulk.reading import Reader
+from featx.bulk.sources import Source
+from featx.errors import ArgumentTypeError, ExtractionError, FeatxError
+from featx.features.dual import DualGraphModule
+from featx.features.extractor import Nodes, create_feature_extractor
+from featx.optimization.hardware import device_of
+
+# A shard is about so many bytes, and takes about so many seconds, within these numbers of rows. So that folders can be
+# listed, there are at most so many shards.
+_BYTES_OF_SHARD, _SECONDS_OF_SHARD, _FEWEST_ROWS, _MOST_ROWS, _MOST_SHARDS = 64_000_000, 60.0, 64, 10_000, 100_000
+# More numbers than that in one sample are a map.
+_LARGEST_VECTOR = 16_384
+# Under this name the job file keeps the plan of `featx.optimize`.
+OPTIMIZATION = "optimization"
+
+
+@dataclass(frozen=True)
+class JobOptions:
+    """What the user chooses of a job; None is found by itself. The names are those of `extract`."""
+
+    format: Format | None
+    batch_size: int | None
+    rows_per_shard: int | None
+    tolerance: float | None
+
+    @property
+    def kept(self) -> dict[str, Any]:
+        """Those chosen ones that a job cannot change when it goes on."""
+        kept = {"format": self.format, "rows_per_shard": self.rows_per_shard}
+        return {name: value for name, value in kept.items() if value is not None}
+
+
+def make_extractor(
+    model: nn.Module, nodes: Nodes | None, reader: Reader, sample: FirstSample, device: torch.device | None
+) -> DualGraphModule:
+    """Return the extractor, in eval mode.
+
+    Args:
+        model: as for `extract`.
+        nodes: as for `extract`.
+        reader: has the part of the preprocessing that runs where the model is.
+        sample: the example for the trace.
+        device: where to compute; another device than the model's gets a copy of the extractor.
+
+    Raises:
+        ArgumentTypeError: there are no `nodes`, and `model` is no extractor.
+        ExtractionError: the model fails on the sample.
+    """
+    if nodes is None:
+        if not isinstance(model, DualGraphModule):
+            raise ArgumentTypeError(f"nodes=None is for an extractor, and the model is a {type(model).__name__}")
+        extractor = model.eval()
+    else:
+        extractor = _traced(model, nodes, reader.preprocessing.late, stacked([sample.value] * 2))
+    return extractor if device in (None, device_of(extractor)) else copy.deepcopy(extractor).to(device)
+
+
+def make_runner(extractor: DualGraphModule, reader: Reader, sample: FirstSample) -> Runner:
+    """Return what runs an extractor where that is, with the columns that it gives.
+
+    Raises:
+        RequestError: a feature is no tensor, or has no row for each sample.
+    """
+    runner = Runner(extractor, reader.preprocessing.late, device_of(extractor))
+    one, two = (runner.features(stacked([sample.value] * count)) for count in (1, 2))
+    runner.set_columns(one, two)
+    check_columns(runner.columns)
+    return runner
+
+
+def identity_of(
+    model: nn.Module,
+    extractor: DualGraphModule,
+    columns: Sequence[Column],
+    source: Source,
+    reader: Reader,
+    sample: FirstSample,
+    tolerance: float | None,
+) -> dict[str, Any]:
+    """Return all that the features depend on, by name."""
+    identity: dict[str, Any] = {
+        "model": type(model).__name__,
+        "nodes": {info.key: info.node for info in extractor.feature_info},
+        "code": extractor.code,
+        "modules": fingerprint_of_code(extractor, extractor.graph),
+        "weights": hash_of_weights(extractor),
+        "columns": [[each.name, list(each.shape), str(each.dtype)] for each in columns],
+        "transform": reader.preprocessing.text,
+        "decoder": reader.decoder,
+        "keys": hash_of_keys(source.keys),
+        "sample": sample.text,
+    }
+    if tolerance is not None:
+        identity["tolerance"] = tolerance
+    return identity
+
+
+def plan_job(
+    identity: Mapping[str, Any], samples: int, runner: Runner, example: Any, options: JobOptions, *, is_shown: bool
+) -> Job:
+    """Return a new job: measure what the user has not chosen.
+
+    Args:
+        identity: what the features depend on.
+        samples: how many there are.
+        runner: computes their features.
+        example: an input, with which batches are timed.
+        options: what the user chooses.
+        is_shown: whether a search for an optimization shows its progress.
+    """
+    if options.batch_size is None:
+        size, seconds = find_batch_size(runner, example)
+    else:
+        size, seconds = options.batch_size, seconds_of_sample(runner, example, options.batch_size)
+    versions = {"python": platform.python_version(), "torch": torch.__version__}
+    recorded: dict[str, Any] = {"batch_size": size, "device": str(runner.device), "versions": versions}
+    if options.tolerance is not None:
+        batch = stacked([example] * size)
+        recorded[OPTIMIZATION] = runner.optimization(batch, options.tolerance, is_shown=is_shown)
+        seconds *= recorded[OPTIMIZATION]["chosen"]["ratio"]
+    rows = options.rows_per_shard or _rows_of_shard(samples, sum(each.bytes for each in runner.columns), seconds)
+    return Job(identity, samples, rows, options.format or _format_of(runner.columns), runner.columns, recorded)
+
+
+def _traced(
+    model: nn.Module, nodes: Nodes, late: Callable[[torch.Tensor], torch.Tensor], example: Any
+) -> DualGraphModule:
+    is_image = isinstance(example, torch.Tensor)
+    inputs = in_dtype(late(example.to(device_of(model))), dtype_of_weights(model)) if is_image else example
+    try:
+        extractor = create_feature_extractor(model, nodes, example_inputs=inputs, suppress_diff_warning=True)
+    except FeatxError:
+        raise
+    except Exception as error:  # the model's own
+        raise ExtractionError(f"the model fails on the first sample: {type(error).__name__}: {error}") from error
+    return extractor.eval()
+
+
+def _format_of(columns: Iterable[Column]) -> Format:
+    is_map = any(len(column.shape) > 1 or column.bytes > _LARGEST_VECTOR * 4 for column in columns)
+    return "arrow" if is_map else "parquet"
+
+
+def _rows_of_shard(samples: int, size: int, seconds: float) -> int:
+    """Return how many rows a shard should have, of samples of so many bytes, each of which takes so many seconds."""
+    fitting = min(_BYTES_OF_SHARD // max(size, 1), int(_SECONDS_OF_SHARD / max(seconds, 1e-6)))
+    return max(_FEWEST_ROWS, min(_MOST_ROWS, fitting), -(-samples // _MOST_SHARDS))

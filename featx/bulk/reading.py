@@ -1,0 +1,54 @@
+"""Make what the model takes of the items of a source: decode, and do the transform that runs beside the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from featx.bulk.decode import decode_image, decoder
+from featx.bulk.preprocessing import Preprocessing, find_preprocessing, plain, text_of
+from featx.errors import ArgumentTypeError
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Makes an input of an item of a source. It is sent to the processes that read.
+
+    Attributes:
+        load: the user's function that takes an item; without one, images are decoded.
+        preprocessing: what is done to an image, or to what `load` returns.
+    """
+
+    load: Callable[[Any], Any] | None
+    preprocessing: Preprocessing
+
+    @staticmethod
+    def of(model: nn.Module, transform: Callable[[Any], Any] | None, load: Callable[[Any], Any] | None) -> Reader:
+        """Return the reader for a model; without `load` and `transform` it has the preprocessing of the model."""
+        if load is not None:
+            return Reader(load, plain(transform))
+        return Reader(None, find_preprocessing(model, transform))
+
+    def __call__(self, item: Any) -> Any:
+        """Return the input."""
+        value = self._decoded(item) if self.load is None else self.load(item)
+        return self.preprocessing.early(value)
+
+    def _decoded(self, item: Any) -> Any:
+        if not isinstance(item, torch.Tensor):
+            return decode_image(item)
+        if self.preprocessing.is_declared:
+            raise ArgumentTypeError(
+                "the samples are tensors, and the preprocessing that the model declares is for images, and normalizes "
+                "them; give transform=torch.nn.Identity() if they are what the model takes, or a transform of tensors"
+            )
+        return item
+
+    @property
+    def decoder(self) -> str:
+        """What decodes, with its version, or what `load` is."""
+        return decoder() if self.load is None else text_of(self.load)
