@@ -15,7 +15,7 @@ from featx.features.building.left_attributes import check_cases
 from featx.features.building.rollback import RollbackRunner
 from featx.features.describing.info import FeatureInfos
 from featx.features.dual import DualGraphModule
-from featx.tree import tree_leaves
+from featx.features.shared_tensors import tensors_kept_shared
 
 Build = Callable[[Any], DualGraphModule]
 
@@ -46,7 +46,7 @@ class AdaptiveExtractor(nn.Module):
             _model=model,
             _build=build,
             _extractors=[first],
-            _best={},
+            _held_last={},
             _attempts=RollbackRunner(),
         )
 
@@ -67,19 +67,19 @@ class AdaptiveExtractor(nn.Module):
             TraceError: the model cannot be traced on these inputs.
             SpecializationError: forward may read what it has left in an attribute in a call with other inputs.
         """
-        best: dict[Any, DualGraphModule] = self.__dict__["_best"]
-        key = (self.training, *[_form(leaf) for leaf in tree_leaves((args, kwargs))])
-        known = [best[key]] if key in best else []
-        for extractor in [*known, *[one for one in self.extractors if one not in known]]:
+        # By mode, as a graph may hold in one and not in the other.
+        held_last: dict[bool, DualGraphModule] = self.__dict__["_held_last"]
+        last = held_last.get(self.training, self.extractors[0])
+        for extractor in [last, *[one for one in self.extractors if one is not last]]:
             result = self._attempt(extractor, args, kwargs)
             if result is not None:
-                best[key] = extractor
+                held_last[self.training] = extractor
                 return result
         extractor = trace_for_input(lambda: self.__dict__["_build"](Example(args, kwargs, "this input")))
         check_cases(self._in_mode(each).graph for each in (*self.extractors, extractor))
         result = self._in_mode(extractor)(*args, **kwargs)
         self.__dict__["_extractors"].append(extractor)
-        best[key] = extractor
+        held_last[self.training] = extractor
         return result
 
     def _in_mode(self, extractor: DualGraphModule) -> DualGraphModule:
@@ -99,16 +99,11 @@ class AdaptiveExtractor(nn.Module):
         return self
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> AdaptiveExtractor:
-        super()._apply(fn, recurse)
-        for extractor in self.extractors:
-            extractor._apply(fn, recurse)
+        with tensors_kept_shared(self.__dict__["_model"], self.extractors):
+            super()._apply(fn, recurse)
+            for extractor in self.extractors:
+                extractor._apply(fn, recurse)
         return self
 
     def _get_name(self) -> str:
         return f"AdaptiveExtractor({type(self.__dict__['_model']).__name__})"
-
-
-def _form(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return tuple(value.shape), value.dtype, value.device
-    return value if isinstance(value, (bool, int, float, str, type(None))) else type(value)

@@ -14,6 +14,7 @@ from featx.codegen.standalone import is_standalone
 from featx.examples import Example, as_example
 from featx.features.building.cases import Cases, with_cases
 from featx.features.describing.info import FeatureInfos
+from featx.features.shared_tensors import tensors_kept_shared
 from featx.ir.equality import is_same_graph
 from featx.ir.graph import Graph
 from featx.module import GraphModule, opened
@@ -151,11 +152,11 @@ class DualGraphModule(GraphModule):
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> DualGraphModule:
         if self._cases is None:
             super()._apply(fn, recurse)
-        else:
-            # Further graphs are traced from the model, so it must be of the same dtype and on the same device.
-            share_buffers = self._cases.apply(self, fn)
+            return self
+        # Further graphs are traced from the model, so it must be of the same dtype and on the same device.
+        with tensors_kept_shared(self._cases.model, [self]):
+            self._cases.model._apply(fn)
             super()._apply(fn, recurse)
-            share_buffers()
         return self
 
     def _standalone_modules(self, example_inputs: Any) -> dict[bool, GraphModule]:

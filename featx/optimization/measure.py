@@ -17,8 +17,8 @@ _FEWEST_ROUNDS, _MOST_ROUNDS = 5, 60
 def relative_errors(expected: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, float]:
     """Return the error of each feature: |found - expected| / |expected| in the Euclidean norm, of the worst sample.
 
-    It is infinite where shapes differ, where a value that is no number of floating point differs, and where only one
-    of both is finite.
+    It is infinite where shapes differ, where a value that is no number of floating point differs, and where infinities
+    or NaNs of one are something else in the other.
     """
     return {key: _error(value, found[key]) if key in found else float("inf") for key, value in expected.items()}
 
@@ -40,8 +40,8 @@ def _error_of_leaf(expected: Any, found: Any) -> float:
     if not expected.is_floating_point():
         return float("inf")
     one, other = (_rows(value).double() for value in (expected, found))
-    where_finite = one.isfinite()
-    if not torch.equal(where_finite, other.isfinite()):
+    where_finite = one.isfinite() & other.isfinite()
+    if not torch.allclose(one[~where_finite], other[~where_finite], equal_nan=True):
         return float("inf")
     one, other = (torch.where(where_finite, value, 0.0) for value in (one, other))
     difference, size = (one - other).norm(dim=1), one.norm(dim=1)

@@ -147,3 +147,33 @@ def test_it_says_what_it_returns() -> None:
     (info,) = extractor.feature_info
     assert (info.key, info.shape, info.channels, info.stride) == ("map", tuple(extractor(x)["map"].shape), 4, 2)
     assert extractor.eval().feature_info.channels() == [4]
+
+
+class Counting(nn.Module):
+    """Counts its calls in a buffer, on which the result depends, and has a branch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls.add_(1)
+        y = x * self.calls
+        return y.relu() if x.shape[-1] > 8 else y
+
+
+@pytest.mark.parametrize("convert", [nn.Module.double, lambda module: module.to_empty(device="cpu")])
+def test_graphs_share_buffers_after_a_conversion(convert: Any) -> None:
+    model = Counting().eval()
+    extractor = featx.create_feature_extractor(
+        model, {"output": "last"}, example_inputs=torch.rand(1, 2, 4), adaptive=True
+    )
+    for width in (4, 12):
+        extractor(torch.rand(1, 2, width))
+    assert len(extractor.extractors) == 2
+    convert(extractor)
+    model.calls.zero_()
+    for calls, width in enumerate((4, 12, 4, 12), 1):
+        x = torch.rand(1, 2, width, dtype=model.calls.dtype)
+        assert torch.equal(extractor(x)["last"], x * calls)
+    assert model.calls == 4

@@ -12,6 +12,8 @@ import torchvision
 from torch import nn
 
 import featx
+from featx import Graph
+from featx.features.describing.shapes import forms_of
 
 
 def info_of(model: nn.Module, nodes: Any, **options: Any) -> Any:
@@ -317,3 +319,21 @@ class Conditioned(nn.Module):
 def test_tensors_without_dimensions_stand_beside_images(step: torch.Tensor) -> None:
     example = {"image": torch.rand(2, 3, 16, 16), "step": step}
     assert featx.create_feature_extractor(Conditioned(), ["conv"], example_inputs=example).strides == [1]
+
+
+@pytest.mark.parametrize(
+    ("path", "taken", "expected"),
+    [
+        (".hidden", "hid", {}),
+        (".hid", "hid", {"": ((2, 3), torch.float32)}),
+        (".hid.state", "hid", {".state": ((2, 3), torch.float32)}),
+        (".hid[0]", "hid", {"[0]": ((2, 3), torch.float32)}),
+    ],
+)
+def test_forms_of_an_attribute_are_not_those_of_one_whose_name_starts_like_it(
+    path: str, taken: str, expected: Any
+) -> None:
+    graph = Graph()
+    owner = graph.placeholder("owner")
+    owner.meta["parts"] = {path: (torch.Size([2, 3]), torch.float32)}
+    assert forms_of(graph.call_function(getattr, (owner, taken))) == expected

@@ -366,6 +366,21 @@ def test_default_device_that_forward_sets_is_refused(kind: Callable[[], nn.Modul
     assert torch.zeros(2).device.type == "cpu"
 
 
+def warn_only(model: Doing, x: torch.Tensor) -> torch.Tensor:
+    torch.use_deterministic_algorithms(True, warn_only=False)
+    return model.one(x)
+
+
+def test_deterministic_algorithms_are_those_of_before_to_the_warning() -> None:
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with pytest.raises(featx.TraceError, match="deterministic algorithms"):
+            featx.trace(Doing(warn_only), X)
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 ACTIONS = [
     hook_for_a_while, default_dtype, deterministic, cached_parametrizations, saved_in_half, gradients_in_forward,
     hook_on_a_parameter, clip, try_again,

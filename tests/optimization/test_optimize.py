@@ -264,6 +264,8 @@ def test_errors_by_hand() -> None:
     assert relative_errors({"a": one}, {"a": other})["a"] == pytest.approx(0.2)  # the worst of 0.5 / 5 and 0.2 / 1
     assert relative_errors({"a": one}, {"a": one.clone()}) == {"a": 0.0}
     assert relative_errors({"a": (one, 3)}, {"a": (one, 3)}) == {"a": 0.0}
+    holes = torch.tensor([4.0, float("inf"), -float("inf"), float("nan")])
+    assert relative_errors({"a": holes}, {"a": holes + 1})["a"] == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize(
@@ -274,6 +276,8 @@ def test_errors_by_hand() -> None:
         (torch.tensor([1, 2]), torch.tensor([1, 3])),
         (torch.tensor([1.0, 2.0]), torch.tensor([1.0, float("nan")])),
         (torch.tensor([1.0, float("inf")]), torch.tensor([1.0, 2.0])),
+        (torch.tensor([1.0, float("inf")]), torch.tensor([1.0, -float("inf")])),
+        (torch.tensor([1.0, float("inf")]), torch.tensor([1.0, float("nan")])),
         (torch.zeros(2), torch.tensor([0.0, 1e-9])),
         (3, 4),
         ((torch.ones(1),), (torch.ones(1), torch.ones(1))),

@@ -111,20 +111,6 @@ class Cases:
                 f"{', '.join(sorted(targets - own)[:5])}. With adaptive=True it has all of them."
             ) from None
 
-    def apply(self, module: nn.Module, convert: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[], None]:
-        """Convert the tensors of the model, and return what shares its buffers with the extractor `module` again."""
-        before = {id(buffer): (owner, name) for owner, name, buffer in _buffers_of(self.model)}
-        shared = [
-            (owner, name, before[id(buffer)]) for owner, name, buffer in _buffers_of(module) if id(buffer) in before
-        ]
-        self.model._apply(convert)
-
-        def share() -> None:
-            for owner, name, (original, name_there) in shared:
-                owner._buffers[name] = original._buffers[name_there]
-
-        return share
-
     def __getstate__(self) -> dict[str, Any]:
         # Graphs are made again: what runs them is no plain state.
         return {**vars(Cases(self.model, self._trace))}
@@ -161,10 +147,3 @@ def with_cases(forward: MethodType, cases: Cases) -> MethodType:
         return cases.run(self, function, args, kwargs)
 
     return MethodType(with_code_of_its_own(run), forward.__self__)
-
-
-def _buffers_of(module: nn.Module) -> Iterable[tuple[nn.Module, str, torch.Tensor]]:
-    for owner in module.modules():
-        for name, buffer in owner._buffers.items():
-            if buffer is not None:
-                yield owner, name, buffer

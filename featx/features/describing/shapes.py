@@ -44,7 +44,11 @@ def _forms_of_node(node: Node) -> Forms:
     if node.target in (operator.getitem, getattr) and len(node.args) == 2:
         key = node.args[1]
         start = f"[{key!r}]" if node.target is operator.getitem else f".{key}"
-        return {path[len(start) :]: form for path, form in forms_of(node.args[0]).items() if path.startswith(start)}
+        return {
+            path[len(start) :]: form
+            for path, form in forms_of(node.args[0]).items()
+            if path == start or path.startswith((f"{start}.", f"{start}["))
+        }
     return {}
 
 

@@ -15,6 +15,15 @@ def _hooks_of_saved_tensors() -> Any:
     return None if hooks is None or str(hooks[0].__module__).startswith("torch.") else hooks[0]
 
 
+def _deterministic_algorithms() -> tuple[bool, bool]:
+    """Return whether they are used, and whether torch only warns where an operation has none."""
+    return torch._C._get_deterministic_algorithms(), torch._C._get_deterministic_algorithms_warn_only()
+
+
+def _set_deterministic_algorithms(value: tuple[bool, bool]) -> None:
+    torch._C._set_deterministic_algorithms(value[0], warn_only=value[1])
+
+
 # What each is called, and the functions that tell how it is set and set it, by their names in torch._C.
 _IN_C = {
     "the kernels of scaled_dot_product_attention (flash)": ("_get_flash_sdp_enabled", "_set_sdp_use_flash"),
@@ -26,7 +35,6 @@ _IN_C = {
     "the precision of matrix products": ("_get_float32_matmul_precision", "_set_float32_matmul_precision"),
     "cuDNN": ("_get_cudnn_enabled", "_set_cudnn_enabled"),
     "oneDNN": ("_get_mkldnn_enabled", "_set_mkldnn_enabled"),
-    "deterministic algorithms": ("_get_deterministic_algorithms", "_set_deterministic_algorithms"),
 }  # fmt: skip
 _SWITCHES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any] | None]] = {
     **{
@@ -34,6 +42,7 @@ _SWITCHES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any] | None]] = {
         for name, (getter, setter) in _IN_C.items()
         if hasattr(torch._C, getter)
     },
+    "deterministic algorithms": (_deterministic_algorithms, _set_deterministic_algorithms),
     "the default dtype": (torch.get_default_dtype, torch.set_default_dtype),
     # What a context manager sets, it puts back itself.
     "the cache of parametrizations (parametrize.cached)": (lambda: parametrize._cache_enabled, None),

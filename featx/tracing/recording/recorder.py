@@ -368,11 +368,11 @@ class Recorder(TracerBase):
 
     def create_unnamed_arg(self, a: Any) -> Argument:
         """Do as `create_arg`, with nodes that count in no name and that nothing else uses."""
-        self._makes_unnamed_nodes = True
+        before, self._makes_unnamed_nodes = self._makes_unnamed_nodes, True
         try:
             return self.create_arg(a)
         finally:
-            self._makes_unnamed_nodes = False
+            self._makes_unnamed_nodes = before
 
     def create_other_arg(self, a: Any) -> Argument:
         """Turn tensors of other classes, modules and generators into arguments, and all else as every tracer does."""
