@@ -1,10 +1,11 @@
-"""Which file of featx may import which, read from the syntax trees."""
+"""Which file of featx may import which, read from the syntax trees. Each rule is one test of all files."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,17 @@ FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.p
 
 def name(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def faults_in(paths: Iterable[Path], rule: Callable[[Path, ast.Module], list[str]]) -> dict[str, list[str]]:
+    """Return what a rule finds in each file in which it finds something."""
+    found = {name(path): rule(path, parsed(path)) for path in paths}
+    return {path: faults for path, faults in found.items() if faults}
 
 
 def package_of(path: Path) -> str:
@@ -92,17 +104,15 @@ def test_every_file_has_a_place_among_the_layers() -> None:
     assert [name(path) for path in FILES if package_of(path) not in PLACE] == []
 
 
-@pytest.mark.parametrize("path", FILES, ids=name)
-def test_file_imports_only_from_what_stands_before_it(path: Path) -> None:
-    assert faults(path, ast.parse(path.read_text())) == []
+def test_files_import_only_from_what_stands_before_them() -> None:
+    assert faults_in(FILES, faults) == {}
 
 
 TRACING = [path for path in FILES if package_of(path) == "tracing" and path != ROOT / "tracing/__init__.py"]
 
 
-@pytest.mark.parametrize("path", TRACING, ids=name)
-def test_file_of_tracing_imports_only_from_rooms_before_its_own(path: Path) -> None:
-    assert faults_of_room(path, ast.parse(path.read_text())) == []
+def test_files_of_tracing_import_only_from_rooms_before_their_own() -> None:
+    assert faults_in(TRACING, faults_of_room) == {}
 
 
 def test_rule_of_rooms_finds_what_it_should() -> None:
@@ -160,10 +170,9 @@ def uses_torch_fx(tree: ast.AST) -> bool:
     )
 
 
-@pytest.mark.slow
 def test_one_folder_uses_torch_fx() -> None:
     files = [*FILES, ROOT / "__init__.py"]
-    users = [name(path) for path in files if uses_torch_fx(ast.parse(path.read_text()))]
+    users = [name(path) for path in files if uses_torch_fx(parsed(path))]
     assert "interop/torch_fx.py" in users
     assert all(path.startswith("interop/") for path in users)
 
@@ -187,35 +196,62 @@ def test_uses_of_torch_fx_are_found(source: str, expected: bool) -> None:
     assert uses_torch_fx(ast.parse(source)) is expected
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("path", FILES, ids=name)
-def test_file_imports_no_private_name(path: Path) -> None:
+def private_names(path: Path, tree: ast.Module) -> list[str]:
+    """Return the private names that a file imports."""
     taken = [
         f"{module}.{name}"
-        for module, names, _ in imports(ast.parse(path.read_text()))
+        for module, names, _ in imports(tree)
         for name in names
         if not module.startswith("featx.fx")  # which has modules under torch.fx's private names
     ]
-    assert [dotted for dotted in taken if dotted.rpartition(".")[2].startswith("_")] == []
+    return [dotted for dotted in taken if dotted.rpartition(".")[2].startswith("_")]
 
 
-@pytest.mark.parametrize("path", FILES, ids=name)
-def test_file_keeps_no_state_at_module_level(path: Path) -> None:
-    """Module-level names are constants, types or functions, and no function writes one of them."""
-    tree = ast.parse(path.read_text())
-    assert not [node for node in ast.walk(tree) if isinstance(node, ast.Global)]
+def test_files_import_no_private_names() -> None:
+    assert faults_in(FILES, private_names) == {}
+
+
+WRITERS = {"append", "add", "update", "pop", "clear", "setdefault", "extend", "insert", "remove", "discard"}
+
+
+def state_at_module_level(path: Path, tree: ast.Module) -> list[str]:
+    """Return what makes names at module level more than constants, types and functions, or writes one of them."""
     constants: set[str] = set()
     for statement in tree.body:
         targets = statement.targets if isinstance(statement, ast.Assign) else []
         targets = [statement.target] if isinstance(statement, ast.AnnAssign) else targets
         constants.update(target.id for target in targets if isinstance(target, ast.Name))
-    assert [constant for constant in constants if constant.islower() and not constant.startswith("__")] == []
-    writers = {"append", "add", "update", "pop", "clear", "setdefault", "extend", "insert", "remove", "discard"}
-    for function in ast.walk(tree):
-        if not isinstance(function, ast.FunctionDef):
-            continue
-        for node in ast.walk(function):
-            if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del):
-                assert not (isinstance(node.value, ast.Name) and node.value.id in constants), ast.unparse(node)
-            if isinstance(node, ast.Attribute) and node.attr in writers and isinstance(node.value, ast.Name):
-                assert node.value.id not in constants, ast.unparse(node)
+    found = [constant for constant in constants if constant.islower() and not constant.startswith("__")]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Global):
+            found.append(ast.unparse(node))
+        if isinstance(node, ast.FunctionDef):
+            found += [ast.unparse(each) for each in ast.walk(node) if writes_one_of(each, constants)]
+    return found
+
+
+def writes_one_of(node: ast.AST, names: set[str]) -> bool:
+    is_item = isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del)
+    is_writer = isinstance(node, ast.Attribute) and node.attr in WRITERS
+    return (is_item or is_writer) and isinstance(node.value, ast.Name) and node.value.id in names
+
+
+def test_files_keep_no_state_at_module_level() -> None:
+    assert faults_in(FILES, state_at_module_level) == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "count"),
+    [
+        ("seen = []", 1),
+        ("def f():\n    global SEEN", 1),
+        ("SEEN = []\ndef f():\n    SEEN.append(1)", 1),
+        ("SEEN = {}\ndef f():\n    SEEN[1] = 2\n    del SEEN[2]", 2),
+        ("SEEN = {}\ndef f(own):\n    own[1] = SEEN[2]\n    own.append(1)", 0),
+        ("from featx.ir.node import _hidden", 1),
+        ("from featx.ir.node import Node", 0),
+    ],
+)
+def test_rules_of_state_and_private_names_find_what_they_should(source: str, count: int) -> None:
+    rules = (state_at_module_level, private_names)
+    assert sum(len(rule(ROOT / "ir/node.py", ast.parse(source))) for rule in rules) == count
