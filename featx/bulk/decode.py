@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from typing import Any, cast
 
 from featx.bulk.extras import require
 
@@ -19,6 +20,10 @@ def decode_image(item: Any) -> Any:
 
     Args:
         item: a path, an open file, the bytes of one, or an image of Pillow.
+
+    Raises:
+        TypeError: it is none of these.
+        ValueError: its pixels have 32 bits.
     """
     image: Any = require("PIL.Image", "Pillow decodes images", "pillow")
     operations: Any = require("PIL.ImageOps", "Pillow decodes images", "pillow")
@@ -30,6 +35,16 @@ def decode_image(item: Any) -> Any:
         from io import BytesIO
 
         item = BytesIO(item)
+    if isinstance(item, dict):
+        raise TypeError(
+            f"the sample is a dict of {', '.join(map(repr, cast('dict[Any, Any]', item)))}; give column=..., the key "
+            "of the image, or load=..., a function that makes the input"
+        )
+    if not isinstance(item, (str, os.PathLike)) and not hasattr(item, "read"):
+        raise TypeError(
+            f"the sample is a {type(item).__name__}, and no image, array or tensor; give load=..., a function that "
+            "makes the input"
+        )
     with image.open(item) as opened:
         opened.seek(0)
         return _in_rgb(operations.exif_transpose(opened), opened.format)

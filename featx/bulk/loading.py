@@ -71,6 +71,8 @@ def as_input(value: Any) -> Any:
 def _as_leaf(leaf: Any) -> Any:
     if isinstance(leaf, torch.Tensor):
         return leaf.detach()
+    if hasattr(leaf, "getbands"):
+        raise TypeError("the transform returns an image; end it with ToTensor(), or with what else makes a tensor")
     if hasattr(leaf, "__array_interface__"):
         return torch.from_numpy(leaf.copy()) if hasattr(leaf, "copy") and getattr(leaf, "ndim", 0) else leaf.item()
     if isinstance(leaf, (bool, int, float)):

@@ -16,6 +16,8 @@ from featx.bulk.fingerprint import fingerprint, without_addresses
 from featx.errors import ExtractionError
 
 _PRESET = "torchvision.transforms._presets.ImageClassification"
+# Classes that call their `transforms` in order, and do nothing else. A class of the user's may have the same name.
+_COMPOSE = frozenset({"torchvision.transforms.transforms.Compose", "torchvision.transforms.v2._container.Compose"})
 _TO_TENSOR = frozenset({"torchvision.transforms.transforms.ToTensor", "timm.data.transforms.MaybeToTensor"})
 _NORMALIZE = "torchvision.transforms.transforms.Normalize"
 # Modes of PIL's images in which a pixel has bytes, which ToTensor divides by 255.
@@ -100,18 +102,22 @@ def _split(transform: Callable[[Any], Any], text: str) -> Preprocessing:
     A quarter of the bytes are moved then. The values are the same bit for bit. What is no image of bytes when it comes
     to ToTensor is finished where it is.
     """
-    if f"{type(transform).__module__}.{type(transform).__name__}" == _PRESET:
+    kind = _class_of(transform)
+    if kind == _PRESET:
         preset: Any = transform
         return _left(functools.partial(_resized, preset), functools.partial(_finished, preset), preset, text)
     steps: Any = getattr(transform, "transforms", None)
-    if type(transform).__name__ != "Compose" or not isinstance(steps, list) or len(cast("list[Any]", steps)) < 2:
+    if kind not in _COMPOSE or len(cast("list[Any]", steps)) < 2:
         return Preprocessing(transform, text)
     *first, to_tensor, normalize = cast("list[Any]", steps)
-    names = [f"{type(each).__module__}.{type(each).__name__}" for each in (to_tensor, normalize)]
-    if names[0] not in _TO_TENSOR or names[1] != _NORMALIZE:
+    if _class_of(to_tensor) not in _TO_TENSOR or _class_of(normalize) != _NORMALIZE:
         return Preprocessing(transform, text)
     last = functools.partial(_in_order, [to_tensor, normalize])
     return _left(functools.partial(_in_order, first), last, normalize, text)
+
+
+def _class_of(transform: object) -> str:
+    return f"{type(transform).__module__}.{type(transform).__qualname__}"
 
 
 def _left(first: Callable[[Any], Any], rest: Callable[[Any], Any], normalized: Any, text: str) -> Preprocessing:
@@ -120,7 +126,7 @@ def _left(first: Callable[[Any], Any], rest: Callable[[Any], Any], normalized: A
         mean, std = (tuple(float(each) for each in values) for values in (normalized.mean, normalized.std))
     except TypeError:  # one number for all channels
         return Preprocessing(functools.partial(_in_order, [first, rest]), text)
-    return Preprocessing(functools.partial(_to_bytes, first, rest), text, mean, std)
+    return Preprocessing(functools.partial(_to_bytes, first, rest, (len(mean), len(std))), text, mean, std)
 
 
 def _in_order(steps: list[Callable[[Any], Any]], image: Any) -> Any:
@@ -129,9 +135,12 @@ def _in_order(steps: list[Callable[[Any], Any]], image: Any) -> Any:
     return image
 
 
-def _to_bytes(first: Callable[[Any], Any], rest: Callable[[Any], Any], image: Any) -> torch.Tensor:
+def _to_bytes(
+    first: Callable[[Any], Any], rest: Callable[[Any], Any], normalized: tuple[int, int], image: Any
+) -> torch.Tensor:
+    """Return the bytes of an image; `rest` finishes one without bytes, or with other channels than are `normalized`."""
     image = first(image)
-    if getattr(image, "mode", None) not in _MODES_OF_BYTES:
+    if getattr(image, "mode", None) not in _MODES_OF_BYTES or not {1, len(image.getbands())}.issuperset(normalized):
         return rest(image)
     functional: Any = require("torchvision.transforms.functional", "torchvision made this transform", "torchvision")
     return functional.pil_to_tensor(image)

@@ -39,12 +39,13 @@ class Reader:
         return self.preprocessing.early(value)
 
     def _decoded(self, item: Any) -> Any:
-        if not isinstance(item, torch.Tensor):
+        if not hasattr(item, "dtype"):  # neither a tensor nor an array of numpy
             return decode_image(item)
         if self.preprocessing.is_declared:
+            kind = "tensors" if isinstance(item, torch.Tensor) else "arrays"
             raise ArgumentTypeError(
-                "the samples are tensors, and the preprocessing that the model declares is for images, and normalizes "
-                "them; give transform=torch.nn.Identity() if they are what the model takes, or a transform of tensors"
+                f"the samples are {kind}, and the preprocessing that the model declares is for images, and normalizes "
+                f"them; give transform=torch.nn.Identity() if they are what the model takes, or a transform of {kind}"
             )
         return item
 

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from glob import glob
 from io import BytesIO
-from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -19,8 +18,8 @@ from featx.errors import ArgumentTypeError, ExtractionError
 
 _FORMS = (
     "a folder of images or the URL of one, a list of paths or URLs, a .txt, .csv or .parquet file of them, .tar files "
-    "of webdataset or a pattern for them, a column of pandas, polars or numpy, a data set of Hugging Face, or a torch "
-    "Dataset with a length"
+    "of webdataset or a pattern for them, a column of pandas, polars or numpy, a data set of Hugging Face, a torch "
+    "Dataset with a length, or a list or array of images"
 )
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S+")
 
@@ -149,21 +148,37 @@ def _source(source: Any, column: str | None) -> Source:
     values = values_of(source, column)
     if values is not None:
         return _source(values, None)
-    if hasattr(source, "__getitem__") and hasattr(source, "__len__") and not isinstance(source, (list, tuple)):
+    is_list = isinstance(source, (list, tuple))
+    if is_list and any(map(_is_path, cast("Sequence[Any]", source))):
+        return _of_list(cast("Sequence[Any]", source))
+    is_mapping = isinstance(source, (bytes, dict)) and not hasattr(source, "column_names")
+    if hasattr(source, "__getitem__") and hasattr(source, "__len__") and not is_mapping:
         return _of_dataset(source, column)
-    if isinstance(source, Iterable) and not isinstance(source, (bytes, dict)):
-        items = iter(cast("Iterable[Any]", source))
-        first = list(islice(items, 1))
-        if not all(isinstance(each, (str, os.PathLike)) for each in first):
-            raise ArgumentTypeError(
-                f"samples need numbers or paths, and a {type(source).__name__} of {type(first[0]).__name__} has none; "
-                f"samples come from {_FORMS}"
-            )
-        keys = [os.fspath(each) for each in chain(first, items)]
-        if keys and all(key.endswith(".tar") for key in keys):
-            return _of_tars(keys)
-        return Paths(keys, f"a list of {len(keys)} paths")
+    if isinstance(source, Iterable) and not is_mapping:
+        return _of_list(cast("Iterable[Any]", source))
     raise ArgumentTypeError(f"samples come from {_FORMS}; got a {type(source).__name__}")
+
+
+def _is_path(value: object) -> bool:
+    return isinstance(value, (str, os.PathLike))
+
+
+def _of_list(source: Iterable[Any]) -> Source:
+    kind = type(source).__name__
+    keys: list[str] = []
+    for number, each in enumerate(source):
+        if _is_path(each):
+            keys.append(os.fspath(each))
+        elif number == 0:
+            raise ArgumentTypeError(
+                f"samples need numbers or paths, and a {kind} of {type(each).__name__} has none; samples come from "
+                f"{_FORMS}"
+            )
+        else:
+            raise ExtractionError(f"item {number} of the {kind} is {each!r:.60}, and no path or URL; take it out")
+    if keys and all(key.endswith(".tar") for key in keys):
+        return _of_tars(keys)
+    return Paths(keys, f"a list of {len(keys)} paths")
 
 
 def _of_path(path: str, column: str | None) -> Source:

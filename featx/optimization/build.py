@@ -11,6 +11,7 @@ from torch import nn
 from featx.errors import MissingExtraError, OptimizationError, TraceError
 from featx.examples import Example
 from featx.features.adaptive import AdaptiveExtractor
+from featx.features.describing.info import FeatureInfos
 from featx.features.dual import DualGraphModule
 from featx.module import GraphModule, opened
 from featx.optimization.module import OptimizedExtractor
@@ -78,7 +79,7 @@ class Builder:
             source = self._rewrite(recipe.rewrites)[0]
         module = copy.deepcopy(source).eval().requires_grad_(False)
         if recipe.torch_dtype is not None:
-            module.to(recipe.torch_dtype)
+            self._cast(module, recipe)
         if recipe.channels_last:
             module.to(memory_format=torch.channels_last)
         if recipe.onednn:
@@ -86,6 +87,31 @@ class Builder:
         if recipe.int8:
             _quantize(module)
         return OptimizedExtractor(module, recipe, self._extractor.feature_info, self._dtypes)
+
+    def _cast(self, module: nn.Module, recipe: Recipe) -> None:
+        """Cast the weights; buffers that are no part of the state only if the model does not run without that.
+
+        These are tables that the model computes from, such as the frequencies of rotary positions: angles of several
+        thousand radians have no digits left in half precision, whatever the error is for short texts.
+        """
+        dtype = recipe.torch_dtype
+        tables = {
+            id(part._buffers[name])
+            for part in module.modules()
+            for name in part._non_persistent_buffers_set
+            if part._buffers.get(name) is not None
+        }
+
+        def cast(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor if id(tensor) in tables or not tensor.is_floating_point() else tensor.to(dtype)
+
+        module._apply(cast)
+        if tables:
+            try:
+                probe = OptimizedExtractor(module, Recipe(dtype=recipe.dtype), FeatureInfos(()), {})
+                probe(*self._example.args, **self._example.kwargs)
+            except Exception:  # an operation that wants one dtype
+                module.to(dtype)
 
 
 def _quantize(module: nn.Module) -> None:

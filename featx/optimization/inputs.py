@@ -14,14 +14,17 @@ from featx.tree import tree_leaves, tree_map
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _SEED = 20_261_124
 _INTEGERS = (torch.int32, torch.int64)
+_TIMES = 16
+LONGER = f"{_TIMES} times as many integers"
 
 
 def validation_inputs(example: Example) -> dict[str, Example]:
     """Return further inputs like the example, by what they are. Masks are those of the example.
 
     Noise has the mean and the deviation of the example. Integers, such as token ids, are also put into another order,
-    along the last dimension. Where the inputs are images of three channels, there are also photos that scikit-image or
-    scikit-learn ship, if one of these is installed, and else images whose spectrum falls as that of photos does.
+    along the last dimension, and repeated there: errors of positions grow with the length of a text. Where the inputs
+    are images of three channels, there are also photos that scikit-image or scikit-learn ship, if one of these is
+    installed, and else images whose spectrum falls as that of photos does.
     """
     generator = torch.Generator().manual_seed(_SEED)
     leaves = [leaf for leaf in tree_leaves((example.args, example.kwargs)) if isinstance(leaf, torch.Tensor)]
@@ -30,6 +33,8 @@ def validation_inputs(example: Example) -> dict[str, Example]:
         found["noise"] = _mapped(example, lambda leaf: _noise(leaf, generator))
     if any(map(_are_numbers, leaves)):
         found["integers in another order"] = _mapped(example, lambda leaf: _in_another_order(leaf, generator))
+        length = next(leaf.shape[-1] for leaf in leaves if _are_numbers(leaf))
+        found[LONGER] = _mapped(example, lambda leaf: _repeated(leaf, length))
     if any(map(_is_image, leaves)):
         name, photos = _photos(generator)
         found[name] = _mapped(example, lambda leaf: _as_batch(photos, leaf) if _is_image(leaf) else leaf)
@@ -61,6 +66,12 @@ def _in_another_order(value: torch.Tensor, generator: torch.Generator) -> torch.
     if not _are_numbers(value):
         return value
     return value[..., torch.randperm(value.shape[-1], generator=generator).to(value.device)]
+
+
+def _repeated(value: torch.Tensor, length: int) -> torch.Tensor:
+    """Return token ids, and what has as many items, repeated along the last dimension."""
+    is_beside = value.dim() > 1 and value.shape[-1] == length and not value.is_floating_point()
+    return value.repeat_interleave(_TIMES, -1) if is_beside else value
 
 
 def _is_image(value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -39,7 +40,8 @@ class OptimizedExtractor(nn.Module):
         self.feature_info = infos
         self._dtypes = {key: [_dtype_of(name) for name in names] for key, names in dtypes.items()}
         self._changes_nothing = recipe == Recipe()
-        self._run: Callable[..., Any] | None = None
+        # What runs, once that is made. In a list, because a module in an attribute would count as a submodule.
+        self._runners: list[Callable[..., Any]] = []
         self._returns_dict = True
         self.training = False
 
@@ -80,10 +82,12 @@ class OptimizedExtractor(nn.Module):
         return {key: self._restored(key, value) for key, value in named(result).items()}
 
     def _runner(self) -> Callable[..., Any]:
-        if self._run is None:
+        if not self._runners:
             kind = self.recipe.compile
-            self._run = self.extractor if kind is None else torch.compile(self.extractor, **COMPILATIONS[kind])
-        return self._run
+            self._runners.append(
+                self.extractor if kind is None else torch.compile(self.extractor, **COMPILATIONS[kind])
+            )
+        return self._runners[0]
 
     def _prepared(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
@@ -106,6 +110,12 @@ class OptimizedExtractor(nn.Module):
 
         return tree_map(restored, value)
 
+    def uncompiled(self) -> OptimizedExtractor:
+        """Return a module that runs by the same recipe but for torch.compile, with the same weights."""
+        module = copy.copy(self)
+        module.recipe, module._runners = replace(self.recipe, compile=None), []
+        return module
+
     def train(self, mode: bool = True) -> OptimizedExtractor:
         """Stay in eval mode.
 
@@ -120,7 +130,7 @@ class OptimizedExtractor(nn.Module):
         return self
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> OptimizedExtractor:
-        self._run = None  # compiled code holds the tensors of before
+        self._runners = []  # compiled code holds the tensors of before
         before = self._dtypes_of_weights()
         super()._apply(fn, recurse)
         if self._dtypes_of_weights() != before:  # after `float()` or `double()` inputs are taken as they are
@@ -131,7 +141,7 @@ class OptimizedExtractor(nn.Module):
         return {weight.dtype for weight in self.parameters() if weight.is_floating_point()}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_run": None}  # compiled anew where it is loaded
+        return {**self.__dict__, "_runners": []}  # compiled anew where it is loaded
 
     def __repr__(self) -> str:
         return f"{self.feature_info}\n\nOptimizedExtractor({self.recipe})"

@@ -14,6 +14,8 @@ class OneDNNLinear(nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Return `input` times the weights, plus the bias."""
+        if input.numel() == 0:  # a convolution wants at least one row
+            return super().forward(input)
         rows = input.reshape(1, -1, 1, self.in_features).permute(0, 3, 1, 2)  # channels last, and not copied
         found = functional.conv2d(rows, self.weight[:, :, None, None], self.bias)
         return found.permute(0, 2, 3, 1).reshape(*input.shape[:-1], self.out_features)

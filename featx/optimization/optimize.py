@@ -70,8 +70,7 @@ def optimize(
             for other hardware or another extractor, has a larger error than `tolerance`, or cannot be read.
     """
     found = _checked(extractor)
-    if (tolerance is not None and not tolerance >= 0) or not budget >= 0:
-        raise ArgumentTypeError(f"tolerance and budget must be at least 0, got {tolerance} and {budget}")
+    _check_arguments(tolerance, budget, checks, plan)
     example = _example(found, example_inputs)
     if plan is not None:
         return _applied(found, example, plan if isinstance(plan, Plan) else Plan.load(plan), tolerance)
@@ -106,6 +105,19 @@ def _applied(extractor: Extractor, example: Example, plan: Plan, tolerance: floa
     module = Builder(extractor, example, plan.dtypes).build(plan.recipe)
     module.plan = plan
     return module
+
+
+def _check_arguments(tolerance: object, budget: object, checks: object, plan: object) -> None:
+    for name, value in (("tolerance", tolerance), ("budget", budget)):
+        is_number = isinstance(value, (int, float)) and value >= 0
+        if not is_number and not (name == "tolerance" and value is None):
+            raise ArgumentTypeError(f"{name} must be a number of at least 0, got {value!r}")
+    if checks is not None and not isinstance(checks, Mapping):
+        raise ArgumentTypeError(
+            f"checks must be inputs by name, such as {{'my photos': batch}}, got {type(checks).__name__}"
+        )
+    if plan is not None and not isinstance(plan, (Plan, str, os.PathLike)):
+        raise ArgumentTypeError(f"plan must be a Plan or the path of one that was saved, got {plan!r:.80}")
 
 
 def _checked(extractor: nn.Module) -> Extractor:
@@ -143,4 +155,6 @@ def _example(extractor: Extractor, inputs: Any) -> Example:
     ):
         raise ArgumentTypeError("example_inputs are on the meta device, where nothing takes time; give real tensors")
     args, kwargs = tree_map(with_values, (example.args, example.kwargs))
+    if any(isinstance(leaf, torch.Tensor) and leaf.numel() == 0 for leaf in tree_leaves((args, kwargs))):
+        raise ArgumentTypeError("example_inputs have a tensor without elements, which takes no time; give some samples")
     return Example(args, kwargs, example.source, example.is_for_one_mode)

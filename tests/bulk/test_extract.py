@@ -253,7 +253,7 @@ def test_texts_through_a_function_of_the_users(tmp_path: Path) -> None:
 WRONG_SOURCES: dict[str, tuple[Any, type[Exception], str]] = {
     "not there": ("nowhere", featx.ExtractionError, "there is no 'nowhere'; samples come from a folder of images"),
     "a number": (3, featx.ArgumentTypeError, "samples come from .*; got a int"),
-    "an empty list": ([], featx.ExtractionError, "there is nothing to extract in a list of 0 paths"),
+    "an empty list": ([], featx.ExtractionError, "there is nothing to extract in a list of 0 samples"),
     "one key twice": (["a.png", "b.png", "a.png"], featx.ExtractionError, "the key 'a.png' stands for two samples"),
     "nothing readable": (["a.png", "b.png"], featx.ExtractionError, "none of the first 2 samples .* can be read: 'a"),
 }

@@ -17,7 +17,7 @@ import featx
 from featx.errors import ArgumentTypeError, OptimizationError
 from featx.features.dual import DualGraphModule
 from featx.optimization import hardware, measure, search
-from featx.optimization.inputs import validation_inputs
+from featx.optimization.inputs import LONGER, validation_inputs
 from featx.optimization.measure import relative_errors
 from featx.optimization.recipe import Recipe
 
@@ -144,10 +144,26 @@ def test_train_mode_is_refused(extractor: DualGraphModule, images: torch.Tensor)
         featx.optimize(extractor.train(), images)
 
 
-@pytest.mark.parametrize("wrong", [{"tolerance": -1}, {"tolerance": float("nan")}, {"budget": -1}])
-def test_wrong_numbers_are_refused(wrong: dict[str, Any], extractor: DualGraphModule, images: torch.Tensor) -> None:
-    with pytest.raises(ArgumentTypeError, match="at least 0"):
-        featx.optimize(extractor, images, **wrong)
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "negative tolerance": ({"tolerance": -1}, "tolerance must be a number of at least 0, got -1"),
+    "tolerance that is no number": ({"tolerance": float("nan")}, "at least 0, got nan"),
+    "text as tolerance": ({"tolerance": "a"}, "tolerance must be a number of at least 0, got 'a'"),
+    "tolerance of each feature": ({"tolerance": {"0": 1e-2}}, "tolerance must be a number"),
+    "negative budget": ({"budget": -1}, "budget must be a number of at least 0, got -1"),
+    "no budget": ({"budget": None}, "budget must be a number"),
+    "checks without names": ({"checks": torch.rand(2)}, "checks must be inputs by name"),
+    "number as plan": ({"plan": 5}, "plan must be a Plan or the path"),
+    "no samples": ({"example_inputs": torch.rand(0, 3, 16, 16)}, "example_inputs have a tensor without elements"),
+    "example of another form": ({"example_inputs": torch.rand(2, 2, 16, 16)}, "does not take example_inputs: Runtime"),
+    "check of another form": ({"checks": {"mine": torch.rand(2, 2, 16, 16)}}, r"take checks\['mine'\]: Runtime"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_arguments_are_named(name: str, extractor: DualGraphModule, images: torch.Tensor) -> None:
+    arguments, words = WRONG[name]
+    with pytest.raises((ArgumentTypeError, OptimizationError), match=words):
+        featx.optimize(extractor, **{"example_inputs": images, "progress": False, **arguments})
 
 
 def test_inputs_without_values_are_refused(extractor: DualGraphModule, images: torch.Tensor) -> None:
@@ -302,7 +318,12 @@ def test_validation_inputs_have_the_forms_of_the_example() -> None:
     ids, maps = torch.arange(64)[None], torch.randn(2, 3, 8, 8)
     mask, segments = ids > 1, torch.ones(1, 64, dtype=torch.int64)
     found = validation_inputs(featx.examples.Example((ids, maps), {"mask": mask, "segments": segments}, "test"))
-    assert list(found) == ["noise", "integers in another order", "photos of scikit-image"]
+    assert list(found) == ["noise", "integers in another order", LONGER, "photos of scikit-image"]
+    longer = found.pop(LONGER)
+    for value, times in [(longer.args[0], 16), (longer.kwargs["mask"], 16), (longer.kwargs["segments"], 16)]:
+        assert value.shape == (1, 64 * times)
+    assert torch.equal(longer.args[0][:, ::16], ids)
+    assert torch.equal(longer.args[1], maps)
     for name, example in found.items():
         is_of_integers = name == "integers in another order"
         assert torch.equal(example.args[0], ids) is not is_of_integers
@@ -328,6 +349,36 @@ def test_validation_inputs_that_the_extractor_refuses_are_left_out() -> None:
     plan = featx.optimize(extractor, torch.rand(64, 8), progress=False, budget=0).plan
     assert plan is not None
     assert plan.inputs == ("the example",)
+
+
+class Positions(nn.Module):
+    """Adds waves of the positions of tokens, of which half precision has no digits far behind the example."""
+
+    def __init__(self, *, persistent: bool) -> None:
+        super().__init__()
+        self.words = nn.Embedding(50, 8)
+        self.register_buffer("frequencies", 1 / 10 ** torch.linspace(0, 2, 8), persistent=persistent)
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        angles = torch.arange(ids.shape[1])[:, None] * self.get_buffer("frequencies").float()
+        words = self.words(ids)
+        return self.linear(words + angles.sin().to(words.dtype))
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_errors_of_longer_texts_count(persistent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    times_by(monkeypatch, 0.5)
+    ids = torch.randint(0, 50, (2, 40))
+    extractor = featx.create_feature_extractor(Positions(persistent=persistent), ["linear"], example_inputs=ids).eval()
+    fast = featx.optimize(extractor, ids, tolerance=3e-2, progress=False)
+    assert fast.plan is not None
+    assert LONGER in fast.plan.inputs
+    errors = {trial.recipe.dtype: trial.error for trial in fast.plan.trials if trial.recipe.compile is None}
+    # The table itself stays as it is where it is no part of the state.
+    assert (errors["bfloat16"] > 5e-2) is persistent
+    longer = torch.randint(0, 50, (1, 600))
+    assert max(relative_errors(extractor(longer), fast(longer)).values()) < 3e-2
 
 
 def test_images_without_photos(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -211,3 +211,37 @@ def test_edited_extractor_takes_another_batch_where_a_feature_is_cloned(images: 
     extractor.requires_grad_(False)
     for batch in (images[:1], torch.cat([images, images, images])):
         assert max(relative_errors(extractor(batch), module(batch)).values()) <= 1e-5
+
+
+@pytest.mark.parametrize("recipe", [Recipe(), Recipe(dtype="bfloat16"), Recipe(threads=1)], ids=str)
+def test_a_call_adds_nothing_to_the_state(recipe: Recipe, build: Build, images: torch.Tensor) -> None:
+    called, other = build(recipe), build(recipe)
+    before = list(called.state_dict())
+    called(images)
+    assert list(called.state_dict()) == before
+    assert [name for name, _ in called.named_children()] == ["extractor"]
+    other.load_state_dict(called.state_dict())
+
+
+def test_a_table_that_must_have_the_dtype_of_the_weights_is_cast(build: Build) -> None:
+    class Table(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("table", torch.randn(4, 8), persistent=False)
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.linear(self.get_buffer("table"))
+
+    x = torch.randn(4, 8)
+    extractor = featx.create_feature_extractor(Table().eval(), ["linear"], example_inputs=x).eval()
+    optimized = build(Recipe(dtype="bfloat16"), extractor, x)
+    assert {buffer.dtype for buffer in optimized.buffers()} == {torch.bfloat16}
+    errors = relative_errors({"linear": extractor(x)["linear"].detach()}, optimized(x))
+    assert errors["linear"] < 3e-2
+
+
+def test_linear_layers_by_onednn_take_no_samples(build: Build) -> None:
+    x = torch.randn(2, 4)
+    extractor = featx.create_feature_extractor(nn.Sequential(nn.Linear(4, 8)).eval(), ["0"], example_inputs=x).eval()
+    assert build(Recipe(onednn=True), extractor, x)(x[:0])["0"].shape == (0, 8)
