@@ -21,6 +21,8 @@ PURE_OPERATORS = frozenset({"torchvision"})
 _REORDERING = frozenset({"Hiera", "HieraEncoder", "ViTMAEEmbeddings"})
 # What the models of transformers call the input that says which places of a batch are no padding.
 MASK_OF_PADDING = "attention_mask"
+# Python modules whose cached functions log.
+_LOGGING = frozenset({"transformers.utils.logging", "diffusers.utils.logging"})
 _READ_ONLY = frozenset({"torchvision.ops.misc.SqueezeExcitation", "torchvision.ops.misc.FrozenBatchNorm2d"})
 
 
@@ -86,6 +88,11 @@ def collecting_hooks(module: nn.Module) -> list[Callable[..., None]]:
 def is_collecting_hook(hook: object) -> bool:
     """Say whether a forward hook is one of `collecting_hooks`."""
     return getattr(hook, "__module__", "") == "transformers.utils.output_capturing"
+
+
+def is_logging(function: Any) -> bool:
+    """Say whether a cached function logs each message once and returns nothing, as `warning_once` of transformers."""
+    return str(function.__module__) in _LOGGING
 
 
 def is_of_einops(value: object) -> bool:

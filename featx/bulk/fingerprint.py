@@ -1,4 +1,4 @@
-"""A text that tells values apart by what they do: functions by their source, objects by their class and attributes."""
+"""A hash that tells values apart by what they do: functions by their source, objects by their class and attributes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import enum
 import functools
 import hashlib
 import inspect
+import logging
 import re
 import sysconfig
 import types
@@ -32,9 +33,10 @@ def without_addresses(text: str) -> str:
 def fingerprint(value: object) -> str:
     """Return a hash of a value that is the same in each process, and another one for what may do something else.
 
-    A function counts by its source, defaults, closure, and the globals that it names, as far as they are plain values
-    or functions that are not installed. An object counts by its class and attributes, a tensor by its values.
-    O(all that is held), about a second for a gigabyte of tensors.
+    A function counts by its source, defaults and closure, and by what it names in its own file and in imported ones:
+    functions, classes, modules, tensors and plain values. A class counts by its methods and its plain values, and by
+    those of its base classes; an object by its class and attributes, a tensor by its values. What is installed counts
+    by its name alone. O(all that is held), about a second for a gigabyte of tensors.
     """
     return _Fingerprint().of(value)
 
@@ -79,10 +81,18 @@ class _Fingerprint:
             return [self.of(value.__func__), self.of(value.__self__)]
         if isinstance(value, types.FunctionType):
             return self._of_function(value)
+        if hasattr(value, "__wrapped__"):  # a cached function
+            return [self.of(value.__wrapped__)]
+        if isinstance(value, torch.jit.ScriptFunction):
+            return [value.name, value.code]
         if isinstance(value, type):
-            return [_name(value), "" if _is_installed(value) else _source(value)]
+            return [_name(value), *self._of_members(cast("type[Any]", value))]
         if isinstance(value, nn.Module):
             return self._of_module(value)
+        if isinstance(value, logging.Logger):  # it notes for which levels it has been called
+            return [value.name]
+        if hasattr(value, "tobytes") and hasattr(value, "dtype"):  # of numpy
+            return [str(value.dtype), str(value.shape), hashlib.sha256(value.tobytes()).hexdigest()]
         return self._of_object(value)
 
     def _of_tensor(self, tensor: torch.Tensor) -> list[str]:
@@ -94,14 +104,21 @@ class _Fingerprint:
         if _is_installed(function):
             return [_name(function)]
         cells = [_content(cell) for cell in function.__closure__ or ()]
-        names = sorted({name for code in _codes_in(function.__code__) for name in code.co_names})
-        named = {name: function.__globals__[name] for name in names if name in function.__globals__}
-        used = {name: each for name, each in named.items() if not isinstance(each, types.ModuleType)}
+        used = {name: each for name, each in sorted(_named_by(function)) if _is_followed(each)}
         held = (function.__defaults__, function.__kwdefaults__, cells, used)
         # Two lambdas in one line have one source.
         code = function.__code__.co_code.hex() if function.__name__ == "<lambda>" else ""
         constants = [each for inner in _codes_in(function.__code__) for each in inner.co_consts if type(each) in _PLAIN]
         return [function.__qualname__, _source(function), code, repr(constants), *map(self.of, held)]
+
+    def _of_members(self, kind: type[Any]) -> Iterable[str]:
+        for base in kind.__mro__:
+            for name, member in vars(base).items() if not _is_installed(base) else ():
+                function = _function_of(member)
+                if function is None and not name.startswith("__") and _is_followed(member):
+                    yield f"{name} {self.of(member)}"
+                elif function is not None and function.__code__.co_filename != "<string>":  # else of a dataclass
+                    yield f"{name} {self.of(function)}"
 
     def _of_module(self, module: nn.Module) -> list[str]:
         state = vars(module)
@@ -119,6 +136,36 @@ class _Fingerprint:
         if callable(value) and not state and hasattr(value, "__qualname__"):  # a function in C
             return [_name(value)]
         return [self.of(type(value)), self.of(state)]
+
+
+def _named_by(function: types.FunctionType) -> Iterable[tuple[str, Any]]:
+    """Yield the globals that a function names, and those that it may name in Python modules which are not installed."""
+    names = {name for code in _codes_in(function.__code__) for name in code.co_names}
+    for name in names & function.__globals__.keys():
+        value = function.__globals__[name]
+        if not isinstance(value, types.ModuleType):
+            yield name, value
+        elif not _is_installed(value):
+            yield from ((f"{name}.{each}", vars(value)[each]) for each in names & vars(value).keys())
+
+
+def _is_followed(value: Any) -> bool:
+    """Say whether a global is part of what a function does; handles of libraries, such as locks, are not."""
+    if isinstance(value, (types.FunctionType, types.MethodType, functools.partial, type, torch.Tensor, nn.Module)):
+        return True
+    if isinstance(value, (tuple, list, Set, Mapping)):
+        items = cast("Mapping[Any, Any]", value).values() if isinstance(value, Mapping) else cast("list[Any]", value)
+        return all(map(_is_followed, items))
+    if hasattr(value, "__wrapped__") or isinstance(value, (*_PLAIN, enum.Enum, torch.jit.ScriptFunction)):
+        return True
+    return (hasattr(value, "tobytes") and hasattr(value, "dtype")) or not _is_installed(type(value))
+
+
+def _function_of(member: Any) -> types.FunctionType | None:
+    """Return the function behind a member of a class; None where there is none."""
+    for name in ("__func__", "fget", "func", "__wrapped__"):  # of static methods, properties, cached ones
+        member = getattr(member, name, member)
+    return member if isinstance(member, types.FunctionType) else None
 
 
 def _content(cell: types.CellType) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -121,3 +122,35 @@ def test_cached_function_that_no_name_leads_to_keeps_nothing_of_a_trace() -> Non
     traced = featx.trace(model, x)
     assert torch.equal(model(x), x + torch.arange(4) + 3)
     assert torch.equal(traced(x), model(x))
+
+
+class Listener(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.heard.append(record.getMessage())
+
+
+LOGGER: Any = pytest.importorskip("transformers.utils.logging").get_logger("transformers.of_this_test")
+
+
+class Warns(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        LOGGER.warning_once("a slow path is taken")
+        return self.linear(x) / x.shape[1]
+
+
+def test_a_warning_that_is_said_once_is_said_once() -> None:
+    listener = Listener()
+    LOGGER.addHandler(listener)
+    try:
+        featx.create_feature_extractor(Warns(), ["linear"], example_inputs=torch.randn(2, 4))
+    finally:
+        LOGGER.removeHandler(listener)
+    assert listener.heard == ["a slow path is taken"]

@@ -21,6 +21,7 @@ from featx.tracing.environment.saved_tensors import SavedGlobals
 from featx.tracing.environment.switches import put_back, switches
 from featx.tracing.guards.scalars import plain_numbers
 from featx.tracing.nodes.operators import COMPARISONS, MAGIC, OPERATORS, REFLECTED, UNARY
+from featx.tracing.objects.arrays import is_array_of_numbers, tensor_of
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.recording.results import Results
 from featx.tracing.signals import NeedsRealValues, UnsupportedSideEffect, Untraceable
@@ -100,6 +101,12 @@ class TorchCalls:
             recorder.grad_modes.is_enabled = args[0]
             return function(*args)
         self._refuse(name, function, args)
+        if function is torch.as_tensor and args and is_array_of_numbers(args[0]):
+            with torch._C.DisableTorchFunction():
+                return function(*args, **kwargs)  # which may share the memory of the array, and must not be written
+        if function is torch.tensor and args and is_array_of_numbers(args[0]):
+            # What this makes may be written. torch.tensor itself warns of tensors, as which a graph holds arrays.
+            function, args, kwargs = torch.asarray, (tensor_of(args[0]),), {**kwargs, "copy": True}
         if name in ("dim", "ndimension"):
             self.questions.note_rank(args[0])
             return function(*args, **kwargs)

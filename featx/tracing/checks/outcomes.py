@@ -42,10 +42,15 @@ NOT_ASKED = Outcome("fixed: other lengths were not tried because of check_sizes"
 
 
 def refusal(error: BaseException) -> Outcome:
-    """Return the outcome of a run that has ended with an error of the model."""
+    """Return the outcome of a run that has ended with an error of the model.
+
+    An assertion says that the model takes no other length. Any other error may also come from C code that has read a
+    number where only a trace has another one: `np.linspace(0, 1, n)`.
+    """
     name = type(error).__name__
-    text = f"fixed: the model takes no other length ({name})"
-    return Outcome(text, is_refusal=True, is_assertion="Assert" in name)
+    is_assertion = "Assert" in name
+    text = "the model takes no other length" if is_assertion else "a run at another length has failed"
+    return Outcome(f"fixed: {text} ({name})", is_refusal=True, is_assertion=is_assertion)
 
 
 @dataclass

@@ -129,6 +129,12 @@ def _check_traces(
 ) -> None:
     name = _name(trace)
     second = _next(tracer, args, kwargs, trace, find_requested)
+    missing = getattr(second, "name", None) if isinstance(second, AttributeError) else None
+    if missing in {attribute for _, attribute in trace.checks.absent}:  # which were taken away for both calls
+        raise TraceError(
+            f"cannot trace {name}: forward stores a value in the attribute '{missing}', and reads it in the next call. "
+            "To go on, put the code that does it into a submodule, which is kept whole unless a name in it is asked for"
+        )
     if isinstance(second, BaseException):
         raise TraceError(f"cannot trace {name}: its second call differs from the first one: {second}") from second
     try:

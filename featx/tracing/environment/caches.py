@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import torch
 
+from featx.libraries import is_logging
 from featx.tracing.guards.scalars import TracedFloat, TracedInt
 from featx.tracing.objects.containers import containers_in, copy_of
 from featx.tree import tree_leaves
@@ -58,6 +59,8 @@ class Caches:
                 elif type(value) is property:
                     value = value.fget
                 if isinstance(value, _CACHED):
+                    if is_logging(value):
+                        continue  # it would repeat what it is to say once
                     self._functions[id(value)] = (value, value.cache_info().misses)
                 elif isinstance(value, FunctionType):
                     functions.append(value)

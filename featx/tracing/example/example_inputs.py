@@ -12,7 +12,7 @@ import torch
 from featx.errors import ArgumentTypeError
 from featx.ir.node import Node
 from featx.ir.runtime_checks import is_runtime_check
-from featx.tracing.guards.forms import description_of, form_of
+from featx.tracing.guards.forms import form_of
 from featx.tracing.guards.guards import (
     check_array,
     check_constant,
@@ -21,6 +21,7 @@ from featx.tracing.guards.guards import (
     check_is_tensor,
     check_not_given,
 )
+from featx.tracing.objects.arrays import description_of, is_array
 from featx.tracing.objects.structure import Path, contents_of, copy_structure, is_structure
 from featx.tracing.recording.lineage import Part
 from featx.tracing.signals import Untraceable
@@ -130,7 +131,7 @@ class _Followed:
             self._check_layout(value, path)
             return self._results.follow(self._stand_in(value), self._part(path), None)
         self._check_leaf(value, path)
-        return value.copy() if type(value).__name__ == "ndarray" else value
+        return value.copy() if is_array(value) else value
 
     def _note_copy(self, duplicate: Any, path: Path) -> None:
         self.given.append((f"the input '{self._name}'", duplicate, contents_of(duplicate)))
@@ -159,7 +160,7 @@ class _Followed:
         node = self._plain_node(self._part(path))
         if isinstance(value, (int, float, complex)) or _compares_by_value(value) or callable(value):
             self._mark(check_constant, (node, value, where))
-        elif type(value).__name__ == "ndarray" and hasattr(value, "tobytes"):
+        elif is_array(value):
             self._mark(check_array, (node, *description_of(value), where))
         else:
             raise Untraceable(

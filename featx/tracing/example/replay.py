@@ -20,6 +20,7 @@ from featx.ir.equality import is_same
 from featx.tracing.environment.autocast_state import AutocastDtypes, autocast_dtypes
 from featx.tracing.environment.compiler import not_compiled
 from featx.tracing.guards.scalars import Diverged, TracedFloat, TracedInt, plain_number
+from featx.tracing.objects.arrays import is_array
 from featx.tracing.objects.plain_objects import attributes_of, is_plain_object
 from featx.tracing.objects.structure import copy_structure
 from featx.tracing.recording.call_record import Record
@@ -67,7 +68,7 @@ class Replay:
         def twin(leaf: Any, path: Any) -> Any:
             if isinstance(leaf, torch.Tensor):
                 return self._twin_of(next(recorded))
-            return leaf.copy() if type(leaf).__name__ == "ndarray" else leaf
+            return leaf.copy() if is_array(leaf) else leaf
 
         for name, value in bound.arguments.items():
             bound.arguments[name] = copy_structure(value, twin)

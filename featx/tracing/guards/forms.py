@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from featx.tracing.guards.scalars import TracedFloat, TracedInt, plain_number
+from featx.tracing.objects.arrays import description_of
 from featx.tracing.objects.plain_objects import attributes_of, is_plain_object
 
 # Describes an object, given the ids of the objects around it.
@@ -57,11 +58,6 @@ def holds_tensors(value: object) -> bool:
         and is_plain_object(value)
         and any(isinstance(item, torch.Tensor) for item in attributes_of(value).values())
     )
-
-
-def description_of(array: Any) -> tuple[str, tuple[int, ...], str]:
-    """Return dtype, shape and a digest of the values of an array of numpy. O(size)."""
-    return str(array.dtype), tuple(array.shape), hashlib.sha256(array.tobytes()).hexdigest()
 
 
 class _IndescribableError(Exception):

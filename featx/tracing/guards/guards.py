@@ -10,8 +10,9 @@ import torch
 from featx.errors import SpecializationError
 from featx.ir.equality import is_same
 from featx.ir.runtime_checks import runtime_check
-from featx.tracing.guards.forms import description_of, form_of, form_of_result
+from featx.tracing.guards.forms import form_of, form_of_result
 from featx.tracing.guards.scripted_checks import is_same_in_script, text_of_form, text_of_known_form
+from featx.tracing.objects.arrays import description_of, is_array
 from featx.tree import tree_leaves
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ def check_size(value: torch.Tensor, dim: int, expected: int | None, what: str) -
         is_right, known = length == expected, str(expected)
     if not is_right:
         shape = str(value.shape) if torch.jit.is_scripting() else str(tuple(value.shape))
-        # A model that refused other lengths during the trace does so in every trace.
+        # A model that asserts a length does so in every trace.
         hint = f" {_hint()}." if what.find("takes no other length") < 0 else ""
         raise SpecializationError(
             f"dimension {dim} of {what}: the input has shape {shape}, the example had {known} there.{hint}"
@@ -165,7 +166,7 @@ def check_array(value: Any, dtype: str, shape: tuple[int, ...], digest: str, wha
     Raises:
         SpecializationError: it is not; `what` names it.
     """
-    if not hasattr(value, "tobytes") or description_of(value) != (dtype, shape, digest):
+    if not is_array(value) or description_of(value) != (dtype, shape, digest):
         raise SpecializationError(f"{what}: an array of numpy with other values than on the example. {_hint()}.")
 
 

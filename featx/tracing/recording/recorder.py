@@ -24,6 +24,7 @@ from featx.tracing.nodes.grad_modes import GradModes
 from featx.tracing.nodes.naming import QualifiedNames
 from featx.tracing.nodes.scope import Scope
 from featx.tracing.nodes.tracer_base import TracerBase
+from featx.tracing.objects.arrays import is_array_of_numbers, tensor_of
 from featx.tracing.recording.autocast import AutocastModes
 from featx.tracing.recording.call_record import Record
 from featx.tracing.recording.earlier_calls import EarlierCalls
@@ -385,6 +386,8 @@ class Recorder(TracerBase):
         origin = self.lineage.get(a)
         if origin is not None:
             return self.node_of(origin)
+        if is_array_of_numbers(a):  # which no call has computed from values of a tensor
+            return tensor_of(a)
         try:
             return super().create_other_arg(a)
         except ArgumentTypeError:

@@ -1,0 +1,154 @@
+"""What tells two jobs apart: the code that a model and a transform run, wherever it stands."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from featx.bulk.fingerprint import fingerprint
+
+HELPERS = """
+from torch import nn
+
+def shifted(x):
+    return x + 1
+
+class Base(nn.Module):
+    KINDS = ("a", "b")
+
+    def act(self, x):
+        return x.relu()
+
+def unused(x):
+    return x
+"""
+MODEL = """
+import functools, logging, threading
+from dataclasses import dataclass
+import numpy as np
+import torch
+from torch import nn
+import helpers
+from helpers import Base
+
+SCALE = 2.0
+TABLE = torch.arange(3.0)
+MEANS = np.arange(3.0)
+OPTIONS = {"depth": [1, 2]}
+LOGGER = logging.getLogger("a model")
+LOCK = threading.Lock()
+
+@dataclass
+class Settings:
+    width: int = 3
+
+@functools.lru_cache
+def table(n):
+    return torch.arange(n) * SCALE
+
+@torch.jit.script
+def scripted(x):
+    return x * 2
+
+def scaled(x):
+    LOGGER.warning("called")
+    with LOCK:
+        return helpers.shifted(x) * table(3) + TABLE + torch.from_numpy(MEANS) + OPTIONS["depth"][0] + scripted(x)
+
+class Block(Base):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 3)
+        self.settings = Settings()
+
+    @property
+    def factor(self):
+        return 3
+
+    @staticmethod
+    def added(x):
+        return x + 5
+
+    def forward(self, x):
+        return self.added(self.act(scaled(self.conv(x)))) * self.factor
+
+def make():
+    torch.manual_seed(0)
+    return nn.Sequential(Block(), Block())
+"""
+# In which file, what becomes what.
+CHANGES = {
+    "a number": ("model", "SCALE = 2.0", "SCALE = 3.0"),
+    "a tensor": ("model", "torch.arange(3.0)", "torch.ones(3)"),
+    "an array": ("model", "np.arange(3.0)", "np.ones(3)"),
+    "an item of a dict": ("model", "[1, 2]", "[1, 3]"),
+    "a cached function": ("model", "torch.arange(n) *", "torch.ones(n) *"),
+    "a scripted function": ("model", "return x * 2", "return x * 4"),
+    "a function of the file": ("model", "+ TABLE", "- TABLE"),
+    "a property": ("model", "return 3", "return 4"),
+    "a static method": ("model", "x + 5", "x + 6"),
+    "a default of a class": ("model", "width: int = 3", "width: int = 4"),
+    "a function of another file": ("helpers", "x + 1", "x + 2"),
+    "a method of a base class": ("helpers", "x.relu()", "x.tanh()"),
+    "a value of a base class": ("helpers", '"b"', '"c"'),
+}
+
+
+def load(folder: Path, monkeypatch: pytest.MonkeyPatch, **texts: str) -> Any:
+    """Return the module `model` of a folder into which these files are written."""
+    folder.mkdir()
+    found: Any = None
+    for name, text in texts.items():
+        (folder / f"{name}.py").write_text(text)
+        spec = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
+        assert spec is not None
+        assert spec.loader is not None
+        found = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, name, found)
+        spec.loader.exec_module(found)
+    return found
+
+
+def test_the_same_code_elsewhere_has_the_same_fingerprint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = (
+        fingerprint(load(tmp_path / name, monkeypatch, helpers=HELPERS, model=MODEL).make())
+        for name in ("one", "other")
+    )
+    assert one == other
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_changed_code_has_another_fingerprint(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = {"helpers": HELPERS, "model": MODEL}
+    before = fingerprint(load(tmp_path / "before", monkeypatch, **texts).make())
+    file, old, new = CHANGES[name]
+    assert old in texts[file]
+    texts[file] = texts[file].replace(old, new)
+    assert fingerprint(load(tmp_path / "after", monkeypatch, **texts).make()) != before
+
+
+def test_code_that_nothing_calls_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = fingerprint(load(tmp_path / "before", monkeypatch, helpers=HELPERS, model=MODEL).make())
+    helpers = HELPERS.replace("return x\n", "return -x\n")
+    assert helpers != HELPERS
+    assert fingerprint(load(tmp_path / "after", monkeypatch, helpers=helpers, model=MODEL).make()) == before
+
+
+def test_it_is_the_same_in_each_process(tmp_path: Path) -> None:
+    for name, text in {"helpers": HELPERS, "model": MODEL}.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    code = "import model; from featx.bulk.fingerprint import fingerprint; print(fingerprint(model.make()))"
+    found = [
+        subprocess.run(
+            [sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONHASHSEED": seed}, check=True,
+            capture_output=True, text=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]  # fmt: skip
+    assert found[0] == found[1]
