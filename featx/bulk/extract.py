@@ -102,7 +102,8 @@ def extract(
             looked for when the job starts, on the first sample, within two minutes; the job file holds it, with the
             errors. By default features are exact.
         retry: compute the samples again that have failed.
-        timeout: seconds after which a process that reads is taken to hang.
+        timeout: seconds that reading one sample may take in a process of its own; one that takes longer is a failure.
+            The job ends where no sample at all is read for so long.
         progress: show a bar on the standard error stream.
         recorded: what is kept in the job file besides, for people.
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, Protocol
@@ -22,6 +23,7 @@ Failure = tuple[str, str]
 Rows = dict[str, torch.Tensor]
 KEY = "key"
 _FOOTER = b"featx"
+_SHAPE = b"shape"
 # What to do about a shard whose bytes have changed.
 NEXT_STEP = "remove that file, and run the job again, which computes it again"
 _TYPES = {
@@ -137,23 +139,50 @@ def read_footer(file: str | BinaryIO, kind: Format) -> Footer:
         raise ExtractionError(f"'{file}' is no whole file of features: {error}") from error
 
 
-def read_table(file: str | BinaryIO, kind: Format) -> Any:
+def read_table(file: str | BinaryIO, kind: Format, columns: Sequence[str] | None = None) -> Any:
     """Return the rows of a shard as a pyarrow table; the values of Arrow files stay on disk until they are used.
+
+    Args:
+        file: its path, or an open file.
+        kind: its format.
+        columns: the names of the columns to read; by default all.
 
     Raises:
         ExtractionError: bytes of the file have changed.
     """
     arrow = require("pyarrow", "pyarrow reads features")
-    parquet = require("pyarrow.parquet", "pyarrow reads features") if kind == "parquet" else None
-    try:
-        if parquet is not None:
-            return parquet.ParquetFile(file, page_checksum_verification=True).read()
+    with reading(file):
+        if kind == "parquet":
+            parquet = require("pyarrow.parquet", "pyarrow reads features")
+            return parquet.ParquetFile(file, page_checksum_verification=True).read(columns)
         opened = arrow.memory_map(file) if isinstance(file, str) else arrow.PythonFile(file, mode="r")
         table = arrow.ipc.open_file(opened).read_all()
         table.validate(full=True)  # pyarrow reads behind the end of the file otherwise, and the process is lost
-        return table
+        return table if columns is None else table.select(columns)
+
+
+@contextmanager
+def reading(file: str | BinaryIO, next_step: str = NEXT_STEP) -> Generator[None]:
+    """Let what pyarrow raises for damaged bytes be an error that names the file and the next step.
+
+    Raises:
+        ExtractionError: the file cannot be read.
+    """
+    arrow = require("pyarrow", "pyarrow reads features")
+    try:
+        yield
     except (arrow.ArrowException, OSError, ValueError) as error:
-        raise ExtractionError(f"'{file}' cannot be read: {' '.join(str(error).split())}; {NEXT_STEP}") from error
+        raise ExtractionError(f"'{file}' cannot be read: {' '.join(str(error).split())}; {next_step}") from error
+
+
+def has_columns(table: Any, columns: Sequence[Column]) -> bool:
+    """Say whether a table has the keys and these columns, with their shapes and dtypes."""
+    expected = _schema(require("pyarrow", "pyarrow reads features"), columns)
+    if not table.schema.equals(expected):
+        return False
+    # Parquet adds metadata of its own.
+    shapes = [[(field.metadata or {}).get(_SHAPE) for field in schema] for schema in (table.schema, expected)]
+    return shapes[0] == shapes[1]
 
 
 def checksum_of(table: Any) -> int:
@@ -281,7 +310,7 @@ def _schema(arrow: Any, columns: Sequence[Column]) -> Any:
         kind = getattr(arrow, _TYPES[column.dtype])()
         # Lists of one length, which datasets, polars and DuckDB read; Arrow's tensors are not read by all of them.
         kind = arrow.list_(arrow.field("item", kind, nullable=False), math.prod(column.shape)) if column.shape else kind
-        shape = {"shape": json.dumps(list(column.shape))}
+        shape = {_SHAPE: json.dumps(list(column.shape))}
         fields.append(arrow.field(column.name, kind, nullable=False, metadata=shape))
     return arrow.schema(fields)
 

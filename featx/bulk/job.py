@@ -14,7 +14,7 @@ from torch import nn
 from featx.bulk.extras import require
 from featx.bulk.failpoints import reach
 from featx.bulk.folder import Folder
-from featx.bulk.formats import KEY, Column, Format
+from featx.bulk.formats import KEY, Column, Format, reading
 from featx.errors import ExtractionError
 
 # The list of keys is Parquet under a name that no reader of data sets takes for a part of the features.
@@ -84,7 +84,7 @@ def read_job(folder: Folder) -> Job | None:
         columns = tuple(Column(name, tuple(shape), getattr(torch, dtype)) for name, shape, dtype in found["columns"])
         found["columns"] = columns
         return Job(**found)
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ExtractionError(f"'{folder.place(JOB_FILE)}' is no job file of featx: {error}") from error
 
 
@@ -121,9 +121,15 @@ def start_job(folder: Folder, job: Job, keys: Sequence[str], asked: Mapping[str,
 
 
 def read_keys(folder: Folder) -> list[str]:
-    """Return the keys of the samples of a job, in the order of their numbers."""
+    """Return the keys of the samples of a job, in the order of their numbers.
+
+    Raises:
+        ExtractionError: bytes of the file have changed.
+    """
     parquet = require("pyarrow.parquet", "pyarrow reads features")
-    return cast("list[str]", parquet.ParquetFile(folder.opened(KEYS_FILE)).read().column(KEY).to_pylist())
+    file = folder.opened(KEYS_FILE)
+    with reading(file, "remove that file, and run the job again, which writes it again"):
+        return cast("list[str]", parquet.ParquetFile(file).read().column(KEY).to_pylist())
 
 
 def hash_of_keys(keys: Sequence[str]) -> str:

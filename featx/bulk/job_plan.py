@@ -24,6 +24,7 @@ from featx.errors import ArgumentTypeError, ExtractionError, FeatxError
 from featx.features.dual import DualGraphModule
 from featx.features.extractor import Nodes, create_feature_extractor
 from featx.optimization.hardware import device_of
+from featx.tree import tree_leaves
 
 # A shard is about so many bytes, and takes about so many seconds, within these numbers of rows. So that folders can be
 # listed, there are at most so many shards.
@@ -152,7 +153,12 @@ def _traced(
     except FeatxError:
         raise
     except Exception as error:  # the model's own
-        raise ExtractionError(f"the model fails on the first sample: {type(error).__name__}: {error}") from error
+        leaves = [leaf for leaf in tree_leaves(example) if isinstance(leaf, torch.Tensor)]
+        are_batches = bool(leaves) and all(leaf.dim() > 1 and leaf.shape[1] == 1 for leaf in leaves)
+        hint = ". A sample has no dimension for the batch; take the first item, value[0], of each tensor"
+        raise ExtractionError(
+            f"the model fails on the first sample: {type(error).__name__}: {error}{hint if are_batches else ''}"
+        ) from error
     return extractor.eval()
 
 

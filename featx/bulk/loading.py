@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import multiprocessing
+import signal
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +15,9 @@ from torch.utils.data import DataLoader, Dataset
 from featx.bulk.sources import Source
 from featx.errors import ExtractionError
 from featx.tree import tree_leaves, tree_map
+
+# A batch that has been read is sent within that time.
+_SECONDS_TO_SEND = 5.0
 
 
 @dataclass
@@ -45,6 +51,10 @@ class Samples(Dataset[Any]):
     def __init__(self, source: Source, read: Callable[[Any], Any]) -> None:
         self._source = source
         self._read = read
+
+    def key(self, index: int) -> str:
+        """Return the key of a sample."""
+        return self._source.keys[index]
 
     @property
     def kind(self) -> str:
@@ -85,6 +95,43 @@ def reason_of(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]
 
 
+class _Watched(Dataset[Any]):
+    """Samples that processes read: one that takes too long is a failure, and each one is counted."""
+
+    def __init__(self, samples: Samples, seconds: float) -> None:
+        self._samples = samples
+        self._seconds = seconds
+        self.count = multiprocessing.Value("Q", 0)
+
+    def __getitem__(self, index: int) -> tuple[int, Any]:
+        try:
+            with _limited(self._seconds):
+                return self._samples[index]
+        except TimeoutError as error:  # of the last moment
+            return index, _Failed(reason_of(error))
+        finally:
+            with self.count.get_lock():
+                self.count.value += 1
+
+
+@contextmanager
+def _limited(seconds: float) -> Generator[None]:
+    """Raise a TimeoutError in what takes longer, where the system has timers for processes."""
+    if not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        raise TimeoutError(f"reading it took more than {seconds:g} s")
+
+    signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
 def batches(samples: Samples, plan: Sequence[list[int]], *, workers: int, timeout: float) -> Iterator[Batch]:
     """Yield a batch for each list of numbers in `plan`, in this order.
 
@@ -92,25 +139,33 @@ def batches(samples: Samples, plan: Sequence[list[int]], *, workers: int, timeou
         samples: what is read.
         plan: numbers of samples.
         workers: how many processes read; 0 reads in this one.
-        timeout: seconds for one batch, after which a process is taken to hang.
+        timeout: seconds that reading one sample may take in a process of its own; one that takes longer is a failure.
 
     Raises:
-        ExtractionError: a process died or hangs, as where shared memory is full.
+        ExtractionError: a process died, or none has read a sample for so long, as where shared memory is full.
     """
+    watched = _Watched(samples, timeout)
     loader = DataLoader(
-        samples, batch_sampler=plan, num_workers=workers, collate_fn=_collated, timeout=timeout if workers else 0
-    )  # pyright: ignore[reportArgumentType] - a list of lists is a batch sampler
+        watched if workers else samples, batch_sampler=plan, num_workers=workers, collate_fn=_collated,
+        timeout=timeout + _SECONDS_TO_SEND if workers else 0,
+    )  # fmt: skip  # pyright: ignore[reportArgumentType] - a list of lists is a batch sampler
     found = iter(loader)
-    while True:
-        try:
-            batch = next(found)
-        except StopIteration:
-            return
-        except RuntimeError as error:
-            raise ExtractionError(
-                f"a process that reads samples was lost: {' '.join(str(error).split())}. Nothing that was written is "
-                "lost; start the job again to go on, with fewer workers, or more shared memory (/dev/shm)"
-            ) from error
+    for numbers in plan:
+        count, reason = -1, ""
+        while True:
+            try:
+                batch = next(found)
+                break
+            except (RuntimeError, StopIteration) as error:
+                reason = " ".join(str(error).split()) or reason
+                is_over = isinstance(error, StopIteration)  # no process is left
+                if not is_over and count != (count := watched.count.value):  # a large batch takes its time
+                    continue
+                raise ExtractionError(
+                    f"a process that reads samples was lost or hangs, at '{samples.key(numbers[0])}' or up to "
+                    f"{len(numbers) - 1} samples behind it: {reason}. Nothing that was written is lost; start the job "
+                    "again to go on, with fewer workers, or more shared memory (/dev/shm)"
+                ) from error
         yield batch
 
 

@@ -58,6 +58,8 @@ def find_preprocessing(model: nn.Module, transform: Callable[[Any], Any] | None)
         ExtractionError: there is none, and the model declares nothing.
     """
     if transform is not None:
+        if any(base.__module__.startswith("transformers.image_processing") for base in type(transform).__mro__):
+            return _of_processor(transform, is_declared=False)
         return _split(transform, text_of(transform))
     config: Any = getattr(model, "pretrained_cfg", None)
     if config:
@@ -67,10 +69,7 @@ def find_preprocessing(model: nn.Module, transform: Callable[[Any], Any] | None)
     name: Any = getattr(getattr(model, "config", None), "_name_or_path", None)
     if name:
         transformers: Any = require("transformers", "transformers declares the processor of this model")
-        processor = transformers.AutoImageProcessor.from_pretrained(name)
-        early = functools.partial(_processed, processor)
-        declared = json.dumps(processor.to_dict(), sort_keys=True, default=str)
-        return Preprocessing(early, f"transformers': {declared}", is_declared=True)
+        return _of_processor(transformers.AutoImageProcessor.from_pretrained(name), is_declared=True)
     raise ExtractionError(
         f"{type(model).__name__} does not say how its images are made; give transform=..., such as "
         "weights.transforms() of torchvision, or load=... for what are no images"
@@ -90,6 +89,11 @@ def text_of(function: object) -> str:
 
 def _itself(value: Any) -> Any:
     return value
+
+
+def _of_processor(processor: Any, *, is_declared: bool) -> Preprocessing:
+    options = json.dumps(processor.to_dict(), sort_keys=True, default=str)
+    return Preprocessing(functools.partial(_processed, processor), f"transformers': {options}", is_declared=is_declared)
 
 
 def _processed(processor: Any, image: Any) -> torch.Tensor:

@@ -51,7 +51,7 @@ class Work:
         runner: computes their features.
         batch_size: how many samples run at once.
         workers: how many processes read.
-        timeout: seconds after which one of them is taken to hang.
+        timeout: seconds that reading one sample may take in one of them.
     """
 
     job: Job

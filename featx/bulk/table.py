@@ -14,8 +14,9 @@ import torch
 from torch.utils.data import Dataset
 
 from featx.bulk.folder import Folder
-from featx.bulk.formats import KEY, NEXT_STEP, Column, Failure, Footer, checksum_of, read_table, tensor_of
+from featx.bulk.formats import KEY, NEXT_STEP, Column, Failure, Footer, checksum_of, has_columns, read_table, tensor_of
 from featx.bulk.job import KEYS_FILE, Job, hash_of_keys, read_job, read_keys
+from featx.bulk.parts import Parts, RowReader
 from featx.bulk.remote import open_folder
 from featx.bulk.shards import finished
 from featx.errors import ArgumentTypeError, ExtractionError
@@ -50,7 +51,7 @@ class FeatureTable(Dataset[dict[str, Any]]):
     def __init__(self, folder: Folder, job: Job) -> None:
         self._folder = folder
         self.job = job
-        self._last: tuple[int, Any] | None = None
+        self._rows = RowReader(self._parts)
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -75,7 +76,7 @@ class FeatureTable(Dataset[dict[str, Any]]):
     @cached_property
     def keys(self) -> list[str]:
         """The keys of the rows, in their order. O(rows)."""
-        return [key for shard in self._shards for key in self._table(shard).column(KEY).to_pylist()]
+        return [key for shard in self._shards for key in self._column(shard, KEY).to_pylist()]
 
     @property
     def paths(self) -> list[str]:
@@ -91,6 +92,8 @@ class FeatureTable(Dataset[dict[str, Any]]):
     def __getitem__(self, number: int) -> dict[str, Any]:
         """Return a row by its number: its key, and a tensor for each feature.
 
+        The parts of the files that were read last are kept, up to 512 MB of vectors. Maps are read one by one.
+
         Raises:
             IndexError: there are not so many rows.
         """
@@ -98,11 +101,7 @@ class FeatureTable(Dataset[dict[str, Any]]):
             raise IndexError(f"row {number} of {len(self)}")
         number %= len(self)
         place = bisect.bisect_right(self._ends, number)
-        table = self._table(self._shards[place])
-        row = table.slice(number - (self._ends[place - 1] if place else 0), 1)
-        found: dict[str, Any] = {KEY: row.column(KEY)[0].as_py()}
-        found.update({column.name: tensor_of(row.column(column.name), column)[0] for column in self.columns})
-        return found
+        return self._rows.row(self._shards[place], number - (self._ends[place - 1] if place else 0))
 
     def get(self, key: str) -> dict[str, Any]:
         """Return a row by its key. The first call reads all keys.
@@ -129,7 +128,7 @@ class FeatureTable(Dataset[dict[str, Any]]):
             raise ArgumentTypeError(
                 f"there is no feature '{name}'; there are {', '.join(c.name for c in self.columns)}"
             )
-        parts = [tensor_of(self._table(shard).column(name), column) for shard in self._shards]
+        parts = [tensor_of(self._column(shard, name), column) for shard in self._shards]
         return torch.cat(parts) if parts else torch.empty(0, *column.shape, dtype=column.dtype)
 
     @cached_property
@@ -148,14 +147,11 @@ class FeatureTable(Dataset[dict[str, Any]]):
     def _places(self) -> dict[str, int]:
         return {key: place for place, key in enumerate(self.keys)}
 
-    def _table(self, shard: int) -> Any:
-        last = self._last  # another thread may put another shard there meanwhile
-        if last is None or last[0] != shard:
-            last = self._last = (shard, read_table(self._folder.opened(self.job.name(shard)), self.job.format))
-        return last[1]
+    def _column(self, shard: int, name: str) -> Any:
+        return read_table(self._folder.opened(self.job.name(shard)), self.job.format, [name]).column(name)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_last": None}  # for the processes of a DataLoader
+    def _parts(self, shard: int) -> Parts:
+        return Parts(self._folder.opened(self.job.name(shard)), self.job.format, self.columns)
 
     def __repr__(self) -> str:
         columns = ", ".join(f"{each.name} {'x'.join(map(str, each.shape)) or 'scalar'}" for each in self.columns)
@@ -223,7 +219,7 @@ def verify(folder: str | os.PathLike[str]) -> Verification:
         except ExtractionError as error:
             faults.append(str(error))
             continue
-        if rows_of_shard.column_names != [KEY, *(column.name for column in job.columns)]:
+        if not has_columns(rows_of_shard, job.columns):
             faults.append(f"{name} has other columns than the job; {NEXT_STEP}")
             continue
         if footer.checksum is not None and checksum_of(rows_of_shard) != footer.checksum:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -377,3 +378,60 @@ def test_mistakes_are_told_with_the_next_step(name: str, tmp_path: Path) -> None
     source, options, words = MISTAKES[name]
     with pytest.raises((ExtractionError, ArgumentTypeError), match=words):
         run(source, tmp_path, **options)
+
+
+def slow(number: torch.Tensor) -> torch.Tensor:
+    """What takes 0.1 s for each sample, and 100 s for the fourth one."""
+    time.sleep(100 if number == 3 else 0.1)
+    return torch.full((3, 16, 16), float(number))
+
+
+def test_a_sample_that_takes_too_long_is_a_failure_and_a_batch_that_does_is_none(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"load": slow, "transform": None, "workers": 1, "timeout": 1.0, "batch_size": 32}
+    table = run(torch.arange(32.0), tmp_path, **options)  # a batch of four seconds
+    assert len(table) == 31
+    assert table.errors == [("3", "TimeoutError: reading it took more than 1 s")]
+
+
+def test_a_processor_of_transformers_is_a_transform(tmp_path: Path) -> None:
+    transformers: Any = pytest.importorskip("transformers")
+    processor = transformers.CLIPImageProcessor(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16})
+    make_photos(tmp_path / "photos", 3)
+    table = run(tmp_path / "photos", tmp_path, transform=processor)
+    images = [Image.open(tmp_path / "photos" / key) for key in table.keys]
+    with torch.no_grad():
+        expected = make_net()(processor(images, return_tensors="pt")["pixel_values"])
+    torch.testing.assert_close(table.tensor("y"), expected)
+
+
+def test_a_sample_that_is_a_batch_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ExtractionError, match=r"A sample has no dimension for the batch; take the first item"):
+        run(torch.rand(3, 1, 3, 16, 16), tmp_path, transform=None, load=torch.clone)
+
+
+DAMAGES: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
+    "empty keys": ("_keys", lambda data: b"", "_keys' cannot be read: .*; remove that file, and run the job again"),
+    "cut keys": ("_keys", lambda data: data[: len(data) // 2], "_keys' cannot be read"),
+    "unknown dtype": ("_job.json", lambda data: data.replace(b'"float32"', b'"flo9t32"'), "_job.json' is no job file"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_damage_of_the_job_is_named(name: str, tmp_path: Path) -> None:
+    file, damage, words = DAMAGES[name]
+    make_photos(tmp_path / "photos", 3)
+    run(tmp_path / "photos", tmp_path)
+    path = next((tmp_path / "features").glob(f"{file}*"))
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(ExtractionError, match=words):
+        featx.verify(tmp_path / "features")
+
+
+def test_another_shape_than_was_written_is_found(tmp_path: Path) -> None:
+    make_photos(tmp_path / "photos", 3)
+    run(tmp_path / "photos", tmp_path)
+    job = tmp_path / "features" / "_job.json"
+    changed = job.read_text().replace("    5\n", "    55\n", 1)
+    assert changed != job.read_text()
+    job.write_text(changed)
+    assert not featx.verify(tmp_path / "features").is_complete

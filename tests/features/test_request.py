@@ -186,3 +186,25 @@ def test_one_value_under_two_keys_is_refused(order: int) -> None:
     wishes = [("layer4", "raw"), (model.layer4, featx.Feature("pooled", pool="avg"))][::order]
     with pytest.raises(featx.RequestError, match="asks for 'layer4' twice, by its name and by the module"):
         as_request(dict(wishes), "return_nodes", model)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "request_", [{"**": "*"}, {nn.Dropout: "*"}, [nn.Module], ["encoder.layer.*.attention.self.*"]]
+)
+def test_a_pattern_leaves_out_modules_that_do_not_run(request_: Any) -> None:
+    transformers: Any = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=8, vocab_size=9
+    )
+    model = transformers.BertModel(config).eval()  # its fused attention calls no dropout
+    ids = torch.randint(0, 9, (2, 5))
+    extractor = featx.create_feature_extractor(model, request_, example_inputs={"input_ids": ids}).eval()
+    values: dict[str, Any] = {}
+    for path, module in model.named_modules():
+        module.register_forward_hook(lambda _, inputs, value, path=path: values.update({path: value}))
+    model(ids)
+    found = extractor(input_ids=ids)
+    assert "encoder.layer.0.attention.self.dropout" not in found
+    tensors = {key: value for key, value in found.items() if isinstance(values.get(key), torch.Tensor)}
+    assert len(tensors) > 3
+    assert all(torch.equal(value, values[key]) for key, value in tensors.items())

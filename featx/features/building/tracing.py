@@ -461,7 +461,9 @@ class _Wanted:
             found = select(graph, self._request, self._owner)
         except NodeNameError:
             return ()
-        is_missing = any(_comes_later(name, found[key], failed_module_path) for name, key in self._request.items())
+        # A name that a pattern stands for may be missing: that module does not run.
+        present = ((name, found[key]) for name, key in self._request.items() if key in found)
+        is_missing = any(_comes_later(name, node, failed_module_path) for name, node in present)
         return () if is_missing else found.values()
 
     def last_needed(self, graph: Graph) -> Node | None:
