@@ -283,7 +283,7 @@ def test_a_reading_process_that_dies_gives_an_error_and_no_hang(net: Net, photos
             os.kill(os.getpid(), signal.SIGKILL)
         return pixels(image)
 
-    with pytest.raises(featx.ExtractionError, match=r"a process that reads samples was lost or hangs, at .*start the job again"):
+    with pytest.raises(featx.ExtractionError, match=r"samples was lost or hangs, at .*start the job again"):
         run(net, photos, tmp_path / "out", transform=deadly, workers=1)
 
 
