@@ -82,7 +82,7 @@ class _Fingerprint:
         if isinstance(value, types.FunctionType):
             return self._of_function(value)
         if hasattr(value, "__wrapped__"):  # a cached function
-            return [self.of(value.__wrapped__)]
+            return [self.of(cast(Any, value).__wrapped__)]
         if isinstance(value, torch.jit.ScriptFunction):
             return [value.name, value.code]
         if isinstance(value, type):

@@ -58,7 +58,10 @@ def find_preprocessing(model: nn.Module, transform: Callable[[Any], Any] | None)
         ExtractionError: there is none, and the model declares nothing.
     """
     if transform is not None:
-        if any(base.__module__.startswith("transformers.image_processing") for base in type(transform).__mro__):
+        if any(
+            base.__module__.startswith("transformers.image_processing")
+            for base in cast("type[Any]", type(transform)).__mro__
+        ):
             return _of_processor(transform, is_declared=False)
         return _split(transform, text_of(transform))
     config: Any = getattr(model, "pretrained_cfg", None)

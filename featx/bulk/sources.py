@@ -88,7 +88,10 @@ class Tars:
     def item(self, index: int) -> Any:
         """Return a member as a file."""
         path, offset, size = self.places[index]
-        with _opened(path) as file:
+        if _is_url(path):  # a file there would read ahead
+            files, inside = require("fsspec", "fsspec reads URLs").core.url_to_fs(path)
+            return BytesIO(files.cat_file(inside, start=offset, end=offset + size))
+        with open(path, "rb") as file:
             file.seek(offset)
             return BytesIO(file.read(size))
 

@@ -132,7 +132,7 @@ def features(
     picture: Annotated[Path | None, typer.Option(help="A picture of the maps, by their principal components.")] = None,
     pool: Annotated[Pool | None, typer.Option(help="Reduce the places, or the tokens.")] = None,
     size: Size = None,
-    batch: Annotated[int, typer.Option(help="How many images run at once.")] = 16,
+    batch: Annotated[int, typer.Option(min=1, help="How many images run at once.")] = 16,
     pretrained: Pretrained = False,
     weights: Weights = None,
     seed: Seed = None,

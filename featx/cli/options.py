@@ -23,7 +23,7 @@ Nodes = Annotated[
     list[str],
     typer.Option("--nodes", "-n", metavar="NAME", help="A node or a pattern, as NAME or NAME=KEY; several times."),
 ]
-Size = Annotated[int | None, typer.Option(help="Height and width of the images.")]
+Size = Annotated[int | None, typer.Option(min=1, help="Height and width of the images.")]
 # Between names, and not between the characters of a pattern such as layer[3,4].
 _COMMA = re.compile(r",(?![^\[]*\])")
 

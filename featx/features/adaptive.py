@@ -16,6 +16,7 @@ from featx.features.building.rollback import RollbackRunner
 from featx.features.describing.info import FeatureInfos
 from featx.features.dual import DualGraphModule
 from featx.features.shared_tensors import tensors_kept_shared
+from featx.tracing.environment.compiler import not_compiled_itself
 
 Build = Callable[[Any], DualGraphModule]
 
@@ -60,6 +61,7 @@ class AdaptiveExtractor(nn.Module):
         """What is returned, as the first example has shown it, in the present mode."""
         return self.extractors[0].meta["feature_info"].get(self.training, FeatureInfos(()))
 
+    @not_compiled_itself  # each graph is; the search for one that holds ends where one raises
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return the requested values for these inputs.
 
@@ -67,6 +69,7 @@ class AdaptiveExtractor(nn.Module):
             TraceError: the model cannot be traced on these inputs.
             SpecializationError: forward may read what it has left in an attribute in a call with other inputs.
         """
+        kwargs = self._with_defaults(len(args), kwargs)
         # By mode, as a graph may hold in one and not in the other.
         held_last: dict[bool, DualGraphModule] = self.__dict__["_held_last"]
         last = held_last.get(self.training, self.extractors[0])
@@ -81,6 +84,15 @@ class AdaptiveExtractor(nn.Module):
         self.__dict__["_extractors"].append(extractor)
         held_last[self.training] = extractor
         return result
+
+    def _with_defaults(self, count: int, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Return inputs by name with those that are left out behind the first `count`, as the first extractor has them.
+
+        In another graph their defaults are what the call has given for which it was traced.
+        """
+        inputs = self._in_mode(self.extractors[0]).graph.find_nodes(op="placeholder")
+        left_out = {node.target: node.args[0] for node in inputs[count:] if node.args and node.target not in kwargs}
+        return {**left_out, **kwargs}
 
     def _in_mode(self, extractor: DualGraphModule) -> DualGraphModule:
         return extractor if extractor.training is self.training else extractor.train(self.training)

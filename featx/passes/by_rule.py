@@ -1,4 +1,4 @@
-"""Say what calls on tensors of the meta device give, by a rule and without a run."""
+"""Say what calls on tensors of the meta device give, where that is known without a run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from featx.errors import InputError
 from featx.passes.meta_execution import replaced
-from featx.tracing.stand_ins.function_shapes import result_of
+from featx.tracing.stand_ins.known_results import KnownResults
 from featx.tracing.stand_ins.module_shapes import output_of
 from featx.tree import tree_leaves
 
@@ -49,7 +49,7 @@ _COMPARES_DEVICES = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 
 
 class ByRule(TorchFunctionMode):
-    """Answers calls of torch functions on meta tensors by a rule where there is one.
+    """Answers calls of torch functions on meta tensors as it has answered equal ones.
 
     `stand_in` gives the tensor on the meta device that stands for a real one, for functions that would not take both.
     """
@@ -57,6 +57,7 @@ class ByRule(TorchFunctionMode):
     def __init__(self, stand_in: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
         self._stand_in = stand_in
+        self._results = KnownResults()
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -72,10 +73,11 @@ class ByRule(TorchFunctionMode):
         if isinstance(first, (list, tuple)) and first:
             first = first[0]
         if _has_no_values(first) or (args and _has_no_values(args[-1])):
+            inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+            key = self._results.key_of(func, args, kwargs)
             with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-                result = result_of(func, args, kwargs)
-                if result is not None:
-                    return _tracked(result, args, torch.is_grad_enabled() and _needs_gradient((args, kwargs)))
+                result = None if key is None else self._results.get(key)
+            return self._results.run(key, lambda: func(*args, **kwargs), inputs) if result is None else result
         return func(*args, **kwargs)
 
     def _recurrent(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

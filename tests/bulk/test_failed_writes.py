@@ -136,6 +136,7 @@ def test_numbers_and_formats_that_make_no_sense_are_refused(net: Net, tmp_path: 
         run(net, tmp_path / "photos", tmp_path / "features", **option)
 
 
+@pytest.mark.slow
 def test_processor_of_transformers_is_found(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     photos, folder = tmp_path / "photos", tmp_path / "vit"

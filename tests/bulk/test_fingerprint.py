@@ -140,6 +140,7 @@ def test_code_that_nothing_calls_does_not_count(tmp_path: Path, monkeypatch: pyt
     assert fingerprint(load(tmp_path / "after", monkeypatch, helpers=helpers, model=MODEL).make()) == before
 
 
+@pytest.mark.slow
 def test_it_is_the_same_in_each_process(tmp_path: Path) -> None:
     for name, text in {"helpers": HELPERS, "model": MODEL}.items():
         (tmp_path / f"{name}.py").write_text(text)

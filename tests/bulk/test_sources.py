@@ -386,6 +386,7 @@ def slow(number: torch.Tensor) -> torch.Tensor:
     return torch.full((3, 16, 16), float(number))
 
 
+@pytest.mark.slow
 def test_a_sample_that_takes_too_long_is_a_failure_and_a_batch_that_does_is_none(tmp_path: Path) -> None:
     options: dict[str, Any] = {"load": slow, "transform": None, "workers": 1, "timeout": 1.0, "batch_size": 32}
     table = run(torch.arange(32.0), tmp_path, **options)  # a batch of four seconds

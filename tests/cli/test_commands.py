@@ -292,6 +292,7 @@ def test_usage() -> None:
     assert all(command in help_text for command in ("nodes", "cost", "draw", "code", "features", "completion"))
 
 
+@pytest.mark.slow
 def test_python_m_featx() -> None:
     found = subprocess.run(
         [sys.executable, "-m", "featx", "nodes", "torchvision:nothing"], capture_output=True, text=True, check=False

@@ -151,6 +151,7 @@ def test_tensors_of_any_dtype_and_shape_are_read(tmp_path: Path, dtype: torch.dt
     assert all(found[key].dtype == dtype and torch.equal(found[key], tensors[key]) for key in tensors)
 
 
+@pytest.mark.slow
 def test_it_runs_where_featx_is_not(tmp_path: Path) -> None:
     extractor = extractor_of(swin().eval(), ["features.3"])
     extractor.to_folder(tmp_path / "alone", "Swin")

@@ -32,6 +32,7 @@ def test_first_view_of_a_resnet_is_its_stages(resnet: featx.GraphModule) -> None
     assert labels == "x conv1 bn1 relu maxpool layer1 layer2 layer3 layer4 avgpool flatten fc output".split()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "convnext_atto"])
 def test_first_view_fits_on_a_screen(name: str) -> None:
     model = timm.create_model(name, pretrained=False).eval()

@@ -47,6 +47,7 @@ def test_folders_read_only_from_what_stands_ahead_of_them() -> None:
         assert inside == list(range(inside[0], inside[0] + len(inside)))
 
 
+@pytest.mark.slow
 def test_equal_blocks_in_a_row_are_one_folder() -> None:
     model = torchvision.models.vit_b_16(weights=None).eval()
     root = featx.draw(featx.trace(model, torch.rand(1, 3, 224, 224))).root

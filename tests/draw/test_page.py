@@ -99,6 +99,7 @@ def test_names_cannot_leave_their_place(name: str) -> None:
     assert [tag for tag, _, _ in elements(page)] == [tag for tag, _, _ in elements(plain)]
 
 
+@pytest.mark.slow
 def test_node_takes_less_than_300_bytes() -> None:
     model = torchvision.models.swin_t(weights=None).eval()
     traced = featx.trace(model, torch.rand(1, 3, 64, 64))

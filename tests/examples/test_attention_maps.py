@@ -25,6 +25,7 @@ def example() -> Any:
     return module
 
 
+@pytest.mark.slow
 def test_probabilities_are_the_softmax_of_the_unfused_model(example: Any) -> None:
     torch.manual_seed(0)
     model = example.create_model(depth=3).eval()

@@ -57,6 +57,7 @@ def test_layers_that_follow_one_another_stay_in_8_bits(example: Any) -> None:
     assert len(quantizers) == 2
 
 
+@pytest.mark.slow
 def test_example_runs_on_its_photo(
     example: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,6 +24,7 @@ def example() -> Any:
     return module
 
 
+@pytest.mark.slow
 def test_backbone_gives_the_maps_of_the_model(example: Any) -> None:
     model = mobilenet_v3_small(weights=None).eval()
     images = torch.rand(2, 3, 64, 64)

@@ -25,6 +25,7 @@ def example() -> Any:
     return module
 
 
+@pytest.mark.slow
 def test_content_and_grams_are_those_of_hooks_that_copy(example: Any) -> None:
     network = vgg11(weights=None).eval()
     images = torch.rand(1, 3, 32, 32)
@@ -46,6 +47,7 @@ def test_content_and_grams_are_those_of_hooks_that_copy(example: Any) -> None:
         torch.testing.assert_close(found[f"style of {name}"][0], expected)
 
 
+@pytest.mark.slow
 def test_extractor_ends_at_its_deepest_value(example: Any) -> None:
     extractor = example.perceptual(vgg11(weights=None).eval(), torch.rand(1, 3, 32, 32))
     layers = [name for name, module in extractor.named_modules() if isinstance(module, nn.Conv2d)]

@@ -150,6 +150,7 @@ def test_patched_activation_reaches_all_that_follow_and_not_the_model() -> None:
         example.patched(gm, {"three": torch.neg})
 
 
+@pytest.mark.slow
 def test_stages_of_a_pipeline_are_balanced_and_give_what_the_model_gives() -> None:
     torchvision = pytest.importorskip("torchvision")
     example = load("split_pipeline")

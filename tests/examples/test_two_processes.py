@@ -27,6 +27,7 @@ def example() -> Any:
     return module
 
 
+@pytest.mark.slow
 def test_frozen_part_gets_no_gradient_and_maps_are_those_of_the_model(example: Any) -> None:
     torch.manual_seed(0)
     classifier = example.Classifier()

@@ -82,6 +82,7 @@ def test_it_has_the_weights_of_the_model_under_the_same_keys() -> None:
     assert [id(weight) for weight in extractor.parameters()] == [id(weight) for weight in model.parameters()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("training", [True, False])
 def test_graph_that_fails_late_leaves_nothing_behind(training: bool) -> None:
     model = ByValue().train(training)
@@ -177,3 +178,27 @@ def test_graphs_share_buffers_after_a_conversion(convert: Any) -> None:
         x = torch.rand(1, 2, width, dtype=model.calls.dtype)
         assert torch.equal(extractor(x)["last"], x * calls)
     assert model.calls == 4
+
+
+class Options(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, scale: float = 0.5, mode: str = "sum", k: int | None = None) -> torch.Tensor:
+        y = self.linear(x) * scale
+        return getattr(y if k is None else y[:, :k], mode)(-1)
+
+
+@pytest.mark.parametrize("first", [{}, {"scale": 0.25}])
+@pytest.mark.parametrize("option", [{"scale": 0.75}, {"mode": "mean"}, {"k": 2}])
+@pytest.mark.parametrize("by_name", [True, False])
+def test_an_option_holds_for_its_call_alone(first: dict[str, Any], option: dict[str, Any], by_name: bool) -> None:
+    model, x = Options(), torch.randn(3, 4)
+    extractor = featx.create_feature_extractor(model, ["output"], example_inputs={"x": x, **first}, adaptive=True)
+    given = {"scale": 0.5, "mode": "sum", "k": None, **first, **option}
+    for _ in range(2):
+        found = extractor(x=x, **option) if by_name else extractor(x, *given.values())
+        assert torch.equal(found["output"], model(x, **given))
+        # What the first example has chosen is the default of the extractor.
+        assert torch.equal(extractor(x)["output"], model(x, **first))

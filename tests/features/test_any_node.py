@@ -135,6 +135,7 @@ class Padded(nn.Module):
         return self.head(self.encoder(x, src_key_padding_mask=padding))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 def test_encoder_that_packs_padded_batches_is_not_opened() -> None:
     model = Padded().eval()

@@ -50,6 +50,7 @@ class Attention(nn.Module):
         return F.scaled_dot_product_attention(q, k, values, **self.options, enable_gqa=self.groups > 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_they_are_what_the_values_are_weighed_with(name: str, groups: int) -> None:
@@ -239,6 +240,7 @@ def test_where_there_is_none_it_is_refused() -> None:
         extractor_of(model, ["0.probabilities"], torch.randn(2, 4))
 
 
+@pytest.mark.slow
 def test_a_pattern_names_all_of_them() -> None:
     class Stack(nn.Module):
         def __init__(self) -> None:
@@ -305,6 +307,7 @@ def test_eager_attentions_of_transformers(name: str, padded: bool) -> None:
     assert all(torch.allclose(a[rows], b[rows], atol=1e-6) for a, b in zip(found, expected, strict=True))
 
 
+@pytest.mark.slow
 def test_attentions_inside_of_a_module_of_torch_are_listed_and_matched() -> None:
     x = torch.rand(2, 7, 16)
     layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
@@ -333,3 +336,16 @@ def test_who_asks_a_model_that_does_not_fuse_learns_the_name() -> None:
     model.blocks[0].attn.fused_attn = False
     with pytest.raises(featx.NodeNameError, match=r"they are 'blocks\.0\.attn\.softmax'"):
         featx.create_feature_extractor(model, ["blocks.0.attn.probabilities"])
+
+
+def test_probabilities_in_a_symbolic_trace_are_refused_with_the_way_out() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.attention(x, x, x)[0]
+
+    with pytest.raises(featx.RequestError, match=r"the probabilities of 'attention' .*; give example_inputs"):
+        featx.create_feature_extractor(Model().eval(), ["attention.probabilities"], tracer="symbolic")

@@ -66,6 +66,7 @@ FOUND: dict[str, tuple[Callable[[], nn.Module], dict[int, str]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FOUND)
 def test_the_last_map_at_each_stride_is_found(name: str) -> None:
     make, paths = FOUND[name]
@@ -249,6 +250,7 @@ def test_tokens_that_are_not_in_the_order_of_the_image_are_no_maps() -> None:
         featx.create_feature_extractor(model, {"blocks.3": featx.Feature("a", layout="NCHW")})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC", "NLC"])
 def test_tokens_of_hiera_are_brought_into_order(layout: Any) -> None:
     model = timm.create_model("hiera_tiny_224").eval()
@@ -265,6 +267,7 @@ def test_tokens_of_hiera_are_brought_into_order(layout: Any) -> None:
     assert torch.equal(copy.deepcopy(backbone)(images)["0"], found[0])
 
 
+@pytest.mark.slow
 def test_a_branch_that_sees_a_scaled_image() -> None:
     model = timm.create_model("crossvit_9_240").eval()
     images = torch.rand(2, 3, 240, 240)
@@ -473,6 +476,7 @@ VISION_TRANSFORMERS: dict[str, tuple[str, dict[str, Any], int]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VISION_TRANSFORMERS)
 def test_blocks_of_vision_transformers_of_transformers(name: str) -> None:
     transformers = pytest.importorskip("transformers")
@@ -527,6 +531,7 @@ def test_tokens_behind_those_of_patches_are_no_prefix() -> None:
         featx.create_backbone(Places(ahead=False), blocks=(2,), example_inputs=X)
 
 
+@pytest.mark.slow
 def test_padding_inside_of_blocks_is_no_stage() -> None:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
@@ -562,3 +567,48 @@ def test_blocks_are_not_the_projections_of_an_attention() -> None:
     )
     backbone = featx.create_backbone(transformers.SiglipVisionModel(config).eval())
     assert [info.node.rpartition(".")[0].rpartition(".")[2] for info in backbone.feature_info] == ["layers"] * 3
+
+
+class PlainAttention(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.softmax, self.dropout = nn.Softmax(-1), nn.Dropout(0.1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (part.unflatten(-1, (2, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        weights = self.dropout(self.softmax(q @ k.transpose(-1, -2)))
+        return x + self.out((weights @ v).transpose(1, 2).flatten(2))
+
+
+class PlainViT(nn.Module):
+    def __init__(self, patch: int) -> None:
+        super().__init__()
+        self.patch = nn.Conv2d(3, 32, patch, patch)
+        self.blocks = nn.Sequential(*[PlainAttention(32) for _ in range(3)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.blocks(self.patch(x).flatten(2).transpose(1, 2)).mean(1)
+
+
+@pytest.mark.parametrize(("size", "patch"), [(32, 8), (64, 16), (128, 16)])
+def test_weights_of_attention_are_no_maps(size: int, patch: int) -> None:
+    model, images = PlainViT(patch).eval(), torch.rand(2, 3, size, size)  # as many tokens as a half or a quarter of it
+    outputs: list[torch.Tensor] = []
+    for block in model.blocks:
+        block.register_forward_hook(lambda _, inputs, value: outputs.append(value))
+    found = featx.create_backbone(model, example_inputs=images)(images)
+    outputs.clear()
+    model(images)
+    side = size // patch
+    expected = [value.transpose(1, 2).unflatten(2, (side, side)) for value in outputs]
+    assert all(torch.equal(*pair) for pair in zip(found.values(), expected, strict=True))
+
+
+def test_a_module_whose_train_is_no_mode_is_told() -> None:
+    class Trainer(nn.Module):
+        def train(self, trainer: Any = None, **options: Any) -> Any:
+            raise AssertionError
+
+    with pytest.raises(featx.ArgumentTypeError, match=r"Trainer.train is no nn.Module.train.* such as model.model"):
+        featx.create_feature_extractor(Trainer(), ["x"])

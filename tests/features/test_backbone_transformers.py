@@ -60,6 +60,7 @@ LAST_OF_ROWS = list(enumerate((1, 0, 2, 1)))
 PVT = {"image_size": SIDE, "num_attention_heads": [1, 2, 3, 4]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "strides", "modules"),
     [

@@ -205,6 +205,7 @@ def test_an_input_that_needs_more_of_the_model_is_refused() -> None:
     assert torch.equal(found, seen_by_hook(model, "head", BATCHES["padded"]))
 
 
+@pytest.mark.slow
 def test_inputs_that_always_differ_are_refused_in_the_end() -> None:
     class Counts(nn.Module):
         def __init__(self) -> None:
@@ -245,3 +246,35 @@ def test_the_signature_and_torchscript_are_those_of_the_first_graph() -> None:
     with pytest.warns((FutureWarning, DeprecationWarning)):
         scripted = torch.jit.script(extractor)
     assert torch.equal(scripted(IDS)["head"], extractor(IDS)["head"])
+
+
+def test_a_tensor_that_the_model_has_replaced_since_is_no_part_of_a_further_graph() -> None:
+    class Split(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Conv2d(2, 2, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            parts = list(x.chunk(2, 1))
+            return torch.cat([parts[0], self.inner(parts[-1])], 1)
+
+    class Head(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shape, self.anchors, self.last = None, torch.empty(0), nn.Conv2d(4, 1, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.shape != x.shape:
+                self.anchors = torch.arange(x.shape[2])[:, None] * 100 + torch.arange(x.shape[3])
+                self.shape = x.shape
+            return self.last(x).flatten(1) + self.anchors.flatten()
+
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), Split(), Head()).eval()
+    tall, wide = torch.rand(1, 3, 12, 8), torch.rand(1, 3, 8, 12)
+    with torch.no_grad():
+        model(tall)
+        extractor = featx.create_feature_extractor(model, ["1.inner", "2.last", "output"], example_inputs=tall)
+        assert torch.equal(extractor(tall)["output"], model(tall))
+        model(wide)
+        with pytest.raises(featx.SpecializationError, match=r"has replaced '2.anchors' since this extractor was made"):
+            extractor(wide)

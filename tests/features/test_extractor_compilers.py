@@ -150,6 +150,7 @@ def test_9_compiled_model_follows_later_edits_and_switches_of_an_extractor_that_
         assert torch.equal(compiled(x)["mul"], -model(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("takes_texts", [False, True], ids=["images", "texts"])
 def test_more_extractors_than_one_code_may_be_compiled_for(takes_texts: bool) -> None:
     """Torch.compile takes eight modules for the code of one function."""
@@ -209,3 +210,24 @@ def test_a_compiled_extractor_goes_on_with_inputs_of_another_kind() -> None:
     with torch.no_grad():
         for inputs in ({"mask": padded}, {}, {"mask": padded | True}, {"mask": padded}, {}):
             torch.testing.assert_close(compiled(ids=ids, **inputs)["output"], model(ids, **inputs), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_an_adaptive_extractor_is_compiled_for_each_case(by_name: bool) -> None:
+    class Gate(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.one(x)
+            return self.other(y) if x.shape[0] > 2 else y
+
+    model, small, large = Gate().eval(), torch.rand(2, 8), torch.rand(5, 8)
+    extractor = featx.create_feature_extractor(model, {"output": "y"}, example_inputs=small, adaptive=True).eval()
+    torch._dynamo.reset()
+    compiled = torch.compile(extractor, backend="eager")
+    with torch.no_grad():
+        for x in (small, large, small, large):
+            found = compiled(x=x) if by_name else compiled(x)
+            assert torch.equal(found["y"], model(x))

@@ -293,6 +293,7 @@ def test_shapes_inside_of_what_is_no_tensor() -> None:
     assert "[0] 2x5x6, [1][0] 2x2x6, [1][1] 2x2x6" in repr(infos)
 
 
+@pytest.mark.slow
 def test_shapes_of_the_parts_that_a_model_takes_out() -> None:
     model, x = OfSeveral().eval(), torch.rand(2, 5, 8)
     table = featx.nodes(model, x)

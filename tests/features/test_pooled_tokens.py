@@ -42,6 +42,7 @@ def by_hand(states: torch.Tensor, mask: torch.Tensor, how: str) -> torch.Tensor:
     return torch.stack(rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["avg", "max", "gem", "cls", "last"])
 def test_padding_is_left_out(bert: Any, how: Any) -> None:
     extractor = featx.create_feature_extractor(bert, {"encoder.layer.1": Feature(pool=how)})
@@ -81,6 +82,7 @@ def test_maps_and_tokens_of_images_know_no_mask() -> None:
         featx.create_feature_extractor(model, {"layer4": Feature(pool="last")})
 
 
+@pytest.mark.slow
 def test_it_is_pickled(bert: Any) -> None:
     extractor = featx.create_feature_extractor(bert, {"encoder.layer.1": Feature(pool="avg")})
     again = pickle.loads(pickle.dumps(extractor))
@@ -88,6 +90,7 @@ def test_it_is_pickled(bert: Any) -> None:
         assert torch.equal(again(**kwargs)["encoder.layer.1"], extractor(**kwargs)["encoder.layer.1"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("request_", [["output"], ["model.layers.0", "output"]], ids=["output", "state"])
 def test_the_choices_of_the_example_hold_for_all_inputs(request_: list[str]) -> None:
     torch.manual_seed(0)

@@ -67,6 +67,7 @@ class Experts(nn.Module):
         return result
 
 
+@pytest.mark.slow
 def test_requested_module_that_does_not_run_for_an_input_is_named() -> None:
     torch.manual_seed(0)
     model = Experts().eval()

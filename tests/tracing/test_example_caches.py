@@ -335,6 +335,7 @@ class Biased(nn.Module):
         return scaled.split([1, 1], 1)[0] + self.cache["bias"]
 
 
+@pytest.mark.slow
 def test_each_name_of_a_model_that_fills_a_cache_can_be_asked_for() -> None:
     model, x = Biased().eval(), torch.rand(3, 4)
     _, names = featx.get_graph_node_names(model, example_inputs=x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -101,3 +102,38 @@ def test_constant_of_a_model_with_hooks_elsewhere_is_fine() -> None:
     extractor = featx.create_feature_extractor(model, ["block", "add"], example_inputs=torch.rand(2, 4))
     assert seen == []
     assert torch.equal(extractor(x)["add"], model(x))
+
+
+@pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook"])
+def test_hooks_run_in_their_order_whatever_was_registered_first(register: str) -> None:
+    def doubled(_: nn.Module, *values: Any) -> Any:
+        value = values[-1]
+        return (value[0] * 2,) if isinstance(value, tuple) else value * 2
+
+    def raised(_: nn.Module, *values: Any) -> Any:
+        value = values[-1]
+        return (value[0] + 1,) if isinstance(value, tuple) else value + 1
+
+    model = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 4))
+    getattr(model[0], register)(doubled)
+    getattr(model[0], register)(raised, prepend=True)
+    x = torch.randn(2, 4)
+    assert torch.equal(featx.trace(model, x)(x), model(x))
+    found = featx.create_feature_extractor(model, {"0.1": "a", "1": "b"}, example_inputs=x)(x)
+    assert torch.equal(found["b"], model(x))
+
+
+def test_an_ordered_dict_keeps_the_order_that_it_was_given_later() -> None:
+    class Ordered(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scales = OrderedDict(a=2.0, b=3.0, c=5.0)
+            self.scales.move_to_end("a")
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for scale in self.scales.values():
+                x = x * scale + 1
+            return x
+
+    x = torch.randn(2, 4)
+    assert torch.equal(featx.trace(Ordered(), x)(x), Ordered()(x))

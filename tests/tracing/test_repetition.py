@@ -352,6 +352,7 @@ class FillsBesideTables(UsesTables):
         super().__init__(is_filled=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "wanted"),
     [

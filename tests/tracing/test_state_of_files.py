@@ -130,6 +130,7 @@ def kept_by_files() -> list[Any]:
     return [repr(value) for value in (KEPT, TABLES, defaults, [each for each in cells if not callable(each)])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entry", ENTRIES, ids=["extractor", "trace"])
 @pytest.mark.parametrize("kind", REFUSED)
 def test_state_that_a_graph_would_repeat_is_refused_and_left_as_it_was(

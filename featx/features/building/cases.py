@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import operator
 from collections.abc import Callable, Iterable
 from types import MethodType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -102,7 +103,7 @@ class Cases:
         graph = trace_for_input(lambda: self._trace(self.model, module.training, Example(args, kwargs, "this input")))
         check_cases([module.graph, *(known for known, _ in self._further[module.training]), graph])
         try:
-            return graph, module.compiled(graph)
+            run = module.compiled(graph)
         except TargetError:
             targets = {node.target for node in graph.nodes if node.op in ("call_module", "get_attr")}
             own = {node.target for node in module.graph.nodes if node.op in ("call_module", "get_attr")}
@@ -110,10 +111,34 @@ class Cases:
                 f"{refused} For this input the model uses parts that this extractor does not have: "
                 f"{', '.join(sorted(targets - own)[:5])}. With adaptive=True it has all of them."
             ) from None
+        replaced = self._replaced_tensor(module, graph)
+        if replaced is not None:
+            raise SpecializationError(
+                f"{refused} The model has replaced '{replaced}' since this extractor was made, which has the tensor of "
+                "then. Make the extractor again, or with adaptive=True."
+            )
+        return graph, run
+
+    def _replaced_tensor(self, module: DualGraphModule, graph: Graph) -> str | None:
+        """Return the path of a tensor that a graph reads, and of which the extractor has another one than the model."""
+        for path in dict.fromkeys(str(node.target) for node in graph.find_nodes(op="get_attr")):
+            own, now = (_attribute_at(root, path) for root in (module, self.model))
+            if own is now or not isinstance(own, torch.Tensor) or not isinstance(now, torch.Tensor):
+                continue
+            if own.shape != now.shape or not torch.equal(own, now.to(own)):
+                return path
+        return None
 
     def __getstate__(self) -> dict[str, Any]:
         # Graphs are made again: what runs them is no plain state.
         return {**vars(Cases(self.model, self._trace))}
+
+
+def _attribute_at(root: nn.Module, path: str) -> object:
+    try:
+        return operator.attrgetter(path)(root)
+    except AttributeError:
+        return None
 
 
 def trace_for_input(trace: Callable[[], _Traced]) -> _Traced:

@@ -438,8 +438,9 @@ class ModelTracing:
             try:
                 return self._trace_symbolically(request)
             except TraceError:
+                reason = error if isinstance(error, FeatxError) else f"{type(error).__name__}: {error}."
                 raise TraceError(
-                    f"cannot trace {type(self.model).__name__} on inputs guessed from {example.source}: {error} "
+                    f"cannot trace {type(self.model).__name__} on inputs guessed from {example.source}: {reason} "
                     "Give example_inputs that the model takes."
                 ) from error
 
@@ -485,12 +486,18 @@ def check_model(model: object) -> nn.Module:
     """Return `model` if it is a module.
 
     Raises:
-        ArgumentTypeError: it is not.
+        ArgumentTypeError: it is not, or its `train` does not set a mode.
     """
     if hasattr(model, "_orig_mod"):
         raise ArgumentTypeError("model is compiled by torch.compile; pass model._orig_mod, and compile the extractor")
     if not isinstance(model, nn.Module):
         raise ArgumentTypeError(
             f"model must be an nn.Module, got {model!r:.80}; pass an instance, such as torchvision.models.resnet50()"
+        )
+    default = next((each.default for each in inspect.signature(model.train).parameters.values()), True)
+    if not isinstance(default, bool) and default is not inspect.Parameter.empty:
+        raise ArgumentTypeError(
+            f"{type(model).__name__}.train is no nn.Module.train, which sets the mode; pass the network inside of it, "
+            "such as model.model"
         )
     return model

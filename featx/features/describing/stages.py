@@ -26,6 +26,8 @@ from featx.tracing.nodes.module_output import module_output
 _PLACES = {"NCHW": (2, 3), "NHWC": (1, 2)}
 # Their modules are called one by one; "what a list returns" is what the last of them does.
 _CONTAINERS = frozenset({"ModuleList", "ModuleDict"})
+# What gives the weights of an attention.
+_OF_WEIGHTS = frozenset({"Softmax", "Dropout", "Identity", "softmax", "dropout"})
 # Their maps have the same size for each image, so they have no stride.
 _OF_FIXED_SIZE = frozenset({"AdaptiveAvgPool2d", "AdaptiveMaxPool2d", "adaptive_avg_pool2d", "adaptive_max_pool2d"})
 
@@ -85,7 +87,7 @@ def stages_of(model: nn.Module, traced: TracedRows, image: ImageInput | None) ->
     if not found:
         computed = _computed(traced.graph, model)
         made = {name: stages for name, stages in maps.items() if traced.nodes[name] in computed}
-        made = _without_inner_operations(made, traced)
+        made = _without_attention(_without_inner_operations(made, traced), traced)
         of_image = [each for each in _all(made) if _is_of_image(each, traced)]
         found = _in_order(_last_at_each_stride(of_image, traced), traced)
         found = _of_container(found, made, set(of_image), traced)
@@ -223,6 +225,18 @@ def _without_inner_operations(maps: dict[str, list[Stage]], traced: TracedRows) 
     modules = {name for name in maps if traced.by_name[name].kind == "module"}
     outer = min((depths[name] for name in modules), default=math.inf)
     return {name: stages for name, stages in maps.items() if name in modules or depths[name] <= outer}
+
+
+def _without_attention(maps: dict[str, list[Stage]], traced: TracedRows) -> dict[str, list[Stage]]:
+    """Leave out weights of attention, a number for each pair of tokens: they may have the form of a square map."""
+    lengths = {row.shape[1] for row in traced.rows if row.shape is not None and len(row.shape) == 3}
+
+    def are_weights(row: NodeInfo) -> bool:
+        shape = row.shape
+        is_of_pairs = shape is not None and len(shape) == 4 and shape[2] == shape[3] and shape[3] in lengths
+        return is_of_pairs and row.type in _OF_WEIGHTS
+
+    return {name: stages for name, stages in maps.items() if not are_weights(traced.by_name[name])}
 
 
 def _is_of_image(stage: Stage, traced: TracedRows) -> bool:

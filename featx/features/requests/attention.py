@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as torch's documentation has it
 
-from featx.errors import NodeNameError
+from featx.errors import NodeNameError, RequestError
 from featx.features.requests.request import PROBABILITIES, Request
 from featx.ir.effects import MeasuredEffects
 from featx.ir.graph import Graph
@@ -205,7 +205,13 @@ def _beside_module(graph: Graph, fused: Node, module: nn.MultiheadAttention) -> 
     """Compute the probabilities of torch's module from its weights: a second call of it would run its hooks again."""
     given = inspect.signature(module.forward).bind(*fused.args, **fused.kwargs).arguments
     inputs = [given.pop(name) for name in ("query", "key", "value")]
-    if module.batch_first and len(inputs[0].meta["shape"]) == 3:
+    shape = inputs[0].meta.get("shape")
+    if shape is None:
+        raise RequestError(
+            f"the probabilities of '{fused.target}' follow from the shapes of its inputs, which a symbolic trace does "
+            "not know; give example_inputs that the model takes"
+        )
+    if module.batch_first and len(shape) == 3:
         inputs = [_transposed(graph, value) for value in inputs]
 
     def weight(name: str) -> Node | None:

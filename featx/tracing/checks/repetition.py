@@ -15,7 +15,6 @@ from featx.errors import TraceError
 from featx.ir.equality import first_difference, is_same_graph
 from featx.ir.graph import Graph
 from featx.tracing.checks.filled_caches import differ_only_by_caches, keeps_drawn_numbers
-from featx.tracing.checks.opaque_differences import differ_only_inside_opaque
 from featx.tracing.example.conditions import Conditions, RequestedNodeFinder
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.tracer import ATTEMPTS, ExampleTracer
@@ -153,7 +152,7 @@ def _check_traces(
             )
         wanted = find_requested(trace.graph, "") if find_requested else ()
         is_cached = differ_only_by_caches(trace.graph, second.graph, trace.origins(), wanted)
-        if not is_cached and not _opens_more(tracer, args, kwargs, (trace, second), find_requested):
+        if not is_cached:
             path = _module_that_differs(trace.graph, second.graph)
             if path and tracer.opened is None and path not in tracer.whole:
                 raise SubmoduleNotRepeatable(path)
@@ -171,24 +170,6 @@ def _module_that_differs(first: Graph, second: Graph) -> str:
     node = next((node for node in first_difference(first, second) or () if node.op != "output"), None)
     around = [] if node is None else [path for path in node.meta["nn_module_stack"] if path != node.target]
     return around[-1] if around else ""
-
-
-def _opens_more(
-    tracer: ExampleTracer, args: Any, kwargs: Any, traces: tuple[ExampleTrace, ExampleTrace], find_requested: Any
-) -> bool:
-    """Say whether the second trace may differ because a module that the first one kept whole could be followed there.
-
-    A module that registers a buffer in its first call is one. What is inside it cannot be compared then; a third trace
-    must be like the second one.
-    """
-    first, second = traces
-    if not differ_only_inside_opaque(first.graph, second.graph):
-        return False
-    third = _next(tracer, args, kwargs, second, find_requested)
-    if isinstance(third, BaseException):
-        return False
-    third.drop_replica()
-    return is_same_graph(third.graph, second.graph)
 
 
 def _next(

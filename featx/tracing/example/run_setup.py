@@ -6,23 +6,15 @@ from collections.abc import Collection
 
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.replica.model_context import ModelContext, ModelTensors
-from featx.tracing.replica.replica import NeedsHookDicts, Replica, WritesSharedTensor
+from featx.tracing.replica.replica import Replica, WritesSharedTensor
 from featx.tracing.side_effects.state_checks import Attribute
 from featx.tracing.signals import NeedsConversionTracking, NeedsNumberChecks, NeedsSharedInputs, ReadOrderUnknown
 
-Restart = (
-    NeedsConversionTracking
-    | WritesSharedTensor
-    | NeedsHookDicts
-    | ReadOrderUnknown
-    | NeedsSharedInputs
-    | NeedsNumberChecks
-)
+Restart = NeedsConversionTracking | WritesSharedTensor | ReadOrderUnknown | NeedsSharedInputs | NeedsNumberChecks
 # What a run raises that has to be set up differently.
 RESTARTS = (
     NeedsConversionTracking,
     WritesSharedTensor,
-    NeedsHookDicts,
     ReadOrderUnknown,
     NeedsSharedInputs,
     NeedsNumberChecks,
@@ -41,7 +33,6 @@ class RunSetup:
     def __init__(self, copied: str, absent: frozenset[Attribute] = frozenset(), *, share_stand_ins: bool) -> None:
         self._copied = copied
         self._share_stand_ins = share_stand_ins
-        self._own_hooks = False
         # Attributes that are taken away for the run, because forward seems to assign them before it reads them; and
         # those of which a run without them has shown the contrary.
         self._absent: set[Attribute] = set(absent)
@@ -49,7 +40,7 @@ class RunSetup:
 
     def replica(self, context: ModelContext, training: bool | None) -> tuple[Replica, ModelTensors]:
         """Return a new replica for the next run, and its tensors."""
-        return context.replica(training, self._copied, own_hooks=self._own_hooks)
+        return context.replica(training, self._copied)
 
     def apply(self, trace: ExampleTrace, *, is_first_call: bool) -> None:
         """Prepare a run."""
@@ -71,8 +62,6 @@ class RunSetup:
             context.converting.append(restart.namespace)
         elif isinstance(restart, WritesSharedTensor):
             self._copied = "all"
-        elif isinstance(restart, NeedsHookDicts):
-            self._own_hooks = True
         elif isinstance(restart, NeedsNumberChecks):
             context.checks_numbers = True
         elif isinstance(restart, NeedsSharedInputs):

@@ -55,6 +55,7 @@ from featx.tracing.signals import (
 )
 from featx.tracing.source.frames import user_frame
 from featx.tracing.source.state_writes import StateWrite
+from featx.tracing.stand_ins.known_results import KnownResults
 from featx.tracing.stand_ins.stand_ins import StandIns, keeps_values
 from featx.tree import tree_leaves
 
@@ -184,6 +185,12 @@ class ExampleTrace:
     def gradient_checks(self) -> list[Node]:
         """The checks that gradients are enabled, or not, as they were when forward asked."""
         return self._function_calls.gradient_checks
+
+    @property
+    def opaque_reasons(self) -> dict[str, str]:
+        """Why modules are kept whole that the policy would look into, by path."""
+        nodes = [node for node in self.graph.nodes if "opaque_because" in node.meta]
+        return {str(node.target): node.meta["opaque_because"] for node in nodes}
 
     @property
     def ran_inside_opaque(self) -> set[str]:
@@ -385,7 +392,7 @@ class ExampleTrace:
         """Drop all values of the trace, which is over."""
         self._kept.take()
         recorder = self.recorder
-        recorder.lineage, recorder.stand_ins = Lineage(), StandIns({})
+        recorder.lineage, recorder.stand_ins = Lineage(), StandIns({}, KnownResults())
         recorder.versions, recorder.memories, self._results.objects = [], [], []
         self.inputs.release()
         self._torch_calls.generator.forget()

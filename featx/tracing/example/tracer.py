@@ -103,9 +103,11 @@ class ExampleTracer:
         self.absent: frozenset[tuple[str, str]] = frozenset()
         self.log = RunLog()
 
-    def _settings(self) -> Settings:
+    def _settings(self, before: ExampleTrace | None) -> Settings:
+        # What an earlier call on the replica has kept whole stays so, or it would be compared with what is inside it.
+        whole = self.whole if before is None else {**self.whole, **before.opaque_reasons}
         return Settings(
-            Opening(self.is_leaf, self.opened, self.asked_for, self.whole),
+            Opening(self.is_leaf, self.opened, self.asked_for, whole),
             self.keep_source,
             self.keep_output,
             self.uses_profile_hook,
@@ -224,7 +226,7 @@ class ExampleTracer:
         line = line_of(user_frame())
         while True:
             replica = (before.replica, before.tensors) if before else setup.replica(around, self.training)
-            trace = ExampleTrace(self._settings(), around, replica, conditions)
+            trace = ExampleTrace(self._settings(before), around, replica, conditions)
             setup.apply(trace, is_first_call=before is None)
             try:
                 with self.log.run(_name(around.traced), conditions.reason, is_real=conditions.is_real):

@@ -89,7 +89,7 @@ class Recorder(TracerBase):
         self.scope = Scope("", None, {})
         self.whole = OpaqueCall()
         self.made_inside = MadeInside(self.whole, self.is_of_graph)
-        self.stand_ins = StandIns(owned)
+        self.stand_ins = StandIns(owned, model_context.results)
         self.numbers = Numbers(self)
         self.earlier = EarlierCalls()
         self.grad_modes = GradModes(self.add_unnamed_node)

@@ -25,6 +25,7 @@ from featx.tracing.replica.modules import has_hooks, has_own_call
 from featx.tracing.replica.replica import Replica, replica_of
 from featx.tracing.signals import UnsupportedSideEffect
 from featx.tracing.source.possible_writes import PossibleWrites
+from featx.tracing.stand_ins.known_results import KnownResults
 from featx.tree import tree_leaves
 
 
@@ -81,6 +82,7 @@ class ModelContext:
         # By class of modules, the attributes that its forward assigns to other objects; traces find them out.
         self.assigned_to_others: dict[type, frozenset[str]] = {}
         self.possible_writes = PossibleWrites()
+        self.results = KnownResults()
         # The globals in which calls of `int`, `float` and `len` are followed; traces find them out.
         self.converting: list[dict[str, Any]] = []
         places = find_names_to_replace(
@@ -138,15 +140,11 @@ class ModelContext:
         if not self.caches.are_untouched():
             self.caches = Caches(self.namespaces, self.kinds)
 
-    def replica(
-        self, training: bool | None, copies_tensors: str, *, own_hooks: bool = True
-    ) -> tuple[Replica, ModelTensors]:
+    def replica(self, training: bool | None, copies_tensors: str) -> tuple[Replica, ModelTensors]:
         """Return a new replica of the model in a mode, and its tensors; see `Replica`. O(modules)."""
         if copies_tensors == "buffers" and self._tensors.share_memory_with_parameters:
             copies_tensors = "all"
-        replica = replica_of(
-            self.root, training, copies_tensors, own_hooks=own_hooks, namespaces=self.caches.namespaces
-        )
+        replica = replica_of(self.root, training, copies_tensors, namespaces=self.caches.namespaces)
         return replica, self._tensors if replica.has_tensors_of_model else ModelTensors(replica.paths)
 
 

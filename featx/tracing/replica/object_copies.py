@@ -171,13 +171,19 @@ def _dict(copies: ObjectCopies, value: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def _fill(copies: ObjectCopies, value: dict[Any, Any], duplicate: dict[Any, Any]) -> None:
-    plain = dict(value) if type(value) is dict else dict(dict.items(value))
+    plain = dict(value) if type(value) is dict else dict(_items_of(value))
     if not (_holds_atoms(plain) and _holds_atoms(plain.values())):
         plain = {copies.of(key): copies.of(item) for key, item in plain.items()}
     if type(duplicate) is collections.OrderedDict:
         duplicate.update(plain)
     else:
         dict.update(duplicate, plain)
+
+
+def _items_of(value: dict[Any, Any]) -> list[tuple[Any, Any]]:
+    """Return the items of a dict, whatever its class overrides, in the order that it has after `move_to_end` too."""
+    is_ordered = isinstance(value, collections.OrderedDict)
+    return list(collections.OrderedDict.items(value) if is_ordered else dict.items(value))
 
 
 def _set(copies: ObjectCopies, value: Any) -> Any:
@@ -281,7 +287,7 @@ def _dict_of_class(copies: ObjectCopies, value: dict[Any, Any]) -> dict[Any, Any
         duplicate.default_factory = copies.of(cast(Any, value).default_factory)
     copies.fill_attributes(value, duplicate)
     if isinstance(value, collections.OrderedDict) and kind is not collections.OrderedDict:
-        items = {copies.of(key): copies.of(item) for key, item in list(dict.items(value))}
+        items = {copies.of(key): copies.of(item) for key, item in _items_of(value)}
         for key, item in items.items():
             collections.OrderedDict.__setitem__(duplicate, key, item)
         return duplicate

@@ -46,23 +46,6 @@ class WritesSharedTensor(BaseException):
     """
 
 
-class NeedsHookDicts(BaseException):
-    """Forward registers a hook on a module of a replica that has no dicts of its own for hooks.
-
-    No Exception, so that no model catches it.
-    """
-
-
-class _NoHooks(OrderedDict[int, Any]):
-    """The empty dict of hooks of many modules."""
-
-    def __setitem__(self, key: int, value: Any) -> None:
-        raise NeedsHookDicts
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return OrderedDict, ()  # a copy of a module that forward makes has its own
-
-
 class Replica:
     """A copy of the modules of `model`; classes are the same, and tensors are shared unless they are to be copied.
 
@@ -73,8 +56,6 @@ class Replica:
         model: what is copied.
         training: the mode that the replica is put into, by its own `train`; None keeps the modes of the model.
         copies_tensors: "none" shares all tensors; "buffers" copies what is no parameter; "all" copies parameters too.
-        own_hooks: give each module dicts of its own for forward hooks, so that they can be registered. Without, modules
-            that have none share them, as most of the garbage that a replica leaves are dicts.
         namespaces: the ids of the globals that the code of the model uses. Hooks of other files get copies of theirs.
 
     Attributes:
@@ -92,7 +73,6 @@ class Replica:
         training: bool | None = None,
         copies_tensors: str = "none",
         *,
-        own_hooks: bool = True,
         namespaces: Collection[int] = (),
     ) -> None:
         self._copies = ObjectCopies(self._tensor, self._new)
@@ -101,10 +81,8 @@ class Replica:
         self._original_tensors: dict[int, torch.Tensor] = {}
         self._copied_scripted = False
         self._storages: dict[int, torch.UntypedStorage] = {}
-        # What takes the place of empty dicts of hooks, the same for all modules.
+        # What takes the place of hooks that do not run, the same for all modules.
         self._no_hooks: dict[str, OrderedDict[int, Any]] = {name: OrderedDict() for name in _OTHER_HOOKS}
-        self._no_hooks.update((name, _NoHooks()) for name in _FORWARD_HOOKS)
-        self._own_hooks = own_hooks
         self._twins: list[tuple[nn.Module, nn.Module]] = []
         self.paths: dict[nn.Module, str] = {}
         self.originals: dict[nn.Module, nn.Module] = {}
@@ -182,8 +160,7 @@ class Replica:
             state.update((name, self._copied_hooks(state[name])) for name in _FORWARD_HOOKS if state[name])
         else:
             state.update(self._no_hooks)
-        if self._own_hooks:
-            state.update((name, OrderedDict()) for name in _FORWARD_HOOKS if not state[name])
+        state.update((name, OrderedDict()) for name in _FORWARD_HOOKS if not state[name])
         for name in ("_parameters", "_buffers"):
             state[name] = dict(state[name]) if shares_tensors and type(state[name]) is dict else copies(state[name])
         shared = _SHARED if shares_tensors else _SHARED_WITHOUT_TENSORS
@@ -260,16 +237,13 @@ def replica_of(
     training: bool | None = None,
     copies_tensors: str = "none",
     *,
-    own_hooks: bool = True,
     namespaces: Collection[int] = (),
 ) -> Replica:
     """Return a replica in a mode; where its own `train` writes tensors, a replica that has copies of all of them."""
     try:
-        return Replica(model, training, copies_tensors, own_hooks=own_hooks, namespaces=namespaces)
+        return Replica(model, training, copies_tensors, namespaces=namespaces)
     except WritesSharedTensor:
         return Replica(model, training, "all", namespaces=namespaces)
-    except NeedsHookDicts:
-        return replica_of(model, training, copies_tensors, namespaces=namespaces)
 
 
 def view_in_mode(model: nn.Module, training: bool) -> nn.Module:

@@ -19,7 +19,7 @@ from featx.ir.operator_facts import draws_now, facts_of
 from featx.tracing.guards.scalars import TracedFloat, TracedInt, plain_numbers
 from featx.tracing.signals import NeedsRealValues
 from featx.tracing.stand_ins.dynamic_shapes import DynamicShapes
-from featx.tracing.stand_ins.function_shapes import result_of
+from featx.tracing.stand_ins.known_results import KnownResults
 from featx.tree import tree_leaves
 
 # From a tensor to what stands for it.
@@ -36,13 +36,18 @@ _MOVES = frozenset({"cpu", "cuda", "xpu"})
 
 
 class StandIns:
-    """The stand-ins of one trace. `owned` are the tensors of the model, by id.
+    """The stand-ins of one trace.
+
+    Args:
+        owned: the tensors of the model, by id.
+        results: what calls on stand-ins are known to return.
 
     Attributes:
         shapes: the shapes that depend on values, as an earlier run with values has found them.
     """
 
-    def __init__(self, owned: dict[int, str]) -> None:
+    def __init__(self, owned: dict[int, str], results: KnownResults) -> None:
+        self._results = results
         self.shapes = DynamicShapes()
         self._owned = owned
         # By id: the real tensor, which must stay alive, and what stands for it.
@@ -137,14 +142,17 @@ class StandIns:
         if facts_of(name).writes_first or "out" in kwargs:
             self._note_outdated((*args[:1], kwargs.get("out")))
         args, kwargs = plain_numbers(args), plain_numbers(kwargs) if kwargs else kwargs
-        if self.is_cast:  # ahead of the rules, which ask for dtypes
+        if self.is_cast:  # ahead of the question what is known, which is by dtypes
             args, kwargs = self._convert(args, self.of), self._convert(kwargs, self.of)
-        result = result_of(function, args, kwargs)
+        # Calls that take lengths from an earlier run must take all of them.
+        key = None if self.shapes.are_expected else self._results.key_of(function, args, kwargs, self._owned)
+        result = None if key is None else self._results.get(key)
         if result is not None:
-            return self.of(result)
+            return result
         twins = [(value, self.of(value)) for value in self._with_values(given)]
         versions = [twin._version for _, twin in twins]
-        result = self._run_on(self.of, function, args, kwargs)
+        inputs = [self.of(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        result = self._results.run(key, lambda: self._run_on(self.of, function, args, kwargs), inputs)
         written = [value for (value, twin), version in zip(twins, versions, strict=True) if twin._version != version]
         self._note_outdated(written)
         return result
