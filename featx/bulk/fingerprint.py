@@ -82,9 +82,9 @@ class _Fingerprint:
         if isinstance(value, types.FunctionType):
             return self._of_function(value)
         if hasattr(value, "__wrapped__"):  # a cached function
-            return [self.of(cast(Any, value).__wrapped__)]
+            return [self.of(value.__wrapped__)]
         if isinstance(value, torch.jit.ScriptFunction):
-            return [value.name, value.code]
+            return [str(value.name), str(value.code)]
         if isinstance(value, type):
             return [_name(value), *self._of_members(cast("type[Any]", value))]
         if isinstance(value, nn.Module):
