@@ -14,7 +14,7 @@ from featx.features.adaptive import AdaptiveExtractor
 from featx.features.describing.info import FeatureInfos
 from featx.features.dual import DualGraphModule
 from featx.module import GraphModule, opened
-from featx.optimization.module import OptimizedExtractor
+from featx.optimization.module import OptimizedExtractor, ranks_of
 from featx.optimization.onednn import compute_linears_by_onednn
 from featx.optimization.recipe import Recipe
 
@@ -86,7 +86,9 @@ class Builder:
             compute_linears_by_onednn(module)
         if recipe.int8:
             _quantize(module)
-        return OptimizedExtractor(module, recipe, self._extractor.feature_info, self._dtypes)
+        optimized = OptimizedExtractor(module, recipe, self._extractor.feature_info, self._dtypes)
+        optimized.ranks = ranks_of((self._example.args, self._example.kwargs))
+        return optimized
 
     def _cast(self, module: nn.Module, recipe: Recipe) -> None:
         """Cast the weights; buffers that are no part of the state only if the model does not run without that.

@@ -42,6 +42,8 @@ class OptimizedExtractor(nn.Module):
         self._changes_nothing = recipe == Recipe()
         # What runs, once that is made. In a list, because a module in an attribute would count as a submodule.
         self._runners: list[Callable[..., Any]] = []
+        # How many dimensions the tensors of the example have; others may have no samples to compute in parts.
+        self.ranks: list[int] | None = None
         self._returns_dict = True
         self.training = False
 
@@ -65,7 +67,8 @@ class OptimizedExtractor(nn.Module):
             with torch.no_grad():
                 return self.extractor(*args, **kwargs)
         with torch.no_grad(), _threads(self.recipe.threads):
-            parts = _parts(args, kwargs, self.recipe.rows)
+            are_batches = self.ranks in (None, ranks_of((args, kwargs)))
+            parts = _parts(args, kwargs, self.recipe.rows if are_batches else None)
             found = [self._part(*part) for part in parts]
             result = found[0] if len(found) == 1 else _joined(found, parts)
             return result if self._returns_dict else list(result.values())
@@ -145,6 +148,11 @@ class OptimizedExtractor(nn.Module):
 
     def __repr__(self) -> str:
         return f"{self.feature_info}\n\nOptimizedExtractor({self.recipe})"
+
+
+def ranks_of(inputs: Any) -> list[int]:
+    """Return how many dimensions each tensor of inputs has."""
+    return [leaf.dim() for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
 
 
 def named(features: Any) -> dict[str, Any]:

@@ -245,3 +245,13 @@ def test_linear_layers_by_onednn_take_no_samples(build: Build) -> None:
     x = torch.randn(2, 4)
     extractor = featx.create_feature_extractor(nn.Sequential(nn.Linear(4, 8)).eval(), ["0"], example_inputs=x).eval()
     assert build(Recipe(onednn=True), extractor, x)(x[:0])["0"].shape == (0, 8)
+
+
+def test_an_input_without_samples_is_not_computed_in_parts(build: Build) -> None:
+    x = torch.randn(6, 5, 8)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    extractor = featx.create_feature_extractor(nn.Sequential(layer), {"0": "y"}, example_inputs=x).eval()
+    optimized = build(Recipe(rows=2), extractor, x)
+    for inputs in (x, x[0]):
+        errors = relative_errors({"y": extractor(inputs)["y"].detach()}, optimized(inputs))
+        assert errors["y"] < 1e-5
