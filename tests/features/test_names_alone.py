@@ -182,7 +182,7 @@ class Fold(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = x.contiguous()
-        return y.flatten(1) if y is x else x.flatten(1)
+        return y.flatten(1) if y is x else x.flatten(1) * 1.0
 
 
 class FoldsTwice(nn.Module):

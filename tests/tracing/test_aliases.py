@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import featx
+from featx.errors import SpecializationError, TraceError
 
 Inputs = Callable[[torch.Tensor], tuple[Any, ...]]
 
@@ -197,5 +198,68 @@ class HasAnId(nn.Module):
 
 def test_attribute_called_id_compares_nothing() -> None:
     model, x = HasAnId(), torch.rand(2, 6)
+    extractor = featx.create_feature_extractor(model, ["output"], example_inputs=x)
+    assert torch.equal(extractor(x)["output"], model(x))
+
+
+def _is_same_object(one: object, other: object) -> bool:
+    return one is other
+
+
+class ComparesElsewhere(nn.Module):
+    """Compares its inputs in a function that calls nothing of torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return self.linear(a) * 2 if _is_same_object(a, b) else self.linear(a) + self.linear(b).relu()
+
+
+def test_inputs_that_a_function_compares_are_checked() -> None:
+    model, x = ComparesElsewhere(), torch.rand(2, 4)
+    extractor = featx.create_feature_extractor(model, ["output"], example_inputs=different(x))
+    inputs = different(x)
+    assert torch.equal(extractor(*inputs)["output"], model(*inputs))
+    with pytest.raises(SpecializationError, match="one tensor is passed as two inputs"):
+        extractor(x, x)
+    with pytest.raises(TraceError, match=r"one tensor as two inputs.*give an example with different ones"):
+        featx.create_feature_extractor(model, ["output"], example_inputs=(x, x))
+
+
+class ComparesResult(nn.Module):
+    """Tests whether a call has returned its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x.contiguous()
+        return self.linear(x) if _is_same_object(x, y) else x
+
+
+def test_result_that_a_function_compares_with_the_input_is_refused() -> None:
+    with pytest.raises(TraceError, match="may use `is` to test whether a call returned its input"):
+        featx.create_feature_extractor(ComparesResult(), ["output"], example_inputs=torch.rand(2, 4))
+
+
+class UsesIsForNothing(nn.Module):
+    """Compares with `is`, and does the same in both cases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x.contiguous()
+        if y is x:
+            y = y
+        return self.linear(y)
+
+
+def test_comparison_on_which_nothing_depends_is_no_obstacle() -> None:
+    model, x = UsesIsForNothing(), torch.rand(2, 4)
     extractor = featx.create_feature_extractor(model, ["output"], example_inputs=x)
     assert torch.equal(extractor(x)["output"], model(x))

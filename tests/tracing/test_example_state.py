@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 import featx
+from featx.errors import TraceError
 
 Snapshot = Callable[[nn.Module], Any]
 
@@ -184,3 +185,29 @@ def test_size_that_forward_keeps_and_assigns_anew_is_followed() -> None:
     traced = featx.trace(model, torch.ones(1, 3))
     assert model.rows == 0
     assert torch.equal(traced(torch.ones(4, 3)), torch.full((4, 3), 5.0))
+
+
+class ChangesALayer(nn.Module):
+    """Assigns to an attribute of a layer of torch."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate, self.drop, self.linear = rate, nn.Dropout(0.5), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.drop.p = self.rate
+        x = self.drop(self.linear(x))
+        self.drop.p = 0.5
+        return x
+
+
+def test_attribute_of_a_layer_that_forward_changes_is_refused() -> None:
+    for model in (ChangesALayer(0.25), ChangesALayer(0.25).eval()):
+        with pytest.raises(TraceError, match="changes the attribute 'p' of or inside 'drop', which is kept whole"):
+            featx.create_feature_extractor(model, ["output"], example_inputs=torch.rand(2, 4))
+
+
+def test_attribute_of_a_layer_that_forward_sets_to_what_it_is_may_stay() -> None:
+    model, x = ChangesALayer(0.5).eval(), torch.rand(2, 4)
+    extractor = featx.create_feature_extractor(model, ["output"], example_inputs=x)
+    assert torch.equal(extractor(x)["output"], model(x))

@@ -28,7 +28,6 @@ from featx.tracing.replica.modules import has_hooks, has_own_call
 from featx.tracing.replica.replica import Replica
 from featx.tracing.side_effects.state_checks import StateChecks
 from featx.tracing.signals import ModifiedFromOutside, NeedsRealValues, UnsupportedValue, Untraceable
-from featx.tracing.source.syntax_queries import is_in_try
 from featx.tracing.stand_ins.module_shapes import output_of
 from featx.tree import tree_leaves
 
@@ -113,9 +112,7 @@ class ModuleCalls:
         self._torch_calls.check_switches()
         frame = recorder.model_frame()
         if frame is not None:
-            recorder.codes.add(frame.f_code)
-            if is_in_try(frame):
-                raise Untraceable("a module is called in a `try` that catches errors, and other inputs may cause one")
+            recorder.note_code(frame, "a module is called")
         path = recorder.path_of_module(module)
         outer = recorder.scope
         recorder.scope = Scope(path, type(module), outer.stack)
@@ -245,8 +242,7 @@ class ModuleCalls:
         self._check_as_built(module, path)
         # What torch's own leaves do is known.
         is_own = not is_torch_layer(type(module)) or bool(module._modules)
-        if is_own:
-            self._checks.check_untouched(module, path)
+        self._checks.check_untouched(module, path)
         shown = (args, kwargs) if recorder.numbers.expected is None else plain_numbers((args, kwargs))
         result = self._measured.run(
             ("call_module", path, arguments, keywords),

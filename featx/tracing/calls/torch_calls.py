@@ -27,9 +27,7 @@ from featx.tracing.recording.results import Results
 from featx.tracing.signals import NeedsRealValues, UnsupportedSideEffect, Untraceable
 from featx.tracing.source.frames import line_of, user_frame
 from featx.tracing.source.syntax_queries import (
-    compares_objects,
     is_comparison,
-    is_in_try,
     written_operator,
     written_sign,
 )
@@ -259,11 +257,9 @@ class TorchCalls:
     def _record(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         recorder = self._recorder
         frame = recorder.model_frame()
-        if frame is not None:
-            recorder.codes.add(frame.f_code)
         self.check_switches()
-        if frame is not None and is_in_try(frame):
-            raise Untraceable("a torch call is inside a `try` that catches errors, and other inputs may cause one")
+        if frame is not None:
+            recorder.note_code(frame, "torch is called")
         arguments, keywords = recorder.create_args(args), recorder.create_kwargs(kwargs)
         name = function.__name__
         result = self._execute_in_order(function, args, kwargs)
@@ -280,16 +276,15 @@ class TorchCalls:
     def make_alias(self, tensor: torch.Tensor, frame: FrameType | None) -> torch.Tensor:
         """Return the same memory as another object, for a call that returns what it got, or for another input does not.
 
-        Raises:
-            Untraceable: the code of `frame` would notice.
+        The second call, which is compared with this one, gets one object for both.
         """
-        if frame is not None and compares_objects(frame.f_code):
-            raise Untraceable("forward may use `is` to test whether a call returned its input")
         if tensor.layout != torch.strided:
             raise Untraceable("a call returns its input, a sparse tensor, of which no alias can be made")
         self._aliased_memory.add(memory_of(tensor))
         with torch._C.DisableTorchFunction():
-            return torch.ops.aten.alias.default(tensor)
+            alias = torch.ops.aten.alias.default(tensor)
+        self._recorder.note_alias(alias, tensor, frame)
+        return alias
 
     def _on_constants(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # No input of the model is involved. A call that makes or writes tensors is recorded, without a name, as they

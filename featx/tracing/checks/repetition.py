@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 from featx.errors import TraceError
 from featx.ir.equality import first_difference, is_same_graph
@@ -19,7 +19,14 @@ from featx.tracing.example.conditions import Conditions, RequestedNodeFinder
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.tracer import ATTEMPTS, ExampleTracer
 from featx.tracing.guards.scalars import Diverged
-from featx.tracing.signals import DependsOnAutocast, NeedsRealValues, SubmoduleNotRepeatable, ThreadInterference
+from featx.tracing.recording.recorder import MAY_COMPARE
+from featx.tracing.signals import (
+    DependsOnAutocast,
+    NeedsRealValues,
+    NeedsSharedInputs,
+    SubmoduleNotRepeatable,
+    ThreadInterference,
+)
 
 
 def check_repeats(
@@ -49,6 +56,8 @@ def check_repeats(
     repeats = _repeats(tracer, args, kwargs, trace)
     if repeats:
         return True
+    if trace.recorder.compared_alias is not None:
+        _refuse_comparison(tracer, trace)
     if trace.is_real and _repeats_without_values(tracer, args, kwargs, trace, find_requested):
         return False
     first = trace
@@ -62,7 +71,7 @@ def check_repeats(
             try:
                 if newly_observed and first.depends_on_autocast:
                     raise DependsOnAutocast
-                _check_traces(tracer, args, kwargs, first, find_requested, newly_observed=newly_observed)
+                _check_traces(tracer, args, kwargs, first, find_requested, checked=trace, newly_observed=newly_observed)
                 break
             except ThreadInterference as error:
                 if attempt + 1 == ATTEMPTS:
@@ -70,6 +79,18 @@ def check_repeats(
             finally:
                 first.drop_replica()
     return False
+
+
+def _refuse_comparison(tracer: ExampleTracer, trace: ExampleTrace) -> NoReturn:
+    """Raise because code may use `is` to test whether a call returned its input."""
+    path, place = trace.recorder.compared_alias or ("", "")
+    if path and tracer.opened is None and path not in tracer.whole:
+        raise SubmoduleNotRepeatable(path)
+    raise TraceError(
+        f"cannot trace {_name(trace)}: {MAY_COMPARE} {place}".rstrip()
+        + ". To go on, put the code that does it into a submodule, which is kept whole, or into a function that "
+        + "featx.wrap marks."
+    )
 
 
 @contextmanager
@@ -87,7 +108,9 @@ def _repeats(tracer: ExampleTracer, args: Any, kwargs: Any, trace: ExampleTrace)
         trace.forget_record()
         return None
     with tracer.log.run(_name(trace), "a second call, against the record of the first", is_real=False):
-        return trace.repeats(args, kwargs)
+        repeats = trace.repeats(args, kwargs)
+    trace.forget_record()
+    return repeats
 
 
 def _repeats_without_values(
@@ -124,8 +147,9 @@ def _name(trace: ExampleTrace) -> str:
 
 
 def _check_traces(
-    tracer: ExampleTracer, args: Any, kwargs: Any, trace: ExampleTrace, find_requested: Any, *, newly_observed: bool
-) -> None:
+    tracer: ExampleTracer, args: Any, kwargs: Any, trace: ExampleTrace, find_requested: Any, *,
+    checked: ExampleTrace, newly_observed: bool,
+) -> None:  # fmt: skip
     name = _name(trace)
     second = _next(tracer, args, kwargs, trace, find_requested)
     missing = getattr(second, "name", None) if isinstance(second, AttributeError) else None
@@ -140,6 +164,7 @@ def _check_traces(
         if newly_observed and second.depends_on_autocast:
             raise DependsOnAutocast
         if is_same_graph(second.graph, trace.graph):
+            _check_identity(tracer, args, kwargs, checked, second)
             return
         if trace.checks.kept_input_message is not None:
             raise TraceError(
@@ -165,6 +190,38 @@ def _check_traces(
         second.drop_replica()
 
 
+def _check_identity(tracer: ExampleTracer, args: Any, kwargs: Any, trace: ExampleTrace, second: ExampleTrace) -> None:
+    """Find out whether a further call goes by which tensors are one object: traces that agree have hidden that.
+
+    Args:
+        tracer: the tracer.
+        args: the example.
+        kwargs: the example.
+        trace: gets a check of its inputs, where that matters.
+        second: the last call on the replica.
+
+    Raises:
+        TraceError: forward tests whether a call returned its input.
+    """
+    record = second.recorder.call_record
+    if record is None or not second.can_repeat():
+        return
+    with tracer.log.run(_name(trace), "further calls, where other tensors are one object", is_real=False):
+        if not second.repeats(args, kwargs, returned=False, inputs=False):
+            return
+        if record.returned_inputs and not second.repeats(args, kwargs, inputs=False):
+            _refuse_comparison(tracer, second)
+        if not record.equal_inputs or second.repeats(args, kwargs, returned=False):
+            return
+    try:
+        trace.require_aliases(args, kwargs)
+    except NeedsSharedInputs:
+        raise TraceError(
+            f"cannot trace {_name(trace)}: forward tests whether two of its inputs are one tensor, and the example has "
+            "one tensor as two inputs. To go on, give an example with different ones."
+        ) from None
+
+
 def _module_that_differs(first: Graph, second: Graph) -> str:
     """Return the path of the innermost module in which the graphs begin to differ, or ""."""
     node = next((node for node in first_difference(first, second) or () if node.op != "output"), None)
@@ -175,7 +232,10 @@ def _module_that_differs(first: Graph, second: Graph) -> str:
 def _next(
     tracer: ExampleTracer, args: tuple[Any, ...], kwargs: Mapping[str, Any], before: ExampleTrace, find_requested: Any
 ) -> ExampleTrace | BaseException:
-    conditions = Conditions("a second call, to be compared", before.is_real, before.gradients, before=before)
+    conditions = Conditions(
+        "a second call, to be compared", before.is_real, before.gradients, before=before,
+        is_recorded=True,
+    )  # fmt: skip
     try:
         return tracer.run_once(before.model_context, args, kwargs, find_requested, conditions)
     except (Diverged, NeedsRealValues, Exception) as error:

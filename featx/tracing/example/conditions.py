@@ -48,6 +48,7 @@ class Conditions:
         is_complete: a run that is compared with `earlier` goes to its end, and another call on its replica may follow;
             otherwise it ends when all that is needed is recorded, and drops its replica.
         before: this is the next call on the replica of that trace, which must not have been dropped.
+        is_recorded: a call on that replica is recorded, for another one to be compared with it, as a first call is.
     """
 
     reason: str
@@ -59,6 +60,7 @@ class Conditions:
     dtype: torch.dtype | None = None
     is_complete: bool = False
     before: ExampleTrace | None = None
+    is_recorded: bool = False
 
     @property
     def drops_replica(self) -> bool:

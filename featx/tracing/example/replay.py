@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import weakref
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from typing import Any, cast
 
 import torch
@@ -39,14 +39,16 @@ class Replay:
     Args:
         record: what the first call did.
         owned: the ids of the tensors of the model, which are the same in both calls.
+        one_object: tensors of the first call that are in this one the same object as another, by their ids.
 
     Where autocast does something else around this call than around the first one, forward must not go by it, and may
     set it only in a way that the first call has shown.
     """
 
-    def __init__(self, record: Record, owned: Container[int]) -> None:
+    def __init__(self, record: Record, owned: Container[int], one_object: Mapping[int, torch.Tensor]) -> None:
         self._record = record
         self._owned = owned
+        self._one_object = one_object
         self._position = 0
         self._casts: AutocastDtypes = ()
         # What stands in this call for the tensors of the first one, by the ids of those.
@@ -57,7 +59,7 @@ class Replay:
     def end(self) -> list[weakref.ref[torch.Tensor]]:
         """Let go of the tensors of this call, which is over, and return them: some may live on elsewhere."""
         twins, self._twins = list(map(weakref.ref, self._twins.values())), {}
-        self._record, self._made = Record(), set()
+        self._record, self._made, self._one_object = Record(), set(), {}
         return twins
 
     def inputs(self, signature: inspect.Signature, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -168,6 +170,9 @@ class Replay:
         if known is None:
             if id(tensor) in self._owned:
                 return tensor
+            if id(tensor) in self._one_object:
+                known = self._twins[id(tensor)] = self._tensor(self._one_object[id(tensor)])
+                return known
             if type(tensor) is not torch.Tensor:
                 raise Diverged
             known = self._twins[id(tensor)] = tensor.detach()

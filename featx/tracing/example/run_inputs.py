@@ -79,7 +79,7 @@ class RunInputs:
         known = self._stand_ins.get(id(tensor)) if self.share_stand_ins else None
         found = self._stand_ins[id(tensor)] = self._copy(tensor) if known is None else known
         if self._recorder.call_record is not None:
-            self._recorder.call_record.inputs.append(found)
+            self._recorder.call_record.note_input(found)
         return found
 
     def _copy(self, tensor: torch.Tensor) -> torch.Tensor:

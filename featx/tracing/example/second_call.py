@@ -33,18 +33,19 @@ class SecondCall:
         gradients: whether gradients are enabled.
         observes_autocast: whether the first call has recorded what forward does with autocast. Otherwise autocast does
             something else around the second call, to see whether that matters.
+        one_object: as for `Replay`.
     """
 
     def __init__(
         self, context: ModelContext, replica: Replica, recorder: Recorder, record: Record, *,
-        gradients: bool, observes_autocast: bool,
+        gradients: bool, observes_autocast: bool, one_object: Mapping[int, torch.Tensor],
     ) -> None:  # fmt: skip
         self._context = context
         self._replica = replica
         self._recorder = recorder
         self._gradients = gradients
         self._observes_autocast = observes_autocast
-        self._replay = Replay(record, recorder.owned)
+        self._replay = Replay(record, recorder.owned, one_object)
         self._restorers: list[Callable[[], None]] = []
 
     def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

@@ -99,7 +99,7 @@ class ExampleTrace:
         results = self._results = Results(recorder)
         on_write = self._model_writes(model_context).on_write if self.is_real else None
         self._torch_calls = TorchCalls(recorder, results, on_write, self._saved_globals)
-        self.checks = StateChecks(recorder, self._check_module, self.replica.paths, model_context.assigned_to_others)
+        self.checks = StateChecks(recorder, self._check_module, self.replica.paths)
         self.checks.opened_modules.add(self.replica.root)
         measured = MeasuredCalls(recorder, results, self._torch_calls, model_context, self.replica)
         self._module_calls = ModuleCalls(
@@ -128,11 +128,12 @@ class ExampleTrace:
 
     def _apply(self, conditions: Conditions) -> None:
         recorder, earlier, before = self.recorder, conditions.earlier, conditions.before
+        recorder.is_compared = self._settings.is_repeated
         self.numbers.converting = self.model_context.converting
         if conditions.dtype is not None:
             recorder.stand_ins.cast(self.replica.root, conditions.dtype)
         self.numbers.disguise, self.numbers.disguised = conditions.disguise, conditions.disguised
-        if self._settings.is_repeated and earlier is None and before is None:
+        if conditions.is_recorded or (self._settings.is_repeated and earlier is None and before is None):
             recorder.call_record = Record()
         if before is not None:
             self.checks.absent, self.checks.read_first = before.checks.absent, before.checks.read_first
@@ -149,7 +150,7 @@ class ExampleTrace:
             recorder.most_nodes = 2 * len(earlier.graph.nodes) + 1000
             recorder.needed = None if conditions.is_complete else earlier.needed
             # This one may end ahead of the code that tells.
-            self.inputs.are_compared = earlier.needed is not None and earlier.inputs.are_compared
+            self.inputs.are_compared = earlier.inputs.are_compared
 
     @property
     def graph(self) -> Graph:
@@ -363,17 +364,29 @@ class ExampleTrace:
         is_changed = self.checks.states.are_changed_by_calls or self.replica.has_hidden_state
         return self.recorder.call_record is not None and not is_changed
 
-    def repeats(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Say whether a second call on the replica does the same. The record of the first call is dropped.
+    def repeats(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, returned: bool = True, inputs: bool = True
+    ) -> bool:
+        """Say whether a second call on the replica does the same.
 
         Where the answer is False the replica is used up. Only where `can_repeat` says so.
+
+        Args:
+            args: the example.
+            kwargs: the example.
+            returned: a call that returns its input gives forward that object, as the model does; in a trace it gives
+                another one.
+            inputs: inputs of the same form are one tensor, unless the graph checks whether they are.
         """
-        record, self.recorder.call_record = self.recorder.call_record, None
+        record = self.recorder.call_record
         if record is None:
             return False
+        one_object = record.returned_inputs.copy() if returned else {}
+        if inputs and not self.inputs.are_compared:
+            one_object.update(record.equal_inputs)
         second = SecondCall(
             self.model_context, self.replica, self.recorder, record,
-            gradients=self.gradients, observes_autocast=self._settings.observes_autocast,
+            gradients=self.gradients, observes_autocast=self._settings.observes_autocast, one_object=one_object,
         )  # fmt: skip
         self.put_back_tensors()
         self._remove_absent()
@@ -381,6 +394,15 @@ class ExampleTrace:
             return second.run(args, kwargs)
         finally:
             self._kept.add_twins(second.end())
+
+    def require_aliases(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Let the graph check which inputs are one tensor, since forward goes by it.
+
+        Raises:
+            NeedsSharedInputs: some are on the example, and forward got different ones.
+        """
+        self.inputs.are_compared = True
+        self.inputs.require_aliases(self.graph, args, kwargs, ())
 
     # -- when it is over ---------------------------------------------------------------------------------------------
 

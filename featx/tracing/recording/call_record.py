@@ -28,13 +28,30 @@ class Record:
         # Whether it ended in the middle, because all that was wanted was there.
         self.stopped_early = False
         self.result: Any = None
+        # Tensors that are one object where calls return their inputs: by the id of what forward got from such a call,
+        # what it gave.
+        self.returned_inputs: dict[int, torch.Tensor] = {}
+        # Those that are one where a caller gives one tensor as two inputs of the same form, by the id of the second.
+        self.equal_inputs: dict[int, torch.Tensor] = {}
         # What autocast did around forward.
         self.autocast_dtypes = autocast_dtypes()
+
+    def note_input(self, tensor: torch.Tensor) -> None:
+        """Add what stands for a tensor among the inputs."""
+        for earlier in self.inputs:
+            if earlier is not tensor and _form_of(earlier) == _form_of(tensor):
+                self.equal_inputs[id(tensor)] = earlier
+                break
+        self.inputs.append(tensor)
 
     def note(self, called: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Add a call that is over."""
         keywords = _snapshot(kwargs) if kwargs else kwargs
         self.events.append(Event(called, _snapshot(args), keywords, _snapshot(result), autocast_dtypes()))
+
+
+def _form_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.dtype, tensor.device, tensor.layout, tensor.requires_grad
 
 
 def _snapshot(value: Any) -> Any:

@@ -37,10 +37,13 @@ from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.replica.replica import Replica, WritesSharedTensor
 from featx.tracing.signals import AllNeededRecorded, NeedsRealValues, UnsupportedValue, Untraceable
 from featx.tracing.source.frames import Line, describe, user_frame
+from featx.tracing.source.location import source_of
+from featx.tracing.source.syntax_queries import compares_objects, is_in_try
 from featx.tracing.stand_ins.stand_ins import StandIns
 
 # Nodes that may be recorded before it is clear that the module that they are in is kept whole.
 _TAKEN_BACK = 100
+MAY_COMPARE = "forward may use `is` to test whether a call returned its input"
 STORED_BY_HOOK = (
     "forward reads what a forward hook stores, and hooks of modules that are kept whole do not run during a trace,"
 )
@@ -78,6 +81,9 @@ class Recorder(TracerBase):
         most_nodes: how many nodes there may be; None is any number.
         needed: how many nodes matter, where it is known: what comes behind them is not recorded.
         call_record: what forward does, where a second call is to be compared with it.
+        is_compared: whether a second call is compared with this one, or with the first one of which this is a variant.
+        compared_alias: the path of a module, and the place in its code, that may use `is` to test whether a call
+            returned its input.
     """
 
     def __init__(
@@ -109,6 +115,8 @@ class Recorder(TracerBase):
         self.most_nodes: int | None = None
         self.needed: int | None = None
         self.call_record: Record | None = None
+        self.is_compared = False
+        self.compared_alias: tuple[str, str] | None = None
         self._hooked = model_context.hooked
         self._model = model_context.root
         self._replica = replica
@@ -123,6 +131,22 @@ class Recorder(TracerBase):
         """Return the frame of the model's code that runs; None inside a module of torch that is the root itself."""
         frame = user_frame()
         return None if frame is self.caller else frame
+
+    def note_code(self, frame: FrameType, what: str) -> None:
+        """Take note that the code of `frame` makes a call, which `what` says.
+
+        Raises:
+            Untraceable: the code goes on where the call fails, as it may for other inputs.
+        """
+        self.codes.add(frame.f_code)
+        if not is_in_try(frame):
+            return
+        if source_of(frame.f_code, frame.f_globals) is None:
+            raise Untraceable(
+                f"{what} in a function with a `try` or `with`, and no source tells whether it catches errors,",
+                advice="put the model into a file: source of code from standard input or `exec` cannot be read",
+            )
+        raise Untraceable(f"{what} in a `try` that catches errors, and other inputs may cause one")
 
     def require_own_parameters(self) -> None:
         """Let the trace run for real on copies of the parameters, for code that reads or adds to their gradients.
@@ -144,6 +168,19 @@ class Recorder(TracerBase):
         """Take note of a call of torch, or of one that is one node, for a second call that is compared with this."""
         if self.call_record is not None:
             self.call_record.note(called, args, kwargs, result)
+
+    def note_alias(self, alias: torch.Tensor, tensor: torch.Tensor, frame: FrameType | None) -> None:
+        """Take note that code at `frame` got `alias` from a call that returned `tensor`, which it was given.
+
+        Raises:
+            Untraceable: the code uses `is`, and no second call will tell whether it notices.
+        """
+        if self.call_record is not None:
+            self.call_record.returned_inputs[id(alias)] = tensor
+        if self.compared_alias is None and frame is not None and compares_objects(frame.f_code):
+            if not self.is_compared and source_of(frame.f_code, frame.f_globals) is not None:
+                raise Untraceable(MAY_COMPARE)
+            self.compared_alias = self.scope.module_path, describe(frame)
 
     # -- values ------------------------------------------------------------------------------------------------------
 

@@ -79,8 +79,6 @@ class ModelContext:
             for value in namespace.copy().values():
                 if type(value) is torch.Tensor:
                     self.global_tensors.setdefault(memory_of(value), []).append(value)
-        # By class of modules, the attributes that its forward assigns to other objects; traces find them out.
-        self.assigned_to_others: dict[type, frozenset[str]] = {}
         self.possible_writes = PossibleWrites()
         self.results = KnownResults()
         # The globals in which calls of `int`, `float` and `len` are followed; traces find them out.

@@ -193,6 +193,41 @@ class ModuleState:
                 del self._module._buffers[name]
 
 
+class LayerState:
+    """The attributes of a layer of torch, which are plain. O(attributes)."""
+
+    __slots__ = ("_attributes", "_count", "_module")
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._count = len(module.__dict__)
+        self._attributes = {name: value for name, value in module.__dict__.items() if name not in _NOT_RESTORED}
+
+    def difference(self) -> str | None:
+        """Return the name of an attribute that is not what it was; None where there is none."""
+        state, attributes = self._module.__dict__, self._attributes
+        if not all(map(is_, map(state.get, attributes), attributes.values())):
+            for name, before in attributes.items():
+                now = state.get(name, _ABSENT)
+                if now is not before and (type(before) not in _PLAIN or type(now) is not type(before) or now != before):
+                    return name
+        if len(state) != self._count:
+            for name in state:
+                if name not in attributes and name not in _NOT_RESTORED:
+                    return name
+            self._count = len(state)  # with what the trace lays over it
+        return None
+
+    def restore(self) -> None:
+        """Put the attributes back."""
+        state = self._module.__dict__
+        for name in {*state, *self._attributes} - _NOT_RESTORED:
+            if name in self._attributes:
+                state[name] = self._attributes[name]
+            else:
+                del state[name]
+
+
 def is_alias(value: Any, tensor: torch.Tensor) -> bool:
     """Say whether a value is a tensor with the memory and form of another one."""
     if not isinstance(value, torch.Tensor) or memory_of(value) != memory_of(tensor):

@@ -8,11 +8,13 @@ from torch import nn
 
 from featx.ir.torch_layers import is_torch_layer
 from featx.tracing.objects.module_tree import modules_of
-from featx.tracing.replica.module_state import ModuleState
+from featx.tracing.replica.module_state import LayerState, ModuleState
+
+_State = ModuleState | LayerState
 
 
 class ModuleStates:
-    """The attributes of modules that are no torch modules, as they were at the start and after their last call.
+    """The attributes of modules, as they were at the start and after their last call.
 
     What a module that is kept whole does to itself and to those inside it, it will do again when the graph runs. What
     other code does to them is in no graph. O(attributes) at the start and for each call of such a module.
@@ -23,17 +25,17 @@ class ModuleStates:
     """
 
     def __init__(self, modules: Iterable[nn.Module], earlier: ModuleStates | None = None) -> None:
-        own = [module for module in modules if not is_torch_layer(type(module))]
-        self._latest = {module: ModuleState(module) for module in own}
+        self._latest = {module: _state_of(module) for module in modules}
         # What a second call leaves is judged like what the first one left, by what was there before both.
         self._initial = dict(self._latest) if earlier is None else earlier._initial
         # What each entry of `_latest` was ahead of a call that changed it.
-        self._earlier: list[tuple[nn.Module, ModuleState]] = []
+        self._earlier: list[tuple[nn.Module, _State]] = []
         self._inside: dict[nn.Module, list[nn.Module]] = {}
 
     def initial(self, module: nn.Module) -> ModuleState | None:
-        """Return what a module was like at the start; None for one of torch."""
-        return self._initial.get(module)
+        """Return what a module was like at the start; None for a layer of torch."""
+        state = self._initial.get(module)
+        return state if isinstance(state, ModuleState) else None
 
     def mark(self) -> int:
         """Return what `reset` needs to undo what happens from now on. O(1)."""
@@ -51,7 +53,7 @@ class ModuleStates:
         for inner in self._at_or_inside(module):
             if self._latest[inner].difference() is not None:
                 self._earlier.append((inner, self._latest[inner]))
-                self._latest[inner] = ModuleState(inner)
+                self._latest[inner] = _state_of(inner)
 
     @property
     def are_changed_by_calls(self) -> bool:
@@ -65,29 +67,38 @@ class ModuleStates:
     def put_back_aliases(self) -> None:
         """Let modules hold the tensors that they held at the start where they now hold another name of the same."""
         for state in self._initial.values():
-            state.put_back_aliases()
+            if isinstance(state, ModuleState):
+                state.put_back_aliases()
 
     def changed_by_others(self, module: nn.Module) -> str | None:
         """Return an attribute of a module, or of one inside it, that is another than after its last call."""
         found = (self._latest[inner].difference() for inner in self._at_or_inside(module))
         return next((name for name in found if name is not None), None)
 
-    def is_changed_by_its_calls(self, module: nn.Module, name: str) -> bool:
-        """Say whether the calls of a module, or of one around it, have left another value in an attribute of it."""
-        initial = self._initial.get(module)
-        return initial is not None and initial.attribute(name) is not self._latest[module].attribute(name)
+    def changed_attribute(self, module: nn.Module) -> str | None:
+        """Return an attribute of a module that is another than after its last call."""
+        return self._latest[module].difference()
 
     def restore(self) -> None:
         """Put all modules back as they were at the start."""
         _restore(self._initial.values())
 
     def _at_or_inside(self, module: nn.Module) -> list[nn.Module]:
+        if not module._modules:
+            return [module] if module in self._initial else []
         known = self._inside.get(module)
         if known is None:
             known = self._inside[module] = [inner for inner in modules_of(module) if inner in self._initial]
         return known
 
 
-def _restore(states: Iterable[ModuleState]) -> None:
+def _state_of(module: nn.Module) -> _State:
+    return LayerState(module) if is_torch_layer(type(module)) else ModuleState(module)
+
+
+def _restore(states: Iterable[_State]) -> None:
     for state in states:
-        state.restore(lambda value: True)
+        if isinstance(state, LayerState):
+            state.restore()
+        else:
+            state.restore(lambda value: True)

@@ -26,7 +26,7 @@ class KeptTensors:
         # Stand-ins of the model's tensors, by id, with those tensors.
         self._stand_ins_of_model: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._followed: list[tuple[weakref.ref[torch.Tensor], Origin]] = []
-        # The tensors of a second call that was compared with this one.
+        # The tensors of the calls that were compared with this one.
         self._twins: list[weakref.ref[torch.Tensor]] = []
 
     def take(self) -> None:
@@ -41,8 +41,8 @@ class KeptTensors:
         self._stand_ins_of_model = recorder.stand_ins.stand_ins_of_model()
 
     def add_twins(self, twins: list[weakref.ref[torch.Tensor]]) -> None:
-        """Note the tensors of a second call too."""
-        self._twins = twins
+        """Note the tensors of a second call too, or of a further one."""
+        self._twins += twins
 
     def put_back(self, modules: Iterable[nn.Module]) -> None:
         """Let modules hold the tensors of before where forward has assigned what stands for them.

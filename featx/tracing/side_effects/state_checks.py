@@ -6,13 +6,11 @@ from collections.abc import Callable, Mapping
 
 from torch import nn
 
-from featx.tracing.objects.module_tree import modules_of
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.replica.mode_reads import mode_of
 from featx.tracing.replica.module_states import ModuleStates
 from featx.tracing.side_effects.forward_side_effects import computed_attributes, unsupported_side_effect
 from featx.tracing.signals import ModifiedFromOutside, ReadOrderUnknown, UnsupportedSideEffect
-from featx.tracing.source.attributes import assigned_to_others
 
 # The path of a module, and the name of an attribute of it.
 Attribute = tuple[str, str]
@@ -25,7 +23,6 @@ class StateChecks:
         recorder: knows where values come from.
         check_calls: raises if a torch call did something that a graph would miss.
         paths: the modules of the replica, and their paths; an attribute too.
-        assigned: by class of modules, the attributes that its forward assigns to other objects; filled here.
 
     Attributes:
         states: what the modules were like at the start, and after their last calls.
@@ -38,14 +35,10 @@ class StateChecks:
         kept_input_message: what forward has kept of its inputs in a container, where a next call may find it.
     """
 
-    def __init__(
-        self, recorder: Recorder, check_calls: Callable[[], None], paths: Mapping[nn.Module, str],
-        assigned: dict[type, frozenset[str]],
-    ) -> None:  # fmt: skip
+    def __init__(self, recorder: Recorder, check_calls: Callable[[], None], paths: Mapping[nn.Module, str]) -> None:
         self._recorder = recorder
         self._check_calls = check_calls
         self.paths = paths
-        self._assigned = assigned
         self.states = ModuleStates(paths)
         self.training = {module: mode_of(module) for module in paths}
         self.opened_modules: set[nn.Module] = set()
@@ -75,12 +68,13 @@ class StateChecks:
         if mode_of(module) is not self.training[module]:
             raise UnsupportedSideEffect(f"forward switches '{path}' between train and eval mode")
         self._check_calls()
-        self._check_assignments(module)
         state = self.states.initial(module)
         left = None if state is None else unsupported_side_effect(self, self._recorder, module, path, state)
         if left is not None:
             raise UnsupportedSideEffect(left)
-        if state is not None and state.difference() is not None:
+        if state is None:
+            self._check_layer(module, path)
+        elif state.difference() is not None:
             self.left.update((path, name) for name in computed_attributes(self._recorder, state))
 
     def check_all(self) -> None:
@@ -93,8 +87,17 @@ class StateChecks:
                 ran_whole.add(path)
             if module in self.opened_modules or path not in ran_whole:
                 self.check(module)
-            elif self.states.initial(module) is not None and self.opened_modules.isdisjoint(module._modules.values()):
+            elif self.states.initial(module) is None:
+                self._check_layer(module, path)
+            elif self.opened_modules.isdisjoint(module._modules.values()):
                 self.check_untouched(module, path)
+
+    def _check_layer(self, module: nn.Module, path: str) -> None:
+        if mode_of(module) is not self.training[module]:
+            raise UnsupportedSideEffect(f"forward switches '{path}' between train and eval mode")
+        name = self.states.changed_attribute(module)
+        if name is not None:
+            raise UnsupportedSideEffect(f"forward changes the attribute '{name}' of '{path}', a layer of torch,")
 
     def is_read_first(self, attribute: Attribute) -> bool:
         """Say whether forward reads an attribute before it assigns it.
@@ -107,18 +110,3 @@ class StateChecks:
         if attribute not in self.read_first:
             raise ReadOrderUnknown(*attribute)
         return True
-
-    def _check_assignments(self, module: nn.Module) -> None:
-        kind = type(module)
-        names = self._assigned.get(kind)
-        if names is None:
-            names = self._assigned[kind] = frozenset(assigned_to_others(kind))
-        for name in names:
-            for inner in modules_of(module):
-                if inner is module or inner in self.opened_modules or name not in inner.__dict__:
-                    continue
-                # What another value would change at a call of a module of the model's own is seen there.
-                if self.states.initial(inner) is None or self.states.is_changed_by_its_calls(inner, name):
-                    raise UnsupportedSideEffect(
-                        f"forward may assign '{name}' to a {type(inner).__name__} that is kept whole"
-                    )
