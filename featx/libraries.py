@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 from functools import partial
-from types import FunctionType
+from types import FrameType, FunctionType
 from typing import Any, cast
 
 from torch import nn
@@ -72,6 +72,15 @@ def draws_in_training_only(kind: type[nn.Module]) -> bool:
 def only_delegates_call(kind: type[nn.Module]) -> bool:
     """Say whether the `__call__` of a class runs no torch call ahead of forward: that of the layers of transformers."""
     return kind.__call__.__module__ == "transformers.modeling_layers"
+
+
+def reads_no_values_when_compiled(frame: FrameType) -> bool:
+    """Say whether code that decides by values decides "no" under a compiler, without reading them.
+
+    The code of transformers does that leaves out a mask without padding.
+    """
+    is_of_masks = frame.f_globals.get("__name__") == "transformers.masking_utils"
+    return is_of_masks and "is_tracing" in frame.f_code.co_names
 
 
 def collecting_hooks(module: nn.Module) -> list[Callable[..., None]]:

@@ -16,9 +16,12 @@ class SpecializationError(RuntimeError):
     """The code was made from one run of a model, which would do something else for this input."""
 
 
-def check_decision(value: Any, expected: Any, what: str) -> None:
-    """Raise unless the model would decide as it did on the example."""
-    if not bool(value == expected) and not (value != value and expected != expected):
+def check_decision(value: Any, expected: Any, what: str, eager_only: bool = False) -> None:
+    """Raise unless the model would decide as it did on the example; compiled, it may not ask and decide "no"."""
+    if eager_only and (torch.compiler.is_compiling() or torch.jit.is_tracing()):
+        if expected:
+            raise SpecializationError(f"{what}: make the code with an example whose mask has a 0, to compile it")
+    elif not bool(value == expected) and not (value != value and expected != expected):
         raise SpecializationError(f"{what}: {value!r:.80} now, {expected!r:.80} on the example")
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import functools
 import io
 import math
 import operator
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -231,3 +233,49 @@ def test_an_adaptive_extractor_is_compiled_for_each_case(by_name: bool) -> None:
         for x in (small, large, small, large):
             found = compiled(x=x) if by_name else compiled(x)
             assert torch.equal(found["y"], model(x))
+
+
+@functools.cache
+def _bert() -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, vocab_size=100
+    )
+    return transformers.BertModel(config).eval()
+
+
+def _texts() -> dict[str, torch.Tensor]:
+    mask = torch.ones(2, 9, dtype=torch.long)
+    mask[1, 5:] = 0
+    return {"input_ids": torch.arange(18).view(2, 9), "attention_mask": mask}
+
+
+_TEXT_COMPILERS: dict[str, Callable[[nn.Module], Callable[..., Any]]] = {
+    "compile": lambda extractor: torch.compile(extractor, fullgraph=True, backend="eager"),
+    "export": lambda extractor: torch.export.export(extractor, (), _texts()).module(),
+    "strict export": lambda extractor: torch.export.export(extractor, (), _texts(), strict=True).module(),
+    "jit.trace": lambda extractor: torch.jit.trace(extractor, example_kwarg_inputs=_texts(), strict=False),
+}
+
+
+@pytest.mark.parametrize("compiler", _TEXT_COMPILERS)
+@pytest.mark.filterwarnings("ignore")
+def test_an_extractor_with_a_mask_is_compiled_for_texts_with_padding_and_without(compiler: str) -> None:
+    model, texts = _bert(), _texts()
+    extractor = featx.create_feature_extractor(model, {"encoder.layer.0": "first"}, example_inputs=texts).eval()
+    with torch.no_grad():
+        compiled = _TEXT_COMPILERS[compiler](extractor)
+        for mask in (texts["attention_mask"], torch.ones_like(texts["attention_mask"])):
+            inputs = {**texts, "attention_mask": mask}
+            expected = model(**inputs, output_hidden_states=True).hidden_states[1]
+            torch.testing.assert_close(compiled(**inputs)["first"], expected)
+
+
+@pytest.mark.parametrize("compiler", ["export", "jit.trace"])
+@pytest.mark.filterwarnings("ignore")
+def test_an_extractor_that_leaves_the_mask_out_is_not_compiled(compiler: str) -> None:
+    texts = {**_texts(), "attention_mask": torch.ones(2, 9, dtype=torch.long)}
+    extractor = featx.create_feature_extractor(_bert(), ["encoder.layer.0"], example_inputs=texts).eval()
+    with pytest.raises(featx.SpecializationError, match="make the extractor with an example whose mask has a 0"):
+        _TEXT_COMPILERS[compiler](extractor)

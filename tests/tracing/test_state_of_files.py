@@ -15,6 +15,7 @@ import featx
 KEPT: list[torch.Tensor] = []
 TABLES: dict[Any, torch.Tensor] = {}
 LOG: list[torch.Tensor] = []
+NUMBERS = {"calls": 0}
 X = torch.rand(2, 4, generator=torch.Generator().manual_seed(0))
 
 
@@ -116,7 +117,34 @@ class DrawsIntoDict(Base):
         return self.linear(x) + self.tables[length]
 
 
-REFUSED = [Counts, KeepsInDefault, KeepsInGlobal, KeepsInDict, KeepsInClosure, DrawsTable, DrawsOnce, DrawsIntoDict]
+class Passes(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+class CountsAheadOfAModule(Base):
+    """The module that runs next has changed nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.passes = Passes()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        NUMBERS["calls"] += 1
+        return self.passes(self.linear(x) * NUMBERS["calls"])
+
+
+REFUSED = [
+    Counts,
+    CountsAheadOfAModule,
+    KeepsInDefault,
+    KeepsInGlobal,
+    KeepsInDict,
+    KeepsInClosure,
+    DrawsTable,
+    DrawsOnce,
+    DrawsIntoDict,
+]
 ENTRIES: list[Callable[[nn.Module], Any]] = [
     lambda model: featx.create_feature_extractor(model, ["output"], example_inputs=X),
     lambda model: featx.trace(model, X),
@@ -127,7 +155,7 @@ def kept_by_files() -> list[Any]:
     defaults = KeepsInDefault.forward.__defaults__
     closure = KeepsInClosure.forward.__closure__
     cells = [cell.cell_contents for cell in (*(COUNTER.__closure__ or ()), *(closure or ()))]
-    return [repr(value) for value in (KEPT, TABLES, defaults, [each for each in cells if not callable(each)])]
+    return [repr(value) for value in (KEPT, TABLES, NUMBERS, defaults, [each for each in cells if not callable(each)])]
 
 
 @pytest.mark.slow

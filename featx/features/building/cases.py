@@ -87,6 +87,8 @@ class Cases:
             else:
                 self._held_last[module.training] = index
                 return result
+        if torch.jit.is_tracing():  # a trace of the model would become a part of that one
+            raise refused[0]
         self._further[module.training].append(case := self._traced(module, args, kwargs, refused[0]))
         return case[1](module, *args, **kwargs)
 

@@ -174,6 +174,7 @@ class ModuleCalls:
         self, module: nn.Module, path: str, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         recorder = self._recorder
+        self._measured.context.check_numbers()  # those that the code around the call has changed
         caller, attempt = self._caller, _Checkpoint(recorder, self._checks)
         try:
             if path in self._opening.whole:

@@ -12,6 +12,7 @@ from torch import nn
 
 from featx.ir.memory import memory_of
 from featx.ir.node import Node
+from featx.libraries import reads_no_values_when_compiled
 from featx.tracing.calls.value_log import ValueLog
 from featx.tracing.recording.lineage import Part
 from featx.tracing.recording.recorder import Recorder
@@ -201,6 +202,11 @@ class TensorReads:
         """Record what Python got as a plain value, and that it must be the same again."""
         recorder = self._recorder
         if recorder.is_of_graph(args):
+            frame = recorder.model_frame()
+            if function is bool and frame is not None and reads_no_values_when_compiled(frame):
+                # No bool() for torch.export to stop at.
+                recorder.guard(cast(Node, recorder.create_arg(args[0])), result, "bool()", eager_only=True)
+                return result
             # TorchScript knows `x.dim()` and not `torch.Tensor.dim(x)`.
             is_method = isinstance(function, MethodDescriptorType)
             op, target = ("call_method", function.__name__) if is_method else ("call_function", function)

@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     from featx.ir.graph import Graph
 
 
+_COMPILED = (
+    "compilers and exporters let the model keep its mask, with padding or without. The example had no padding, so "
+    "that this graph leaves the mask out. To compile or export, make the extractor with an example whose mask has a 0"
+)
+
+
 def _hint() -> str:  # a function, because TorchScript reads no global strings
     return (
         "The graph is valid only if this is the same as in the example; for other inputs pass "
@@ -27,8 +33,14 @@ def _hint() -> str:  # a function, because TorchScript reads no global strings
 
 
 @runtime_check
-def check_decision(value: Any, expected: Any, what: str) -> None:
+def check_decision(value: Any, expected: Any, what: str, eager_only: bool = False) -> None:
     """Raise unless `value` is what the model saw on the example.
+
+    Args:
+        value: what the model sees now.
+        expected: what it saw on the example.
+        what: names that, for the message.
+        eager_only: under torch.compile, torch.export and torch.jit.trace the model decides "no", without the value.
 
     Raises:
         SpecializationError: it is not; `what` says what was decided, and where.
@@ -36,6 +48,9 @@ def check_decision(value: Any, expected: Any, what: str) -> None:
     if torch.jit.is_scripting():
         if not is_same_in_script(value, expected):
             raise SpecializationError(f"{what} is not what it was on the example. {_hint()}.")
+    elif eager_only and (torch.compiler.is_compiling() or torch.jit.is_tracing()):
+        if expected:
+            raise SpecializationError(f"{what}: {_COMPILED}")
     elif not _is_same(value, expected):
         raise SpecializationError(f"{what}: {_short(value)} now, {_short(expected)} on the example. {_hint()}.")
 
@@ -225,8 +240,8 @@ def require_mode(graph: "Graph", training: bool, reason: str) -> None:
 
 
 def _is_same(value: Any, expected: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        return bool(value == expected)
+    if isinstance(value, torch.Tensor):  # torch.jit.trace makes tensors of sizes, and compares none with a bool
+        return bool(value) is expected if isinstance(expected, bool) else bool(value == expected)
     if isinstance(expected, float) and expected != expected:
         return bool(value != value)
     return bool(value == expected)

@@ -338,11 +338,12 @@ class Recorder(TracerBase):
             if node.op == "placeholder"
         )
 
-    def guard(self, node: Node, value: Any, what: str) -> Node:
-        """Add a check that the value of a node is again what Python saw. `what` is part of the message."""
+    def guard(self, node: Node, value: Any, what: str, *, eager_only: bool = False) -> Node:
+        """Add a check that the value of a node is again what Python saw; see `check_decision`."""
         frame = self.model_frame()
         where = f" {describe(frame)}" if frame is not None else ""
-        check = self.add_unnamed_node("call_function", check_decision, (node, value, f"{what}{where}"), {}, None)
+        arguments = (node, value, f"{what}{where}", *([True] if eager_only else []))
+        check = self.add_unnamed_node("call_function", check_decision, arguments, {}, None)
         check.meta["is_guard"] = True
         if isinstance(value, torch.dtype):
             self.dtype_checks.append(check)

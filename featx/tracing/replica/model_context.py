@@ -113,7 +113,7 @@ class ModelContext:
                 self.converting.append(namespace)
 
     def check_numbers(self) -> None:
-        """Raise if the module whose forward is over has changed a number of its file, where that is checked.
+        """Raise if the module that runs has changed a number of its file since its last call, where that is checked.
 
         Raises:
             UnsupportedSideEffect: it has.
