@@ -31,12 +31,16 @@ def device_of(module: nn.Module) -> torch.device:
 
 
 def digest_of(extractor: nn.Module) -> str:
-    """Return a hash of what an extractor computes, without the values of its weights."""
+    """Return a hash of what an extractor computes, without the values of its weights.
+
+    Its code, its tensors, and its layers with their options: two layers of other strides have the same weights.
+    """
     first = extractor.extractors[0] if isinstance(extractor, AdaptiveExtractor) else extractor
     text = first.code if isinstance(first, GraphModule) else repr(extractor)
     tensors = [*extractor.named_parameters(), *extractor.named_buffers()]
     described = [f"{name} {tensor.dtype} {tuple(tensor.shape)}" for name, tensor in sorted(tensors, key=itemgetter(0))]
-    return hashlib.sha256("\n".join([text, *described]).encode()).hexdigest()
+    layers = [f"{name} {type(layer).__name__}({layer.extra_repr()})" for name, layer in extractor.named_modules()]
+    return hashlib.sha256("\n".join([text, *described, *layers]).encode()).hexdigest()
 
 
 def tensors_of(module: nn.Module) -> Iterator[torch.Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from featx.errors import OptimizationError, SpecializationError
+from featx.errors import SpecializationError
 from featx.features.describing.info import FeatureInfos
 from featx.optimization.recipe import COMPILATIONS, Recipe
 from featx.tree import tree_leaves, tree_map
@@ -70,7 +71,8 @@ class OptimizedExtractor(nn.Module):
             are_batches = self.ranks in (None, ranks_of((args, kwargs)))
             parts = _parts(args, kwargs, self.recipe.rows if are_batches else None)
             found = [self._part(*part) for part in parts]
-            result = found[0] if len(found) == 1 else _joined(found, parts)
+            joined = found[0] if len(found) == 1 else _joined(found, parts)
+            result = self._part(args, kwargs) if joined is None else joined
             return result if self._returns_dict else list(result.values())
 
     def _part(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -120,15 +122,15 @@ class OptimizedExtractor(nn.Module):
         return module
 
     def train(self, mode: bool = True) -> OptimizedExtractor:
-        """Stay in eval mode.
+        """Stay in eval mode, and warn where train mode is asked for.
 
-        Raises:
-            OptimizationError: train mode is asked for.
+        It computes the same then, so that it can be a frozen part of a model that trains.
         """
         if mode:
-            raise OptimizationError(
-                "an optimized extractor has weights of its own, in eval mode, and trains no more; train the extractor "
-                "that it was made of, and optimize that again"
+            warnings.warn(
+                "an optimized extractor stays in eval mode and trains no more: it has weights of its own, without "
+                "gradients. To train, use the extractor that it was made of, and optimize that again",
+                stacklevel=2,
             )
         return self
 
@@ -174,10 +176,10 @@ def _dtype_of(name: str) -> torch.dtype:
 
 @contextmanager
 def _threads(number: int | None) -> Generator[None]:
-    before = torch.get_num_threads()
-    if number is None or number == before:
+    if number is None:  # torch.compile(fullgraph=True) knows no threads
         yield
         return
+    before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:
         yield
@@ -201,16 +203,17 @@ def _parts(
     return [part(start) for start in range(0, max(sizes), rows)]
 
 
-def _joined(found: list[dict[str, Any]], parts: list[tuple[tuple[Any, ...], dict[str, Any]]]) -> dict[str, Any]:
-    """Join the features of parts of a batch."""
+def _joined(found: list[dict[str, Any]], parts: list[tuple[tuple[Any, ...], dict[str, Any]]]) -> dict[str, Any] | None:
+    """Join the features of parts of a batch; None where one has no row for each sample, or rows of other shapes."""
     counts = [next(len(leaf) for leaf in tree_leaves(part) if isinstance(leaf, torch.Tensor)) for part in parts]
     result: dict[str, Any] = {}
     for key, value in found[0].items():
         values = [each[key] for each in found]
         have_rows = isinstance(value, torch.Tensor) and all(
-            each.dim() and len(each) == count for each, count in zip(values, counts, strict=True)
+            each.dim() and len(each) == count and each.shape[1:] == value.shape[1:]
+            for each, count in zip(values, counts, strict=True)
         )
         if not have_rows:
-            raise OptimizationError(f"'{key}' has no row for each sample, so a batch cannot be computed in parts")
+            return None
         result[key] = torch.cat(values)
     return result

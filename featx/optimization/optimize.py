@@ -131,6 +131,11 @@ def _checked(extractor: nn.Module) -> Extractor:
         raise OptimizationError(
             "the extractor is in train mode, and an optimized one computes what it does in eval mode; call eval() first"
         )
+    trains = next((name for name, module in extractor.named_modules() if module.training), None)
+    if trains is not None:
+        raise OptimizationError(
+            f"'{trains}' is in train mode, and an optimized extractor computes in eval mode; call eval() on it"
+        )
     return extractor
 
 
@@ -148,6 +153,8 @@ def _example(extractor: Extractor, inputs: Any) -> Example:
             return leaf
         if not leaf.is_meta:
             return leaf.to(device)
+        if not leaf.is_floating_point():  # indices, which any table has
+            return torch.zeros(leaf.shape, device=device, dtype=leaf.dtype)
         return torch.randn(leaf.shape, generator=generator).to(device, leaf.dtype)
 
     if inputs is not None and any(

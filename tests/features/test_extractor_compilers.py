@@ -8,7 +8,7 @@ import io
 import math
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -255,7 +255,7 @@ _TEXT_COMPILERS: dict[str, Callable[[nn.Module], Callable[..., Any]]] = {
     "compile": lambda extractor: torch.compile(extractor, fullgraph=True, backend="eager"),
     "export": lambda extractor: torch.export.export(extractor, (), _texts()).module(),
     "strict export": lambda extractor: torch.export.export(extractor, (), _texts(), strict=True).module(),
-    "jit.trace": lambda extractor: torch.jit.trace(extractor, example_kwarg_inputs=_texts(), strict=False),
+    "jit.trace": lambda extractor: cast(Any, torch.jit).trace(extractor, example_kwarg_inputs=_texts(), strict=False),
 }
 
 

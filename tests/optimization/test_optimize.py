@@ -243,6 +243,27 @@ def test_a_plan_for_another_extractor_is_refused(planned: featx.Plan, model: nn.
         featx.optimize(other, plan=planned)
 
 
+@pytest.mark.parametrize("change", [{"stride": 2}, {"eps": 1e-3}], ids=["stride", "eps"])
+def test_a_plan_for_layers_with_other_options_is_refused(change: dict[str, Any]) -> None:
+    def extractor(**options: Any) -> featx.GraphModule:
+        torch.manual_seed(0)
+        stride, eps = options.get("stride", 1), options.get("eps", 1e-5)
+        layers = nn.Sequential(nn.Conv2d(3, 4, 1, stride), nn.BatchNorm2d(4, eps)).eval()
+        return featx.create_feature_extractor(layers, ["1"], example_inputs=torch.rand(2, 3, 8, 8))
+
+    plan = featx.optimize(extractor(), budget=0).plan
+    assert plan is not None
+    with pytest.raises(OptimizationError, match="another extractor"):
+        featx.optimize(extractor(**change), plan=plan)
+
+
+def test_layers_in_train_mode_are_refused(extractor: DualGraphModule, images: torch.Tensor) -> None:
+    norm = next(module for module in extractor.modules() if isinstance(module, nn.BatchNorm2d)).train()
+    with pytest.raises(OptimizationError, match="is in train mode"):
+        featx.optimize(extractor, images)
+    assert norm.training
+
+
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"version": 1}', "null"])
 def test_a_file_that_is_no_plan_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(text)

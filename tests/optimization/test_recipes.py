@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import featx
-from featx.errors import OptimizationError, SpecializationError
+from featx.errors import SpecializationError
 from featx.examples import as_example
 from featx.features.dual import DualGraphModule
 from featx.optimization.build import Builder
@@ -106,10 +106,27 @@ def test_it_is_described_as_the_extractor(build: Build, extractor: DualGraphModu
 
 def test_it_trains_no_more(build: Build, images: torch.Tensor) -> None:
     optimized = build(Recipe())
-    with pytest.raises(OptimizationError, match="trains no more"):
-        optimized.train()
+    with pytest.warns(UserWarning, match="trains no more"):
+        assert not optimized.train().training
     assert optimized.eval() is optimized
     assert not any(value.requires_grad for value in optimized(images.requires_grad_()).values())
+
+
+def test_it_stays_in_eval_mode_in_a_model_that_trains(build: Build, images: torch.Tensor) -> None:
+    optimized = build(Recipe())
+    parent = nn.Sequential(optimized, nn.Identity())
+    expected = optimized(images)
+    with pytest.warns(UserWarning, match="stays in eval mode"):
+        parent.train()
+    assert [each.training for each in parent] == [False, True]
+    assert all(torch.equal(value, expected[key]) for key, value in optimized(images).items())
+
+
+def test_the_whole_of_it_is_compiled(build: Build, images: torch.Tensor) -> None:
+    optimized = build(Recipe(channels_last=True))
+    compiled = torch.compile(optimized, fullgraph=True, backend="eager")
+    for key, value in optimized(images).items():
+        torch.testing.assert_close(compiled(images)[key], value)
 
 
 def test_results_can_be_inputs_of_a_head_that_trains(build: Build, images: torch.Tensor) -> None:
@@ -144,6 +161,23 @@ def test_number_of_threads_is_put_back(build: Build, images: torch.Tensor) -> No
     assert torch.get_num_threads() == before
 
 
+def test_features_whose_length_depends_on_the_batch_are_computed_at_once(build: Build) -> None:
+    class CutsPadding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(10, 3)
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            longest = (ids != 0).sum(1).max()
+            return self.table(ids)[:, torch.arange(ids.shape[1]) < longest]
+
+    ids = torch.tensor([[1, 2, 0, 0], [3, 4, 0, 0], [5, 6, 7, 0], [8, 9, 0, 0]])
+    extractor = featx.create_feature_extractor(CutsPadding(), {"output": "all"}, example_inputs=ids).eval()
+    found = build(Recipe(rows=2), extractor, ids)(ids)["all"]
+    assert torch.equal(found, extractor(ids)["all"])
+    assert found.shape == (4, 3, 3)
+
+
 def test_a_batch_without_rows_is_not_computed_in_parts(build: Build, images: torch.Tensor) -> None:
     class Sums(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -151,8 +185,7 @@ def test_a_batch_without_rows_is_not_computed_in_parts(build: Build, images: tor
 
     extractor = featx.create_feature_extractor(Sums(), ["sum"], example_inputs=images).eval()
     optimized = build(Recipe(rows=2), extractor)
-    with pytest.raises(OptimizationError, match="'sum' has no row for each sample"):
-        optimized(images)
+    torch.testing.assert_close(optimized(images)["sum"], images.sum())
     assert optimized(images[:2])["sum"].dim() == 0
 
 

@@ -87,7 +87,7 @@ class Cases:
             else:
                 self._held_last[module.training] = index
                 return result
-        if torch.jit.is_tracing():  # a trace of the model would become a part of that one
+        if torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage] # a trace of the model would become a part of that one
             raise refused[0]
         self._further[module.training].append(case := self._traced(module, args, kwargs, refused[0]))
         return case[1](module, *args, **kwargs)
