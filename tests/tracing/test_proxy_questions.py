@@ -105,6 +105,38 @@ def test_isinstance_proxy_holds_in_the_tracer_itself() -> None:
     assert isinstance(x, torch.Tensor)
 
 
+class AsksInHooks(featx.Tracer):
+    """Asks in a generator expression, in a function of its own, and of parameters, as torch.fx's documentation does."""
+
+    def create_arg(self, a: Any) -> Any:
+        if isinstance(a, nn.Parameter):
+            return self.create_node("get_attr", next(name for name, each in self.root.named_parameters() if each is a))
+        return super().create_arg(a)
+
+    def call_module(self, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        return super().call_module(module, forward, tuple(first_of(x) for x in args), kwargs)
+
+
+def first_of(x: Any) -> Any:
+    return x[0] if isinstance(x, (tuple, list)) else x
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.scale = nn.Linear(4, 4), nn.Parameter(torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) * self.scale
+
+
+def test_isinstance_proxy_holds_in_hooks_of_a_tracer() -> None:
+    model, x = Scaled(), torch.rand(2, 4)
+    graph = AsksInHooks().trace(model)
+    assert [node.name for node in graph.nodes] == ["x", "linear", "scale", "mul", "output"]
+    assert torch.equal(featx.GraphModule(model, graph)(x), model(x))
+
+
 # -- what a trace cannot answer ----------------------------------------------------------------------------------------
 
 

@@ -6,6 +6,7 @@ import math
 import operator
 import sys
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -131,7 +132,7 @@ class Proxy:
         # isinstance(proxy, torch.Tensor) lands here, and so does much else that must not be answered (torch's argument
         # parser would take a proxy for a tensor and read memory that is not one), so the calling code is looked at.
         frame = sys._getframe(1)
-        if not is_type_question(frame) or frame.f_locals.get("self") is self.tracer:
+        if not is_type_question(frame) or _is_called_by(self.tracer, frame):
             return type(self)
         kind = value_type_of(self.node, getattr(self.tracer, "root", None))
         if kind is None:
@@ -161,6 +162,18 @@ class Proxy:
         if proxy is None:
             return NotImplemented
         return record_torch_call(proxy.tracer, orig_method, args, kwargs)
+
+
+def _is_called_by(tracer: TracerBase, frame: FrameType | None) -> bool:
+    """Say whether a method of the tracer asks, or code that it calls, rather than the code that is traced."""
+    while frame is not None and is_library_code(frame.f_code):  # `isinstance(x, nn.Parameter)` is code of torch
+        frame = frame.f_back
+    while frame is not None and not is_library_code(frame.f_code):
+        first = frame.f_code.co_varnames[:1]
+        if first and frame.f_locals.get(first[0]) is tracer:
+            return True
+        frame = frame.f_back
+    return False
 
 
 class Attribute(Proxy):
