@@ -14,11 +14,11 @@ import torch
 import typer
 
 from featx.cli.bulk import errors, extract, retry, verify
-from featx.cli.errors import UserError, told
+from featx.cli.errors import UserError, check_output, told
 from featx.cli.images import read_images
 from featx.cli.models import load_model
 from featx.cli.options import AsJson, Model, Nodes, Pool, Pretrained, Seed, Size, Weights, requested
-from featx.cli.pictures import save_picture
+from featx.cli.pictures import SUFFIXES, save_picture
 from featx.drawing.drawing import draw as draw_graph
 from featx.errors import FeatxError
 from featx.features.describing.node_rows import nodes as list_nodes
@@ -98,6 +98,7 @@ def draw(
 ) -> None:
     """Draw the graph of a model, folded by its modules, as a page that opens in any browser."""
     with told():
+        check_output(output, (".html", ".svg", ".dot"))
         drawing = draw_graph(load_model(model, pretrained=pretrained, weights=weights, seed=seed), depth=depth)
         drawing.save(output)
         typer.echo(f"wrote {output}")
@@ -140,8 +141,9 @@ def features(
 ) -> None:
     """Compute features of images, and write them as arrays and as a picture."""
     with told():
-        if output.suffix not in (".safetensors", ".npz"):
-            raise UserError(f"'{output}' must end in .safetensors or .npz")
+        check_output(output, (".safetensors", ".npz"))
+        if picture is not None:
+            check_output(picture, SUFFIXES)
         loaded = load_model(model, pretrained=pretrained, weights=weights, seed=seed)
         names, batches, described = read_images(images, loaded, size, spec=model, pretrained=pretrained)
         typer.echo(f"{len(names)} images: {described}", err=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from contextlib import contextmanager
+from pathlib import Path
 
 import typer
 
@@ -12,6 +13,18 @@ from featx.errors import FeatxError
 
 class UserError(Exception):
     """What somebody has typed cannot be done; the message says why, and what to do."""
+
+
+def check_output(path: Path, suffixes: Collection[str]) -> None:
+    """Raise unless a file can be written there, ahead of the work that makes it.
+
+    Raises:
+        UserError: its name ends in none of `suffixes`, or its folder is not there.
+    """
+    if path.suffix.lower() not in suffixes:
+        raise UserError(f"'{path}' must end in {' or '.join(suffixes)}")
+    if not path.absolute().parent.is_dir():
+        raise UserError(f"there is no folder '{path.parent}' to write '{path.name}' to; make it first")
 
 
 @contextmanager

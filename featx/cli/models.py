@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,8 @@ def _of_function(module: str, name: str, *, pretrained: bool) -> nn.Module:
         found: Any = importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise UserError(f"there is no Python module '{error.name}'; a model is one of {FORMS}") from error
+    except Exception as error:
+        raise UserError(f"'{module}' cannot be imported: {_raised(error)}") from error
     finally:
         sys.path.remove(os.getcwd())
     function = getattr(found, name, None)
@@ -84,7 +87,9 @@ def _of_function(module: str, name: str, *, pretrained: bool) -> nn.Module:
     try:
         model = function if isinstance(function, nn.Module) else function()
     except TypeError as error:
-        raise UserError(f"'{module}:{name}' has to make a model without arguments: {error}") from error
+        raise UserError(f"'{module}:{name}' has to make a model without arguments: {_raised(error)}") from error
+    except Exception as error:
+        raise UserError(f"'{module}:{name}' makes no model: {_raised(error)}") from error
     if not isinstance(model, nn.Module):
         raise UserError(f"'{module}:{name}' gives a {type(model).__name__}, and no nn.Module")
     return model
@@ -118,6 +123,12 @@ def _load_weights(model: nn.Module, path: Path) -> None:
         model.load_state_dict(state)
     except Exception as error:  # whatever a file that is no state dict leads to
         raise UserError(f"'{path}' does not fit the model: {_short(error)}") from error
+
+
+def _raised(error: Exception) -> str:
+    """Return an error and the line that raised it."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {_short(error)}, in {place.filename}:{place.lineno}"
 
 
 def _short(error: Exception) -> str:

@@ -187,6 +187,15 @@ def test_a_function_of_a_file_beside(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert str(tmp_path) not in sys.path
 
 
+def test_errors_of_a_function_name_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "failing_model.py").write_text("def make():\n    raise ValueError('no such weights')\n")
+    (tmp_path / "failing_file.py").write_text("import torch\n1 / 0\n")
+    monkeypatch.chdir(tmp_path)
+    assert "makes no model: ValueError: no such weights, in" in failed("nodes", "failing_model:make")
+    assert "failing_model.py:2" in failed("nodes", "failing_model:make")
+    assert "'failing_file' cannot be imported: ZeroDivisionError" in failed("nodes", "failing_file:make")
+
+
 def test_weights_of_a_file(tmp_path: Path, photos: Path) -> None:
     torch.manual_seed(5)
     model = torchvision.models.resnet18(weights=None).eval()
@@ -200,7 +209,7 @@ def test_weights_of_a_file(tmp_path: Path, photos: Path) -> None:
             x = model.maxpool(model.relu(model.bn1(model.conv1(images))))
             assert np.allclose(arrays["layer1"], model.layer1(x).detach().numpy(), atol=1e-5)
     arguments = ["torchvision:resnet18", photos, "-n", "fc", "-o", tmp_path / "w.pt" / "f.npz"]
-    assert "Not a directory" in run("features", *arguments).stderr
+    assert "there is no folder" in run("features", *arguments).stderr
     torch.save(torchvision.models.resnet34().state_dict(), tmp_path / "other.pt")
     assert "does not fit the model" in failed("nodes", "torchvision:resnet18", "--weights", tmp_path / "other.pt")
 
@@ -234,6 +243,15 @@ MISTAKES: dict[str, tuple[list[Any], str]] = {
     "no match": (["nodes", "torchvision:resnet18", "--match", "zzz"], "no node is like that"),
     "no image": (["features", "torchvision:resnet18", "nowhere.png", "-n", "fc"], "there is no file 'nowhere.png'"),
     "no array": (["features", "torchvision:resnet18", "a.png", "-n", "fc", "-o", "a.txt"], "must end in"),
+    "no picture": (
+        ["features", "torchvision:resnet18", "a.png", "-n", "fc", "--picture", "a.foo"],
+        "'a.foo' must end in .png or",
+    ),
+    "no folder": (
+        ["features", "torchvision:resnet18", "a.png", "-n", "fc", "-o", "nowhere/a.npz"],
+        "there is no folder 'nowhere'",
+    ),
+    "no drawing": (["draw", "torchvision:resnet18", "-o", "nowhere/a.html"], "there is no folder 'nowhere'"),
     "no file": (["nodes", "torchvision:resnet18", "--weights", "nowhere.pt"], "there is no file 'nowhere.pt'"),
     "both": (["nodes", "torchvision:resnet18", "--weights", "a.pt", "--pretrained"], "or --weights, not both"),
     "twice": (["code", "torchvision:resnet18", "-n", "fc,fc"], "--nodes has fc twice"),
