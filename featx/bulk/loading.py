@@ -12,12 +12,15 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from featx.bulk.packing import Packed, number_of_tensors, pack, unpack
 from featx.bulk.sources import Source
 from featx.errors import ExtractionError
 from featx.tree import tree_leaves, tree_map
 
 # A batch that has been read is sent within that time.
 _SECONDS_TO_SEND = 5.0
+# Of more tensors in one batch, as samples of many shapes have, those of each dtype are sent as one.
+_MOST_TENSORS = 16
 
 
 @dataclass
@@ -146,7 +149,8 @@ def batches(samples: Samples, plan: Sequence[list[int]], *, workers: int, timeou
     """
     watched = _Watched(samples, timeout)
     loader = DataLoader(
-        watched if workers else samples, batch_sampler=plan, num_workers=workers, collate_fn=_collated,
+        watched if workers else samples, batch_sampler=plan, num_workers=workers,
+        collate_fn=_sent if workers else _collated,
         timeout=timeout + _SECONDS_TO_SEND if workers else 0,
     )  # fmt: skip  # pyright: ignore[reportArgumentType] - a list of lists is a batch sampler
     found = iter(loader)
@@ -166,7 +170,13 @@ def batches(samples: Samples, plan: Sequence[list[int]], *, workers: int, timeou
                     f"{len(numbers) - 1} samples behind it: {reason}. Nothing that was written is lost; start the job "
                     "again to go on, with fewer workers, or more shared memory (/dev/shm)"
                 ) from error
-        yield batch
+        yield unpack(batch) if isinstance(batch, Packed) else batch
+
+
+def _sent(samples: list[tuple[int, Any]]) -> Batch | Packed:
+    """Return a batch as it is sent from a process that reads."""
+    batch = _collated(samples)
+    return pack(batch) if number_of_tensors(batch.groups) > _MOST_TENSORS else batch
 
 
 def _collated(samples: list[tuple[int, Any]]) -> Batch:
