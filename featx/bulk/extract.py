@@ -70,7 +70,8 @@ def extract(
     Memory is that of the model and of a few batches. Cost: see docs/bulk.md.
 
     Args:
-        model: what computes the features; an extractor where `nodes` is None.
+        model: what computes the features; an extractor where `nodes` is None. One with adaptive=True takes samples that
+            the model treats in other ways, such as images of other sizes.
         nodes: as for `create_feature_extractor`: names with keys, and with `Feature(pool=..., dtype=...)`, which is
             computed before anything is written.
         source: a folder of images, or the URL of one; a list of paths or URLs, or a .txt, .csv or .parquet file with

@@ -47,6 +47,11 @@ def fingerprint_of_code(graph_module: nn.Module, graph: Graph) -> str:
     return _Fingerprint(has_weights=False).of((dict(graph_module.named_children()), functions))
 
 
+def fingerprint_of_modules(model: nn.Module) -> str:
+    """Return a hash of a model and all modules inside it, without their parameters and buffers."""
+    return _Fingerprint(has_weights=False).of(model)
+
+
 class _Fingerprint:
     """Follows values; one that is met again counts by its place."""
 

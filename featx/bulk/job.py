@@ -20,6 +20,12 @@ from featx.errors import ExtractionError
 # The list of keys is Parquet under a name that no reader of data sets takes for a part of the features.
 JOB_FILE, KEYS_FILE = "_job.json", "_keys"
 _SHOWN = 200
+# Parts of the identity that are told apart by a hash of code and of what objects hold.
+_WITH_STATE = ("modules", "transform", "decoder")
+_STATE = (
+    " That is a hash of code, and of what objects hold: a counter or a cache that is filled while it runs counts too. "
+    "If that is all, go on with a fresh object, or in a new process."
+)
 
 
 @dataclass(frozen=True)
@@ -111,9 +117,10 @@ def start_job(folder: Folder, job: Job, keys: Sequence[str], asked: Mapping[str,
     for name, value in {**job.identity, **asked, **absent}.items():
         theirs = there.identity.get(name, getattr(there, name, None))
         if theirs != value:
+            state = _STATE if name in _WITH_STATE else ""
             raise ExtractionError(
-                f"'{folder.path}' has the features of another job: its {name} {_difference(theirs, value)}. Choose "
-                "another folder for this one"
+                f"'{folder.path}' has the features of another job: its {name} {_difference(theirs, value)}.{state} "
+                "Choose another folder for this one"
             )
     if KEYS_FILE not in folder.names():  # behind the job file: only who has the job may write its keys
         write_keys(folder, keys)

@@ -13,7 +13,7 @@ from torch import nn
 
 from featx.bulk.batch_size import find_batch_size, seconds_of_sample
 from featx.bulk.compute import Runner, dtype_of_weights, in_dtype
-from featx.bulk.fingerprint import fingerprint_of_code
+from featx.bulk.fingerprint import fingerprint_of_code, fingerprint_of_modules
 from featx.bulk.first_sample import FirstSample
 from featx.bulk.formats import Column, Format, check_columns
 from featx.bulk.job import Job, hash_of_keys, hash_of_weights
@@ -21,8 +21,10 @@ from featx.bulk.loading import stacked
 from featx.bulk.reading import Reader
 from featx.bulk.sources import Source
 from featx.errors import ArgumentTypeError, ExtractionError, FeatxError
+from featx.features.adaptive import AdaptiveExtractor
 from featx.features.dual import DualGraphModule
 from featx.features.extractor import Nodes, create_feature_extractor
+from featx.optimization.build import Extractor
 from featx.optimization.hardware import device_of
 from featx.tree import tree_leaves
 
@@ -53,7 +55,7 @@ class JobOptions:
 
 def make_extractor(
     model: nn.Module, nodes: Nodes | None, reader: Reader, sample: FirstSample, device: torch.device | None
-) -> DualGraphModule:
+) -> Extractor:
     """Return the extractor, in eval mode.
 
     Args:
@@ -68,7 +70,7 @@ def make_extractor(
         ExtractionError: the model fails on the sample.
     """
     if nodes is None:
-        if not isinstance(model, DualGraphModule):
+        if not isinstance(model, (DualGraphModule, AdaptiveExtractor)):
             raise ArgumentTypeError(f"nodes=None is for an extractor, and the model is a {type(model).__name__}")
         extractor = model.eval()
     else:
@@ -76,7 +78,7 @@ def make_extractor(
     return extractor if device in (None, device_of(extractor)) else copy.deepcopy(extractor).to(device)
 
 
-def make_runner(extractor: DualGraphModule, reader: Reader, sample: FirstSample) -> Runner:
+def make_runner(extractor: Extractor, reader: Reader, sample: FirstSample) -> Runner:
     """Return what runs an extractor where that is, with the columns that it gives.
 
     Raises:
@@ -91,7 +93,7 @@ def make_runner(extractor: DualGraphModule, reader: Reader, sample: FirstSample)
 
 def identity_of(
     model: nn.Module,
-    extractor: DualGraphModule,
+    extractor: Extractor,
     columns: Sequence[Column],
     source: Source,
     reader: Reader,
@@ -99,11 +101,15 @@ def identity_of(
     tolerance: float | None,
 ) -> dict[str, Any]:
     """Return all that the features depend on, by name."""
+    if isinstance(extractor, AdaptiveExtractor):  # which may need any part of the model
+        code, modules = extractor.extractors[0].code, fingerprint_of_modules(extractor.model)
+    else:
+        code, modules = extractor.code, fingerprint_of_code(extractor, extractor.graph)
     identity: dict[str, Any] = {
         "model": type(model).__name__,
         "nodes": {info.key: info.node for info in extractor.feature_info},
-        "code": extractor.code,
-        "modules": fingerprint_of_code(extractor, extractor.graph),
+        "code": code,
+        "modules": modules,
         "weights": hash_of_weights(extractor),
         "columns": [[each.name, list(each.shape), str(each.dtype)] for each in columns],
         "transform": reader.preprocessing.text,

@@ -52,6 +52,11 @@ class AdaptiveExtractor(nn.Module):
         )
 
     @property
+    def model(self) -> nn.Module:
+        """What is traced, and whose parts these are."""
+        return self.__dict__["_model"]
+
+    @property
     def extractors(self) -> tuple[DualGraphModule, ...]:
         """The extractors so far, the oldest first."""
         return tuple(self.__dict__["_extractors"])

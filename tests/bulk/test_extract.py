@@ -45,6 +45,35 @@ def test_rows_are_what_the_model_computes(net: Net, photos: Path, tmp_path: Path
     assert featx.verify(tmp_path / "out").is_complete
 
 
+class DecidesBySize(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.conv(x)
+        return (nn.functional.max_pool2d(x, 2) if x.shape[-1] > 40 else x).mean((2, 3))
+
+
+def test_an_adaptive_extractor_takes_images_that_the_model_treats_otherwise(photos: Path, tmp_path: Path) -> None:
+    for name, size in (("small.png", 20), ("large.png", 70)):
+        Image.new("RGB", (size, size), "red").save(photos / name)
+    model = DecidesBySize().eval()
+    extractor = featx.create_feature_extractor(
+        model, {"output": "all"}, example_inputs=torch.rand(2, 3, 40, 50), adaptive=True
+    )
+    options: Any = {"transform": pixels, "workers": 0, "batch_size": 4, "progress": False}
+    table = featx.extract(extractor, None, photos, tmp_path / "out", **options)
+    assert table.errors == []
+    for place, key in enumerate(table.keys):
+        image = pixels(Image.open(photos / key).convert("RGB"))[None]
+        torch.testing.assert_close(table.tensor("all")[place], model(image)[0])
+    model.conv.padding = (1, 1)
+    with pytest.raises(featx.ExtractionError, match=r"its modules is .* a counter or a cache"):
+        featx.extract(extractor, None, photos, tmp_path / "out", **options)
+
+
 def test_a_batch_of_one_gives_the_same_bits(net: Net, photos: Path, tmp_path: Path) -> None:
     table = run(net, photos, tmp_path / "out", batch_size=1)
     assert torch.equal(table.tensor("logits"), expected(net, photos, table.keys))
