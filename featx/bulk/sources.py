@@ -302,6 +302,8 @@ def _of_dataset(dataset: Any, column: str | None) -> Source:
     if isinstance(columns, dict):
         splits = ", ".join(cast("dict[str, Any]", columns))
         raise ExtractionError(f"the data set has the splits {splits}; give one of them")
+    if columns is not None and getattr(dataset, "format", {}).get("type") == "custom":  # by `with_transform`
+        columns = list(dataset[0])
     if columns is not None and column is None:
         column = next((each for each in ("image", "img", "pixel_values", "text") if each in columns), None)
         if column is None:

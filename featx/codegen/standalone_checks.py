@@ -18,7 +18,8 @@ class SpecializationError(RuntimeError):
 
 def check_decision(value: Any, expected: Any, what: str, eager_only: bool = False) -> None:
     """Raise unless the model would decide as it did on the example; compiled, it may not ask and decide "no"."""
-    if eager_only and (torch.compiler.is_compiling() or torch.jit.is_tracing()):
+    is_compiled = torch.compiler.is_compiling() or torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
+    if eager_only and is_compiled:
         if expected:
             raise SpecializationError(f"{what}: make the code with an example whose mask has a 0, to compile it")
     elif not bool(value == expected) and not (value != value and expected != expected):

@@ -23,6 +23,7 @@ from torchvision.transforms import v2
 
 import featx
 from featx.bulk.decode import decode_image
+from featx.bulk.sources import find_source
 from featx.errors import ArgumentTypeError, ExtractionError
 
 from .conftest import expected, make_net, make_photos, pixels
@@ -436,3 +437,16 @@ def test_another_shape_than_was_written_is_found(tmp_path: Path) -> None:
     assert changed != job.read_text()
     job.write_text(changed)
     assert not featx.verify(tmp_path / "features").is_complete
+
+
+def test_column_that_a_transform_of_hugging_face_makes() -> None:
+    datasets = pytest.importorskip("datasets")
+    names = ["a.png", "bc.png", "def.png"]
+    table = datasets.Dataset.from_dict({"image": names, "label": [0, 1, 2]})
+
+    def prepared(rows: dict[str, Any]) -> dict[str, Any]:
+        return {"pixel_values": [torch.full((3,), float(len(path))) for path in rows["image"]], "label": rows["label"]}
+
+    source = find_source(table.with_transform(prepared))
+    assert torch.equal(source.item(0), torch.full((3,), 5.0))
+    assert source.keys == ["0", "1", "2"]

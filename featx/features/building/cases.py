@@ -18,7 +18,7 @@ from featx.examples import Example
 from featx.features.building.left_attributes import check_cases
 from featx.features.building.rollback import RollbackRunner
 from featx.ir.graph import Graph
-from featx.tracing.environment.compiler import not_compiled, not_compiled_itself
+from featx.tracing.environment.compiler import is_in_jit_trace, not_compiled, not_compiled_itself
 
 if TYPE_CHECKING:
     from featx.features.dual import DualGraphModule
@@ -87,7 +87,7 @@ class Cases:
             else:
                 self._held_last[module.training] = index
                 return result
-        if torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage] # a trace of the model would become a part of that one
+        if is_in_jit_trace():  # a trace of the model would become a part of that one
             raise refused[0]
         self._further[module.training].append(case := self._traced(module, args, kwargs, refused[0]))
         return case[1](module, *args, **kwargs)

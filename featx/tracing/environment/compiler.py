@@ -31,3 +31,8 @@ def _skipped(method: _Method, inside: str) -> _Method:
         action = frames._FrameAction
         frames.set_code_exec_strategy(method.__code__, strategy(action.SKIP, getattr(action, inside)))
     return method
+
+
+def is_in_jit_trace() -> bool:
+    """Say whether torch.jit.trace records what runs."""
+    return torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
