@@ -151,6 +151,30 @@ def test_inputs_that_default_to_none_and_no_example_raise_with_the_way_out(trace
         featx.get_graph_node_names(TakesNoneByDefault(), tracer=tracer)
 
 
+class ChecksItsInput(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.vision = nn.Conv2d(3, 4, 3), nn.Linear(3, 4)
+
+    def forward(self, pixels: Any = None, extra: Any = None) -> Any:
+        if pixels is None:
+            raise ValueError("You have to specify pixels")
+        x = self.conv(pixels).mean((2, 3))
+        return x if extra is None else x + self.vision(extra)
+
+
+def test_an_error_of_the_model_without_its_inputs_says_to_give_an_example() -> None:
+    with pytest.raises(featx.TraceError, match=r"You have to specify pixels.*pixels, extra are None there"):
+        featx.create_feature_extractor(ChecksItsInput(), ["conv"], tracer="symbolic")
+
+
+def test_a_module_that_does_not_run_on_the_example_is_told() -> None:
+    with pytest.raises(featx.NodeNameError, match=r"the module of this name does not run on these inputs"):
+        featx.create_feature_extractor(ChecksItsInput(), ["vision"], example_inputs=torch.rand(1, 3, 8, 8))
+    with pytest.raises(featx.NodeNameError, match=r"Did you mean 'conv'"):
+        featx.create_feature_extractor(ChecksItsInput(), ["convv"], example_inputs=torch.rand(1, 3, 8, 8))
+
+
 def test_placeholders_among_concrete_args_leave_the_example_as_it_is() -> None:
     example = {"ids": torch.tensor([[1, 2]]), "mask": torch.ones(1, 2)}
     extractor = featx.create_feature_extractor(

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import nn
 
-from featx.errors import ArgumentTypeError, FeatxError, NodeNameError, TraceError
+from featx.errors import ArgumentTypeError, DrawnAwayError, FeatxError, NodeNameError, TraceError
 from featx.examples import Example, as_example, find_example
 from featx.features.building.prune import last_needed
 from featx.features.describing.images import ImageInput, image_of
@@ -218,9 +218,11 @@ class ModelTracing:
             )
         try:
             return self._new_tracer(request).trace(self.model, self._concrete_args)
-        except (AttributeError, TypeError) as error:
+        except FeatxError:
+            raise
+        except Exception as error:  # the model's own
             left_out = self._inputs_that_are_none()
-            if isinstance(error, FeatxError) or not left_out:
+            if not left_out:
                 raise
             raise TraceError(
                 f"cannot trace {type(self.model).__name__} symbolically: {type(error).__name__}: {error}. Its inputs "
@@ -324,7 +326,7 @@ class ModelTracing:
                 return self._wanted(request, probabilities, owner)
             except NodeNameError as error:
                 if not probabilities.is_meant_by(error):
-                    raise
+                    raise self._explained(error, owner) from error.__cause__
                 missing = probabilities.names
         unfused = [name.removesuffix(PROBABILITIES) + "softmax" for name in missing]
         if set(unfused) & set(names_of(self.graph())):
@@ -335,6 +337,19 @@ class ModelTracing:
         raise NodeNameError(
             f"{owner} has no fused attention for all of {', '.join(map(repr, missing))}; "
             "get_graph_node_names(model, attention_probabilities=True) lists the probabilities that there are"
+        )
+
+    def _explained(self, error: NodeNameError, owner: str) -> NodeNameError:
+        """Return the error of a name that no node has; of a module that did not run, one that says so."""
+        example = self._example()
+        is_of_module = error.name in self._modules and str(error).startswith(f"No node '{error.name}' in {owner}.")
+        if not is_of_module or example is None or "is one node" in str(error) or isinstance(error, DrawnAwayError):
+            return error
+        source = "these inputs" if example is self._given else f"inputs guessed from {example.source}"
+        return NodeNameError(
+            f"No node '{error.name}' in {owner}: the module of this name does not run on {source}. Give example_inputs "
+            "with which it runs; if it runs in one mode only, give train_return_nodes and eval_return_nodes.",
+            error.name,
         )
 
     def _wanted(self, request: Request, probabilities: Probabilities, owner: str) -> TracedModel:
@@ -437,7 +452,9 @@ class ModelTracing:
                 raise
             try:
                 return self._trace_symbolically(request)
-            except TraceError:
+            except NodeNameError:
+                raise
+            except Exception:  # the model's own too, which may be the same
                 reason = error if isinstance(error, FeatxError) else f"{type(error).__name__}: {error}."
                 raise TraceError(
                     f"cannot trace {type(self.model).__name__} on inputs guessed from {example.source}: {reason} "
