@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 
-def parents_of(path: str) -> Iterator[str]:
-    """Yield the paths around `path` without the root, the nearest first: `a.b.c` gives `a.b` and `a`."""
+def parents_of(path: str) -> list[str]:
+    """Return the paths around `path` without the root, the nearest first: `a.b.c` gives `a.b` and `a`."""
+    found: list[str] = []  # a generator that is not run to its end would swallow an interrupt
     while "." in path:
         path = path.rpartition(".")[0]
-        yield path
+        found.append(path)
+    return found
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

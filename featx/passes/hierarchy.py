@@ -32,7 +32,7 @@ class Hierarchy:
                 paths.append(path)
                 self._kinds.setdefault(path, getattr(kind, "__name__", str(kind).rpartition(".")[2]))
         if node.op == "call_module" and node.target != paths[-1]:
-            for path in (*reversed([*parents_of(node.target)]), node.target):
+            for path in (*reversed(parents_of(node.target)), node.target):
                 if path not in paths:
                     paths.append(path)
                     self._kinds.setdefault(path, self._kind_of(path))

@@ -21,7 +21,7 @@ def modules_to_open(paths: Collection[str], names: Iterable[str]) -> frozenset[s
     """
     opened = {""}
     for name in names:
-        around = list(parents_of(name))
+        around = parents_of(name)
         while name not in paths and around and around[0] not in paths:
             around.pop(0)
         opened.update(around)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import torch
 
 DEVICES = ("cpu", "cuda", "mps", "xpu")
@@ -16,6 +18,22 @@ def autocast_dtypes() -> AutocastDtypes:
     if not torch._C._is_any_autocast_enabled():
         return _NONE
     return tuple(torch.get_autocast_dtype(each) if torch.is_autocast_enabled(each) else None for each in DEVICES)
+
+
+def autocast_nesting() -> int:
+    """Return in how many regions of autocast this thread is.
+
+    Torch tells it where it counts. One call of C does both, so that no interrupt comes between the two.
+    """
+    return list(map(operator.call, (torch.autocast_increment_nesting, torch.autocast_decrement_nesting)))[-1]
+
+
+def set_autocast_nesting(depth: int) -> None:
+    """Leave or enter regions of autocast without a change of what is cast, until this thread is in so many."""
+    while (now := autocast_nesting()) != depth:
+        (torch.autocast_decrement_nesting if now > depth else torch.autocast_increment_nesting)()
+    if depth == 0:
+        torch.clear_autocast_cache()
 
 
 def toggle_autocast() -> None:

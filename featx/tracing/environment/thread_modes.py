@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from featx.tracing.environment.autocast_state import DEVICES
+from featx.tracing.environment.autocast_state import DEVICES, autocast_nesting, set_autocast_nesting
 
 
 class ThreadModes:
@@ -21,6 +21,7 @@ class ThreadModes:
         self._kernels = torch._C._len_torch_dispatch_stack()
         self._function_state = torch._C._get_torch_function_state()  # pyright: ignore[reportAttributeAccessIssue]
         self._autocast = _autocast()
+        self._nesting = autocast_nesting()
         self._no_inference: Any = None
 
     def leave_inference_mode(self) -> None:
@@ -50,6 +51,8 @@ class ThreadModes:
             for device, enabled, dtype in self._autocast:
                 torch.set_autocast_enabled(device, enabled)
                 torch.set_autocast_dtype(device, dtype)
+        if autocast_nesting() != self._nesting:
+            set_autocast_nesting(self._nesting)
         torch._C._set_torch_function_state(self._function_state)  # pyright: ignore[reportAttributeAccessIssue]
 
 

@@ -19,6 +19,7 @@ from featx.ir.arguments import Argument
 from featx.ir.graph import Graph
 from featx.ir.node import Node, Target
 from featx.ir.operator_facts import facts_of, facts_of_call
+from featx.tracing.environment.autocast_state import autocast_nesting
 from featx.tracing.environment.compiler import not_compiled
 from featx.tracing.environment.pass_through import PassThroughs
 from featx.tracing.environment.recursion import nesting_depth_of, raised_recursion_limit
@@ -388,9 +389,8 @@ def is_tracing() -> bool:
 
 
 def _modes() -> tuple[int, bool]:
-    # `autocast(enabled=False)` changes nothing but how many regions are open, which torch tells where it counts.
-    torch.autocast_increment_nesting()
-    return torch.autocast_decrement_nesting(), torch.is_inference_mode_enabled()
+    # `autocast(enabled=False)` changes nothing but how many regions are open.
+    return autocast_nesting(), torch.is_inference_mode_enabled()
 
 
 class _FunctionMode(TorchFunctionMode):
