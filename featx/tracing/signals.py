@@ -89,5 +89,9 @@ class UnsupportedSideEffect(Untraceable):
     """Forward has a side effect that the next call would see. It is an error even after the last requested value."""
 
 
+class RunsOnOtherParameters(Untraceable):
+    """A module runs with other parameters than its own, as by torch.func.functional_call: it cannot be one node."""
+
+
 class ModifiedFromOutside(UnsupportedSideEffect):
     """Code around a module that is kept whole has changed the module's attributes."""

@@ -121,3 +121,30 @@ def test_gradient_inside_forward_is_computed_in_each_call() -> None:
         return torch.autograd.grad(model.linear(y).square().sum(), y)[0] * 2
 
     agree(Computing(gradient), (image(),), (image(5, seed=2),))
+
+
+class Hypernetwork(nn.Module):
+    """Runs a submodule on weights that another one computes."""
+
+    def __init__(self, base: nn.Module, path: str) -> None:
+        super().__init__()
+        self.base, self.path, self.weights = base, path, nn.Linear(4, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight = self.weights(x.mean(0)).view(4, 4)
+        return torch.func.functional_call(self.base, {self.path: weight}, (x,)) + self.base(x)
+
+
+@pytest.mark.parametrize(
+    ("base", "path"),
+    [(nn.Linear(4, 4), "weight"), (nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)), "2.weight")],
+    ids=["layer", "layers"],
+)
+def test_modules_run_on_weights_that_forward_computes(base: nn.Module, path: str) -> None:
+    model, x = Hypernetwork(base, path).eval(), torch.rand(3, 4)
+    extractor = featx.create_feature_extractor(model, ["weights", "base", "output"], example_inputs=x)
+    for inputs in (x, torch.rand(5, 4)):
+        found = extractor(inputs)
+        assert torch.equal(found["output"], model(inputs))
+        assert torch.equal(found["base"], base(inputs))
+        assert torch.equal(found["weights"], model.weights(inputs.mean(0)))

@@ -35,6 +35,8 @@ def select(graph: Graph, request: Mapping[str, str], owner: str) -> dict[str, No
     returned: dict[str, Node] = {}
     for node in graph.nodes:
         returned.update(dict.fromkeys(node.meta.get("returned_by", ()), node))
+        if node.op == "call_module" and node.target in returned:  # an earlier call of it was looked into
+            returned[str(node.target)] = node
         name: str | None = node.meta.get("qualified_name")
         if name is None:
             continue

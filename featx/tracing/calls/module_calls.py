@@ -27,7 +27,13 @@ from featx.tracing.replica.mode_reads import mode_of
 from featx.tracing.replica.modules import has_hooks, has_own_call
 from featx.tracing.replica.replica import Replica
 from featx.tracing.side_effects.state_checks import StateChecks
-from featx.tracing.signals import ModifiedFromOutside, NeedsRealValues, UnsupportedValue, Untraceable
+from featx.tracing.signals import (
+    ModifiedFromOutside,
+    NeedsRealValues,
+    RunsOnOtherParameters,
+    UnsupportedValue,
+    Untraceable,
+)
 from featx.tracing.stand_ins.module_shapes import output_of
 from featx.tree import tree_leaves
 
@@ -128,6 +134,8 @@ class ModuleCalls:
                 ):  # a cache that forward has made, `block.height = height`
                     if self._opening.opened is None or is_leaf:
                         raise
+                except RunsOnOtherParameters:
+                    pass  # its forward reads them
             return self._open(module, path, forward, args, kwargs)
         except BaseException:
             self.failed_module_path = self.failed_module_path or path
@@ -269,7 +277,7 @@ class ModuleCalls:
                 raise Untraceable(f"forward registers a hook on '{path}' or inside it, which would not run in a trace,")
             for value in inner._parameters.values():
                 if value is not None and id(value) not in self._owned and id(value) not in constants:
-                    raise Untraceable(f"'{path}' runs with other parameters than its own")
+                    raise RunsOnOtherParameters(f"'{path}' runs with other parameters than its own")
 
     def _has_hooks_of_model(self, module: nn.Module) -> bool:
         original = self._replica.originals.get(module)
