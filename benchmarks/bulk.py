@@ -130,6 +130,28 @@ def features(keys: Series):
 frame = daft.from_pydict({"key": paths}).into_batches(32)
 frame.with_column("C5", features(col("key"))).write_parquet(output)
 """),
+    "timm's loader and forward_features": ("timm", """
+import pyarrow, pyarrow.parquet, timm
+torch.manual_seed(0)
+net = timm.create_model("resnet18", pretrained=False).eval()
+config = timm.data.resolve_model_data_config(net)
+data = timm.data.create_dataset("", photos)
+loader = timm.data.create_loader(data, batch_size=32, num_workers=1, use_prefetcher=False, is_training=False, **config)
+rows = []
+with torch.inference_mode():
+    for batch, _ in loader:
+        rows.append(net.forward_head(net.forward_features(batch), pre_logits=True))
+os.makedirs(output)
+values = torch.cat(rows)
+array = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(values.reshape(-1).numpy()), values.shape[1])
+pyarrow.parquet.write_table(pyarrow.table({"key": data.filenames(), "C5": array}), output + "/all.parquet")
+"""),
+    "torchlens.extract_dataset": ("torchlens", """
+import torchlens
+images = (image for _, batch in torch.utils.data.DataLoader(Files(), batch_size=32, num_workers=1) for image in batch)
+torchlens.extract_dataset(net, images, ["layer4"], batch_size=32, output_dir=output, pool="spatial_mean",
+                          stimulus_ids=paths, progress=False)
+"""),
 }  # fmt: skip
 _ALONE = ("reading and decoding alone", "the model alone, on one thread", "the model alone")
 _ABOUT = """\
@@ -151,6 +173,8 @@ With a core for each, the bound is the slower of reading and decoding alone and 
 {reached:.2f} of it.
 
 A shard of featx is what a minute computes, at least 64 rows: these photos are one shard, and a kill loses up to that.
+thingsvision 2.7 asks for torchvision 0.15 and numpy 1, and clip-retrieval 2.45 for numpy 1 and pyarrow below 16, so
+that neither can be installed beside this torch; FiftyOne keeps its samples in a MongoDB server.
 {absent}"""
 
 
@@ -243,8 +267,9 @@ def _killed(code: str, photos: Path, output: Path, after: float) -> str:
     time.sleep(after)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    rows = _rows(output)
-    return f"{rows} rows, goes on" if "featx.extract" in code else f"{rows} rows, starts again"
+    ways = {"featx.extract": "goes on", "torchlens.extract_dataset": "goes on if told to"}
+    then = next((then for call, then in ways.items() if call in code), "starts again")
+    return f"{_rows(output)} rows, {then}"
 
 
 def _remove(output: Path) -> None:
@@ -264,6 +289,11 @@ def _rows(output: Path) -> int:
             count += parquet.read_metadata(file).num_rows
         except Exception:
             continue
+    for file in output.glob("*.safetensors"):
+        from safetensors import safe_open
+
+        with safe_open(file, "pt") as tensors:
+            count += max(tensors.get_slice(key).get_shape()[0] for key in tensors.keys())  # noqa: SIM118
     return count
 
 
