@@ -33,6 +33,7 @@ def keys_in(folder: Path) -> list[str]:
 # -- values ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_rows_are_what_the_model_computes(net: Net, photos: Path, tmp_path: Path, workers: int) -> None:
     table = run(net, photos, tmp_path / "out", workers=workers)
@@ -56,6 +57,7 @@ class DecidesBySize(nn.Module):
         return (nn.functional.max_pool2d(x, 2) if x.shape[-1] > 40 else x).mean((2, 3))
 
 
+@pytest.mark.slow
 def test_an_adaptive_extractor_takes_images_that_the_model_treats_otherwise(photos: Path, tmp_path: Path) -> None:
     for name, size in (("small.png", 20), ("large.png", 70)):
         Image.new("RGB", (size, size), "red").save(photos / name)
@@ -452,6 +454,7 @@ def test_a_model_that_declares_no_transform_asks_for_one(net: Net, photos: Path,
         run(net, photos, tmp_path / "out", transform=None)
 
 
+@pytest.mark.slow
 def test_timms_transform_is_found(photos: Path, tmp_path: Path) -> None:
     import timm
 

@@ -25,6 +25,7 @@ def run(net: nn.Module, source: Any, output: Path, **options: Any) -> Any:
     return featx.extract(net, {"fc": "y"}, source, output, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
 @pytest.mark.parametrize("failing", [2, 3, 5])
 def test_shard_with_a_write_that_failed_is_not_published(
@@ -114,6 +115,7 @@ def test_what_cannot_be_done_is_refused_by_name(net: Net, tmp_path: Path) -> Non
         )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("bad", [None, "text", {"x": None}, [object()]])
 def test_sample_of_which_no_batch_can_be_made_fails_alone(net: Net, tmp_path: Path, bad: Any, workers: int) -> None:

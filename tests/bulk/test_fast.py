@@ -52,6 +52,7 @@ def extract(model: nn.Module, folder: Path, **options: Any) -> featx.FeatureTabl
     return featx.extract(model, {"3": featx.Feature("map", pool="avg")}, Samples(), folder, load=lambda x: x, **options)
 
 
+@pytest.mark.slow
 def test_what_was_done_is_in_the_job_file(model: nn.Module, tmp_path: Path) -> None:
     table = extract(model, tmp_path / "fast", tolerance=2e-2)
     exact = extract(model, tmp_path / "exact")

@@ -254,6 +254,7 @@ def test_a_full_disk_leaves_what_was_finished(
     assert LocalFolder(tmp_path / "out").unfinished() == []
 
 
+@pytest.mark.slow
 def test_an_interrupt_leaves_a_state_that_goes_on(
     net: Net, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

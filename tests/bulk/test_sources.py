@@ -202,6 +202,7 @@ class Normalized(Dataset[torch.Tensor]):
         return torch.rand(3, 32, 32, generator=torch.Generator().manual_seed(index)) - 0.5
 
 
+@pytest.mark.slow
 def test_tensors_are_not_normalized_a_second_time(tmp_path: Path) -> None:
     model, data = timm.create_model("resnet10t", pretrained=False, num_classes=0).eval(), Normalized()
     options: Any = {"workers": 0, "progress": False, "batch_size": 1}
@@ -395,6 +396,7 @@ def test_a_sample_that_takes_too_long_is_a_failure_and_a_batch_that_does_is_none
     assert table.errors == [("3", "TimeoutError: reading it took more than 1 s")]
 
 
+@pytest.mark.slow
 def test_a_processor_of_transformers_is_a_transform(tmp_path: Path) -> None:
     transformers: Any = pytest.importorskip("transformers")
     processor = transformers.CLIPImageProcessor(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16})

@@ -55,6 +55,7 @@ def by_hand(photos: Path, keys: list[str]) -> torch.Tensor:
         return layers(images).mean((2, 3))
 
 
+@pytest.mark.slow
 def test_features_of_a_folder(photos: Path, tmp_path: Path) -> None:
     text = done("extract", *RESNET, photos, tmp_path / "out", "--dtype", "float32")
     assert "5 rows of layer3 256" in text
@@ -67,6 +68,7 @@ def test_features_of_a_folder(photos: Path, tmp_path: Path) -> None:
     assert [each["key"] for each in found] == ["bad.jpg"]
 
 
+@pytest.mark.slow
 def test_what_has_failed_is_tried_again_from_another_folder(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,6 +83,7 @@ def test_what_has_failed_is_tried_again_from_another_folder(
     assert json.loads(done("verify", tmp_path / "out", "--json"))["rows"] == 6
 
 
+@pytest.mark.slow
 def test_a_lost_file_is_found_and_done_again(photos: Path, tmp_path: Path) -> None:
     done("extract", *RESNET, photos, tmp_path / "out", "--rows", 2)
     (tmp_path / "out" / "part-000001-of-000003.parquet").unlink()
@@ -91,6 +94,7 @@ def test_a_lost_file_is_found_and_done_again(photos: Path, tmp_path: Path) -> No
     assert run("verify", tmp_path / "out").exit_code == 0
 
 
+@pytest.mark.slow
 def test_ranks_and_two_processes(photos: Path, tmp_path: Path) -> None:
     for rank in range(2):
         done("extract", *RESNET, photos, tmp_path / "ranks", "--rows", 2, "--rank", rank, "--world", 2)
@@ -115,6 +119,7 @@ def test_timms_transform_and_two_devices(photos: Path, tmp_path: Path) -> None:
     assert featx.verify(tmp_path / "out").is_complete
 
 
+@pytest.mark.slow
 def test_mistakes(photos: Path, tmp_path: Path) -> None:
     (tmp_path / "none").mkdir()
     assert "there is nothing to extract in the folder" in failed("extract", *RESNET, tmp_path / "none", tmp_path / "o")

@@ -45,6 +45,7 @@ def photos(tmp_path: Path) -> Path:
 # -- nodes, cost, draw, code ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_nodes() -> None:
     lines = done("nodes", "torchvision:resnet18").splitlines()
     assert lines[0].split()[:3] == ["name", "type", "shape"]
@@ -62,6 +63,7 @@ def test_nodes_as_json() -> None:
     assert rows[0]["shape"] == [2, 64, 112, 112]
 
 
+@pytest.mark.slow
 def test_cost() -> None:
     assert "11.7 M parameters" in done("cost", "torchvision:resnet18")
     modules = json.loads(done("cost", "torchvision:resnet18", "--json"))
@@ -74,6 +76,7 @@ def test_draw(tmp_path: Path) -> None:
     assert "layer4" in (tmp_path / "a.html").read_text()
 
 
+@pytest.mark.slow
 def test_code(tmp_path: Path) -> None:
     source = done("code", "torchvision:resnet18", "--nodes", "layer1=C2", "-n", "layer2")
     assert source.startswith("def forward(self, x")
@@ -196,6 +199,7 @@ def test_errors_of_a_function_name_its_line(tmp_path: Path, monkeypatch: pytest.
     assert "'failing_file' cannot be imported: ZeroDivisionError" in failed("nodes", "failing_file:make")
 
 
+@pytest.mark.slow
 def test_weights_of_a_file(tmp_path: Path, photos: Path) -> None:
     torch.manual_seed(5)
     model = torchvision.models.resnet18(weights=None).eval()

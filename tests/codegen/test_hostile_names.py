@@ -51,6 +51,7 @@ def is_refused_when_made(place: Callable[[str], Case], text: str) -> bool:
     return place in (placeholder, rest_of_inputs) and not is_plain(text.lstrip("*") if place is placeholder else text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
 @pytest.mark.parametrize("texts", [HOSTILE, UNUSUAL], ids=["hostile", "unusual"])
 def test_text_is_read_as_it_is_or_refused(place: Callable[[str], Case], texts: list[str]) -> None:
@@ -58,6 +59,7 @@ def test_text_is_read_as_it_is_or_refused(place: Callable[[str], Case], texts: l
         check(place, text)
 
 
+@pytest.mark.slow
 @given(st.sampled_from(PLACES), TEXTS)
 @settings(max_examples=400, deadline=None)
 def test_random_text_is_read_as_it_is_or_refused(place: Callable[[str], Case], text: str) -> None:

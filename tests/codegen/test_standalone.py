@@ -92,6 +92,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Any, torch.Tensor]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_it_computes_the_same_in_both_modes(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
@@ -371,6 +372,7 @@ def test_extractor_that_starts_in_the_middle_stands_alone(start: str, names: lis
     }
 
 
+@pytest.mark.slow
 def test_named_tuple_of_another_library_is_written_down(tmp_path: Path) -> None:
     model = torchvision.models.googlenet(weights=None, init_weights=False, num_classes=5)
     alone = written(extractor_of(model, ["output"]), tmp_path / "code")().train()

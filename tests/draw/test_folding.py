@@ -40,6 +40,7 @@ def test_first_view_fits_on_a_screen(name: str) -> None:
     assert 6 <= len(shown(root, fold(root, None, sizes=False))) <= 18
 
 
+@pytest.mark.slow
 def test_folder_with_most_of_the_model_is_opened_beside_others() -> None:
     model = torchvision.models.vit_b_16(weights=None).eval()
     root = featx.draw(featx.trace(model, torch.rand(1, 3, 224, 224))).root

@@ -36,6 +36,7 @@ def test_shapes_are_those_that_hooks_see() -> None:
     assert {leaf.dtype for leaf in leaves.values() if leaf.shape} == {"float32"}
 
 
+@pytest.mark.slow
 def test_parameters_of_the_nodes_are_those_of_the_model() -> None:
     model = torchvision.models.vit_b_16(weights=None).eval()
     leaves = leaves_of(featx.trace(model, torch.rand(1, 3, 224, 224)))

@@ -47,6 +47,7 @@ def test_probabilities_are_the_softmax_of_the_unfused_model(example: Any) -> Non
         torch.testing.assert_close(found[str(number)], expected)
 
 
+@pytest.mark.slow
 def test_rollout_multiplies_from_the_first_block_to_the_last(example: Any) -> None:
     first = torch.tensor([[0.0, 1.0], [1.0, 0.0]])[None, None]
     second = torch.tensor([[1.0, 0.0], [0.5, 0.5]])[None, None]

@@ -331,6 +331,7 @@ def test_the_probabilities_of_an_attention_that_is_the_model() -> None:
         assert torch.allclose(found["probabilities"], expected, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_who_asks_a_model_that_does_not_fuse_learns_the_name() -> None:
     model = timm.create_model("vit_tiny_patch16_224", depth=1).eval()
     model.blocks[0].attn.fused_attn = False

@@ -80,6 +80,7 @@ def test_the_last_map_at_each_stride_is_found(name: str) -> None:
     assert list(backbone(X)) == [str(place) for place in range(len(paths))]
 
 
+@pytest.mark.slow
 def test_maps_of_a_model_that_works_with_channels_last() -> None:
     model = torchvision.models.swin_t(weights=None).eval()
     backbone = featx.create_backbone(model, strides=(4, 8, 16), example_inputs=X)
@@ -549,6 +550,7 @@ def test_padding_inside_of_blocks_is_no_stage() -> None:
     assert is_equal(backbone(x), [seen[name] for name in names])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("side", "patch"), [(100, 14), (72, 16), (64, 16)])
 def test_patches_of_an_image_that_has_no_whole_number_of_them(side: int, patch: int) -> None:
     torch.manual_seed(0)

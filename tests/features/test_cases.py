@@ -230,6 +230,7 @@ def test_the_models_own_error_comes_through() -> None:
         extractor(IDS, PADDED[:, :4])
 
 
+@pytest.mark.slow
 def test_image_models_do_not_keep_the_parts_that_no_feature_needs() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 4, 1))
     last = weakref.ref(model[2])

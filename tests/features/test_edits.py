@@ -64,6 +64,7 @@ EDITS: dict[str, dict[str, Callable[[Any], Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tracer", ["example", "symbolic"])
 @pytest.mark.parametrize("name", EDITS)
 def test_the_model_goes_on_with_what_the_edit_gives(model: nn.Module, name: str, tracer: str) -> None:

@@ -311,6 +311,7 @@ def test_9_weights_are_shared_and_unused_ones_are_dropped() -> None:
     assert not [name for name in ours if name.startswith(("layer3", "layer4", "fc"))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small", "shufflenet_v2_x1_0", "densenet121"])
 def test_9_keys_of_the_state_dict_are_those_of_the_model(name: str) -> None:
     with torch.device("meta"):

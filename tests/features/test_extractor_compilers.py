@@ -37,6 +37,7 @@ class Compilable(nn.Module):
 NAMES = ["bn", "relu", "add", "softmax", "truediv"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 def test_9_torch_compile_takes_the_whole_graph(training: bool) -> None:
     extractor = featx.create_feature_extractor(Compilable().train(training), NAMES)
@@ -203,6 +204,7 @@ class TakesAMask(nn.Module):
         return h if mask is None or bool(mask.all()) else h * mask[..., None]
 
 
+@pytest.mark.slow
 def test_a_compiled_extractor_goes_on_with_inputs_of_another_kind() -> None:
     torch.manual_seed(0)
     model, ids = TakesAMask().eval(), torch.randint(20, (2, 5))
@@ -214,6 +216,7 @@ def test_a_compiled_extractor_goes_on_with_inputs_of_another_kind() -> None:
             torch.testing.assert_close(compiled(ids=ids, **inputs)["output"], model(ids, **inputs), rtol=0, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_name", [True, False])
 def test_an_adaptive_extractor_is_compiled_for_each_case(by_name: bool) -> None:
     class Gate(nn.Module):
@@ -259,6 +262,7 @@ _TEXT_COMPILERS: dict[str, Callable[[nn.Module], Callable[..., Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiler", _TEXT_COMPILERS)
 @pytest.mark.filterwarnings("ignore")
 def test_an_extractor_with_a_mask_is_compiled_for_texts_with_padding_and_without(compiler: str) -> None:
@@ -272,6 +276,7 @@ def test_an_extractor_with_a_mask_is_compiled_for_texts_with_padding_and_without
             torch.testing.assert_close(compiled(**inputs)["first"], expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiler", ["export", "jit.trace"])
 @pytest.mark.filterwarnings("ignore")
 def test_an_extractor_that_leaves_the_mask_out_is_not_compiled(compiler: str) -> None:

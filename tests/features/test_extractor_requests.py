@@ -53,6 +53,7 @@ def test_arguments_may_be_given_by_position() -> None:
     assert list(run(extractor.eval(), image())) == ["out"]
 
 
+@pytest.mark.slow
 def test_first_documented_example_of_torchvision() -> None:
     model = torchvision.models.resnet18()
     model = featx.create_feature_extractor(model, {"layer1": "feat1", "layer3": "feat2"})
@@ -172,6 +173,7 @@ def test_all_values_of_a_model_can_be_asked_for_at_once(capture: Capture) -> Non
             assert torch.equal(result[path if number == 0 else f"{path}_{number}"], value), path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "resnet10t", "convnext_atto"])
 def test_timm_model_gives_its_own_values(name: str, capture: Capture) -> None:
     options = {"img_size": 32} if name.startswith("vit") else {}

@@ -63,6 +63,7 @@ CASES: dict[str, tuple[Feature, Callable[[torch.Tensor], torch.Tensor], str | No
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_it_is_done_in_the_graph(model: nn.Module, maps: torch.Tensor, case: str) -> None:
     feature, expected, layout = CASES[case]

@@ -359,6 +359,7 @@ class WritesResult(nn.Module):
         return self.relu(value) if self.write == "relu" else value.mul_(2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tracer", ["example", "symbolic"])
 @pytest.mark.parametrize(
     "request_", [["p"], ["p", "LAST"], ["p", "p.a", "LAST"], ["stem", "p", "p.b", "LAST"]], ids=str

@@ -56,6 +56,7 @@ def test_padding_is_left_out(bert: Any, how: Any) -> None:
     assert torch.allclose(found, by_hand(states, torch.ones_like(IDS), how), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_all_tokens_count_without_a_mask(bert: Any) -> None:
     extractor = featx.create_feature_extractor(bert, {"encoder.layer.1": Feature(pool="avg", mask=None)})
     states = bert(IDS, attention_mask=RIGHT).last_hidden_state
@@ -67,6 +68,7 @@ def test_half_precision_of_many_tokens() -> None:
     assert torch.equal(pool_tokens(tokens, "avg"), torch.full((1, 2), 100.0, dtype=torch.float16))
 
 
+@pytest.mark.slow
 def test_a_mask_that_does_not_fit_is_refused(bert: Any) -> None:
     for mask, found in (("masks", "is no input"), ("position_ids", "has the shape")):
         with pytest.raises(featx.RequestError, match=found):

@@ -180,6 +180,7 @@ def test_the_result_has_the_order_of_the_request_with_patterns_of_operations() -
     assert list(extractor(x)) == [info.key for info in extractor.feature_info] == keys
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", [1, -1])
 def test_one_value_under_two_keys_is_refused(order: int) -> None:
     model = torchvision.models.resnet18(weights=None).eval()
@@ -188,6 +189,7 @@ def test_one_value_under_two_keys_is_refused(order: int) -> None:
         as_request(dict(wishes), "return_nodes", model)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "request_", [{"**": "*"}, {nn.Dropout: "*"}, [nn.Module], ["encoder.layer.*.attention.self.*"]]
 )

@@ -240,6 +240,7 @@ class KeepsAMean(nn.Module):
         return y.flatten(2).transpose(1, 2).view(rows, height, width, channels) * self.m
 
 
+@pytest.mark.slow
 def test_gradients_that_are_pending_do_not_notice_that_an_extractor_is_made() -> None:
     model, x = KeepsAMean().eval(), torch.rand(2, 3, 4, 4)
     loss = (model.conv(x) * model.m[:, None, None]).sum()  # has saved the buffer

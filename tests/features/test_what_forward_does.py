@@ -250,6 +250,7 @@ class Writing(nn.Module):
         return other + 1
 
 
+@pytest.mark.slow
 def test_one_tensor_as_two_inputs_of_which_one_is_written() -> None:
     extractor = featx.create_feature_extractor(Writing(), ["add"], example_inputs=(X.clone(), X.clone()))
     assert torch.equal(extractor(X.clone(), X)["add"], X + 1)

@@ -56,6 +56,7 @@ def check(place: Callable[[str], Case], text: str) -> str:
     return ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
 @pytest.mark.parametrize("texts", [HOSTILE, UNUSUAL], ids=["hostile", "unusual"])
 def test_text_is_read_as_it_is_or_refused(place: Callable[[str], Case], texts: list[str]) -> None:
@@ -66,6 +67,7 @@ def test_text_is_read_as_it_is_or_refused(place: Callable[[str], Case], texts: l
         )
 
 
+@pytest.mark.slow
 @given(st.sampled_from(PLACES), TEXTS)
 @settings(max_examples=200, deadline=None)
 def test_random_text_is_read_as_it_is_or_refused(place: Callable[[str], Case], text: str) -> None:

@@ -154,6 +154,7 @@ def test_chain_of_a_hundred_thousand_nodes_is_copied_without_recursion(duplicate
     assert copied.output_node().prev.args[0] is copied.output_node().prev.prev
 
 
+@pytest.mark.slow
 def test_graph_module_of_a_long_chain_pickles_and_deep_copies_without_recursion() -> None:
     # torch.fx raises RecursionError at 300 nodes.
     graph = Graph()

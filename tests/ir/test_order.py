@@ -31,6 +31,7 @@ def test_nodes_compare_by_their_place(library: Any) -> None:
         assert not first < first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["before one node", "after one node", "in the middle", "at the start"])
 def test_order_holds_after_ten_thousand_insertions_at_one_place(place: str) -> None:
     graph = Graph()

@@ -40,6 +40,7 @@ def times_by(monkeypatch: pytest.MonkeyPatch, ratio: float | Callable[[], float]
     monkeypatch.setattr(search, "time_once", lambda function, wait: 1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tolerance", [1e-1, 1e-2, 1e-4, 1e-6])
 def test_errors_are_within_the_tolerance(
     tolerance: float, extractor: DualGraphModule, images: torch.Tensor, monkeypatch: pytest.MonkeyPatch
@@ -285,6 +286,7 @@ def test_a_plan_is_a_table(planned: featx.Plan) -> None:
     assert any("the exact extractor" in line and "ms" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_a_plan_is_drawn(planned: featx.Plan, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     figure = planned.plot(tmp_path / "plan.png")
@@ -387,6 +389,7 @@ class Positions(nn.Module):
         return self.linear(words + angles.sin().to(words.dtype))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("persistent", [True, False])
 def test_errors_of_longer_texts_count(persistent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     times_by(monkeypatch, 0.5)

@@ -122,6 +122,7 @@ def test_it_stays_in_eval_mode_in_a_model_that_trains(build: Build, images: torc
     assert all(torch.equal(value, expected[key]) for key, value in optimized(images).items())
 
 
+@pytest.mark.slow
 def test_the_whole_of_it_is_compiled(build: Build, images: torch.Tensor) -> None:
     optimized = build(Recipe(channels_last=True))
     compiled = torch.compile(optimized, fullgraph=True, backend="eager")

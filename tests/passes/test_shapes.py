@@ -161,6 +161,7 @@ def test_recurrent_layers_take_an_input_on_the_meta_device(layer: nn.Module, gra
     assert notes(traced) == expected
 
 
+@pytest.mark.slow
 def test_weights_stay_where_they_are_on_the_meta_device() -> None:
     model = torchvision.models.vit_b_16(weights=None)
     traced = featx.symbolic_trace(model)

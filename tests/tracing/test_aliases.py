@@ -217,6 +217,7 @@ class ComparesElsewhere(nn.Module):
         return self.linear(a) * 2 if _is_same_object(a, b) else self.linear(a) + self.linear(b).relu()
 
 
+@pytest.mark.slow
 def test_inputs_that_a_function_compares_are_checked() -> None:
     model, x = ComparesElsewhere(), torch.rand(2, 4)
     extractor = featx.create_feature_extractor(model, ["output"], example_inputs=different(x))

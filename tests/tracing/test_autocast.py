@@ -133,6 +133,7 @@ def make(kind: type[nn.Module]) -> nn.Module:
     return kind()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("made", AMBIENT)
 @pytest.mark.parametrize("kind", FOLLOWED, ids=lambda kind: kind.__name__)

@@ -34,6 +34,7 @@ class Combined(nn.Module):
         return self.out(x * self.combine(height, width))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMBINED)
 def test_square_example_says_nothing_of_other_images(name: str) -> None:
     model = Combined(COMBINED[name])

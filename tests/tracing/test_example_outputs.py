@@ -89,6 +89,7 @@ class Returning(nn.Module):
         return self.compute(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", OUTPUTS)
 def test_output_has_the_form_of_the_models(kind: str) -> None:
     agree(Returning(OUTPUTS[kind]), (image(),), (image(2, seed=1),))

@@ -226,6 +226,7 @@ def in_a_count_that_it_makes(model: Any, x: torch.Tensor) -> torch.Tensor:
     return x * model.count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep", [in_an_object_that_is_read, deep_in_an_object, in_a_count_that_it_makes])
 def test_what_the_next_call_would_find_is_refused(keep: Any) -> None:
     model = Keeping(keep)

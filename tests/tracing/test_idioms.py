@@ -147,6 +147,7 @@ class ReturnsWhatTheDictHeld(Model):
         return before, self.by_name["first"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [ReadsTheListFirst, AsksWhatTheDictHeld, ReturnsWhatTheDictHeld])
 def test_item_that_is_read_before_it_is_replaced_is_refused(kind: type[Model]) -> None:
     with pytest.raises(featx.TraceError, match=r"earlier call|next time"):

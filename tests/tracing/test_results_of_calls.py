@@ -145,6 +145,7 @@ NUMBERS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_module", [True, False])
 @pytest.mark.parametrize("name", NUMBERS)
 @pytest.mark.parametrize("of", [size, lambda x: 2 + is_positive(x)], ids=["sizes", "values"])

@@ -36,6 +36,7 @@ class DividesByPixels(nn.Module):
         return asks_for_values(h) * (1.0 / h.shape[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adaptive", [False, None])
 @pytest.mark.parametrize("shape", [(1, 6), (1, 8), (2, 6), (3, 4), (1, 7), (1, 3, 8, 8), (2, 3, 6, 8)])
 def test_a_product_of_sizes_is_no_constant(shape: tuple[int, ...], adaptive: bool | None) -> None:

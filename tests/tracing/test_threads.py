@@ -337,6 +337,7 @@ class EndsEarly(nn.Module):
         return x.relu() if x.sum() > 0 else x
 
 
+@pytest.mark.slow
 def test_draws_of_another_thread_go_on_while_a_trace_looks_for_writes_behind_its_end() -> None:
     model = EndsEarly()
     drawn: list[float] = []
