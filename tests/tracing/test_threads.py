@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ import torch
 from torch import nn, typename  # the globals of typename are those of torch
 
 import featx
-from featx.tracing.environment.other_threads import OtherThreads
+from featx.tracing.environment.other_threads import AllThreads, OtherThreads
 from featx.tracing.replica.model_context import ModelContext
 
 THREADS = 8  # a trace takes a few milliseconds, and the eight share one interpreter lock
@@ -358,3 +359,15 @@ def test_draws_of_another_thread_go_on_while_a_trace_looks_for_writes_behind_its
         thread.join()
     torch.manual_seed(0)
     assert drawn == [float(torch.rand(())) for _ in drawn]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="the system does not tell the time of each thread")
+def test_threads_in_which_torch_computes_are_told_apart_from_those_of_python() -> None:
+    x = torch.rand(1500, 1500)
+    before = AllThreads()
+    x @ x
+    assert not before.have_run()
+    other = threading.Thread(target=lambda: sum(range(100_000)))
+    other.start()
+    other.join()
+    assert before.have_run()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from contextlib import suppress
@@ -11,6 +12,8 @@ from typing import Any, cast
 # interrupt may leave taken; then no thread can start any more.
 _ACTIVE: dict[int, threading.Thread] = cast(Any, threading)._active
 _HAS_CLOCKS = hasattr(time, "pthread_getcpuclockid")
+_TASKS = "/proc/self/task"
+_HAS_TASKS = os.path.isdir(_TASKS)
 
 
 def is_only_thread() -> bool:
@@ -38,9 +41,11 @@ class OtherThreads:
 
 
 class AllThreads:
-    """How much processor time all other threads have used when this is made, those that have ended among them. 1 us.
+    """How much processor time all other threads have used when this is made, those that have ended among them.
 
-    Threads in which torch computes count too; after a kernel they wait for the next one for some milliseconds, running.
+    Threads in which torch computes, which Python has not started, do not count where the system tells the time of each
+    (Linux): a kernel on a large tensor uses them, and they run on for a while, waiting for the next one. Some
+    microseconds for each such thread.
     """
 
     def __init__(self) -> None:
@@ -73,7 +78,23 @@ def _used_by_each() -> dict[int, int]:
 
 
 def _used_by_all() -> tuple[int, int]:
-    """Return between which bounds the time that all other threads have used lies, in nanoseconds."""
-    before = time.thread_time_ns()
+    """Return between which bounds the time that all other threads have used lies, in nanoseconds.
+
+    That of threads which Python has not started is left out as far as the system tells it.
+    """
+    before = time.thread_time_ns() + _used_by_native()
     of_all = time.process_time_ns()
-    return of_all - time.thread_time_ns(), of_all - before
+    return of_all - time.thread_time_ns() - _used_by_native(), of_all - before
+
+
+def _used_by_native() -> int:
+    """Return how many nanoseconds the threads have run that live and that Python has not started; 0 if unknown."""
+    if not _HAS_TASKS:
+        return 0
+    of_python = {thread.native_id for thread in list(_ACTIVE.values())} | {threading.get_native_id()}
+    used = 0
+    for number in map(int, os.listdir(_TASKS)):
+        if number not in of_python:
+            with suppress(OSError):  # it has ended since
+                used += time.clock_gettime_ns(~number << 3 | 6)  # Linux' clock of the processor time of a thread
+    return used
