@@ -210,3 +210,33 @@ def test_a_pattern_leaves_out_modules_that_do_not_run(request_: Any) -> None:
     tensors = {key: value for key, value in found.items() if isinstance(values.get(key), torch.Tensor)}
     assert len(tensors) > 3
     assert all(torch.equal(value, values[key]) for key, value in tensors.items())
+
+
+@pytest.mark.parametrize("key", [[featx.Feature("C", pool="avg")], (featx.Feature("C", pool="avg"),)])
+def test_a_list_of_one_feature_does_what_the_feature_says(key: Any) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU()).eval()
+    x = torch.rand(2, 3, 5, 5)
+    found = featx.create_feature_extractor(model, {"0": key}, example_inputs=x)(x)
+    torch.testing.assert_close(found["C"], model[0](x).mean((2, 3)))
+
+
+def test_a_value_that_two_patterns_match_is_returned_for_each() -> None:
+    model = nn.Sequential(*(nn.Conv2d(3, 3, 1) for _ in range(3))).eval()
+    x = torch.rand(2, 3, 5, 5)
+    request: Any = {
+        "*": featx.Feature("avg *", pool="avg"),
+        "[02]": featx.Feature("max *", pool="max"),
+        nn.Conv2d: "* whole",
+    }
+    found = featx.create_feature_extractor(model, request, example_inputs=x)(x)
+    value = x
+    expected: dict[str, torch.Tensor] = {}
+    for place, layer in enumerate(model):
+        value = layer(value)
+        expected[f"avg {place}"], expected[f"{place} whole"] = value.mean((2, 3)), value
+        if place in (0, 2):
+            expected[f"max {place}"] = value.amax((2, 3))
+    assert found.keys() == expected.keys()
+    for key, each in expected.items():
+        torch.testing.assert_close(found[key], each)
+    assert list(featx.create_feature_extractor(model, ["*", "[02]"], example_inputs=x)(x)) == ["0", "1", "2"]

@@ -180,16 +180,15 @@ class _Parts:
         return bool(found)
 
     def _add_all(self, what: str, found: Mapping[str, tuple[str, ...]], key: _Key) -> None:
-        new = {name: groups for name, groups in found.items() if name not in self.keys}
         for text in [each.key for each in _features(key)]:
             if text is not None and "*" not in text and len(found) > 1:
                 raise RequestError(
                     f"{self._argument} gives the key '{text}' to all {len(found)} values of '{what}'; put a * into the "
                     f"key, such as '{text}*', which stands for what the pattern has matched"
                 )
-        for name, groups in new.items():
+        for name, groups in found.items():
             self._put(name, key, groups)
-        self.expanded[what] = list(new)
+        self.expanded[what] = list(found)
 
     def _put_once(self, name: str, key: _Key) -> None:
         if name in self.keys and name not in {each for names in self.expanded.values() for each in names}:
@@ -203,9 +202,11 @@ class _Parts:
             features.append(
                 replace(feature, key=name if text is None else text if groups is None else _filled(text, groups))
             )
-        first = str(features[0].key)
-        self.keys[name] = first
-        if len(features) > 1 or isinstance(key, Feature):
+        if name in self.keys:  # another pattern has matched it too
+            known = self.features.get(self.keys[name], (Feature(self.keys[name]),))
+            features = [*known, *(each for each in features if each not in known)]
+        first = self.keys.setdefault(name, str(features[0].key))
+        if features != [Feature(first)]:
             self.features[first] = tuple(features)
 
     def request(self) -> Request:
