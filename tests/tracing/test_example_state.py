@@ -211,3 +211,82 @@ def test_attribute_of_a_layer_that_forward_sets_to_what_it_is_may_stay() -> None
     model, x = ChangesALayer(0.5).eval(), torch.rand(2, 4)
     extractor = featx.create_feature_extractor(model, ["output"], example_inputs=x)
     assert torch.equal(extractor(x)["output"], model(x))
+
+
+class CannotBeFollowed(nn.Module):
+    """Is kept whole, for its `try`, and goes by what the module around it has set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.scale, self.mask = nn.Linear(4, 4), 1.0, None
+        self.register_buffer("shift", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x) * self.scale + self.shift
+        y = y if self.mask is None else y * self.mask
+        try:
+            return y + y.sum()
+        except RuntimeError:
+            return y
+
+
+class SetsOnAChild(nn.Module):
+    def __init__(self, change: Callable[[Any, torch.Tensor], None]) -> None:
+        super().__init__()
+        self.child, self.head, self.change = CannotBeFollowed(), nn.Linear(4, 2), change
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.change(self.child, x)
+        return self.head(self.child(x))
+
+
+SETS: list[Callable[[Any, torch.Tensor], None]] = [
+    lambda child, x: setattr(child, "scale", 0.5),
+    lambda child, x: setattr(child, "scale", x.shape[0]),
+    lambda child, x: setattr(child, "mask", x > 0),
+    lambda child, x: setattr(child, "shift", x.mean(0).detach()),
+]
+
+
+@pytest.mark.parametrize("change", SETS, ids=["number", "size", "tensor", "buffer"])
+def test_what_is_set_on_a_module_that_stays_whole_is_refused(change: Callable[[Any, torch.Tensor], None]) -> None:
+    for trace in (lambda model, x: featx.trace(model, x), lambda model, x: _output_of(model, x)):
+        with pytest.raises(TraceError, match="of or inside 'child', which is kept whole"):
+            trace(SetsOnAChild(change).eval(), torch.rand(2, 4))
+
+
+def _output_of(model: nn.Module, x: torch.Tensor) -> nn.Module:
+    return featx.create_feature_extractor(model, ["output"], example_inputs=x)
+
+
+class Rebuilds(nn.Module):
+    def __init__(self, change: Callable[[Any], None]) -> None:
+        super().__init__()
+        self.linear, self.other, self.norm = nn.Linear(4, 4), nn.Linear(4, 4), nn.BatchNorm1d(4)
+        self.layers, self.change = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), change
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.change(self)
+        return self.layers(self.norm(self.other(self.linear(x))))
+
+
+REBUILDS: dict[str, Callable[[Any], None]] = {
+    "no bias": lambda model: setattr(model.linear, "bias", None),
+    "tied": lambda model: setattr(model.other, "weight", model.linear.weight),
+    "statistics": lambda model: setattr(model.norm, "running_mean", torch.ones(4)),
+    "another layer": lambda model: model.layers.__setitem__(1, nn.GELU()),
+    "one more": lambda model: model.layers.add_module("2", nn.Tanh()),
+}
+
+
+@pytest.mark.parametrize("change", REBUILDS)
+def test_layers_that_forward_rebuilds_are_refused(change: str) -> None:
+    for trace in (lambda model, x: featx.trace(model, x), _output_of):
+        with pytest.raises(TraceError, match=r"forward replaces '\w+' of '\w+'"):
+            trace(Rebuilds(REBUILDS[change]).eval(), torch.rand(3, 4))
+
+
+def test_weights_that_are_tied_already_may_be_tied_in_forward() -> None:
+    model, x = Rebuilds(REBUILDS["tied"]).eval(), torch.rand(3, 4)
+    expected = model(x)
+    assert torch.equal(_output_of(model, x)(x)["output"], expected)

@@ -367,7 +367,7 @@ def test_threads_in_which_torch_computes_are_told_apart_from_those_of_python() -
     before = AllThreads()
     x @ x
     assert not before.have_run()
-    other = threading.Thread(target=lambda: sum(range(100_000)))
+    other = threading.Thread(target=lambda: sum(range(2_000_000)))
     other.start()
     other.join()
     assert before.have_run()

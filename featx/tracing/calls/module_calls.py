@@ -24,6 +24,7 @@ from featx.tracing.objects.module_tree import modules_of
 from featx.tracing.recording.lineage import Part
 from featx.tracing.recording.recorder import STORED_BY_HOOK, Recorder
 from featx.tracing.replica.mode_reads import mode_of
+from featx.tracing.replica.module_state import parts_of, replaced_part
 from featx.tracing.replica.modules import has_hooks, has_own_call
 from featx.tracing.replica.replica import Replica
 from featx.tracing.side_effects.state_checks import StateChecks
@@ -31,6 +32,7 @@ from featx.tracing.signals import (
     ModifiedFromOutside,
     NeedsRealValues,
     RunsOnOtherParameters,
+    UnsupportedSideEffect,
     UnsupportedValue,
     Untraceable,
 )
@@ -184,6 +186,7 @@ class ModuleCalls:
         recorder = self._recorder
         self._measured.context.check_numbers()  # those that the code around the call has changed
         caller, attempt = self._caller, _Checkpoint(recorder, self._checks)
+        changed, parts = self._checks.states.changed_by_others(module), parts_of(module)
         try:
             if path in self._opening.whole:
                 raise Untraceable(self._opening.whole[path])
@@ -196,6 +199,9 @@ class ModuleCalls:
             result = forward(*args, **kwargs)
             if not isinstance(result, (tuple, list, dict)):
                 self._take_parts(result, attempt.scope)
+            replaced = replaced_part(module, parts)
+            if replaced is not None:
+                raise UnsupportedSideEffect(f"forward replaces '{replaced}' of '{path}', and a graph does not,")
             self._checks.check(module)
             self._checks.opened_modules.add(module)
             if path in self._opening.asked_for:
@@ -205,6 +211,11 @@ class ModuleCalls:
             recorder.interrupts.raise_behind(error)
             if not self._may_stay_opaque(module):
                 raise
+            if changed is not None:  # a graph that calls it does not change that
+                raise ModifiedFromOutside(
+                    f"forward changes the attribute '{changed}' of or inside '{path}', which is kept whole "
+                    f"({error.what.rstrip(' ,')}),"
+                ) from error
             # The nodes that were recorded inside are erased, and the module becomes one node.
             attempt.roll_back(module)
             self._measured.context.accept_numbers()
@@ -273,6 +284,9 @@ class ModuleCalls:
             raise Untraceable(f"forward switches '{path}' between train and eval mode")
         constants = self._recorder.earlier.constants
         for inner in modules_of(module):
+            replaced = self._checks.states.replaced_part(inner)
+            if replaced is not None:
+                raise RunsOnOtherParameters(f"'{path}' runs with another '{replaced}' than its own")
             if has_hooks(inner) and not self._has_hooks_of_model(inner):
                 raise Untraceable(f"forward registers a hook on '{path}' or inside it, which would not run in a trace,")
             for value in inner._parameters.values():

@@ -225,7 +225,7 @@ def _check_identity(tracer: ExampleTracer, args: Any, kwargs: Any, trace: Exampl
 def _module_that_differs(first: Graph, second: Graph) -> str:
     """Return the path of the innermost module in which the graphs begin to differ, or ""."""
     node = next((node for node in first_difference(first, second) or () if node.op != "output"), None)
-    around = [] if node is None else [path for path in node.meta["nn_module_stack"] if path != node.target]
+    around = [] if node is None else [path for path in node.meta.get("nn_module_stack", {}) if path != node.target]
     return around[-1] if around else ""
 
 

@@ -13,6 +13,8 @@ from typing import Any, cast
 _ACTIVE: dict[int, threading.Thread] = cast(Any, threading)._active
 _HAS_CLOCKS = hasattr(time, "pthread_getcpuclockid")
 _TASKS = "/proc/self/task"
+# A thread of Python that has ended is one of the system for that long, which looks like one that Python did not start.
+_SECONDS_TO_END = 0.002
 _HAS_TASKS = os.path.isdir(_TASKS)
 
 
@@ -49,11 +51,15 @@ class AllThreads:
     """
 
     def __init__(self) -> None:
+        self._known = _tasks()
         self._most = _used_by_all()[1]
 
     def have_run(self) -> bool:
         """Say whether one of them has run since."""
-        return _used_by_all()[0] > self._most
+        if not _tasks() <= self._known:
+            time.sleep(_SECONDS_TO_END)
+        # Each answer is a lower bound, and a bad one where this thread had to wait in the middle of it.
+        return any(_used_by_all()[0] > self._most for _ in range(3))
 
 
 def _used_by_each() -> dict[int, int]:
@@ -87,13 +93,15 @@ def _used_by_all() -> tuple[int, int]:
     return of_all - time.thread_time_ns() - _used_by_native(), of_all - before
 
 
+def _tasks() -> set[str]:
+    return set(os.listdir(_TASKS)) if _HAS_TASKS else set()
+
+
 def _used_by_native() -> int:
     """Return how many nanoseconds the threads have run that live and that Python has not started; 0 if unknown."""
-    if not _HAS_TASKS:
-        return 0
     of_python = {thread.native_id for thread in list(_ACTIVE.values())} | {threading.get_native_id()}
     used = 0
-    for number in map(int, os.listdir(_TASKS)):
+    for number in map(int, _tasks()):
         if number not in of_python:
             with suppress(OSError):  # it has ended since
                 used += time.clock_gettime_ns(~number << 3 | 6)  # Linux' clock of the processor time of a thread

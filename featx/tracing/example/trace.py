@@ -99,7 +99,11 @@ class ExampleTrace:
         results = self._results = Results(recorder)
         on_write = self._model_writes(model_context).on_write if self.is_real else None
         self._torch_calls = TorchCalls(recorder, results, on_write, self._saved_globals)
-        self.checks = StateChecks(recorder, self._check_module, self.replica.paths)
+        before = conditions.before
+        if before is not None:
+            before.put_back_tensors()
+        earlier = None if before is None else before.checks.states
+        self.checks = StateChecks(recorder, self._check_module, self.replica.paths, earlier)
         self.checks.opened_modules.add(self.replica.root)
         measured = MeasuredCalls(recorder, results, self._torch_calls, model_context, self.replica)
         self._module_calls = ModuleCalls(
@@ -137,9 +141,7 @@ class ExampleTrace:
             recorder.call_record = Record()
         if before is not None:
             self.checks.absent, self.checks.read_first = before.checks.absent, before.checks.read_first
-            before.put_back_tensors()
             recorder.earlier = before._kept.alive(self.replica.paths)
-            self.checks.states = ModuleStates(self.replica.paths, before.checks.states)
         if earlier is not None:
             self.numbers.expected, self.numbers.expected_ties = earlier.numbers.values, earlier.numbers.ties
             # Where that was a trace for real, this one may be told what it read.

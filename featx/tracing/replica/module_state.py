@@ -12,9 +12,15 @@ import torch
 from torch import nn
 
 from featx.ir.memory import memory_of
+from featx.ir.torch_layers import is_torch_layer
 from featx.tracing.objects.containers import DEPTH_IN_MODULES, containers_in, copy_of
 
 _ABSENT = object()
+_PARTS = ("_parameters", "_modules")
+_LAYER_PARTS = (*_PARTS, "_buffers")
+# By the name of the dict of a module that holds them: their names, and they.
+Parts = list[tuple[str, tuple[str, ...], tuple[Any, ...]]]
+_EMPTY: dict[str, tuple[str, tuple[str, ...], tuple[Any, ...]]] = {name: (name, (), ()) for name in _LAYER_PARTS}
 _PLAIN = frozenset({bool, int, float, complex, str, type(None)})
 _KEPT = _PLAIN | {list, dict, set}
 # Not put back: what nn.Module itself keeps, which other threads may change meanwhile, and what the trace lays over it.
@@ -226,6 +232,36 @@ class LayerState:
                 state[name] = self._attributes[name]
             else:
                 del state[name]
+
+
+def parts_of(module: nn.Module) -> Parts:
+    """Return the parameters and submodules of a module, and the buffers of a layer of torch. O(parts)."""
+    state = module.__dict__
+    names = _LAYER_PARTS if is_torch_layer(type(module)) else _PARTS
+    # A scripted module holds them elsewhere.
+    held = ((name, state[name]) for name in names if isinstance(state.get(name), dict))
+    return [(name, tuple(parts), tuple(parts.values())) if parts else _EMPTY[name] for name, parts in held]
+
+
+def replaced_part(module: nn.Module, before: Parts) -> str | None:
+    """Return the name of one of `parts_of(module)` that is not what it was, is gone or is new; None where all are."""
+    state = module.__dict__
+    for name, names, parts in before:
+        held = state[name]
+        if len(held) != len(parts) or (parts and not all(map(is_, held.values(), parts))):
+            known = dict(zip(names, parts, strict=True))
+            changed = (each for each in {**held, **known} if held.get(each, _ABSENT) is not known.get(each, _ABSENT))
+            return next(changed, None)  # None where another order is all
+    return None
+
+
+def put_back_parts(module: nn.Module, before: Parts) -> None:
+    """Let a module have these parts again."""
+    if replaced_part(module, before) is not None:
+        for name, names, parts in before:
+            held = module.__dict__[name]
+            held.clear()
+            held.update(zip(names, parts, strict=True))
 
 
 def is_alias(value: Any, tensor: torch.Tensor) -> bool:

@@ -8,7 +8,7 @@ from torch import nn
 
 from featx.ir.torch_layers import is_torch_layer
 from featx.tracing.objects.module_tree import modules_of
-from featx.tracing.replica.module_state import LayerState, ModuleState
+from featx.tracing.replica.module_state import LayerState, ModuleState, parts_of, put_back_parts, replaced_part
 
 _State = ModuleState | LayerState
 
@@ -25,7 +25,9 @@ class ModuleStates:
     """
 
     def __init__(self, modules: Iterable[nn.Module], earlier: ModuleStates | None = None) -> None:
+        modules = list(modules)
         self._latest = {module: _state_of(module) for module in modules}
+        self._parts = {module: parts_of(module) for module in modules} if earlier is None else earlier._parts.copy()
         # What a second call leaves is judged like what the first one left, by what was there before both.
         self._initial = dict(self._latest) if earlier is None else earlier._initial
         # What each entry of `_latest` was ahead of a call that changed it.
@@ -46,14 +48,18 @@ class ModuleStates:
         undone = self._earlier[mark:]
         del self._earlier[mark:]
         self._latest.update(reversed(undone))
-        _restore(self._latest[inner] for inner in {*self._at_or_inside(module), *(inner for inner, _ in undone)})
+        changed = {*self._at_or_inside(module), *(inner for inner, _ in undone)}
+        _restore(self._latest[inner] for inner in changed)
+        for inner in changed:
+            put_back_parts(inner, self._parts[inner])
 
     def note_call(self, module: nn.Module) -> None:
         """Take what a module and those inside it are like as the work of its call, which is over."""
         for inner in self._at_or_inside(module):
-            if self._latest[inner].difference() is not None:
+            if self._latest[inner].difference() is not None or self.replaced_part(inner) is not None:
                 self._earlier.append((inner, self._latest[inner]))
                 self._latest[inner] = _state_of(inner)
+                self._parts[inner] = parts_of(inner)
 
     @property
     def are_changed_by_calls(self) -> bool:
@@ -78,6 +84,13 @@ class ModuleStates:
     def changed_attribute(self, module: nn.Module) -> str | None:
         """Return an attribute of a module that is another than after its last call."""
         return self._latest[module].difference()
+
+    def replaced_part(self, module: nn.Module) -> str | None:
+        """Return the name of a parameter, buffer or submodule of a module that is another than after its last call.
+
+        Buffers of modules that are no layers of torch are told by `initial`.
+        """
+        return replaced_part(module, self._parts[module]) if module in self._parts else None
 
     def restore(self) -> None:
         """Put all modules back as they were at the start."""

@@ -23,6 +23,7 @@ class StateChecks:
         recorder: knows where values come from.
         check_calls: raises if a torch call did something that a graph would miss.
         paths: the modules of the replica, and their paths; an attribute too.
+        earlier: what an earlier call of them found.
 
     Attributes:
         states: what the modules were like at the start, and after their last calls.
@@ -35,11 +36,14 @@ class StateChecks:
         kept_input_message: what forward has kept of its inputs in a container, where a next call may find it.
     """
 
-    def __init__(self, recorder: Recorder, check_calls: Callable[[], None], paths: Mapping[nn.Module, str]) -> None:
+    def __init__(
+        self, recorder: Recorder, check_calls: Callable[[], None], paths: Mapping[nn.Module, str],
+        earlier: ModuleStates | None,
+    ) -> None:  # fmt: skip
         self._recorder = recorder
         self._check_calls = check_calls
         self.paths = paths
-        self.states = ModuleStates(paths)
+        self.states = ModuleStates(paths, earlier)
         self.training = {module: mode_of(module) for module in paths}
         self.opened_modules: set[nn.Module] = set()
         self.opaque_paths: set[str] = set()
@@ -83,6 +87,12 @@ class StateChecks:
         # methods were called: they are code of whoever called them.
         ran_whole: set[str] = set()
         for module, path in self.paths.items():
+            replaced = self.states.replaced_part(module)
+            if replaced is not None:
+                raise UnsupportedSideEffect(
+                    f"forward replaces '{replaced}' of '{path}', and a graph does not: do it in __init__, or call the "
+                    "model once before,"
+                )
             if path in self.opaque_paths or path.rpartition(".")[0] in ran_whole:
                 ran_whole.add(path)
             if module in self.opened_modules or path not in ran_whole:
