@@ -84,7 +84,7 @@ class AdaptiveExtractor(nn.Module):
                 held_last[self.training] = extractor
                 return result
         extractor = trace_for_input(lambda: self.__dict__["_build"](Example(args, kwargs, "this input")))
-        check_cases(self._in_mode(each).graph for each in (*self.extractors, extractor))
+        check_cases((self._in_mode(each).graph for each in (*self.extractors, extractor)), self.model)
         result = self._in_mode(extractor)(*args, **kwargs)
         self.__dict__["_extractors"].append(extractor)
         held_last[self.training] = extractor

@@ -259,3 +259,58 @@ def test_attributes_that_are_kept_change_no_names() -> None:
     example = torch.rand(3, 4)
     names = [featx.get_graph_node_names(kind(), example_inputs=example) for kind in (Splits, KeepsParts)]
     assert names[0] == names[1]
+
+
+class Observes(nn.Module):
+    """Writes a buffer in train mode that it reads in eval mode alone."""
+
+    amax: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 2)
+        self.register_buffer("amax", torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        if self.training:
+            self.amax.copy_(torch.maximum(self.amax, y.abs().max().detach()[None]))
+        else:
+            y = y / self.amax
+        return self.last(y)
+
+
+def test_a_buffer_that_one_mode_writes_and_the_other_reads_is_written() -> None:
+    model = Observes()
+    twin = copy.deepcopy(model)
+    x = torch.rand(6, 4) * 5
+    nodes = {"train_return_nodes": ["first", "output"], "eval_return_nodes": ["output"]}
+    extractor = featx.create_feature_extractor(model, example_inputs=x, suppress_diff_warning=True, **nodes)
+    for scale in (1.0, 3.0):
+        extractor.train()(x * scale)
+        twin.train()(x * scale)
+        assert torch.equal(model.amax, twin.amax)
+        assert torch.equal(extractor.eval()(x)["output"], twin.eval()(x))
+
+
+class Accumulates(nn.Module):
+    total: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.register_buffer("total", torch.zeros(4))
+
+    def forward(self, x: Tensor, use: bool = False) -> Tensor:
+        y = self.first(x)
+        self.total += y.detach().mean(0)
+        return y + self.total if use else y + 1
+
+
+def test_a_buffer_that_one_case_does_not_write_and_another_reads_is_refused() -> None:
+    x = torch.rand(6, 4)
+    model = Accumulates().eval()
+    extractor = featx.create_feature_extractor(model, ["output"], example_inputs=(x,), adaptive=True)
+    assert torch.equal(extractor(x)["output"], model(x))
+    with pytest.raises(featx.SpecializationError, match="the tensor would be out of date"):
+        extractor(x, True)

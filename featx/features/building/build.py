@@ -13,7 +13,7 @@ from featx.errors import DrawnAwayError, RequestError, TraceError
 from featx.examples import Example
 from featx.features.building.cases import Cases
 from featx.features.building.decisions import branches_on_inputs
-from featx.features.building.left_attributes import left_by, note_left, text_of
+from featx.features.building.left_attributes import left_by, note_left, state_use_of, tensors_left_out, text_of
 from featx.features.building.prune import prune
 from featx.features.building.raising_graph import raising_graph
 from featx.features.building.tracing import ModelTracing, TracedModel, TracerName
@@ -58,6 +58,7 @@ def build(model: nn.Module, requests: dict[bool, Request], options: Options, exa
     tracing = _tracing(model, options, example_inputs)
     try:
         modes = {training: _trace_mode(tracing, request, training, options) for training, request in requests.items()}
+        _keep_writes_for_other_mode(modes, tracing, options)
     finally:
         tracing.drop()
     _check_state_between(modes, tracing, model.training)
@@ -84,6 +85,19 @@ def build(model: nn.Module, requests: dict[bool, Request], options: Options, exa
         extractor.meta["example"] = tracing.example.without_values()
     extractor.meta["free_dims"] = {training: mode.free_dims for training, mode in modes.items()}
     return extractor
+
+
+def _keep_writes_for_other_mode(modes: Mapping[bool, _Mode], tracing: ModelTracing, options: Options) -> None:
+    """Let the graph of each mode write the tensors of the model that only the graph of the other one reads."""
+    uses = {training: state_use_of(mode.graph) for training, mode in modes.items() if mode.traced is not None}
+    for training, use in uses.items():
+        tracing.training = training
+        root = tracing.model_in_mode()
+        needed = set[int]().union(*(tensors_left_out(root, use, other) for other in uses.values()))
+        if needed:
+            modes[training].complete(tracing, options, frozenset(needed))
+    for mode in modes.values():
+        mode.traced = None
 
 
 def _tracing(model: nn.Module, options: Options, example_inputs: Any) -> ModelTracing:
@@ -147,6 +161,8 @@ class _Mode:
     infos: FeatureInfos = field(default_factory=lambda: FeatureInfos(()))
     features: list[Feature] = field(default_factory=lambda: list[Feature]())
     error: Exception | None = None
+    traced: TracedModel | None = None
+    _wanted: Mapping[str, Node] = field(default_factory=dict)
 
     def finish(self, traced: TracedModel, tracing: ModelTracing, options: Options) -> None:
         """Take what a trace found: the graph of what is wanted alone, with what is done to that."""
@@ -158,11 +174,18 @@ class _Mode:
         if starts is not None:
             root = tracing.model_in_mode()
             wanted = starts.make(traced.graph, wanted, traced.request, root, traced.free_dims)
-        self.graph = prune(traced.graph, wanted, tracing.model_in_mode())
+        self.traced, self._wanted = traced, wanted
+        self.complete(tracing, options)
+
+    def complete(self, tracing: ModelTracing, options: Options, read_elsewhere: frozenset[int] = frozenset()) -> None:
+        """Take of the graph what is wanted, and writes into what another graph reads; see `prune`."""
+        traced, wanted = self.traced, self._wanted
+        assert traced is not None
+        self.graph = prune(traced.graph, wanted, tracing.model_in_mode(), read_elsewhere)
         note_left(self.graph, traced.left)
         if tracing.edits is not None:
             tracing.edits.check_effect(self.graph)
-        self.free_dims = traced.free_dims if starts is None else None
+        self.free_dims = traced.free_dims if tracing.starts is None else None
         infos = self._infos(wanted, traced, tracing)
         features = {key: each for key, each in traced.request.features.items() if key in wanted}
         self.features = [each for several in features.values() for each in several]

@@ -103,7 +103,7 @@ class Cases:
             ) from None
         _LOGGER.info("%s: tracing again for an input of another kind: %s", name, refused)
         graph = trace_for_input(lambda: self._trace(self.model, module.training, Example(args, kwargs, "this input")))
-        check_cases([module.graph, *(known for known, _ in self._further[module.training]), graph])
+        check_cases([module.graph, *(known for known, _ in self._further[module.training]), graph], self.model)
         try:
             run = module.compiled(graph)
         except TargetError:

@@ -10,6 +10,7 @@ from math import inf
 from torch import nn
 
 from featx.errors import ForeignNodeError
+from featx.features.building.left_attributes import StateUse, note_state
 from featx.ir.effects import Effects
 from featx.ir.form import computes_form
 from featx.ir.graph import Graph
@@ -22,9 +23,13 @@ from featx.tree import clone_tensors
 
 # Nodes whose memory exists outside of a call.
 _OUTSIDE = ("placeholder", "get_attr")
+# Those that read or write tensors of the model.
+_STATEFUL = ("get_attr", "call_module")
 
 
-def prune(graph: Graph, wanted: Mapping[str, Node], root: nn.Module) -> Graph:
+def prune(
+    graph: Graph, wanted: Mapping[str, Node], root: nn.Module, read_elsewhere: frozenset[int] = frozenset()
+) -> Graph:
     """Copy the part of `graph` that `wanted` depends on, with an output that returns them as a dict by key.
 
     Nodes after the last requested one are removed. Calls that write into a value that is read later are kept even if
@@ -38,6 +43,8 @@ def prune(graph: Graph, wanted: Mapping[str, Node], root: nn.Module) -> Graph:
         graph: a traced graph of `root`.
         wanted: what to return, by key.
         root: the model, in the mode in which it was traced.
+        read_elsewhere: ids of tensors of the model that another graph of it reads: writes into them ahead of the last
+            wanted value are kept.
 
     Raises:
         ForeignNodeError: a wanted node belongs to another graph.
@@ -45,7 +52,7 @@ def prune(graph: Graph, wanted: Mapping[str, Node], root: nn.Module) -> Graph:
     for node in wanted.values():
         if node.graph is not graph or node.is_erased:
             raise ForeignNodeError(f"wanted node '{node.name}' is not in the graph that is pruned")
-    liveness = _Liveness(graph, set(wanted.values()), root)
+    liveness = _Liveness(graph, set(wanted.values()), root, read_elsewhere)
     overwritten = {node for node in wanted.values() if liveness.is_overwritten(node)}
     small = Graph(tracer_cls=graph.tracer_cls)
     copies: dict[Node, Node] = {}
@@ -60,6 +67,7 @@ def prune(graph: Graph, wanted: Mapping[str, Node], root: nn.Module) -> Graph:
                     clone = small.call_function(clone_tensors, (copies[each],), name=f"{copies[each].name}_clone")
                     (copies if behind else returned)[each] = clone
     small.output({key: returned[node] for key, node in wanted.items()})
+    note_state(small, liveness.state_use())
     return small
 
 
@@ -71,17 +79,20 @@ def last_needed(graph: Graph, wanted: Iterable[Node], root: nn.Module) -> Node:
 class _Liveness:
     """Which nodes of a graph must run so that the wanted ones have the values that the model computes."""
 
-    def __init__(self, graph: Graph, wanted: set[Node], root: nn.Module) -> None:
+    def __init__(
+        self, graph: Graph, wanted: set[Node], root: nn.Module, read_elsewhere: frozenset[int] = frozenset()
+    ) -> None:
         self.kept: set[Node] = set()
+        self._end = max(wanted)
+        self._read_elsewhere = read_elsewhere
         self._graph = graph
         self._root = root
         self._wanted = wanted
         self._effects = Effects(graph, root)
         self._memory = MemoryGroups(graph, self._effects)
         self._join_inputs_that_may_be_returned()
-        end = max(wanted)
         # What Python decided on the way to the wanted values must still hold.
-        self._required = wanted | self._guards_ahead_of(end)
+        self._required = wanted | self._guards_ahead_of(self._end)
         self._sweep()
         while self._require_state_writers():
             self._sweep()
@@ -208,12 +219,35 @@ class _Liveness:
             and not (state | state_of_decisions).isdisjoint(self._written_by(node))
             and (not self._effects.of(node).is_opaque or self._is_given_state(node))
         }
+        if self._read_elsewhere:
+            writers |= {
+                node
+                for node, paths in self._left_out()
+                if not tensors_at(self._root, paths).isdisjoint(self._read_elsewhere)
+            }
         if writers:
             # What they write follows from what Python has decided ahead of them.
             decisions |= writers | self._guards_ahead_of(max(writers))
         is_new = not decisions <= self._required
         self._required |= decisions
         return is_new
+
+    def state_use(self) -> StateUse:
+        """Return what of the model the kept part reads, and what the rest writes ahead of the last wanted value."""
+        read = frozenset(str(node.target) for node in self.kept if node.op in _STATEFUL)
+        return StateUse(read, frozenset[str]().union(*(paths for _, paths in self._left_out())))
+
+    def _left_out(self) -> list[tuple[Node, set[str]]]:
+        """Return calls ahead of the last wanted value that are not kept, with the paths of what they write."""
+        others = (node for node in self._graph.nodes if node not in self.kept and node < self._end)
+        written = {node: groups for node in others if (groups := self._written_by(node))}
+        paths: dict[int, set[str]] = {}
+        for node in self._graph.nodes if written else ():
+            if node.op in _STATEFUL:
+                group = self._memory.of(node) if node.op == "get_attr" else self._memory.state_of(node)
+                paths.setdefault(group, set()).add(str(node.target))
+        found = ((node, [paths[group] for group in groups if group in paths]) for node, groups in written.items())
+        return [(node, set[str]().union(*places)) for node, places in found if places]
 
     def _is_given_state(self, node: Node) -> bool:
         """Say whether a call whose writes were measured takes a tensor of the model itself."""
