@@ -125,3 +125,12 @@ def test_what_transformers_collects_inside_of_layers_that_are_kept_whole_is_foll
         assert torch.equal(found["aux_loss"], expected.aux_loss)
         for one, other in zip(found["router_logits"], expected.router_logits, strict=True):
             assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("name", ["past_key_values", "cache"])
+def test_a_cache_of_the_caller_that_the_model_fills_is_refused(name: str) -> None:
+    config = transformers.GPT2Config(n_embd=32, n_layer=2, n_head=2, vocab_size=50, bos_token_id=0, eos_token_id=0)
+    model = transformers.GPT2LMHeadModel(config).eval()
+    extractor = featx.create_feature_extractor(model, {"output": "all"})
+    with pytest.raises(featx.TraceError, match="run the model without a cache"):
+        extractor(input_ids=torch.tensor([[1]]), **{name: transformers.DynamicCache()})

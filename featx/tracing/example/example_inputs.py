@@ -111,8 +111,7 @@ class _Followed:
             return example
         if is_structure(example):
             self._check(check_form, form_of(example), f"input '{name}'")
-        is_starred = str(self._node.target).startswith("*")
-        return copy_structure(example, self._leaf, None if is_starred else self._note_copy)
+        return copy_structure(example, self._leaf, self._note_copy)
 
     def left_out(self, held: Any, name: str) -> None:
         """Check that an input is left out again, or is `held`: its default, or None where a graph cannot hold that."""
@@ -134,6 +133,8 @@ class _Followed:
         return value.copy() if is_array(value) else value
 
     def _note_copy(self, duplicate: Any, path: Path) -> None:
+        if not path and str(self._node.target).startswith("*"):
+            return  # Python itself makes the tuple of `*args` and the dict of `**kwargs`
         self.given.append((f"the input '{self._name}'", duplicate, contents_of(duplicate)))
         if not isinstance(duplicate, (tuple, list, dict)):  # those are made anew where they are passed on
             self._recorder.lineage.put(duplicate, self._part(path))

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from types import CodeType
 from typing import Any
 
+from featx.libraries import advice_for
 from featx.tracing.calls.torch_calls import TorchCalls
 from featx.tracing.environment.generators import SharedGenerators
 from featx.tracing.example.run_inputs import RunInputs
@@ -89,8 +90,13 @@ class FinalChecks:
         for what, container, before in (*self._inputs.contents, *self._results.objects):
             changed = [key for key, item in contents_of(container).items() if item is not before.get(key, _ABSENT)]
             if changed and not self._are_results(container, before, changed):
+                # A cache of transformers holds lists of lists.
+                around = next(
+                    (each for name, each, _ in self._inputs.contents if name == what and advice_for(each)), None
+                )
+                stored_in = container if around is None else around
                 raise UnsupportedSideEffect(
-                    f"forward stores a value in {what}, a {type(container).__name__},", container
+                    f"forward stores a value in {what}, a {type(stored_in).__name__},", stored_in
                 )
 
     def _are_results(self, container: Any, before: Mapping[Any, Any], changed: list[Any]) -> bool:
