@@ -102,3 +102,40 @@ def test_the_choices_of_the_example_hold_for_all_inputs(request_: list[str]) -> 
         found = extractor(**kwargs)["output"]
         assert list(found) == ["logits"]  # without a cache, as in the example that featx makes
         assert torch.equal(found.logits, model(**kwargs, use_cache=False).logits)
+
+
+def _average(tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return (tokens * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+
+
+def test_tokens_of_a_decoder_are_pooled_by_its_own_mask() -> None:
+    config = transformers.T5Config(
+        d_model=32, d_kv=8, d_ff=48, num_layers=1, num_heads=4, vocab_size=50, decoder_start_token_id=0
+    )
+    model = transformers.T5Model(config).eval()
+    ids = torch.arange(18).view(2, 9)
+    masks = torch.ones(2, 2, 9, dtype=torch.long)
+    masks[0, 1, 5:] = masks[1, 0, 3:] = 0
+    request: Any = {"decoder.final_layer_norm": [featx.Feature("pooled", pool="avg"), "tokens"]}
+    extractor = featx.create_feature_extractor(model, request)
+    both = {"input_ids": ids, "attention_mask": masks[0], "decoder_input_ids": ids}
+    found = extractor(**both, decoder_attention_mask=masks[1])
+    torch.testing.assert_close(found["pooled"], _average(found["tokens"], masks[1]))
+    for length in (9, 4, 9):
+        found = extractor(**{**both, "decoder_input_ids": ids[:, :length]})
+        torch.testing.assert_close(found["pooled"], found["tokens"].mean(1))
+
+
+@pytest.mark.parametrize("mask", [featx.Feature().mask, "attention_mask"], ids=["own", "named"])
+def test_a_mask_of_another_shape_is_refused(mask: str) -> None:
+    config = transformers.BertConfig(
+        hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=48, vocab_size=50
+    )
+    model = transformers.BertModel(config).eval()
+    ids, padding = torch.arange(18).view(2, 9), torch.ones(2, 1, 1, 9, dtype=torch.bool)
+    padding[1, ..., 5:] = False
+    feature = featx.Feature("pooled", pool="avg", mask=mask)
+    with pytest.raises(featx.RequestError, match=r"one value for each token.*'attention_mask' has the shape"):
+        featx.create_feature_extractor(
+            model, {"encoder.layer.0": feature}, example_inputs={"input_ids": ids, "attention_mask": padding}
+        )

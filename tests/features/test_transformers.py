@@ -127,6 +127,7 @@ def test_what_transformers_collects_inside_of_layers_that_are_kept_whole_is_foll
             assert torch.equal(one, other)
 
 
+@pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated")
 @pytest.mark.parametrize("name", ["past_key_values", "cache"])
 def test_a_cache_of_the_caller_that_the_model_fills_is_refused(name: str) -> None:
     config = transformers.GPT2Config(n_embd=32, n_layer=2, n_head=2, vocab_size=50, bos_token_id=0, eos_token_id=0)

@@ -17,6 +17,15 @@ MAPS, SEQUENCES, VOLUMES = ("NCHW", "NHWC"), ("NCL", "NLC"), ("NCDHW", "NDHWC")
 _LAYOUTS = (*MAPS, *SEQUENCES, *VOLUMES)
 
 
+class OwnMask(str):
+    """The name of the mask that `Feature` looks for where none is named."""
+
+    __slots__ = ()
+
+
+OWN_MASK = OwnMask("attention_mask")
+
+
 @dataclass(frozen=True)
 class Feature:
     """A requested value and what is done to it, in the order of these arguments; it stands in the place of a key.
@@ -42,7 +51,8 @@ class Feature:
         of_stride: the side of the patches that tokens stand for, where the trace cannot tell: the image has
             `height // of_stride * width // of_stride` of them, behind the prefix tokens.
         mask: the input of shape (N, L) that is not 0 for the tokens that `pool` is to count. By default it is
-            `attention_mask`, where the model has such an input and it has one value for each token; None counts all.
+            `attention_mask`, and `decoder_attention_mask` for what is computed from a decoder's input, where the model
+            gets such an input. None counts all.
 
     Raises:
         ArgumentTypeError: an argument is of the wrong type, or an unknown name.
@@ -59,7 +69,7 @@ class Feature:
     of_layout: str | None = None
     prefix_tokens: PrefixTokens = "keep"
     of_stride: int | None = None
-    mask: str | None = "attention_mask"
+    mask: str | None = OWN_MASK
 
     def __post_init__(self) -> None:
         if type(self.detach) is not bool or type(self.flatten) is not bool:

@@ -16,9 +16,16 @@ def pool_tokens(tokens: torch.Tensor, how: str, mask: torch.Tensor | None = None
 
     Returns:
         A tensor of shape (N, C).
+
+    Raises:
+        ValueError: the mask has another shape.
     """
     if mask is None:
         mask = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
+    if mask.shape != tokens.shape[:2]:
+        raise ValueError(
+            f"the mask for pooling has the shape {tuple(mask.shape)}, and the tokens are {tuple(tokens.shape[:2])}"
+        )
     counts = mask != 0
     if how in ("cls", "last"):
         places = torch.arange(tokens.shape[1], device=tokens.device)

@@ -15,8 +15,9 @@ from featx.errors import RequestError
 from featx.features.describing.images import ImageInput
 from featx.features.describing.info import FeatureInfo
 from featx.features.describing.shapes import shapes_in
-from featx.features.requests.feature import MAPS, SEQUENCES, Feature
+from featx.features.requests.feature import MAPS, SEQUENCES, Feature, OwnMask
 from featx.features.requests.pooling import pool_tokens
+from featx.ir.ancestors import with_ancestors
 from featx.ir.effects import MeasuredEffects
 from featx.ir.graph import Graph
 from featx.ir.node import Node
@@ -28,6 +29,10 @@ from featx.tree import clone_tensors
 # Where the modules are that the user gives for features.
 HEADS = "feature_heads"
 _GEM_POWER, _GEM_LEAST = 3.0, 1e-6
+
+
+# What the tokens of a decoder are computed from, in encoder-decoder models of transformers.
+_DECODER_INPUTS = ("decoder_input_ids", "decoder_inputs_embeds")
 
 
 @dataclass(frozen=True)
@@ -130,7 +135,7 @@ def _processed(
 def _value_of(
     graph: Graph, node: Node, key: str, feature: Feature, info: FeatureInfo, image: ImageInput | None
 ) -> tuple[Node, FeatureInfo]:
-    mask = _mask_of_tokens(graph, feature, info) if feature.pool is not None else None
+    mask = _mask_of_tokens(graph, node, feature, info) if feature.pool is not None else None
     steps, info = _steps(feature, info, image, mask)
     for step in steps:  # at once, so that no whole map is kept until the end
         with graph.inserting_before(node.next):
@@ -189,26 +194,32 @@ def with_heads(model: nn.Module, features: Iterable[Feature]) -> nn.Module:
     return root
 
 
-def _mask_of_tokens(graph: Graph, feature: Feature, info: FeatureInfo) -> Node | None:
+def _mask_of_tokens(graph: Graph, node: Node, feature: Feature, info: FeatureInfo) -> Node | None:
     """Return the input that says which tokens of a text count, if there is one.
 
     Raises:
-        RequestError: the one that is named is no input, or has another shape than the tokens.
+        RequestError: the one that is named is no input, or has another shape than the tokens; or none is named, and the
+            value is computed with a mask of another shape.
     """
-    own = Feature.mask
-    if feature.mask is None or (feature.mask == own and (feature.of_layout or info.layout) != "NLC"):
+    is_own = isinstance(feature.mask, OwnMask)
+    if feature.mask is None or (is_own and (feature.of_layout or info.layout) != "NLC"):
         return None
-    mask = next((node for node in graph.find_nodes(op="placeholder") if node.target == feature.mask), None)
+    inputs = {str(each.target): each for each in graph.find_nodes(op="placeholder")}
+    sources = with_ancestors([node])
+    is_of_decoder = is_own and any(inputs.get(name) in sources for name in _DECODER_INPUTS)
+    name = f"decoder_{feature.mask}" if is_of_decoder else str(feature.mask)
+    mask = inputs.get(name)
     tokens = None if info.shape is None else info.shape[:2]
     shape = None if mask is None else mask.meta.get("shape")
-    if shape is not None and tokens == tuple(shape) and (info.stride is None or feature.mask != own):
+    if mask is not None and shape is not None and tokens == tuple(shape) and (info.stride is None or not is_own):
         return mask
-    if feature.mask == own:
+    if is_own and (shape is None or mask not in sources or info.stride is not None):
         return None
     found = "is no input" if mask is None else f"has the shape {shape}"
+    way = "; mask=None counts all tokens, those of padding too" if is_own else ""
     raise RequestError(
-        f"mask must name an input of the shape {tokens}, one value for each token of '{info.node}'; '{feature.mask}' "
-        f"{found}"
+        f"mask must name an input of the shape {tokens}, one value for each token of '{info.node}'; '{name}' "
+        f"{found}{way}"
     )
 
 
