@@ -284,3 +284,22 @@ def test_an_extractor_that_leaves_the_mask_out_is_not_compiled(compiler: str) ->
     extractor = featx.create_feature_extractor(_bert(), ["encoder.layer.0"], example_inputs=texts).eval()
     with pytest.raises(featx.SpecializationError, match="make the extractor with an example whose mask has a 0"):
         _TEXT_COMPILERS[compiler](extractor)
+
+
+@pytest.mark.slow
+def test_an_extractor_of_a_causal_model_without_a_mask_is_exported() -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        vocab_size=60,
+    )
+    model = transformers.LlamaModel(config).eval()
+    example = {"input_ids": torch.arange(16).view(2, 8), "use_cache": False}
+    extractor = featx.create_feature_extractor(model, {"norm": "last"}, example_inputs=example).eval()
+    exported = torch.export.export(extractor, (), example).module()
+    torch.testing.assert_close(exported(**example)["last"], model(**example).last_hidden_state)

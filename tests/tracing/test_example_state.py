@@ -290,3 +290,37 @@ def test_weights_that_are_tied_already_may_be_tied_in_forward() -> None:
     model, x = Rebuilds(REBUILDS["tied"]).eval(), torch.rand(3, 4)
     expected = model(x)
     assert torch.equal(_output_of(model, x)(x)["output"], expected)
+
+
+class Context:
+    """Its attributes are those of the class until somebody assigns them."""
+
+    scale = 1.0
+
+
+class ReadsContext(nn.Module):
+    def __init__(self, context: Context) -> None:
+        super().__init__()
+        self.linear, self.context = nn.Linear(4, 4), context
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) * self.context.scale
+
+
+class SetsContext(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.context = Context()
+        self.reads = ReadsContext(self.context)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.context.scale = float(x.shape[0])
+        return self.reads(x)
+
+
+def test_objects_with_attributes_of_their_class_are_left_alone() -> None:
+    model, x = SetsContext().eval(), torch.rand(3, 4)
+    for trace in (lambda: featx.trace(model, x), lambda: _output_of(model, x)):
+        with pytest.raises(TraceError):
+            trace()
+        assert vars(model.context) == {}

@@ -17,6 +17,7 @@ from featx.tracing.calls.value_log import ValueLog
 from featx.tracing.recording.lineage import Part
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.recording.results import Results
+from featx.tracing.side_effects.forward_side_effects import depends_on_inputs
 from featx.tracing.signals import Untraceable
 from featx.tracing.source.syntax_queries import what_follows
 
@@ -205,7 +206,10 @@ class TensorReads:
             frame = recorder.model_frame()
             if function is bool and frame is not None and reads_no_values_when_compiled(frame):
                 # No bool() for torch.export to stop at.
-                recorder.guard(cast(Node, recorder.create_arg(args[0])), result, "bool()", eager_only=True)
+                asked = cast(Node, recorder.create_arg(args[0]))
+                # Positions that follow from sizes are those of one text, which a mask for several leaves as it is.
+                when_compiled = "no" if depends_on_inputs(asked) else "pass"
+                recorder.guard(asked, result, "bool()", when_compiled=when_compiled)
                 return result
             # TorchScript knows `x.dim()` and not `torch.Tensor.dim(x)`.
             is_method = isinstance(function, MethodDescriptorType)

@@ -33,14 +33,15 @@ def _hint() -> str:  # a function, because TorchScript reads no global strings
 
 
 @runtime_check
-def check_decision(value: Any, expected: Any, what: str, eager_only: bool = False) -> None:
+def check_decision(value: Any, expected: Any, what: str, when_compiled: str = "check") -> None:
     """Raise unless `value` is what the model saw on the example.
 
     Args:
         value: what the model sees now.
         expected: what it saw on the example.
         what: names that, for the message.
-        eager_only: under torch.compile, torch.export and torch.jit.trace the model decides "no", without the value.
+        when_compiled: what holds under torch.compile, torch.export and torch.jit.trace, where the model may not ask for
+            the value: "no", it decides so then; "pass", it computes the same in both cases; "check", it asks.
 
     Raises:
         SpecializationError: it is not; `what` says what was decided, and where.
@@ -48,8 +49,8 @@ def check_decision(value: Any, expected: Any, what: str, eager_only: bool = Fals
     if torch.jit.is_scripting():
         if not is_same_in_script(value, expected):
             raise SpecializationError(f"{what} is not what it was on the example. {_hint()}.")
-    elif eager_only and (torch.compiler.is_compiling() or torch.jit.is_tracing()):
-        if expected:
+    elif when_compiled != "check" and (torch.compiler.is_compiling() or torch.jit.is_tracing()):
+        if when_compiled == "no" and expected:
             raise SpecializationError(f"{what}: {_COMPILED}")
     elif not _is_same(value, expected):
         raise SpecializationError(f"{what}: {_short(value)} now, {_short(expected)} on the example. {_hint()}.")

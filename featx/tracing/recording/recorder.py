@@ -338,11 +338,11 @@ class Recorder(TracerBase):
             if node.op == "placeholder"
         )
 
-    def guard(self, node: Node, value: Any, what: str, *, eager_only: bool = False) -> Node:
+    def guard(self, node: Node, value: Any, what: str, *, when_compiled: str = "check") -> Node:
         """Add a check that the value of a node is again what Python saw; see `check_decision`."""
         frame = self.model_frame()
         where = f" {describe(frame)}" if frame is not None else ""
-        arguments = (node, value, f"{what}{where}", *([True] if eager_only else []))
+        arguments = (node, value, f"{what}{where}", *([] if when_compiled == "check" else [when_compiled]))
         check = self.add_unnamed_node("call_function", check_decision, arguments, {}, None)
         check.meta["is_guard"] = True
         if isinstance(value, torch.dtype):
