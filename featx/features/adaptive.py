@@ -97,7 +97,8 @@ class AdaptiveExtractor(nn.Module):
         """
         inputs = self._in_mode(self.extractors[0]).graph.find_nodes(op="placeholder")
         left_out = {node.target: node.args[0] for node in inputs[count:] if node.args and node.target not in kwargs}
-        return {**left_out, **kwargs}
+        # Where it is `...`, forward has a list or another object that no graph holds: it stays left out.
+        return {**{name: value for name, value in left_out.items() if value is not ...}, **kwargs}
 
     def _in_mode(self, extractor: DualGraphModule) -> DualGraphModule:
         return extractor if extractor.training is self.training else extractor.train(self.training)

@@ -202,3 +202,23 @@ def test_an_option_holds_for_its_call_alone(first: dict[str, Any], option: dict[
         assert torch.equal(found["output"], model(x, **given))
         # What the first example has chosen is the default of the extractor.
         assert torch.equal(extractor(x)["output"], model(x, **first))
+
+
+class HasAListAsDefault(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, factors: Any = [1.0, 0.5], options: Any = dict()) -> torch.Tensor:  # noqa: B006, C408
+        x = x * 2 if x.shape[0] > 4 else x
+        return self.linear(x, **options) * (sum(factors) if factors else 5)
+
+
+def test_a_list_as_default_is_that_of_the_model_in_each_graph() -> None:
+    model, x = HasAListAsDefault().eval(), torch.rand(6, 4)
+    extractor = featx.create_feature_extractor(model, ["output"], example_inputs=x, adaptive=True)
+    for inputs in ((x,), (x[:3],), (x, [2.0]), (x[:3], None), (x[:2],)):
+        assert torch.equal(extractor(*inputs)["output"], model(*inputs))
+    fixed = featx.create_feature_extractor(model, ["output"], example_inputs=x)
+    with pytest.raises(featx.SpecializationError, match="input 'factors'"):
+        fixed(x, factors=None)

@@ -264,3 +264,22 @@ def test_comparison_on_which_nothing_depends_is_no_obstacle() -> None:
     model, x = UsesIsForNothing(), torch.rand(2, 4)
     extractor = featx.create_feature_extractor(model, ["output"], example_inputs=x)
     assert torch.equal(extractor(x)["output"], model(x))
+
+
+class ComparesBehindDropout(nn.Module):
+    """A dropout layer returns its input in eval mode, and a new tensor in train mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.drop = nn.Linear(4, 4), nn.Dropout(0.1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.linear(x)
+        y = self.drop(h)
+        return y * 2 if y is h else y
+
+
+def test_result_of_a_dropout_layer_that_is_compared_with_its_input_is_refused() -> None:
+    for model in (ComparesBehindDropout(), ComparesBehindDropout().eval()):
+        with pytest.raises(TraceError, match="may use `is` to test whether a call returned its input"):
+            featx.create_feature_extractor(model, ["output"], example_inputs=torch.rand(2, 4))

@@ -137,3 +137,23 @@ def test_an_ordered_dict_keeps_the_order_that_it_was_given_later() -> None:
 
     x = torch.randn(2, 4)
     assert torch.equal(featx.trace(Ordered(), x)(x), Ordered()(x))
+
+
+def test_what_hooks_collect_in_a_list_of_a_closure_is_refused() -> None:
+    kept: list[torch.Tensor] = []
+    layers = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    for layer in layers:
+        layer.register_forward_hook(lambda module, inputs, output: kept.append(output))
+
+    class Stacks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = layers
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            kept.clear()
+            self.layers(x)
+            return torch.stack(kept)
+
+    with pytest.raises(featx.TraceError, match="forward reads what a forward hook stores"):
+        featx.create_feature_extractor(Stacks().eval(), ["output"], example_inputs=torch.rand(2, 4))

@@ -11,7 +11,9 @@ from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.nn.modules.dropout import _DropoutNd
 
+from featx.errors import FeatxError
 from featx.ir.module_effects import module_draws, module_writes_state
 from featx.ir.torch_layers import is_torch_layer
 from featx.libraries import collecting_hooks, is_collecting_hook, only_delegates_call
@@ -147,8 +149,8 @@ class ModuleCalls:
 
     def check_missing(self, error: BaseException) -> None:
         """Raise where an error of forward may come from a forward hook that did not run."""
-        is_missing = isinstance(error, (LookupError, AttributeError))
-        if is_missing and any(map(self._measured.has_hooks, self._checks.opaque_paths)):
+        may_miss = isinstance(error, (LookupError, AttributeError, RuntimeError)) and not isinstance(error, FeatxError)
+        if may_miss and any(map(self._measured.has_hooks, self._checks.opaque_paths)):
             raise Untraceable(f"{STORED_BY_HOOK} or something else is missing ({error!r}),") from error
 
     def _is_one_node(self, module: nn.Module, path: str, is_leaf: bool) -> bool:
@@ -274,6 +276,8 @@ class ModuleCalls:
         )
         self._checks.note_opaque_call(module, path, is_own=is_own)
         recorder.note_call(path, args, kwargs, result)
+        if isinstance(module, _DropoutNd) and args and isinstance(result, torch.Tensor):
+            recorder.note_alias(result, args[0], None)  # it returns its input in eval mode, or with a rate of 0
         for collect in collecting_hooks(module):
             collect(module, args, result)
         return result

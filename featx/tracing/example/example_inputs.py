@@ -60,7 +60,7 @@ def bind_example(
         stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
         is_given = name in bound.arguments
         default = () if parameter.default is parameter.empty else (parameter.default,)
-        default = default if not default or _is_plain(default[0]) else (None,)
+        default = default if not default or _is_plain(default[0]) else (...,)
         if is_given and default and _is_plain(bound.arguments[name]):
             default = (bound.arguments[name],)  # so that who calls the graph need not repeat it
         node = recorder.add_node("placeholder", stars + name, cast(Any, default), {}, None, None)
@@ -114,7 +114,7 @@ class _Followed:
         return copy_structure(example, self._leaf, self._note_copy)
 
     def left_out(self, held: Any, name: str) -> None:
-        """Check that an input is left out again, or is `held`: its default, or None where a graph cannot hold that."""
+        """Check that an input is left out again, or is `held`: its default, or `...` where a graph cannot hold that."""
         if held is None:
             self._mark(check_not_given, (self._node, f"input '{name}'"))
         else:

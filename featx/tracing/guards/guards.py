@@ -259,5 +259,5 @@ def _first_difference(one: Any, other: Any) -> tuple[Any, Any]:
 def _short(value: Any) -> str:
     if isinstance(value, torch.Tensor) and value.numel() != 1:
         return f"a tensor of shape {tuple(value.shape)}"
-    text = " ".join(repr(value).split("\n"))
+    text = "left out" if value is ... else " ".join(repr(value).split("\n"))
     return text if len(text) <= 80 else text[:77] + "..."
