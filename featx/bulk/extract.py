@@ -23,7 +23,7 @@ from featx.bulk.ranks import share_of
 from featx.bulk.reading import Reader
 from featx.bulk.remote import open_folder
 from featx.bulk.shards import Work, finished
-from featx.bulk.sources import find_source
+from featx.bulk.sources import Rows, find_source
 from featx.bulk.table import FeatureTable, open_features
 from featx.errors import ArgumentTypeError, ExtractionError
 from featx.features.extractor import Nodes
@@ -127,7 +127,7 @@ def extract(
     hands_out = _engine(devices, engine, actors, actor_options)
     _check_present(given)
     found = find_source(source, column, has_load=load is not None)
-    reader = Reader.of(model, transform, load)
+    reader = Reader.of(model, transform, load, has_tokens=isinstance(found, Rows) and found.has_tokens)
     options = JobOptions(format, batch_size, rows_per_shard, tolerance)
     processes = _default_workers() if workers is None else workers
     with modes_kept(model):

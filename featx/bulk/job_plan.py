@@ -71,7 +71,10 @@ def make_extractor(
     """
     if nodes is None:
         if not isinstance(model, (DualGraphModule, AdaptiveExtractor)):
-            raise ArgumentTypeError(f"nodes=None is for an extractor, and the model is a {type(model).__name__}")
+            raise ArgumentTypeError(
+                getattr(type(model), "why_not_traced", None)
+                or f"nodes=None is for an extractor, and the model is a {type(model).__name__}"
+            )
         extractor = model.eval()
     else:
         extractor = _traced(model, nodes, reader.preprocessing.late, stacked([sample.value] * 2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,24 @@ from torch import nn
 from featx.bulk.decode import decode_image, decoder
 from featx.bulk.preprocessing import Preprocessing, find_preprocessing, plain, text_of
 from featx.errors import ArgumentTypeError
+
+
+@dataclass(frozen=True)
+class RowOfTokens:
+    """Makes inputs by name of a row of a tokenized data set: of the columns of numbers that the model takes."""
+
+    names: tuple[str, ...]
+
+    @staticmethod
+    def of(model: nn.Module) -> RowOfTokens:
+        """Return what makes the inputs of a model."""
+        parameters = inspect.signature(model.forward).parameters
+        return RowOfTokens(tuple(name for name in parameters if name not in ("labels", "label")))
+
+    def __call__(self, row: dict[str, Any]) -> dict[str, torch.Tensor]:
+        """Return the inputs."""
+        given = {name: row[name] for name in self.names if row.get(name) is not None}
+        return {name: torch.as_tensor(value) for name, value in given.items() if not isinstance(value, str)}
 
 
 @dataclass(frozen=True)
@@ -27,8 +46,16 @@ class Reader:
     preprocessing: Preprocessing
 
     @staticmethod
-    def of(model: nn.Module, transform: Callable[[Any], Any] | None, load: Callable[[Any], Any] | None) -> Reader:
-        """Return the reader for a model; without `load` and `transform` it has the preprocessing of the model."""
+    def of(
+        model: nn.Module, transform: Callable[[Any], Any] | None, load: Callable[[Any], Any] | None, *,
+        has_tokens: bool = False,
+    ) -> Reader:  # fmt: skip
+        """Return the reader for a model; without `load` and `transform` it has the preprocessing of the model.
+
+        `has_tokens`: items are rows of a tokenized data set.
+        """
+        if load is None and has_tokens:
+            load = RowOfTokens.of(model)
         if load is not None:
             return Reader(load, plain(transform))
         return Reader(None, find_preprocessing(model, transform))

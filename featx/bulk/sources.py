@@ -104,6 +104,7 @@ class Rows:
     kind: str
     dataset: Any
     column: str | None
+    has_tokens: bool = False
 
     def item(self, index: int) -> Any:
         """Return the sample, the first part of one that is a tuple, or a column of one that is a dict."""
@@ -127,7 +128,7 @@ def find_source(source: Any, column: str | None = None, *, has_load: bool = Fals
         ArgumentTypeError: it is nothing of what is known.
         ExtractionError: it does not exist, is empty, or gives one key to two samples.
     """
-    found = _source(source, column)
+    found = _source(source, column, has_load=has_load)
     if not found.keys:
         raise ExtractionError(f"there is nothing to extract in {found.kind}")
     may_have_texts = has_load and column not in (None, *PATH_COLUMNS)
@@ -145,9 +146,10 @@ def find_source(source: Any, column: str | None = None, *, has_load: bool = Fals
     return found
 
 
-def _source(source: Any, column: str | None) -> Source:
+def _source(source: Any, column: str | None, *, has_load: bool = False) -> Source:
     if isinstance(source, (str, os.PathLike)):
-        return _of_path(os.path.expanduser(os.fspath(cast("str | os.PathLike[str]", source))), column)
+        path = os.path.expanduser(os.fspath(cast("str | os.PathLike[str]", source)))
+        return _of_path(path, column, has_load=has_load)
     values = values_of(source, column)
     if values is not None:
         return _source(values, None)
@@ -156,7 +158,7 @@ def _source(source: Any, column: str | None) -> Source:
         return _of_list(cast("Sequence[Any]", source))
     is_mapping = isinstance(source, (bytes, dict)) and not hasattr(source, "column_names")
     if hasattr(source, "__getitem__") and hasattr(source, "__len__") and not is_mapping:
-        return _of_dataset(source, column)
+        return _of_dataset(source, column, has_load=has_load)
     if isinstance(source, Iterable) and not is_mapping:
         return _of_list(cast("Iterable[Any]", source))
     raise ArgumentTypeError(f"samples come from {_FORMS}; got a {type(source).__name__}")
@@ -184,7 +186,7 @@ def _of_list(source: Iterable[Any]) -> Source:
     return Paths(keys, f"a list of {len(keys)} paths")
 
 
-def _of_path(path: str, column: str | None) -> Source:
+def _of_path(path: str, column: str | None, *, has_load: bool) -> Source:
     if path.endswith(".tar") and not os.path.exists(path):
         return _of_tars(_expanded(path))
     if _is_url(path):
@@ -194,7 +196,8 @@ def _of_path(path: str, column: str | None) -> Source:
         raise ExtractionError(f"there is no '{path}'; samples come from {_FORMS}")
     if place.is_dir():
         if (place / "dataset_info.json").exists() or (place / "dataset_dict.json").exists():
-            return _of_dataset(require("datasets", "datasets reads its own folders").load_from_disk(path), column)
+            dataset = require("datasets", "datasets reads its own folders").load_from_disk(path)
+            return _of_dataset(dataset, column, has_load=has_load)
         return _of_folder(place)
     suffix = place.suffix.lower()
     if suffix == ".tar":
@@ -297,7 +300,7 @@ def _with_data(tar: tarfile.TarFile, member: tarfile.TarInfo) -> tarfile.TarInfo
     return _with_data(tar, tar.getmember(member.linkname)) if member.islnk() else member
 
 
-def _of_dataset(dataset: Any, column: str | None) -> Source:
+def _of_dataset(dataset: Any, column: str | None, *, has_load: bool) -> Source:
     columns: list[str] | None = getattr(dataset, "column_names", None)
     if isinstance(columns, dict):
         splits = ", ".join(cast("dict[str, Any]", columns))
@@ -305,8 +308,14 @@ def _of_dataset(dataset: Any, column: str | None) -> Source:
     if columns is not None and getattr(dataset, "format", {}).get("type") == "custom":  # by `with_transform`
         columns = list(dataset[0])
     if columns is not None and column is None:
-        column = next((each for each in ("image", "img", "pixel_values", "text") if each in columns), None)
-        if column is None:
-            raise ExtractionError(f"the data set has the columns {', '.join(columns)}; say which one, by column=...")
+        is_tokenized = "input_ids" in columns  # of which a row is an input
+        usual = () if is_tokenized else ("image", "img", "pixel_values", "text")
+        column = next((each for each in usual if each in columns), None)
+        if column is None and not is_tokenized and not has_load:
+            raise ExtractionError(
+                f"the data set has the columns {', '.join(columns)}; say which one, by column=..., or make an input of "
+                "a row, by load=..."
+            )
     kind = f"a {type(dataset).__name__} of {len(dataset)} samples"
-    return Rows([str(place) for place in range(len(dataset))], kind, dataset, column)
+    has_tokens = column is None and columns is not None and "input_ids" in columns
+    return Rows([str(place) for place in range(len(dataset))], kind, dataset, column, has_tokens)

@@ -33,6 +33,11 @@ class OptimizedExtractor(nn.Module):
         feature_info: what is returned, as for the extractor; `channels` and `strides` too.
     """
 
+    why_not_traced = (
+        "an optimized extractor computes what it was made for, and is traced no more; give the model, or the extractor "
+        "that it was made of. featx.extract takes tolerance=... instead"
+    )
+
     def __init__(self, base: nn.Module, recipe: Recipe, infos: FeatureInfos, dtypes: dict[str, list[str]]) -> None:
         super().__init__()
         self.extractor = base

@@ -452,3 +452,27 @@ def test_column_that_a_transform_of_hugging_face_makes() -> None:
     source = find_source(table.with_transform(prepared))
     assert torch.equal(source.item(0), torch.full((3,), 5.0))
     assert source.keys == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("form", [None, "torch"])
+def test_rows_of_a_tokenized_data_set_are_inputs_by_name(form: str | None, tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+
+    class CountsTokens(nn.Module):
+        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+            return (input_ids * attention_mask).sum(1, keepdim=True).float()
+
+    rows = {"text": ["a", "b", "c"], "input_ids": [[1, 2], [3], [4, 5]], "attention_mask": [[1, 1], [1], [1, 0]]}
+    table = datasets.Dataset.from_dict({**rows, "label": [0, 1, 0]}).with_format(form)
+    found = featx.extract(CountsTokens(), {"output": "sum"}, table, tmp_path / "out", workers=0, progress=False)
+    assert found.errors == []
+    assert found.tensor("sum").flatten().tolist() == [3.0, 3.0, 4.0]
+    seen: list[Any] = []
+
+    def load(row: Any) -> torch.Tensor:
+        seen.append(row)
+        return torch.zeros(3)
+
+    other = datasets.Dataset.from_dict({"first": [1, 2], "second": [3, 4]})
+    featx.extract(nn.Identity(), {"output": "x"}, other, tmp_path / "other", load=load, workers=0, progress=False)
+    assert seen[0] == {"first": 1, "second": 3}

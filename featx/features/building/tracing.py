@@ -511,6 +511,9 @@ def check_model(model: object) -> nn.Module:
         raise ArgumentTypeError(
             f"model must be an nn.Module, got {model!r:.80}; pass an instance, such as torchvision.models.resnet50()"
         )
+    reason: str | None = getattr(type(model), "why_not_traced", None)
+    if reason is not None:
+        raise ArgumentTypeError(reason)
     default = next((each.default for each in inspect.signature(model.train).parameters.values()), True)
     if not isinstance(default, bool) and default is not inspect.Parameter.empty:
         raise ArgumentTypeError(
