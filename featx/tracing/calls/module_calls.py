@@ -11,7 +11,6 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.nn.modules.dropout import _DropoutNd
 
 from featx.errors import FeatxError
 from featx.ir.module_effects import module_draws, module_writes_state
@@ -41,6 +40,8 @@ from featx.tracing.signals import (
 from featx.tracing.stand_ins.module_shapes import output_of
 from featx.tree import tree_leaves
 
+# Layers that return their input in eval mode, and a new tensor in train mode.
+_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 LeafPolicy = Callable[[nn.Module, str], bool]
 
 
@@ -276,7 +277,7 @@ class ModuleCalls:
         )
         self._checks.note_opaque_call(module, path, is_own=is_own)
         recorder.note_call(path, args, kwargs, result)
-        if isinstance(module, _DropoutNd) and args and isinstance(result, torch.Tensor):
+        if isinstance(module, _DROPOUTS) and args and isinstance(result, torch.Tensor):
             recorder.note_alias(result, args[0], None)  # it returns its input in eval mode, or with a rate of 0
         for collect in collecting_hooks(module):
             collect(module, args, result)
