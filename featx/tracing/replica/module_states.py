@@ -26,13 +26,19 @@ class ModuleStates:
 
     def __init__(self, modules: Iterable[nn.Module], earlier: ModuleStates | None = None) -> None:
         modules = list(modules)
-        self._latest = {module: _state_of(module) for module in modules}
+        known = {} if earlier is None else earlier._layers
+        # Those of layers hold until a call of the module around them changes something.
+        self._latest = {module: known.get(module) or _state_of(module) for module in modules}
         self._parts = {module: parts_of(module) for module in modules} if earlier is None else earlier._parts.copy()
         # What a second call leaves is judged like what the first one left, by what was there before both.
         self._initial = dict(self._latest) if earlier is None else earlier._initial
         # What each entry of `_latest` was ahead of a call that changed it.
         self._earlier: list[tuple[nn.Module, _State]] = []
         self._inside: dict[nn.Module, list[nn.Module]] = {}
+
+    @property
+    def _layers(self) -> dict[nn.Module, _State]:
+        return {module: state for module, state in self._latest.items() if type(state) is LayerState}
 
     def initial(self, module: nn.Module) -> ModuleState | None:
         """Return what a module was like at the start; None for a layer of torch."""
