@@ -266,6 +266,7 @@ def test_shapes_set_on_nodes_do_not_disturb_graph_or_code() -> None:
     assert all(isinstance(node, Node) for node in traced.graph.nodes)
 
 
+@pytest.mark.slow
 def test_c4_and_c5_of_resnet50(capsys: pytest.CaptureFixture[str]) -> None:
     torchvision = pytest.importorskip("torchvision")
     model = torchvision.models.resnet50()

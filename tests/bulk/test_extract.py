@@ -76,6 +76,7 @@ def test_an_adaptive_extractor_takes_images_that_the_model_treats_otherwise(phot
         featx.extract(extractor, None, photos, tmp_path / "out", **options)
 
 
+@pytest.mark.slow
 def test_a_batch_of_one_gives_the_same_bits(net: Net, photos: Path, tmp_path: Path) -> None:
     table = run(net, photos, tmp_path / "out", batch_size=1)
     assert torch.equal(table.tensor("logits"), expected(net, photos, table.keys))

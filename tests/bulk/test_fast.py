@@ -70,6 +70,7 @@ def test_what_was_done_is_in_the_job_file(model: nn.Module, tmp_path: Path) -> N
         assert 0 < (found - expected).norm() / expected.norm() < 2e-2
 
 
+@pytest.mark.slow
 def test_a_job_that_goes_on_looks_for_nothing(model: nn.Module, tmp_path: Path, quick: list[Any]) -> None:
     table = extract(model, tmp_path, tolerance=2e-2)
     assert len(quick) == 1

@@ -96,6 +96,7 @@ def pixels_of(path: str) -> torch.Tensor:
     return pixels(Image.open(path).convert("RGB"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PAIRS)
 def test_job_that_differs_is_refused_and_the_same_one_goes_on(name: str, tmp_path: Path) -> None:
     photos, output = tmp_path / "photos", tmp_path / "features"

@@ -165,6 +165,7 @@ def test_nothing_is_timed_when_a_job_goes_on(
     assert table.job.recorded["batch_size"] == size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
 @pytest.mark.parametrize("left", [0, 10, -1, -40])
 def test_a_truncated_shard_is_found_and_done_again(

@@ -227,6 +227,7 @@ def test_another_data_set_with_the_same_first_sample_is_refused(tmp_path: Path) 
         run(Reordered(), tmp_path, transform=nn.Identity())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
 def test_each_changed_bit_is_found_and_the_next_step_named(kind: Any, tmp_path: Path) -> None:
     photos = make_photos(tmp_path / "photos", 5)
@@ -454,6 +455,7 @@ def test_column_that_a_transform_of_hugging_face_makes() -> None:
     assert source.keys == ["0", "1", "2"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [None, "torch"])
 def test_rows_of_a_tokenized_data_set_are_inputs_by_name(form: str | None, tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")

@@ -56,6 +56,7 @@ def test_nodes() -> None:
     assert [line.split()[0] for line in matching] == ["layer1", "layer2", "layer3", "layer4"]
 
 
+@pytest.mark.slow
 def test_nodes_as_json() -> None:
     rows = json.loads(done("nodes", "torchvision:resnet18", "--json", "--type", "Conv2d"))
     assert len(rows) == 20
@@ -98,6 +99,7 @@ def test_code(tmp_path: Path) -> None:
 # -- features ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_features(photos: Path, tmp_path: Path) -> None:
     output, picture = tmp_path / "f.safetensors", tmp_path / "f.png"
     arguments = ["features", "torchvision:resnet18", photos, "-n", "layer3=C4", "-n", "layer?", "--seed", 1]

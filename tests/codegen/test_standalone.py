@@ -111,6 +111,7 @@ def test_it_computes_the_same_in_both_modes(name: str, tmp_path: Path) -> None:
     assert all(torch.equal(copy.state_dict()[key], value) for key, value in extractor.state_dict().items())
 
 
+@pytest.mark.slow
 def test_the_state_is_that_of_the_module(tmp_path: Path) -> None:
     extractor = extractor_of(Odd().eval(), ["output"], torch.rand(2, 5, 8))
     copy = written(extractor, tmp_path / "code")()
@@ -361,6 +362,7 @@ def test_models_of_timm(name: str, tmp_path: Path) -> None:
     assert all(torch.equal(found[key], expected[key]) for key in expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("start", "names"), [("layer2", ["layer3.0", "output"]), ("avgpool", ["output"])])
 def test_extractor_that_starts_in_the_middle_stands_alone(start: str, names: list[str], tmp_path: Path) -> None:
     model = resnet().eval()

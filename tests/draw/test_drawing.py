@@ -95,6 +95,7 @@ def test_extractor_shows_whole_modules_and_the_present_mode() -> None:
     assert featx.draw(extractor.train_graph).html() == featx.draw(extractor.train()).html()
 
 
+@pytest.mark.slow
 def test_replaced_and_transformed_graphs_are_drawn() -> None:
     traced = featx.symbolic_trace(nn.Sequential(Block(), Block()))
     featx.replace_pattern(traced, lambda x: torch.nn.functional.relu(x), lambda x: torch.tanh(x))

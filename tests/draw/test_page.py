@@ -107,6 +107,7 @@ def test_node_takes_less_than_300_bytes() -> None:
     assert len(featx.draw(traced).html().encode()) - empty < 300 * len(traced.graph.nodes)
 
 
+@pytest.mark.slow
 def test_long_chain_takes_little() -> None:
     def chain(x: Tensor) -> Tensor:
         for _ in range(5000):

@@ -57,6 +57,7 @@ def test_rollout_multiplies_from_the_first_block_to_the_last(example: Any) -> No
     torch.testing.assert_close(example.rollout([second, first])[0], expected)
 
 
+@pytest.mark.slow
 def test_share_of_a_digit_leaves_the_class_token_out(example: Any) -> None:
     attention = torch.tensor([[[0.5, 0.1, 0.3, 0.1]] * 4])
     assert example.share_on_digit(attention, torch.tensor([[False, True, True]])) == pytest.approx(0.8)

@@ -322,6 +322,7 @@ def test_attentions_inside_of_a_module_of_torch_are_listed_and_matched() -> None
         assert torch.allclose(found[names[0]], expected, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_probabilities_of_an_attention_that_is_the_model() -> None:
     x = torch.rand(2, 7, 16)
     model = nn.MultiheadAttention(16, 4, batch_first=True).eval()

@@ -142,6 +142,7 @@ def tokens(model: nn.Module, x: torch.Tensor, *numbers: int) -> list[torch.Tenso
 SQUARE = torch.rand(2, 3, 48, 48)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("blocks", "numbers"), [((1, 3, 5), (1, 3, 5)), (3, (1, 3, 5)), ((-1,), (5,)), (1, (5,)), (None, (1, 2, 3, 5))]
 )  # 4 of 6: round(1.5), 3, round(4.5), 6, less one
@@ -322,6 +323,7 @@ def test_frozen_batch_norm(resnet: Any) -> None:
     assert not any(module.training for module in backbone.modules() if isinstance(module, nn.BatchNorm2d))
 
 
+@pytest.mark.slow
 def test_copies_are_backbones(resnet: nn.Module) -> None:
     backbone = featx.create_backbone(resnet, strides=(8, 32), frozen_batch_norm=True)
     for each in (copy.deepcopy(backbone), copy.copy(backbone), pickle.loads(pickle.dumps(backbone))):
@@ -336,6 +338,7 @@ IMAGES = [torch.rand(3, 64, 96), torch.rand(3, 80, 64)]
 TARGETS = [{"boxes": torch.tensor([[4.0, 4.0, 40.0, 40.0]]), "labels": torch.tensor([1])}] * 2
 
 
+@pytest.mark.slow
 def test_torchvisions_detectors_take_it(resnet: nn.Module) -> None:
     backbone = featx.create_backbone(resnet, strides=(4, 8, 16, 32))
     neck = FeaturePyramidNetwork(backbone.channels, 32, LastLevelMaxPool())
@@ -499,6 +502,7 @@ def test_blocks_of_vision_transformers_of_transformers(name: str) -> None:
     assert not prefix or is_equal([found["0_prefix"], found["1_prefix"]], [each[:, :prefix] for each in states[2:4]])
 
 
+@pytest.mark.slow
 def test_stages_of_transformers_that_a_container_has() -> None:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)

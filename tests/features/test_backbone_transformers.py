@@ -108,6 +108,7 @@ def test_maps_are_those_of_the_last_blocks(model: Any, strides: list[int], modul
         assert torch.equal(value, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ViTMAE", "Hiera"])
 def test_a_model_with_one_known_map_is_no_backbone(name: str) -> None:
     """ViTMAE drops patches at random, and the patches of Hiera are in an order of their own."""

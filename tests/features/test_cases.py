@@ -124,6 +124,7 @@ def test_each_kind_of_input_is_traced_once_and_said(caplog: pytest.LogCaptureFix
     assert "'attention_mask' is given now" in again[0]
 
 
+@pytest.mark.slow
 def test_the_model_may_be_gone_and_the_extractor_may_be_copied() -> None:
     model = ByPadding().eval()
     expected = seen_by_hook(model, "head", BATCHES["padded"])

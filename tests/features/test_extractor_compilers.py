@@ -48,6 +48,7 @@ def test_9_torch_compile_takes_the_whole_graph(training: bool) -> None:
     assert all(torch.equal(result[name], expected[name]) for name in NAMES)
 
 
+@pytest.mark.slow
 def test_9_torch_export_takes_it() -> None:
     extractor = featx.create_feature_extractor(Compilable().eval(), NAMES)
     expected = extractor(X)
@@ -134,6 +135,7 @@ def test_9_model_that_holds_an_extractor_that_has_not_run_is_compiled(kind: str,
     torch.testing.assert_close(result, expected, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_9_compiled_model_follows_later_edits_and_switches_of_an_extractor_that_it_holds() -> None:
     torch.compiler.reset()
     model, x = OneMoreInTraining().eval(), torch.rand(2, 8)
@@ -178,6 +180,7 @@ class KeepsAPart(nn.Module):
         return self.layer(x[:, : int(x.shape[1] * 0.5)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiler", ["compile", "export", "script"])
 def test_a_part_of_a_size_is_compiled(compiler: str) -> None:
     model, x = KeepsAPart().eval(), torch.rand(2, 6, 8)

@@ -136,6 +136,7 @@ KINDS = [ByValue, BySize, ByItem, ByAlias, ByOut, ByMethod, ByFunction, BySubmod
          EachThirdCall]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adaptive", [None, True])
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_no_call_misses_a_write_of_an_earlier_one(kind: type[Scaled], adaptive: bool | None) -> None:

@@ -108,6 +108,7 @@ def _average(tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return (tokens * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
 
 
+@pytest.mark.slow
 def test_tokens_of_a_decoder_are_pooled_by_its_own_mask() -> None:
     config = transformers.T5Config(
         d_model=32, d_kv=8, d_ff=48, num_layers=1, num_heads=4, vocab_size=50, decoder_start_token_id=0
@@ -126,6 +127,7 @@ def test_tokens_of_a_decoder_are_pooled_by_its_own_mask() -> None:
         torch.testing.assert_close(found["pooled"], found["tokens"].mean(1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mask", [featx.Feature().mask, "attention_mask"], ids=["own", "named"])
 def test_a_mask_of_another_shape_is_refused(mask: str) -> None:
     config = transformers.BertConfig(

@@ -217,6 +217,7 @@ def test_the_model_is_only_read() -> None:
     assert all(module.training for module in model.modules())
 
 
+@pytest.mark.slow
 def test_probabilities_of_fused_attention_are_rows() -> None:
     model = timm.create_model("vit_tiny_patch16_224", depth=2, num_classes=0).eval()
     images = torch.rand(2, 3, 224, 224)

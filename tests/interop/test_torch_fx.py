@@ -234,6 +234,7 @@ def test_modes_that_forward_switches_are_switched() -> None:
         assert not torch.is_autocast_enabled("cpu")
 
 
+@pytest.mark.slow
 def test_modes_are_put_back_after_an_error() -> None:
     module = featx.trace(Switching(), X)
     fails = featx.to_torch_fx(module)

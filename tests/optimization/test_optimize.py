@@ -60,6 +60,7 @@ def test_errors_are_within_the_tolerance(
     assert optimized.recipe.dtype == ("float16" if tolerance >= 1e-2 else None)
 
 
+@pytest.mark.slow
 def test_tolerance_0_tries_what_is_exact(extractor: DualGraphModule, images: torch.Tensor) -> None:
     plan = featx.optimize(extractor, images, tolerance=0, progress=False).plan
     assert plan is not None

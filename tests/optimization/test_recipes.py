@@ -162,6 +162,7 @@ def test_number_of_threads_is_put_back(build: Build, images: torch.Tensor) -> No
     assert torch.get_num_threads() == before
 
 
+@pytest.mark.slow
 def test_features_whose_length_depends_on_the_batch_are_computed_at_once(build: Build) -> None:
     class CutsPadding(nn.Module):
         def __init__(self) -> None:

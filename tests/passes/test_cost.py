@@ -365,6 +365,7 @@ def test_inputs_and_models_on_the_meta_device() -> None:
     assert cost_of(model.to("meta"), value).total.flops == expected.total.flops
 
 
+@pytest.mark.slow
 def test_graph_that_asks_for_a_value_runs_for_real_and_puts_back_what_it_writes() -> None:
     class Asks(nn.Module):
         def __init__(self) -> None:

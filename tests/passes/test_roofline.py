@@ -102,6 +102,7 @@ def test_plot_has_a_disc_for_each_node_that_computes(found: Roofline, tmp_path: 
     assert "8 % of the time" in axes.get_title() or "17 % of the time" in axes.get_title()
 
 
+@pytest.mark.slow
 def test_plot_of_nothing_and_of_nodes_on_one_spot() -> None:
     pytest.importorskip("matplotlib")
     traced = featx.symbolic_trace(lambda x: x.view(-1))

@@ -118,6 +118,7 @@ def test_meta_is_torch_fx_s_on_real_values_however_it_is_propagated(name: str, t
     assert same_state(state_of(model), before)
 
 
+@pytest.mark.slow
 def test_fake_tensors_give_what_real_ones_give() -> None:
     model = torchvision.models.resnet18(weights=None).train()
     traced, value = featx.symbolic_trace(model), torch.rand(2, 3, 64, 64)

@@ -110,6 +110,7 @@ def test_choice_of_nothing_is_refused() -> None:
         AnyOf()
 
 
+@pytest.mark.slow
 def test_wildcards_name_themselves_and_stay_wildcards_in_copies() -> None:
     pattern = copy.deepcopy(featx.Tracer().trace(lambda x: torch.add(x, ANY)))
     assert "(%x, ANY)" in str(pattern)

@@ -279,6 +279,7 @@ class ComparesBehindDropout(nn.Module):
         return y * 2 if y is h else y
 
 
+@pytest.mark.slow
 def test_result_of_a_dropout_layer_that_is_compared_with_its_input_is_refused() -> None:
     for model in (ComparesBehindDropout(), ComparesBehindDropout().eval()):
         with pytest.raises(TraceError, match="may use `is` to test whether a call returned its input"):

@@ -89,6 +89,7 @@ def test_a_constant_that_follows_from_a_length_is_checked(keep: Callable[..., to
     assert refused  # eight inputs do not keep equally many rows
 
 
+@pytest.mark.slow
 def test_masks_of_inputs_that_keep_their_values() -> None:
     class Padded(nn.Module):
         def __init__(self) -> None:

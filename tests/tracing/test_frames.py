@@ -125,6 +125,7 @@ def test_assert_is_told_from_other_questions(source: str) -> None:
     assert asked_in(source) == [True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [ask_if, ask_if_not_raise, ask_and, ask_or, ask_not, ask_while, ask_conditional, bool])
 def test_other_questions_are_no_assertions(code: Callable[[Any], Any]) -> None:
     probe = Probe()

@@ -105,6 +105,7 @@ def described(model: nn.Module) -> list[Any]:
     return [[(name, id(value)) for name, value in vars(module).items() if name != "size"] for module in model.modules()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("needs_values", [False, True], ids=["without values", "for real"])
 def test_training_of_a_model_that_others_trace_is_that_of_one_alone(needs_values: bool) -> None:
     model = Net(needs_values).train()
@@ -119,6 +120,7 @@ def test_training_of_a_model_that_others_trace_is_that_of_one_alone(needs_values
     assert all(module.training for module in model.modules())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("needs_values", [False, True], ids=["without values", "for real"])
 def test_values_of_a_model_that_others_trace_and_of_their_extractors_are_right(needs_values: bool) -> None:
     model = Net(needs_values).eval()
@@ -159,6 +161,7 @@ def test_torch_itself_is_untouched_during_a_trace() -> None:
     assert changed == []
 
 
+@pytest.mark.slow
 def test_seed_that_this_thread_sets_while_others_trace_stays() -> None:
     model = Net().eval()
 
