@@ -137,14 +137,16 @@ def check(record: Record) -> None:
 
 @contextmanager
 def _fast_weights(*, draw: bool = True) -> Generator[None, None, None]:
-    """Let initialization inside copy random values from one block, or with `draw=False` leave them out.
+    """Let initialization inside copy random values from one block, or with `draw=False` zeros.
 
     Drawing them anew takes longer than all else for large models.
     """
     block = torch.rand(_BLOCK, generator=torch.Generator().manual_seed(0))
 
     def fill(tensor: torch.Tensor, low: float, high: float) -> torch.Tensor:
-        if draw and not tensor.is_meta:
+        if not draw:
+            tensor.detach().zero_()  # what memory holds may be outside of the bounds within which trunc_normal_ draws
+        elif not tensor.is_meta:
             values = block * (high - low) + low
             for part in tensor.detach().view(-1).split(_BLOCK):
                 part.copy_(values[: part.numel()])
