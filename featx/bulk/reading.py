@@ -13,6 +13,7 @@ from torch import nn
 from featx.bulk.decode import decode_image, decoder
 from featx.bulk.preprocessing import Preprocessing, find_preprocessing, plain, text_of
 from featx.errors import ArgumentTypeError
+from featx.features.adaptive import AdaptiveExtractor
 
 
 @dataclass(frozen=True)
@@ -24,12 +25,22 @@ class RowOfTokens:
     @staticmethod
     def of(model: nn.Module) -> RowOfTokens:
         """Return what makes the inputs of a model."""
+        model = model.model if isinstance(model, AdaptiveExtractor) else model
         parameters = inspect.signature(model.forward).parameters
         return RowOfTokens(tuple(name for name in parameters if name not in ("labels", "label")))
 
     def __call__(self, row: dict[str, Any]) -> dict[str, torch.Tensor]:
-        """Return the inputs."""
+        """Return the inputs.
+
+        Raises:
+            TypeError: the model has no input of the name of a column.
+        """
         given = {name: row[name] for name in self.names if row.get(name) is not None}
+        if not given:
+            raise TypeError(
+                f"the model has no input of the name of a column ({', '.join(row)}); make its inputs of a row, by "
+                "load=..."
+            )
         return {name: torch.as_tensor(value) for name, value in given.items() if not isinstance(value, str)}
 
 

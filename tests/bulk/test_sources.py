@@ -469,6 +469,14 @@ def test_rows_of_a_tokenized_data_set_are_inputs_by_name(form: str | None, tmp_p
     found = featx.extract(CountsTokens(), {"output": "sum"}, table, tmp_path / "out", workers=0, progress=False)
     assert found.errors == []
     assert found.tensor("sum").flatten().tolist() == [3.0, 3.0, 4.0]
+    ids = torch.ones(2, 2, dtype=torch.long)
+    extractor = featx.create_feature_extractor(
+        CountsTokens(), {"output": "sum"}, example_inputs=(ids, ids), adaptive=True
+    )
+    found = featx.extract(extractor.eval(), None, table, tmp_path / "adaptive", workers=0, progress=False)
+    assert found.tensor("sum").flatten().tolist() == [3.0, 3.0, 4.0]
+    with pytest.raises(ExtractionError, match="no input of the name of a column"):
+        featx.extract(nn.Identity(), ["output"], table, tmp_path / "unknown", workers=0, progress=False)
     seen: list[Any] = []
 
     def load(row: Any) -> torch.Tensor:
