@@ -61,7 +61,7 @@ def check_cases(graphs: Iterable[Graph], model: nn.Module) -> None:
             "or use an extractor of its own for each kind of input"
         )
     uses = list(map(state_use_of, graphs))
-    if any(tensors_left_out(model, use, other) for use in uses for other in uses if use.left_out):
+    if any(tensors_left_out(model, use, other) for use in uses for other in uses):
         raise SpecializationError(
             "for some inputs forward writes into a tensor of the model, such as a buffer, that no requested value is "
             "computed from, and for others one is. The graph for the first ones leaves that out, so that the tensor "

@@ -217,7 +217,7 @@ class _Liveness:
             for node in self._graph.nodes
             if node not in self.kept
             and not (state | state_of_decisions).isdisjoint(self._written_by(node))
-            and (not self._effects.of(node).is_opaque or self._is_given_state(node))
+            and self._is_known_to_write(node)
         }
         if self._read_elsewhere:
             writers |= {
@@ -240,7 +240,9 @@ class _Liveness:
     def _left_out(self) -> list[tuple[Node, set[str]]]:
         """Return calls ahead of the last wanted value that are not kept, with the paths of what they write."""
         others = (node for node in self._graph.nodes if node not in self.kept and node < self._end)
-        written = {node: groups for node in others if (groups := self._written_by(node))}
+        written = {
+            node: groups for node in others if self._is_known_to_write(node) and (groups := self._written_by(node))
+        }
         paths: dict[int, set[str]] = {}
         for node in self._graph.nodes if written else ():
             if node.op in _STATEFUL:
@@ -249,9 +251,10 @@ class _Liveness:
         found = ((node, [paths[group] for group in groups if group in paths]) for node, groups in written.items())
         return [(node, set[str]().union(*places)) for node, places in found if places]
 
-    def _is_given_state(self, node: Node) -> bool:
-        """Say whether a call whose writes were measured takes a tensor of the model itself."""
-        return "effects" in node.meta and any(source.op == "get_attr" for source in node.all_input_nodes)
+    def _is_known_to_write(self, node: Node) -> bool:
+        """Say whether the writes of a call count: those of an unknown function, if it was seen to get such a tensor."""
+        is_measured = "effects" in node.meta and any(source.op == "get_attr" for source in node.all_input_nodes)
+        return is_measured or not self._effects.of(node).is_opaque
 
     def _decisions_about_state(self) -> tuple[set[Node], set[int]]:
         """Return the guards that hold off writes to the model's tensors that the kept part reads.
