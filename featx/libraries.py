@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
+from contextvars import ContextVar
 from functools import partial
 from types import FrameType, FunctionType
 from typing import Any, cast
@@ -97,6 +98,13 @@ def collecting_hooks(module: nn.Module) -> list[Callable[..., None]]:
 def is_collecting_hook(hook: object) -> bool:
     """Say whether a forward hook is one of `collecting_hooks`."""
     return getattr(hook, "__module__", "") == "transformers.utils.output_capturing"
+
+
+def is_collecting_variable(variable: ContextVar[Any]) -> bool:
+    """Say whether a context variable is that from which the hooks of `collecting_hooks` know what is asked for."""
+    module = sys.modules.get("transformers.utils.output_capturing")
+    collector = getattr(module, "_active_collector", None)
+    return collector is not None and getattr(collector, "context_var", collector) is variable
 
 
 def is_logging(function: Any) -> bool:

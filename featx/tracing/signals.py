@@ -53,6 +53,10 @@ class NeedsNumberChecks(BaseException):
     """Forward changes a number of its Python file, and it is not known which module does it."""
 
 
+class ChangesOuterValues(BaseException):
+    """Forward sets something outside of its modules for a call that is one node, and a further run is told of it."""
+
+
 class NeedsSharedInputs(BaseException):
     """The example has one tensor as two inputs, and the model may notice that the run had two different ones."""
 

@@ -12,12 +12,14 @@ from featx.ir.effects import MeasuredEffects
 from featx.ir.memory import memory_of
 from featx.ir.node import Node
 from featx.tracing.calls.torch_calls import TorchCalls
+from featx.tracing.environment.outer_values import OuterValues
 from featx.tracing.nodes.scope import Scope
 from featx.tracing.objects.structure import is_structure, leaves_of
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.recording.results import Results
 from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.replica.replica import Replica
+from featx.tracing.signals import ModifiedFromOutside
 from featx.tree import holds_no_tensor, tree_leaves, tree_map
 
 
@@ -30,6 +32,9 @@ class MeasuredCalls:
         torch_calls: what runs inside of them.
         model_context: what is traced.
         replica: the copy of it that runs.
+
+    Attributes:
+        outer_values: notices what code sets outside of the modules for a call; None where an earlier run has done that.
     """
 
     def __init__(
@@ -47,6 +52,7 @@ class MeasuredCalls:
         self._hooked = model_context.hooked
         self._missed_writes = model_context.possible_writes
         self.context = model_context
+        self.outer_values: OuterValues | None = None
 
     def has_hooks(self, path: str) -> bool:
         """Say whether the module at `path`, or one inside it, has forward hooks."""
@@ -104,17 +110,30 @@ class MeasuredCalls:
     def _result_of(self, call: Callable[[], Any], is_measured: bool) -> Any:
         whole = self._recorder.whole
         self.context.check_numbers()  # those that the code around the call has changed
+        changed = self.changed_for_call() if is_measured else None
+        if changed is not None:
+            raise ModifiedFromOutside(f"forward changes {changed} for a call that is one node,")
         try:
             with whole:
                 return call()
         finally:
-            self.context.accept_numbers()
+            self.accept_outer_values(is_measured=is_measured)
             # Whatever the call did to the generator, it will do again.
             if whole.draws:
                 self._torch_calls.note_draw()
             elif is_measured:
                 self._torch_calls.generator.note()
             whole.restore_generators()
+
+    def changed_for_call(self) -> str | None:
+        """Name what forward has set outside of the modules for a call that may be one node; None if that is nothing."""
+        return None if self.outer_values is None else self.outer_values.changed_for_call()
+
+    def accept_outer_values(self, *, is_measured: bool = True) -> None:
+        """Take note that a call which is one node may have changed values outside of the modules: it will again."""
+        self.context.accept_numbers()
+        if is_measured and self.outer_values is not None:
+            self.outer_values.accept()
 
     def _guard_result(self, node: Node, result: Any, *, is_measured: bool, have_values: bool) -> None:
         # What is in it may depend on values; and hooks, which have not run, may give something else.

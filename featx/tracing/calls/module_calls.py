@@ -190,6 +190,7 @@ class ModuleCalls:
         self._measured.context.check_numbers()  # those that the code around the call has changed
         caller, attempt = self._caller, _Checkpoint(recorder, self._checks)
         changed, parts = self._checks.states.changed_by_others(module), parts_of(module)
+        changed_outside = self._measured.changed_for_call() if self._may_stay_opaque(module) else None
         try:
             if path in self._opening.whole:
                 raise Untraceable(self._opening.whole[path])
@@ -199,7 +200,8 @@ class ModuleCalls:
                     f"'{path}' packs a padded batch into a nested tensor where gradients are off (use_nested_tensor), "
                     "which no trace sees,"
                 )
-            result = forward(*args, **kwargs)
+            with self._checks.in_progress(module):
+                result = forward(*args, **kwargs)
             if not isinstance(result, (tuple, list, dict)):
                 self._take_parts(result, attempt.scope)
             replaced = replaced_part(module, parts)
@@ -219,9 +221,13 @@ class ModuleCalls:
                     f"forward changes the attribute '{changed}' of or inside '{path}', which is kept whole "
                     f"({error.what.rstrip(' ,')}),"
                 ) from error
+            if changed_outside is not None:
+                raise ModifiedFromOutside(
+                    f"forward changes {changed_outside} for '{path}', which is kept whole ({error.what.rstrip(' ,')}),"
+                ) from error
             # The nodes that were recorded inside are erased, and the module becomes one node.
             attempt.roll_back(module)
-            self._measured.context.accept_numbers()
+            self._measured.accept_outer_values()
             self._caller, self._torch_calls.unseen, self.failed_module_path = caller, None, ""
             counts_inside, self._counts_inside = self._counts_inside, True
             try:
@@ -266,6 +272,8 @@ class ModuleCalls:
         # What torch's own leaves do is known.
         is_own = not is_torch_layer(type(module)) or bool(module._modules)
         self._checks.check_untouched(module, path)
+        if is_own:
+            self._checks.check_references(module, path)
         shown = (args, kwargs) if recorder.numbers.expected is None else plain_numbers((args, kwargs))
         result = self._measured.run(
             ("call_module", path, arguments, keywords),
@@ -277,8 +285,8 @@ class ModuleCalls:
         )
         self._checks.note_opaque_call(module, path, is_own=is_own)
         recorder.note_call(path, args, kwargs, result)
-        if isinstance(module, _DROPOUTS) and args and isinstance(result, torch.Tensor):
-            recorder.note_alias(result, args[0], None)  # it returns its input in eval mode, or with a rate of 0
+        if args and _may_return_input_in_eval_mode(module, args[0], result):
+            recorder.note_alias(result, args[0], None)
         for collect in collecting_hooks(module):
             collect(module, args, result)
         return result
@@ -361,6 +369,18 @@ def _runs_on_tensors_of_its_own(module: nn.Module) -> bool:
     # Scripted code runs on tensors that no stand-in takes the place of, and may write them.
     is_scripted = isinstance(module, torch.jit.ScriptModule)
     return is_scripted and next(chain(module.parameters(), module.buffers()), None) is not None
+
+
+def _may_return_input_in_eval_mode(module: nn.Module, value: Any, result: Any) -> bool:
+    """Say whether a module that was called on `value` returns that in eval mode, or with a dropout rate of 0."""
+    if not isinstance(result, torch.Tensor) or not isinstance(value, torch.Tensor):
+        return False
+    if isinstance(module, _DROPOUTS):
+        return True
+    with torch._C.DisableTorchFunction():
+        if not module._modules or result.shape != value.shape or result.dtype != value.dtype:
+            return False
+    return any(isinstance(inner, _DROPOUTS) for inner in modules_of(module))
 
 
 def _packs_padded_batches(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

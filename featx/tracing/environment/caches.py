@@ -9,25 +9,24 @@ from __future__ import annotations
 
 import functools
 import gc
-import operator
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
-from types import CellType, FunctionType, MethodType, ModuleType
+from collections.abc import Callable, Iterable, Iterator
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, cast
 
 import torch
 
 from featx.libraries import is_logging
+from featx.tracing.environment.holders import Holder, Variable, contents_of
 from featx.tracing.guards.scalars import TracedFloat, TracedInt
-from featx.tracing.objects.containers import containers_in, copy_of
+from featx.tracing.objects.containers import containers_in
+from featx.tracing.objects.plain_objects import has_defaults
 from featx.tree import tree_leaves
 
 _CACHED = functools._lru_cache_wrapper
 # How deep in the result of a cached function a tensor may lie.
 _NESTING = 3
 _METHODS = (MethodType, staticmethod, classmethod)
-_EMPTY = object()
-_NUMBERS = frozenset({bool, int, float})
 
 
 class Caches:
@@ -40,19 +39,20 @@ class Caches:
 
     def __init__(self, namespaces: Iterable[dict[str, Any]], kinds: Iterable[type]) -> None:
         self._functions: dict[int, tuple[Any, int]] = {}
-        self._holders: list[_Holder] = []
+        self.holders: list[Holder] = []
         # What calls have left of their tensors, in which holder, and the ids of those tensors.
-        self._left: list[tuple[_Holder, dict[Any, Any]]] = []
+        self._left: list[tuple[Holder, dict[Any, Any]]] = []
         self._left_tensors: set[int] = set()
         bases = {base for kind in kinds for base in kind.__mro__}
         classes = {id(members): (base, members) for base, members in ((base, dict(vars(base))) for base in bases)}
         values: list[Any] = []
         functions: list[FunctionType] = []
+        known = {id(base) for base in bases}
         # The ids of the globals and classes.
         self.namespaces: set[int] = set()
         for namespace in _own_code([*namespaces, *(members for _, members in classes.values())]):
             self.namespaces.add(id(namespace))
-            self._holders.append(_Holder(classes[id(namespace)][0] if id(namespace) in classes else namespace))
+            self.holders.append(Holder(classes[id(namespace)][0] if id(namespace) in classes else namespace))
             for name, value in namespace.copy().items():  # at once: other threads may add names meanwhile
                 if type(value) in _METHODS:
                     value = value.__func__
@@ -64,35 +64,39 @@ class Caches:
                     self._functions[id(value)] = (value, value.cache_info().misses)
                 elif isinstance(value, FunctionType):
                     functions.append(value)
+                elif isinstance(value, type):
+                    if id(value) not in known and value.__module__ == _name_of(namespace) and has_defaults(value):
+                        known.add(id(value))
+                        self.holders.append(Holder(value))
                 elif not name.startswith("__"):
                     values.append(value)
         for function in _with_functions_inside(functions):
             cells = function.__closure__ or ()
-            self._holders += map(_Cell, zip(function.__code__.co_freevars, cells, strict=True))
+            self.holders += map(Variable, zip(function.__code__.co_freevars, cells, strict=True))
             values += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
             if function.__dict__ or function.__name__ in function.__code__.co_names:  # it may set attributes of its own
                 values.append(function.__dict__)
-            values += map(_contents, cells)
+            values += map(contents_of, cells)
         containers = (container for container in containers_in(values) if not isinstance(container, set))
-        self._holders += map(_Holder, containers)
+        self.holders += map(Holder, containers)
 
     def watch(self, value: Any) -> None:
         """Look after the containers in the result of a cached function too, which is the same at each call."""
-        self._holders += [_Holder(each) for each in containers_in((value,)) if not isinstance(each, set)]
+        self.holders += [Holder(each) for each in containers_in((value,)) if not isinstance(each, set)]
 
     def changed_number(self) -> str | None:
         """Say which number the code has changed, by its key or name; None where there is none."""
-        return next((repr(key) for holder in self._holders for key in holder.changed_numbers()), None)
+        return next((repr(key) for holder in self.holders for key in holder.changed_numbers()), None)
 
     def accept_numbers(self) -> None:
         """Take the numbers as they are now for unchanged: a call that is one node has changed them, and will again."""
-        for holder in self._holders:
+        for holder in self.holders:
             holder.accept_numbers()
 
     def are_untouched(self) -> bool:
         """Say whether all of them are as they were, so that this may serve another trace. O(names), and fast."""
         return all(function.cache_info().misses == misses for function, misses in self._functions.values()) and all(
-            holder.is_untouched() for holder in self._holders
+            holder.is_untouched() for holder in self.holders
         )
 
     def restore(self, is_of_trace: Callable[[torch.Tensor], bool]) -> None:
@@ -109,7 +113,7 @@ class Caches:
         def is_of_call(tensor: torch.Tensor) -> bool:
             return id(tensor) in self._left_tensors or is_of_trace(tensor)
 
-        for holder in self._holders:
+        for holder in self.holders:
             left = holder.restore(functools.partial(_holds_of_trace, is_of_call))
             if left:
                 self._left.append((holder, left))
@@ -154,122 +158,6 @@ def empty_functions_that_keep(tensors: list[torch.Tensor]) -> None:
         kept = [holder for holder in holders if type(holder) in (tuple, list, dict) and holder is not kept]
 
 
-class _Holder:
-    """A dict, a list or a class, and what was in it."""
-
-    def __init__(self, value: Any) -> None:
-        self._value = value
-        self._before = self._now()
-        # What it held when numbers were accepted last.
-        self._accepted: dict[Any, Any] | None = None
-
-    def _now(self) -> dict[Any, Any]:
-        value = self._value
-        if isinstance(value, list):
-            return dict(enumerate(cast(list[Any], value)))
-        return dict(vars(value)) if isinstance(value, type) else copy_of(value)
-
-    def is_untouched(self) -> bool:
-        """Say whether it holds what it held."""
-        now = vars(self._value) if isinstance(self._value, type) else self._value
-        if len(now) != len(self._before):
-            return False
-        # A list, as another thread may add to it meanwhile.
-        values = list(now if isinstance(now, list) else dict.values(now) if isinstance(now, dict) else now.values())
-        return len(values) == len(self._before) and all(map(operator.is_, values, self._before.values()))
-
-    def changed_numbers(self) -> list[Any]:
-        """Return the keys at which a number was changed, added or taken away, since numbers were accepted last."""
-        if self.is_untouched():
-            return []
-        return self._changed_since(self._before if self._accepted is None else self._accepted)
-
-    def accept_numbers(self) -> None:
-        """Take numbers as they are now for unchanged."""
-        if not self.is_untouched():
-            self._accepted = self._now()
-
-    def _changed_since(self, before: dict[Any, Any]) -> list[Any]:
-        now = self._now()
-        return [
-            key
-            for key in {**before, **now}
-            if now.get(key) is not before.get(key) and _is_other_number(now.get(key), before.get(key))
-        ]
-
-    def restore(self, holds_of_trace: Callable[[Any], bool]) -> dict[Any, Any]:
-        """Put back what was there where a number changed or something of a trace is now. Return what is of a trace."""
-        if self.is_untouched():
-            return {}
-        now, self._accepted = self._now(), None
-        left = {key: item for key, item in now.items() if item is not self._before.get(key) and holds_of_trace(item)}
-        keys = {*left, *self._changed_since(self._before)}
-        if isinstance(self._value, list):
-            if keys:
-                self._value[:] = self._items_without(keys, now)
-            return left
-        for key in keys:
-            if key in self._before:
-                self._put(key, self._before[key])
-            else:
-                self._drop(key)
-        return left
-
-    def _items_without(self, places: Collection[int], now: dict[int, Any]) -> list[Any]:
-        """Return the items of a list as they were, and those that another thread has appended meanwhile."""
-        before = list(self._before.values())
-        if any(place not in places and now.get(place) is not item for place, item in enumerate(before)):
-            return before  # items were inserted or removed
-        return before + [item for place, item in now.items() if place >= len(before) and place not in places]
-
-    def put(self, items: dict[Any, Any]) -> None:
-        """Put items there; what stood behind the end of a list comes to its end."""
-        for key, item in items.items():
-            if isinstance(self._value, list) and key >= len(self._before):
-                self._value.append(item)
-            else:
-                self._put(key, item)
-
-    def _put(self, key: Any, item: Any) -> None:
-        if isinstance(self._value, type):
-            setattr(self._value, key, item)
-        else:
-            self._value[key] = item
-
-    def _drop(self, key: Any) -> None:
-        if isinstance(self._value, type):
-            delattr(self._value, key)
-        else:
-            del self._value[key]
-
-
-class _Cell(_Holder):
-    """A variable of a function around another one, to which that one may assign."""
-
-    def __init__(self, variable: tuple[str, CellType]) -> None:
-        self._name, self._cell = variable
-        super().__init__(self._cell)
-
-    def _now(self) -> dict[Any, Any]:
-        return {self._name: _contents(self._cell)}
-
-    def is_untouched(self) -> bool:
-        return _contents(self._cell) is self._before[self._name]
-
-    def _put(self, key: Any, item: Any) -> None:
-        if item is _EMPTY:
-            del self._cell.cell_contents
-        else:
-            self._cell.cell_contents = item
-
-
-def _contents(cell: CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # a variable that has no value yet
-        return _EMPTY
-
-
 def _with_functions_inside(functions: Iterable[FunctionType]) -> Iterator[FunctionType]:
     """Yield functions and those that their closures hold, such as what a decorator has wrapped, each once."""
     pending, seen = list(functions), set[int]()
@@ -279,17 +167,12 @@ def _with_functions_inside(functions: Iterable[FunctionType]) -> Iterator[Functi
             continue
         seen.add(id(function))
         yield function
-        pending += [each for each in map(_contents, function.__closure__ or ()) if isinstance(each, FunctionType)]
+        pending += [each for each in map(contents_of, function.__closure__ or ()) if isinstance(each, FunctionType)]
 
 
 def _is_of_library(function: FunctionType) -> bool:
     package = str(function.__module__).partition(".")[0]
     return package in ("torch", "featx") or package in sys.stdlib_module_names
-
-
-def _is_other_number(now: object, before: object) -> bool:
-    kinds = (type(now), type(before))
-    return not _NUMBERS.isdisjoint(kinds) and (kinds[0] is not kinds[1] or now != before)
 
 
 def _own_code(namespaces: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:

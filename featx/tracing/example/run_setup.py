@@ -8,9 +8,22 @@ from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.replica.model_context import ModelContext, ModelTensors
 from featx.tracing.replica.replica import Replica, WritesSharedTensor
 from featx.tracing.side_effects.state_checks import Attribute
-from featx.tracing.signals import NeedsConversionTracking, NeedsNumberChecks, NeedsSharedInputs, ReadOrderUnknown
+from featx.tracing.signals import (
+    ChangesOuterValues,
+    NeedsConversionTracking,
+    NeedsNumberChecks,
+    NeedsSharedInputs,
+    ReadOrderUnknown,
+)
 
-Restart = NeedsConversionTracking | WritesSharedTensor | ReadOrderUnknown | NeedsSharedInputs | NeedsNumberChecks
+Restart = (
+    NeedsConversionTracking
+    | WritesSharedTensor
+    | ReadOrderUnknown
+    | NeedsSharedInputs
+    | NeedsNumberChecks
+    | ChangesOuterValues
+)
 # What a run raises that has to be set up differently.
 RESTARTS = (
     NeedsConversionTracking,
@@ -18,6 +31,7 @@ RESTARTS = (
     ReadOrderUnknown,
     NeedsSharedInputs,
     NeedsNumberChecks,
+    ChangesOuterValues,
 )
 
 
@@ -66,5 +80,5 @@ class RunSetup:
             context.checks_numbers = True
         elif isinstance(restart, NeedsSharedInputs):
             self._share_stand_ins = True
-        else:  # where forward reads it ahead of that, it will be missing
+        elif isinstance(restart, ReadOrderUnknown):  # where forward reads it ahead of that, it will be missing
             self._absent = {*self._absent, restart.attribute}

@@ -48,6 +48,7 @@ from featx.tracing.side_effects.kept_tensors import KeptTensors, drop_tensors
 from featx.tracing.side_effects.state_checks import StateChecks
 from featx.tracing.signals import (
     AllNeededRecorded,
+    ChangesOuterValues,
     NeedsRealValues,
     ThreadInterference,
     UnsupportedSideEffect,
@@ -92,6 +93,7 @@ class ExampleTrace:
         self.is_real, self.gradients = conditions.is_real, conditions.gradients
         self._settings = settings
         self._is_first_call = conditions.before is None
+        self._is_further = conditions.is_further
         self._saved_globals = SavedGlobals(model_context.global_tensors)
         recorder = self.recorder = Recorder(
             model_context, self.replica, self.tensors.paths, is_real=self.is_real, keep_source=settings.keep_source
@@ -105,7 +107,7 @@ class ExampleTrace:
         earlier = None if before is None else before.checks.states
         self.checks = StateChecks(recorder, self._check_module, self.replica.paths, earlier)
         self.checks.opened_modules.add(self.replica.root)
-        measured = MeasuredCalls(recorder, results, self._torch_calls, model_context, self.replica)
+        measured = self._measured = MeasuredCalls(recorder, results, self._torch_calls, model_context, self.replica)
         self._module_calls = ModuleCalls(
             recorder, self._torch_calls, measured, self.checks, self.replica, settings.opening
         )
@@ -252,6 +254,8 @@ class ExampleTrace:
         with torch._C.DisableTorchFunction(), kernels.seen():
             self._observers.check_threads()
             self._final_checks.check_side_effects(generators)
+            if self._measured.outer_values is not None and self._measured.outer_values.is_to_run_again():
+                raise ChangesOuterValues
             self.recorder.autocast_modes.leave()
             self.graph.output(output)
             self.inputs.require_aliases(self.graph, args, kwargs, self._final_checks.codes_that_ran())
@@ -290,6 +294,8 @@ class ExampleTrace:
         self._observers.start(hook)
         functions = self._function_calls
         around.passing.install(functions.on_draw, functions.on_call, self.numbers.names_to_follow())
+        if not self._is_further:
+            self._measured.outer_values = around.outer_values()
         modes.leave_inference_mode()
         modes.enter(_FunctionMode(self), self._torch_calls.kernels, gradients=self.gradients)
         return generators

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Iterable, Iterator, MutableMapping
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, cast
 
 import torch
 from torch import nn
+
+from featx.tracing.objects.plain_objects import NO_VALUE, is_plain_object, slots_of
 
 _CONTAINERS = (list, dict, set)
 _LEAVES = frozenset({bool, int, float, complex, str, bytes, type(None), torch.Tensor, nn.Parameter, FunctionType})
@@ -22,10 +25,37 @@ DEPTH_IN_MODULES = 8
 LARGE = 32
 
 
+class SlotAttributes(MutableMapping[str, Any]):
+    """The attributes of an object whose class has slots and no `__dict__`, as a dict of them."""
+
+    def __init__(self, owner: Any) -> None:
+        self._owner = owner
+        self._slots = {slot.__name__: slot for slot in slots_of(type(owner))}
+
+    def __getitem__(self, name: str) -> Any:
+        value = getattr(self._owner, name, NO_VALUE)
+        if value is NO_VALUE:
+            raise KeyError(name)
+        return value
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._slots[name].__set__(self._owner, value)
+
+    def __delitem__(self, name: str) -> None:
+        self._slots[name].__delete__(self._owner)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._slots if hasattr(self._owner, name))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
 def containers_in(values: Iterable[Any], depth: int = _DEPTH) -> Iterator[Any]:
     """Yield the lists, dicts and sets among `values` and, `depth` levels deep, inside them, each once.
 
-    The attributes of an object that is neither a module nor one of torch's count as a dict. O(items).
+    The attributes of an object that is neither a module nor one of torch's count as a dict; those of `threading.local`
+    are those of this thread. O(items).
     """
     seen: set[int] = set()
     level = list(values)
@@ -33,11 +63,11 @@ def containers_in(values: Iterable[Any], depth: int = _DEPTH) -> Iterator[Any]:
         below: list[Any] = []
         for value in level:
             container = None if type(value) in _LEAVES else _container(value)
-            if container is not None and id(container) not in seen:
-                seen.add(id(container))
+            if container is not None and id(value if type(container) is SlotAttributes else container) not in seen:
+                seen.add(id(value if type(container) is SlotAttributes else container))
                 yield container
                 if len(container) <= LARGE:
-                    below += dict.values(cast(Any, container)) if isinstance(container, dict) else container
+                    below += _items_of(container)
             elif type(value) is tuple:
                 below += value
         level = below
@@ -47,17 +77,27 @@ def copy_of(container: Any) -> Any:
     """Return a plain copy of a list, dict or set; methods that its class overrides are not called."""
     if isinstance(container, dict):
         return dict.copy(cast(dict[Any, Any], container))
+    if type(container) is SlotAttributes:
+        return dict(container)
     return list(cast(list[Any], container)) if isinstance(container, list) else set(container)
+
+
+def _items_of(container: Any) -> Any:
+    if isinstance(container, dict):
+        return dict.values(cast(dict[Any, Any], container))
+    return container.values() if type(container) is SlotAttributes else container
 
 
 def _container(value: Any) -> Any:
     if isinstance(value, _CONTAINERS):
         return value
     kind = type(value)
+    if isinstance(value, threading.local):
+        return value.__dict__
     if isinstance(value, _OTHERS) or (kind is not SimpleNamespace and kind.__module__.partition(".")[0] in _LIBRARIES):
         return None
     try:
         attributes = object.__getattribute__(value, "__dict__")
-    except AttributeError:  # a class with slots
-        return None
+    except AttributeError:
+        return SlotAttributes(value) if is_plain_object(value) else None
     return attributes if type(attributes) is dict else None

@@ -28,7 +28,7 @@ def is_plain_object(value: object) -> bool:
     library = kind.__module__.partition(".")[0]
     if not kind.__flags__ & _HEAP_TYPE or (library in LIBRARIES and library not in _CONTAINER_LIBRARIES):
         return False
-    if not getattr(value, "__dict__", None) and not slots_of(kind) and not _has_defaults(kind):
+    if not getattr(value, "__dict__", None) and not slots_of(kind) and not has_defaults(kind):
         return False  # a marker, which code compares by identity
     return all(base.__flags__ & _HEAP_TYPE or base is object or base.__module__ == "typing" for base in kind.__mro__)
 
@@ -44,7 +44,7 @@ def attributes_of(value: Any) -> dict[str, Any]:
 
 
 @functools.cache
-def _has_defaults(kind: type) -> bool:
+def has_defaults(kind: type) -> bool:
     """Say whether a class gives values to attributes that its objects may assign: `class Context: scale = 1.0`."""
     members = [item for base in kind.__mro__[:-1] for item in vars(base).items()]
     return any(

@@ -15,6 +15,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from featx.errors import TraceError
 from featx.ir.memory import memory_of
 from featx.tracing.environment.caches import Caches
+from featx.tracing.environment.outer_values import OuterValues
 from featx.tracing.environment.pass_through import PassThroughs
 from featx.tracing.environment.profile_hook import is_threading_object
 from featx.tracing.environment.recursion import nesting_depth_of
@@ -90,6 +91,7 @@ class ModelContext:
         self.checks_numbers = False
         self.passing = PassThroughs(places)
         self.caches = Caches(self.namespaces, self.kinds)
+        self._outer_values: OuterValues | None = None
 
     @functools.cached_property
     def memories(self) -> frozenset[int]:
@@ -137,6 +139,16 @@ class ModelContext:
             self.caches.forget_left()
         if not self.caches.are_untouched():
             self.caches = Caches(self.namespaces, self.kinds)
+            if self._outer_values is not None:
+                earlier, self._outer_values = self._outer_values, OuterValues(self.caches.holders)
+                self._outer_values.carry_over(earlier)
+
+    def outer_values(self) -> OuterValues:
+        """Return what notices values outside of the modules that code sets for a call, for a run that starts."""
+        if self._outer_values is None:
+            self._outer_values = OuterValues(self.caches.holders)
+        self._outer_values.start()
+        return self._outer_values
 
     def replica(self, training: bool | None, copies_tensors: str) -> tuple[Replica, ModelTensors]:
         """Return a new replica of the model in a mode, and its tensors; see `Replica`. O(modules)."""

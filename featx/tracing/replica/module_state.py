@@ -94,7 +94,7 @@ class ModuleState:
         found: list[tuple[str, list[Any]]] = []
         for name, container, items in self._items:
             if len(container) != len(items):
-                is_dict = isinstance(container, dict)
+                is_dict = isinstance(items, dict)
                 found.append(
                     (name, [container[key] for key in container if key not in items] if is_dict else [container])
                 )
@@ -309,8 +309,8 @@ def _has_items(container: Any, items: Any) -> bool:
         return False
     if isinstance(container, list):
         return all(map(is_, container, items))
-    if isinstance(container, dict):
-        return all(cast(dict[Any, Any], container).get(key) is value for key, value in items.items())
+    if isinstance(items, dict):
+        return all(container.get(key) is value for key, value in cast(dict[Any, Any], items).items())
     return container == items
 
 

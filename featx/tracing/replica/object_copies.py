@@ -25,6 +25,7 @@ import torch
 
 from featx.tracing.objects.containers import DEPTH_IN_MODULES, LARGE
 from featx.tracing.objects.plain_objects import LIBRARIES, NO_VALUE, is_plain_object, slots_of
+from featx.tracing.objects.references import proxied
 from featx.tracing.signals import Untraceable
 
 _ATOMS = frozenset(
@@ -65,7 +66,7 @@ class ObjectCopies:
             return known[1]
         if isinstance(value, torch.Tensor):
             return self._copy_tensor(value)
-        if isinstance(value, torch.nn.Module):
+        if isinstance(value, torch.nn.Module) and kind not in weakref.ProxyTypes:
             return self._copy_module(value)
         self._depth += 1
         if self._depth > DEPTH_IN_MODULES:
@@ -263,6 +264,11 @@ def _reference(copies: ObjectCopies, value: weakref.ref[Any]) -> weakref.ref[Any
     return value if known is None else weakref.ref(known[1])
 
 
+def _proxy(copies: ObjectCopies, value: Any) -> Any:
+    known = copies.known.get(id(proxied(value)))
+    return value if known is None else weakref.proxy(known[1])
+
+
 def _generator(copies: ObjectCopies, value: torch.Generator) -> torch.Generator:
     return copies.note(value, value.clone_state())
 
@@ -270,6 +276,7 @@ def _generator(copies: ObjectCopies, value: torch.Generator) -> torch.Generator:
 _MAKERS: dict[type, Callable[[ObjectCopies, Any], Any]] = {
     list: _list, tuple: _tuple, dict: _dict, set: _set, frozenset: _set, collections.deque: _deque,
     types.FunctionType: _function, types.MethodType: _method, functools.partial: _partial, weakref.ref: _reference,
+    weakref.ProxyType: _proxy, weakref.CallableProxyType: _proxy,
     torch.Generator: _generator, types.BuiltinMethodType: _builtin_method, functools._lru_cache_wrapper: _cached,
 }  # fmt: skip
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 
 from torch import nn
 
+from featx.tracing.objects.references import referred_to
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.replica.mode_reads import mode_of
 from featx.tracing.replica.module_states import ModuleStates
@@ -51,6 +53,9 @@ class StateChecks:
         self.read_first: set[Attribute] = set()
         self.left: set[Attribute] = set()
         self.kept_input_message: str | None = None
+        # The modules that are being traced through, and those that were, and whose forward has changed attributes.
+        self._in_progress: list[nn.Module] = [next(iter(paths))]
+        self._changed: set[nn.Module] = set()
 
     def note_opaque_call(self, module: nn.Module, path: str, *, is_own: bool) -> None:
         """Take note that a module was called as one node. `is_own`: it is no layer of torch."""
@@ -66,6 +71,28 @@ class StateChecks:
                 f"forward changes the attribute '{name}' of or inside '{path}', which is kept whole,"
             )
 
+    @contextmanager
+    def in_progress(self, module: nn.Module) -> Generator[None]:
+        """Take note that a module is being traced through."""
+        self._in_progress.append(module)
+        try:
+            yield
+        finally:
+            self._in_progress.pop()
+
+    def check_references(self, module: nn.Module, path: str) -> None:
+        """Raise where a module that is kept whole has a way to one that is not, and whose forward has changed it.
+
+        A graph does not set `parent.mask`, which a child may read by `self.parent().mask`.
+        """
+        changed = [each for each in self._changed if self.states.changed_attribute(each) is not None]
+        changed += [each for each in self._in_progress if self.states.changed_attribute(each) is not None]
+        for owner in referred_to(module, changed) if changed else ():
+            raise ModifiedFromOutside(
+                f"forward changes the attribute '{self.states.changed_attribute(owner)}' of '{self.paths[owner]}', "
+                f"which '{path}' may read, and '{path}' is kept whole,"
+            )
+
     def check(self, module: nn.Module) -> None:
         """Raise where forward left something on an opened module that a graph cannot."""
         path = self.paths[module]
@@ -79,6 +106,7 @@ class StateChecks:
         if state is None:
             self._check_layer(module, path)
         elif state.difference() is not None:
+            self._changed.add(module)
             self.left.update((path, name) for name in computed_attributes(self._recorder, state))
 
     def check_all(self) -> None:

@@ -1,0 +1,187 @@
+"""Dicts, lists, classes and variables of closures outside of a model's modules, and what was in them."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Collection, Iterator
+from types import BuiltinFunctionType, CellType, FunctionType, ModuleType
+from typing import Any, cast
+
+from featx.tracing.objects.containers import LARGE, copy_of
+
+_EMPTY = object()
+_NUMBERS = frozenset({bool, int, float})
+# What code defines once.
+_DEFINITIONS = frozenset(
+    {
+        FunctionType, BuiltinFunctionType, functools._lru_cache_wrapper, ModuleType, type, staticmethod, classmethod,
+        property,
+    }
+)  # fmt: skip
+
+
+class Holder:
+    """A dict, a list or a class, and what was in it."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+        self._before = self._now()
+        # What it held when numbers were accepted last.
+        self._accepted: dict[Any, Any] | None = None
+
+    def _now(self) -> dict[Any, Any]:
+        value = self._value
+        if isinstance(value, list):
+            return dict(enumerate(cast(list[Any], value)))
+        return dict(vars(value)) if isinstance(value, type) else copy_of(value)
+
+    def is_untouched(self) -> bool:
+        """Say whether it holds what it held."""
+        now = vars(self._value) if isinstance(self._value, type) else self._value
+        if len(now) != len(self._before):
+            return False
+        # A list, as another thread may add to it meanwhile.
+        values = list(now if isinstance(now, list) else dict.values(now) if isinstance(now, dict) else now.values())
+        return len(values) == len(self._before) and all(map(operator.is_, values, self._before.values()))
+
+    def readers(self) -> Iterator[tuple[tuple[int, Any], Callable[[Any], Any], Any]]:
+        """Yield, for each value here that code may set and put back, its place and what reads it, with an argument.
+
+        The place is the id of the holder and a key; None for its length. Definitions and large holders are left out.
+        """
+        value: Any = self._value
+        if isinstance(value, list):
+            if len(value) <= LARGE:
+                yield (id(value), None), _ItemsOf(), value
+            return
+        is_namespace = isinstance(value, type) or (isinstance(value, dict) and "__builtins__" in value)
+        if not is_namespace and len(cast(Any, value)) > LARGE:
+            return
+        if isinstance(value, dict):  # a class may override `get`
+            get = cast(dict[Any, Any], value).get if type(value) is dict else functools.partial(dict.get, value)
+        else:
+            get = (vars(value) if isinstance(value, type) else value).get
+        for key, item in self._before.items():
+            if type(item) not in _DEFINITIONS and not (is_namespace and key.startswith("__")):
+                yield (id(value), key), get, key
+        if not is_namespace:
+            yield (id(value), None), dict.__len__ if isinstance(value, dict) else len, value
+
+    def changed_numbers(self) -> list[Any]:
+        """Return the keys at which a number was changed, added or taken away, since numbers were accepted last."""
+        if self.is_untouched():
+            return []
+        return self._changed_since(self._before if self._accepted is None else self._accepted)
+
+    def accept_numbers(self) -> None:
+        """Take numbers as they are now for unchanged."""
+        if not self.is_untouched():
+            self._accepted = self._now()
+
+    def _changed_since(self, before: dict[Any, Any]) -> list[Any]:
+        now = self._now()
+        return [
+            key
+            for key in {**before, **now}
+            if now.get(key) is not before.get(key) and _is_other_number(now.get(key), before.get(key))
+        ]
+
+    def restore(self, holds_of_trace: Callable[[Any], bool]) -> dict[Any, Any]:
+        """Put back what was there where a number changed or something of a trace is now. Return what is of a trace."""
+        if self.is_untouched():
+            return {}
+        now, self._accepted = self._now(), None
+        left = {key: item for key, item in now.items() if item is not self._before.get(key) and holds_of_trace(item)}
+        keys = {*left, *self._changed_since(self._before)}
+        if isinstance(self._value, list):
+            if keys:
+                self._value[:] = self._items_without(keys, now)
+            return left
+        for key in keys:
+            if key in self._before:
+                self._put(key, self._before[key])
+            else:
+                self._drop(key)
+        return left
+
+    def _items_without(self, places: Collection[int], now: dict[int, Any]) -> list[Any]:
+        """Return the items of a list as they were, and those that another thread has appended meanwhile."""
+        before = list(self._before.values())
+        if any(place not in places and now.get(place) is not item for place, item in enumerate(before)):
+            return before  # items were inserted or removed
+        return before + [item for place, item in now.items() if place >= len(before) and place not in places]
+
+    def put(self, items: dict[Any, Any]) -> None:
+        """Put items there; what stood behind the end of a list comes to its end."""
+        for key, item in items.items():
+            if isinstance(self._value, list) and key >= len(self._before):
+                self._value.append(item)
+            else:
+                self._put(key, item)
+
+    def _put(self, key: Any, item: Any) -> None:
+        if isinstance(self._value, type):
+            setattr(self._value, key, item)
+        else:
+            self._value[key] = item
+
+    def _drop(self, key: Any) -> None:
+        if isinstance(self._value, type):
+            delattr(self._value, key)
+        else:
+            del self._value[key]
+
+
+class _ItemsOf:
+    """Returns the items of a list, and the same tuple for the same items."""
+
+    def __init__(self) -> None:
+        self._known: list[tuple[Any, ...]] = []
+
+    def __call__(self, value: list[Any]) -> tuple[Any, ...]:
+        items = tuple(value)
+        for known in self._known:
+            if len(items) == len(known) and all(map(operator.is_, items, known)):
+                return known
+        self._known.append(items)
+        return items
+
+
+class Variable(Holder):
+    """A variable of a function around another one, to which that one may assign."""
+
+    def __init__(self, variable: tuple[str, CellType]) -> None:
+        self._name, self._cell = variable
+        super().__init__(self._cell)
+
+    def _now(self) -> dict[Any, Any]:
+        return {self._name: contents_of(self._cell)}
+
+    def readers(self) -> Iterator[tuple[tuple[int, Any], Callable[[Any], Any], Any]]:
+        """Yield the place of the variable and what reads it; nothing where it holds a definition."""
+        if type(contents_of(self._cell)) not in _DEFINITIONS:
+            yield (id(self._cell), self._name), contents_of, self._cell
+
+    def is_untouched(self) -> bool:
+        """Say whether it holds what it held."""
+        return contents_of(self._cell) is self._before[self._name]
+
+    def _put(self, key: Any, item: Any) -> None:
+        if item is _EMPTY:
+            del self._cell.cell_contents
+        else:
+            self._cell.cell_contents = item
+
+
+def contents_of(cell: CellType) -> Any:
+    """Return the value of a variable of a closure; a marker where it has none yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:  # a variable that has no value yet
+        return _EMPTY
+
+
+def _is_other_number(now: object, before: object) -> bool:
+    kinds = (type(now), type(before))
+    return not _NUMBERS.isdisjoint(kinds) and (kinds[0] is not kinds[1] or now != before)
