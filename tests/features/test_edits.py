@@ -373,3 +373,32 @@ def test_an_edit_that_changes_nothing_that_is_requested_is_refused(edited: str, 
         featx.create_feature_extractor(
             model, ["2"], edits={edited: featx.zero}, example_inputs=torch.rand(2, 4), **options
         )
+
+
+def zeroed_in_place(value: torch.Tensor) -> torch.Tensor:
+    value[:, 0] = 0
+    return value
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [(lambda value: None, "the edit of 'layer2' returned None"), (zeroed_in_place, "let it change a copy")],
+    ids=["nothing", "in place"],
+)
+@pytest.mark.parametrize("nodes", [["layer3"], ["layer2.1", "layer3"]], ids=str)
+def test_an_edit_that_returns_nothing_or_writes_what_it_was_given_is_told_to(
+    model: nn.Module, edit: Any, message: str, nodes: list[str]
+) -> None:
+    extractor = extractor_of(model, nodes, edits={"layer2": edit})
+    with pytest.raises(featx.RequestError, match=message):
+        extractor(X)
+    with torch.inference_mode():
+        expected = with_hooks(model, {"layer2": lambda value: zeroed_in_place(value.clone())}, *nodes[-1:])
+        copied = extractor_of(model, nodes, edits={"layer2": lambda value: zeroed_in_place(value.clone())})
+        assert torch.equal(copied(X)[nodes[-1]], expected[0])
+
+
+def test_an_edited_extractor_is_compiled_whole(model: nn.Module) -> None:
+    extractor = extractor_of(model, ["layer2"], edits={"layer1": twice})
+    compiled = torch.compile(extractor, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(X)["layer2"], extractor(X)["layer2"])

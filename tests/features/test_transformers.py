@@ -135,3 +135,42 @@ def test_a_cache_of_the_caller_that_the_model_fills_is_refused(name: str) -> Non
     extractor = featx.create_feature_extractor(model, {"output": "all"})
     with pytest.raises(featx.TraceError, match="run the model without a cache"):
         extractor(input_ids=torch.tensor([[1]]), **{name: transformers.DynamicCache()})
+
+
+def test_options_among_keyword_arguments_are_those_of_the_example_unless_they_are_given() -> None:
+    model = seeded("Bert", TOKENS)
+    tokens = torch.randint(0, 90, (2, 11), generator=torch.Generator().manual_seed(0))
+    example = {"input_ids": tokens, "output_hidden_states": True}  # forward takes it in **kwargs
+    extractor = featx.create_feature_extractor(model, {"output": "all"}, example_inputs=example)
+    for inputs in ({"input_ids": tokens}, example):
+        found, expected = extractor(**inputs)["all"].hidden_states, model(**example).hidden_states
+        assert len(found) == len(expected)
+        assert all(map(torch.equal, found, expected))
+    assert extractor(input_ids=tokens, output_hidden_states=False)["all"].hidden_states is None
+
+
+def test_vision_language_model_with_and_without_a_cache() -> None:
+    torch.manual_seed(0)
+    vision = {**TOKENS, "image_size": 32, "patch_size": 8}
+    del vision["vocab_size"]
+    text = transformers.LlamaConfig(**TOKENS, num_key_value_heads=2)
+    config = transformers.LlavaConfig(
+        vision_config=transformers.CLIPVisionConfig(**vision), text_config=text, image_token_id=7
+    )
+    model = transformers.LlavaForConditionalGeneration(config).eval()
+    tokens = torch.randint(10, 89, (2, 24))
+    tokens[:, 2:18] = 7
+    inputs = {
+        "input_ids": tokens,
+        "attention_mask": torch.ones_like(tokens),
+        "pixel_values": torch.rand(2, 3, 32, 32),
+    }
+    path = "model.language_model.layers.1"
+    seen: dict[str, Any] = {}
+    handle = model.get_submodule(path).register_forward_hook(lambda module, args, output: seen.update({path: output}))
+    model(**inputs, use_cache=False)
+    handle.remove()
+    for example in (inputs, {**inputs, "use_cache": False}):
+        extractor = featx.create_feature_extractor(model, [path], example_inputs=example)
+        for options in ({}, {"use_cache": False}):
+            assert torch.equal(first(extractor(**inputs, **options)[path]), first(seen[path]))

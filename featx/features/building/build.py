@@ -125,10 +125,12 @@ def _graph_of_case(
     model: nn.Module,
     training: bool,
     example: Example,
+    opened: frozenset[str],
 ) -> Graph:
     """Return the graph for an input that no other fits. What the first example has chosen, such as no cache, holds."""
     example = example.with_options(chosen, model.forward)
     tracing = _tracing(model, options, example)
+    tracing.opened = opened
     try:
         mode = _trace_mode(tracing, requests[training], training, options)
     finally:

@@ -13,11 +13,12 @@ import torch
 from torch import nn
 
 from featx.codegen.bound import with_code_of_its_own
-from featx.errors import NodeNameError, SpecializationError, TargetError
+from featx.errors import NodeNameError, SpecializationError
 from featx.examples import Example
 from featx.features.building.left_attributes import check_cases
 from featx.features.building.rollback import RollbackRunner
 from featx.ir.graph import Graph
+from featx.ir.node import Node
 from featx.tracing.environment.compiler import is_in_jit_trace, not_compiled, not_compiled_itself
 
 if TYPE_CHECKING:
@@ -27,8 +28,8 @@ _LOGGER = logging.getLogger("featx")
 # If more graphs than this are needed, the inputs differ in a property that should be free.
 _MOST = 16
 _Traced = TypeVar("_Traced")
-# Returns the graph of a model in a mode, for these inputs.
-TraceCase = Callable[[nn.Module, bool, Example], Graph]
+# Returns the graph of a model in a mode, for these inputs; it looks into the modules with these paths.
+TraceCase = Callable[[nn.Module, bool, Example, frozenset[str]], Graph]
 
 
 class Cases:
@@ -102,17 +103,16 @@ class Cases:
                 f"{refused} This extractor has made {_MOST} more graphs for other inputs, and makes no more"
             ) from None
         _LOGGER.info("%s: tracing again for an input of another kind: %s", name, refused)
-        graph = trace_for_input(lambda: self._trace(self.model, module.training, Example(args, kwargs, "this input")))
+        example = Example(args, kwargs, "this input")
+        graph = trace_for_input(lambda: self._trace(self.model, module.training, example, self._opened()))
         check_cases([module.graph, *(known for known, _ in self._further[module.training]), graph], self.model)
-        try:
-            run = module.compiled(graph)
-        except TargetError:
-            targets = {node.target for node in graph.nodes if node.op in ("call_module", "get_attr")}
-            own = {node.target for node in module.graph.nodes if node.op in ("call_module", "get_attr")}
+        missing = sorted({str(node.target) for node in graph.nodes if self._is_missing(module, node)})
+        if missing:
             raise SpecializationError(
                 f"{refused} For this input the model uses parts that this extractor does not have: "
-                f"{', '.join(sorted(targets - own)[:5])}. With adaptive=True it has all of them."
-            ) from None
+                f"{', '.join(missing[:5])}. With adaptive=True it has all of them."
+            )
+        run = module.compiled(graph)
         replaced = self._replaced_tensor(module, graph)
         if replaced is not None:
             raise SpecializationError(
@@ -120,6 +120,20 @@ class Cases:
                 "then. Make the extractor again, or with adaptive=True."
             )
         return graph, run
+
+    def _opened(self) -> frozenset[str]:
+        """Return the paths of the modules that the first graphs look into: the extractor has parts of them alone."""
+        nodes = [node for first in self._edits for node in first.nodes]
+        whole = {node.target for node in nodes if node.op == "call_module"}
+        return frozenset(path for node in nodes for path in node.meta.get("nn_module_stack", {}) if path not in whole)
+
+    def _is_missing(self, module: DualGraphModule, node: Node) -> bool:
+        """Say whether the extractor does not have what a node calls or reads, or has parts of it alone."""
+        if node.op == "get_attr":
+            return _attribute_at(module, str(node.target)) is None
+        if node.op != "call_module":
+            return False
+        return type(_attribute_at(module, str(node.target))) is not type(_attribute_at(self.model, str(node.target)))
 
     def _replaced_tensor(self, module: DualGraphModule, graph: Graph) -> str | None:
         """Return the path of a tensor that a graph reads, and of which the extractor has another one than the model."""

@@ -158,6 +158,8 @@ class ModelTracing:
         self.edits: Edits | None = None
         # Where the graph begins, if that is not at the inputs of the model.
         self.starts: Starts | None = None
+        # The paths of modules to look into, whatever is requested.
+        self.opened: frozenset[str] = frozenset()
         # What hears in each trace whether anything asks in which mode a module is.
         self.reads: ModeReads | None = None
         self._tracer_kwargs = dict(tracer_kwargs or {})
@@ -419,7 +421,7 @@ class ModelTracing:
         return min(read, default=None)
 
     def _opened(self, example: Example, request: Mapping[str, str], owner: str, found: list[FreeDims]) -> ExampleTrace:
-        tracer = self._on_example(request, modules_to_open(self._modules, request))
+        tracer = self._on_example(request, modules_to_open(self._modules, request) | self.opened)
         trace, free = self._checked(tracer, example, _Wanted(request, owner, self))
         self._known(trace)
         select(trace.graph, request, owner)

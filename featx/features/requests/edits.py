@@ -141,11 +141,20 @@ def _edit(graph: Graph, node: Node, edit: Edit, name: str) -> Node:
         if isinstance(edit, torch.Tensor):
             new = graph.call_function(in_place_of, (node, edit, name))
         else:
-            new = graph.call_function(edit, (node,))
+            new = _call_edit(graph, node, edit, name)
     new.meta.update({key: value for key, value in node.meta.items() if key in ("shape", "dtype", "nn_module_stack")})
     new.meta["edit_of"] = name
     _replace(graph, given, new, users)
     return new
+
+
+def _call_edit(graph: Graph, node: Node, edit: Callable[[Any], Any], name: str) -> Node:
+    """Add the call of an edit behind a node, with a check of what it does. Return what gives the result."""
+    versions = graph.call_function(versions_of, (node,))
+    with graph.inserting_after(versions):
+        new = graph.call_function(edit, (node,))
+    with graph.inserting_after(new):
+        return graph.call_function(checked_edit, (new, node, versions, name))
 
 
 def replace_uses(graph: Graph, node: Node, new: Node) -> None:
@@ -211,6 +220,38 @@ def with_distinct_parts(value: Any, name: str) -> Any:
     if len(set(tensors)) < len(tensors):
         raise RequestError(f"'{name}' returns one tensor in two places, which cannot be edited apart; edit the tensor")
     return value
+
+
+def versions_of(value: Any) -> list[int]:
+    """Return how often each tensor in a value has been written; nothing in a compiler."""
+    if torch.compiler.is_compiling():
+        return []
+    leaves = (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor) and not leaf.is_inference())
+    return [leaf._version for leaf in leaves]
+
+
+def checked_edit(result: Any, value: Any, versions: list[int], name: str) -> Any:
+    """Return what an edit of the node `name` has returned.
+
+    Args:
+        result: what it has returned.
+        value: what it was given.
+        versions: `versions_of(value)` ahead of that.
+
+    Raises:
+        RequestError: it has returned nothing, or has written what it was given, which may be that of other nodes too.
+    """
+    if result is None and value is not None:
+        raise RequestError(
+            f"the edit of '{name}' returned None; an edit returns what the model goes on with, which may be the value "
+            "that it was given"
+        )
+    if versions_of(value) != versions:
+        raise RequestError(
+            f"the edit of '{name}' writes into the value that it was given, which is the value of other nodes too; "
+            "let it change a copy: value = value.clone()"
+        )
+    return result
 
 
 def in_place_of(value: torch.Tensor, given: torch.Tensor, name: str) -> torch.Tensor:

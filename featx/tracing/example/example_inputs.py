@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import inspect
+import operator
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
@@ -73,28 +74,50 @@ def bind_example(
             node.meta["keyword_only"] = True
         if is_given:
             is_optional = parameter.default is not parameter.empty
-            followed = _Followed(recorder, results, node, stand_in)
+            source = node
+            if parameter.kind is parameter.VAR_KEYWORD:
+                source = _with_options(recorder, node, bound.arguments[name])
+            followed = _Followed(recorder, results, source, stand_in, name)
             bound.arguments[name] = followed.value(bound.arguments[name], name, is_optional)
             given += followed.given
         elif stars:
-            followed = _Followed(recorder, results, node, stand_in)
+            followed = _Followed(recorder, results, node, stand_in, name)
             followed.value(() if parameter.kind is parameter.VAR_POSITIONAL else {}, name, False)
         elif default:
-            _Followed(recorder, results, node, stand_in).left_out(default[0], name)
+            _Followed(recorder, results, node, stand_in, name).left_out(default[0], name)
     return bound.args, bound.kwargs, given
+
+
+def _with_options(recorder: Recorder, node: Node, given: Mapping[str, Any]) -> Node:
+    """Return `node`, which has what a caller gives for `**kwargs`, with the options of the example behind that.
+
+    So who calls the graph need not repeat them, as for parameters with a default.
+    """
+    options = {key: value for key, value in given.items() if _is_plain(value)}
+    if not options:
+        return node
+    filled = recorder.graph.create_node("call_function", operator.or_, (options, node), {})
+    filled.meta["is_check_of_input"] = True
+    return filled
 
 
 class _Followed:
     """One input of the example."""
 
     def __init__(
-        self, recorder: Recorder, results: Results, node: Node, stand_in: Callable[[torch.Tensor], torch.Tensor]
+        self,
+        recorder: Recorder,
+        results: Results,
+        node: Node,
+        stand_in: Callable[[torch.Tensor], torch.Tensor],
+        name: str,
     ) -> None:
         self._recorder, self._results = recorder, results
         # The containers and objects in it.
         self.given: list[ContentsSnapshot] = []
         self._node = node
-        self._name = str(node.target).lstrip("*")
+        self._name = name
+        self._is_starred = node.op != "placeholder" or str(node.target).startswith("*")
         self._stand_in = stand_in
         self._parts: dict[Path, Node | Part] = {(): node}
 
@@ -133,7 +156,7 @@ class _Followed:
         return value.copy() if is_array(value) else value
 
     def _note_copy(self, duplicate: Any, path: Path) -> None:
-        if not path and str(self._node.target).startswith("*"):
+        if not path and self._is_starred:
             return  # Python itself makes the tuple of `*args` and the dict of `**kwargs`
         self.given.append((f"the input '{self._name}'", duplicate, contents_of(duplicate)))
         if not isinstance(duplicate, (tuple, list, dict)):  # those are made anew where they are passed on
