@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from torch import nn
 
+from featx.errors import InputError, SpecializationError
 from featx.examples import Example, find_example, inputs_of
 from featx.ir.equality import is_same_graph
 from featx.ir.graph import Graph
@@ -19,6 +20,8 @@ from featx.tracing.example.tracer import ExampleTracer
 from featx.tracing.guards.guards import require_mode
 from featx.tracing.replica.replica import only_sets_flags
 from featx.tracing.symbolic.tracer import Tracer
+
+_Result = TypeVar("_Result")
 
 
 def symbolic_trace(
@@ -85,25 +88,67 @@ def _is_same_in_other_mode(root: nn.Module, args: tuple[Any, ...], kwargs: dict[
 
 
 def as_graph_module(
-    root: object, args: tuple[Any, ...], kwargs: Mapping[str, Any], example_inputs: Any = None
+    root: object,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    example_inputs: Any = None,
+    *,
+    may_be_meta: bool = False,
 ) -> tuple[Any, Any, Any]:
     """Return a module that has a graph, and its inputs: what is given, or a trace of a model, and an example for it.
 
-    `example_inputs` may stand in place of `args` and `kwargs`, in the forms that `create_feature_extractor` takes.
+    `example_inputs` may stand in place of `args` and `kwargs`, in the forms that `create_feature_extractor` takes. An
+    extractor without inputs gets those that it was made with where `may_be_meta`: on the meta device.
     """
     if not isinstance(root, nn.Module) or hasattr(root, "graph") or hasattr(root, "extractors"):
-        return root, *inputs_of(args, kwargs, example_inputs)
+        args, kwargs = inputs_of(args, kwargs, example_inputs)
+        made_with = getattr(root, "meta", {}).get("example") if may_be_meta and not args and not kwargs else None
+        return (root, args, kwargs) if made_with is None else (root, made_with.args, made_with.kwargs)
     args, kwargs = _inputs(root, args, kwargs, example_inputs)
     return trace(root, *args, **kwargs), args, kwargs
+
+
+def on_graph_that_holds(
+    module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], call: Callable[[Any], _Result]
+) -> _Result:
+    """Return what `call` returns for `module`, or for that of its graphs which holds for these inputs.
+
+    An extractor that makes a graph for each kind of input has several. One that none of them fits gets another one,
+    which it does not keep.
+
+    Raises:
+        SpecializationError: the only graph does not hold.
+    """
+    graph_modules = getattr(module, "graph_modules_for", None)
+    if graph_modules is None:
+        return call(module)
+    refused: SpecializationError | None = None
+    for each in graph_modules(args, kwargs):
+        try:
+            return call(each)
+        except SpecializationError as error:
+            refused = refused or error
+    raise refused or InputError(f"{type(module).__name__} has no graph for these inputs")
 
 
 def _inputs(
     root: object, args: tuple[Any, ...], kwargs: Mapping[str, Any], example_inputs: Any
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the inputs of a call; without any, for a model that takes some, those of an example."""
+    """Return the inputs of a call; without any, for a model that takes some, those of an example.
+
+    A dict whose keys are inputs of the model has them by name, as in `example_inputs`.
+    """
+    if len(args) == 1 and not kwargs and example_inputs is None and _holds_inputs(root, args[0]):
+        args, example_inputs = (), args[0]
     args, kwargs = inputs_of(args, kwargs, example_inputs)
     example = _guessed(root) if isinstance(root, nn.Module) and not args and not kwargs else None
     return (args, kwargs) if example is None else (example.args, example.kwargs)
+
+
+def _holds_inputs(root: object, value: object) -> bool:
+    if not isinstance(root, nn.Module) or not isinstance(value, Mapping) or not value:
+        return False
+    return set(cast("Mapping[object, object]", value)) <= set(inspect.signature(root.forward).parameters)
 
 
 def _guessed(root: nn.Module) -> Example | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -89,6 +89,12 @@ class AdaptiveExtractor(nn.Module):
         self.__dict__["_extractors"].append(extractor)
         held_last[self.training] = extractor
         return result
+
+    def graph_modules_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[DualGraphModule]:
+        """Yield the extractors, and one for these inputs, which is made when it is asked for and not kept."""
+        kwargs = self._with_defaults(len(args), kwargs)
+        yield from map(self._in_mode, self.extractors)
+        yield self._in_mode(trace_for_input(lambda: self.__dict__["_build"](Example(args, kwargs, "this input"))))
 
     def _with_defaults(self, count: int, kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return inputs by name with those that are left out behind the first `count`, as the first extractor has them.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -129,6 +130,15 @@ class DualGraphModule(GraphModule):
     def __repr__(self) -> str:
         infos = self.meta.get("feature_info", {}).get(self.training)
         return f"{infos}\n\n{super().__repr__()}" if infos else super().__repr__()
+
+    def graph_modules_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[GraphModule]:
+        """Yield modules with the graphs of this one: of those that hold for these inputs, all return the same.
+
+        The last one is traced for these inputs when it is asked for.
+        """
+        yield self
+        graphs = iter(()) if self._cases is None else self._cases.graphs_for(self, args, kwargs)
+        yield from (GraphModule(self, graph, self._get_name()) for graph in islice(graphs, 1, None))
 
     def compiled(self, graph: Graph) -> Callable[..., Any]:
         """Return a function that runs another graph on a module with the parts of this one, which stays as it is.

@@ -21,7 +21,7 @@ from featx.passes.lookup import quoted
 from featx.passes.meta_execution import FakeValues
 from featx.passes.preserved_state import WrittenMemory, preserve_model
 from featx.passes.traffic import bytes_of
-from featx.traced import as_graph_module
+from featx.traced import as_graph_module, on_graph_that_holds
 from featx.tree import tree_leaves, tree_map
 
 
@@ -54,7 +54,7 @@ def cost(
     Args:
         gm: a graph module, or a model, which is traced.
         args: its inputs; those on the meta device stand for ones beside the weights. For a model they are by default
-            what it declares or its first layer suggests.
+            what it declares or its first layer suggests, and for an extractor those that it was made with.
         example_inputs: the inputs in place of `args` and `kwargs`: a tensor, a tuple of positional inputs, or a dict of
             inputs by name.
         unknown: what to do with an operator that has no rule: "raise", or "list" it in `CostReport.unknown` and count
@@ -70,18 +70,13 @@ def cost(
     """
     if unknown not in ("raise", "list"):
         raise ArgumentTypeError(f"unknown must be 'raise' or 'list', got {unknown!r}")
-    gm, args, kwargs = as_graph_module(gm, args, kwargs, example_inputs)
-    run = _Run(gm, is_unknown_listed=unknown == "list", rules=rules)
+    gm, args, kwargs = as_graph_module(gm, args, kwargs, example_inputs, may_be_meta=True)
+
+    def count(each: nn.Module) -> CostReport:
+        return _Run(each, is_unknown_listed=unknown == "list", rules=rules).count(args, kwargs)
+
     with torch.set_grad_enabled(gradients):
-        try:
-            return run.on_fakes(args, kwargs)
-        except CostError:
-            raise
-        except Exception:
-            tensors = [*_tensors_in((args, kwargs)), *gm.parameters(), *gm.buffers()]
-            if any(tensor.is_meta for tensor in tensors):
-                raise
-        return run.for_real(args, kwargs)
+        return on_graph_that_holds(gm, args, kwargs, count)
 
 
 class _Run:
@@ -92,6 +87,17 @@ class _Run:
         self._graph = Interpreter(gm).graph
         self._is_unknown_listed = is_unknown_listed
         self._rules = rules
+
+    def count(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CostReport:
+        try:
+            return self.on_fakes(args, kwargs)
+        except CostError:
+            raise
+        except Exception:
+            tensors = [*_tensors_in((args, kwargs)), *self._gm.parameters(), *self._gm.buffers()]
+            if any(tensor.is_meta for tensor in tensors):
+                raise
+        return self.for_real(args, kwargs)
 
     def on_fakes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CostReport:
         from torch._subclasses.fake_tensor import FakeTensorMode

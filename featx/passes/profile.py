@@ -17,7 +17,7 @@ from featx.ir.text import format_target
 from featx.passes.hierarchy import Hierarchy
 from featx.passes.preserved_state import WrittenMemory, preserve_model
 from featx.passes.profile_report import ModuleTime, NodeTime, ProfileReport
-from featx.traced import as_graph_module
+from featx.traced import as_graph_module, on_graph_that_holds
 from featx.tree import tree_leaves
 
 
@@ -51,6 +51,10 @@ def profile(
             f"repeats must be at least 1 and warmup at least 0, both ints, got {repeats} and {warmup}"
         )
     gm, args, kwargs = as_graph_module(gm, args, kwargs, example_inputs)
+    return on_graph_that_holds(gm, args, kwargs, lambda each: _measured(each, args, kwargs, repeats, warmup))
+
+
+def _measured(gm: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], repeats: int, warmup: int) -> ProfileReport:
     interpreter = _TimingInterpreter(gm)
     inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     tensors = [*gm.parameters(), *gm.buffers(), *inputs]

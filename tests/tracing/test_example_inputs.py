@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import pytest
 import torch
 from agreement import agree, image, same
@@ -135,3 +138,28 @@ def test_address_of_a_tensor_is_never_that_of_a_stand_in(is_kept_whole: bool) ->
         with pytest.raises(featx.TraceError, match="data_ptr"):
             featx.trace(Looking(), image())
     assert 0 not in seen
+
+
+class ByName(nn.Module):
+    """Its decorator sets an option by name, as those of transformers do."""
+
+    @staticmethod
+    def with_option(forward: Any) -> Any:
+        @functools.wraps(forward)
+        def run(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            return forward(self, *args, **{"scale": 2.0, **kwargs})
+
+        return run
+
+    @with_option
+    def forward(self, x: torch.Tensor, y: torch.Tensor | None = None, scale: float | None = None) -> torch.Tensor:
+        return x * (1.0 if scale is None else scale) + (0 if y is None else y)
+
+
+@pytest.mark.parametrize("options", [{"scale": 3.0}, {"y": torch.ones(2), "scale": 3.0}], ids=["one", "two"])
+def test_what_is_given_by_name_is_passed_on_by_name(options: dict[str, Any]) -> None:
+    model, x = ByName(), torch.rand(2)
+    traced = featx.trace(model, x, **options)
+    assert torch.equal(traced(x, **options), model(x, **options))
+    given = {**options, "y": options.get("y")}
+    assert torch.equal(featx.trace(model, x, **given)(x, **given), model(x, **given))

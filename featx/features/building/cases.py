@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from types import MethodType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -92,6 +92,14 @@ class Cases:
             raise refused[0]
         self._further[module.training].append(case := self._traced(module, args, kwargs, refused[0]))
         return case[1](module, *args, **kwargs)
+
+    def graphs_for(self, module: DualGraphModule, args: Any, kwargs: Any) -> Iterator[Graph]:
+        """Yield the graphs of `module` in its mode, and one for these inputs, which is made when it is asked for."""
+        yield module.graph
+        if self.is_for(module.graph):
+            yield from (graph for graph, _ in self._further[module.training])
+            refused = SpecializationError("No graph of this extractor holds for these inputs.")
+            yield self._traced(module, args, kwargs, refused)[0]
 
     @not_compiled  # where torch.compile goes on behind a graph that has raised
     def _traced(

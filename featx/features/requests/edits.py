@@ -237,6 +237,7 @@ def checked_edit(result: Any, value: Any, versions: list[int], name: str) -> Any
         result: what it has returned.
         value: what it was given.
         versions: `versions_of(value)` ahead of that.
+        name: of the node.
 
     Raises:
         RequestError: it has returned nothing, or has written what it was given, which may be that of other nodes too.

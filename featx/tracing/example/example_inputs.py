@@ -13,6 +13,7 @@ import torch
 from featx.errors import ArgumentTypeError
 from featx.ir.node import Node
 from featx.ir.runtime_checks import is_runtime_check
+from featx.tracing.example.model_call import as_given
 from featx.tracing.guards.forms import form_of
 from featx.tracing.guards.guards import (
     check_array,
@@ -85,7 +86,7 @@ def bind_example(
             followed.value(() if parameter.kind is parameter.VAR_POSITIONAL else {}, name, False)
         elif default:
             _Followed(recorder, results, node, stand_in, name).left_out(default[0], name)
-    return bound.args, bound.kwargs, given
+    return *as_given(bound, len(args)), given
 
 
 def _with_options(recorder: Recorder, node: Node, given: Mapping[str, Any]) -> Node:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,26 @@ from featx.tracing.environment.interrupts import Interrupts
 from featx.tracing.environment.recursion import raised_recursion_limit
 from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.replica.modules import has_hooks
+
+
+def as_given(bound: inspect.BoundArguments, count: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return bound arguments as a caller gave them: the first `count` by position, and the others by name.
+
+    A decorator of forward may tell these apart.
+    """
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        parameter = bound.signature.parameters[name]
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            args += value
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            kwargs.update(value)
+        elif parameter.kind is not parameter.KEYWORD_ONLY and len(args) < count:
+            args.append(value)
+        else:
+            kwargs[name] = value
+    return tuple(args), kwargs
 
 
 def call_model(context: ModelContext, root: nn.Module, interrupts: Interrupts, args: Any, kwargs: Any) -> Any:

@@ -13,6 +13,7 @@ from torch import nn
 from featx.tracing.environment.generators import SharedGenerators, TorchGenerator
 from featx.tracing.environment.saved_tensors import SavedGlobals
 from featx.tracing.environment.thread_modes import ThreadModes
+from featx.tracing.example.model_call import as_given
 from featx.tracing.objects.structure import copy_structure
 from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.stand_ins.kernels import Kernels
@@ -33,10 +34,11 @@ def run_plainly(
     bound = inspect.signature(around.function).bind(*args, **kwargs)
     for name, value in bound.arguments.items():
         bound.arguments[name] = copy_structure(value, _copied)
+    call_args, call_kwargs = as_given(bound, len(args))
     around.refresh_caches(forget_left=True)
     try:
         with kernels:
-            root(*bound.args, **bound.kwargs)
+            root(*call_args, **call_kwargs)
         return None
     except Exception as error:
         return error

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from featx.ir.equality import is_same
 from featx.tracing.environment.autocast_state import AutocastDtypes, autocast_dtypes
 from featx.tracing.environment.compiler import not_compiled
+from featx.tracing.example.model_call import as_given
 from featx.tracing.guards.scalars import Diverged, TracedFloat, TracedInt, plain_number
 from featx.tracing.objects.arrays import is_array
 from featx.tracing.objects.plain_objects import attributes_of, is_plain_object
@@ -74,7 +75,7 @@ class Replay:
 
         for name, value in bound.arguments.items():
             bound.arguments[name] = copy_structure(value, twin)
-        return bound.args, bound.kwargs
+        return as_given(bound, len(args))
 
     def does_the_same(self, call: Callable[[], Any]) -> bool:
         """Run `call`; say whether it makes the calls of the first one, all of them, and returns the same."""
