@@ -116,6 +116,11 @@ def start_job(folder: Folder, job: Job, keys: Sequence[str], asked: Mapping[str,
     absent = dict.fromkeys(name for name in there.identity if name not in job.identity)
     for name, value in {**job.identity, **asked, **absent}.items():
         theirs = there.identity.get(name, getattr(there, name, None))
+        if theirs != value and name == "keys":
+            raise ExtractionError(
+                f"'{folder.path}' has the features of other samples: {_other_samples(folder, keys)}. Choose another "
+                "folder for these"
+            )
         if theirs != value:
             state = _STATE if name in _WITH_STATE else ""
             raise ExtractionError(
@@ -125,6 +130,18 @@ def start_job(folder: Folder, job: Job, keys: Sequence[str], asked: Mapping[str,
     if KEYS_FILE not in folder.names():  # behind the job file: only who has the job may write its keys
         write_keys(folder, keys)
     return there
+
+
+def _other_samples(folder: Folder, keys: Sequence[str]) -> str:
+    """Say which samples a folder has in place of these."""
+    if KEYS_FILE not in folder.names():
+        return "its keys differ"
+    there = read_keys(folder)
+    first = next((number for number, (one, other) in enumerate(zip(there, keys, strict=False)) if one != other), None)
+    count = f"it has {len(there)}, and here are {len(keys)}"
+    if first is None:
+        return f"{count}; all that both have are the same"
+    return f"{count}; number {first} is {there[first]!r} there, and {keys[first]!r} here"
 
 
 def read_keys(folder: Folder) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import operator
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -96,7 +97,14 @@ class FeatureTable(Dataset[dict[str, Any]]):
 
         Raises:
             IndexError: there are not so many rows.
+            ArgumentTypeError: `number` is something else, such as a slice.
         """
+        if not hasattr(number, "__index__"):
+            raise ArgumentTypeError(
+                f"rows are read one by one, by number, or by key with table.get; got {number!r:.80}. For several rows "
+                "use [table[number] for number in range(...)], for all of them table.tensor(name)"
+            )
+        number = operator.index(number)
         if not -len(self) <= number < len(self):
             raise IndexError(f"row {number} of {len(self)}")
         number %= len(self)

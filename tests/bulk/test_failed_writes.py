@@ -88,7 +88,7 @@ def test_job_that_is_refused_leaves_the_keys_of_the_other_one(
         reach(place)
 
     monkeypatch.setattr(job, "reach", start_another)
-    with pytest.raises(featx.ExtractionError, match="has the features of another job"):
+    with pytest.raises(featx.ExtractionError, match="has the features of other samples"):
         run(net, others, output)
     assert featx.verify(output).is_complete
 

@@ -222,7 +222,10 @@ def test_other_weights_are_refused(net: Net, photos: Path, tmp_path: Path) -> No
 def test_other_samples_are_refused(net: Net, photos: Path, tmp_path: Path) -> None:
     run(net, photos, tmp_path / "out")
     Image.new("RGB", (20, 20)).save(photos / "zzz.png")
-    with pytest.raises(featx.ExtractionError, match="its keys is"):
+    with pytest.raises(
+        featx.ExtractionError,
+        match=r"of other samples: it has \d+, and here are \d+; all that both",
+    ):
         run(net, photos, tmp_path / "out")
 
 
@@ -355,3 +358,9 @@ def test_full_shared_memory_gives_an_error_and_no_hang(photos: Path, tmp_path: P
     assert found.returncode == 1
     assert "ExtractionError: a process that reads samples was lost" in found.stderr
     assert "more shared memory (/dev/shm)" in found.stderr
+
+
+def test_rows_are_read_one_by_one(net: Net, photos: Path, tmp_path: Path) -> None:
+    table = run(net, photos, tmp_path / "out")
+    with pytest.raises(featx.ArgumentTypeError, match="rows are read one by one"):
+        table[0:2]

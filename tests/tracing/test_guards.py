@@ -105,3 +105,14 @@ def test_mode_is_checked_once() -> None:
     require_mode(gm.graph, False, "for a third, which cannot hold with the first")
     with pytest.raises(SpecializationError):
         gm(torch.ones(1))
+
+
+@pytest.mark.parametrize(
+    ("given", "advice"),
+    [(torch.rand(2, 3).numpy(), "torch.from_numpy"), ({"x": torch.rand(2, 3)}, "Give a tensor"), (None, "adaptive")],
+    ids=["array", "dict", "nothing"],
+)
+def test_what_is_no_tensor_is_told_what_to_give(given: Any, advice: str) -> None:
+    traced = featx.trace(nn.Linear(3, 4), torch.rand(2, 3))
+    with pytest.raises(featx.SpecializationError, match=advice):
+        traced(given)

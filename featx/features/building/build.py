@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from featx.errors import DrawnAwayError, RequestError, TraceError
+from featx.errors import DrawnAwayError, NodeNameError, RequestError, TraceError
 from featx.examples import Example
 from featx.features.building.cases import Cases
 from featx.features.building.decisions import branches_on_inputs
@@ -25,7 +25,7 @@ from featx.features.requests.edits import Edit, Edits
 from featx.features.requests.feature import Feature
 from featx.features.requests.processing import process, with_heads
 from featx.features.requests.request import Request
-from featx.features.requests.select import names_of
+from featx.features.requests.select import IN_ONE_MODE, names_of
 from featx.features.requests.starts import Starts
 from featx.ir.graph import Graph
 from featx.ir.node import Node
@@ -57,7 +57,7 @@ def build(model: nn.Module, requests: dict[bool, Request], options: Options, exa
     """Return an extractor for what is requested in each mode; see `create_feature_extractor`."""
     tracing = _tracing(model, options, example_inputs)
     try:
-        modes = {training: _trace_mode(tracing, request, training, options) for training, request in requests.items()}
+        modes = _trace_modes(tracing, requests, options)
         _keep_writes_for_other_mode(modes, tracing, options)
     finally:
         tracing.drop()
@@ -208,6 +208,33 @@ class _Mode:
     def exceptions(self) -> list[str]:
         """The paths of the submodules that the model itself keeps in the other mode."""
         return [path for path, training in self.flags.items() if training != self.training]
+
+
+def _trace_modes(tracing: ModelTracing, requests: Mapping[bool, Request], options: Options) -> dict[bool, _Mode]:
+    modes: dict[bool, _Mode] = {}
+    for training, request in requests.items():
+        try:
+            modes[training] = _trace_mode(tracing, request, training, options)
+        except DrawnAwayError:
+            raise
+        except NodeNameError as error:
+            if modes or not _is_missing_too(tracing, requests[not training], not training, error.name):
+                raise
+            # Nothing that differs between the modes.
+            text = str(error).replace(f" ({_name_of(training)})", "", 1).replace(IN_ONE_MODE, "")
+            raise NodeNameError(text, error.name) from error.__cause__
+    return modes
+
+
+def _is_missing_too(tracing: ModelTracing, request: Request, training: bool, name: str) -> bool:
+    tracing.training = training
+    try:
+        tracing.wanted(request, _name_of(training))
+    except NodeNameError as error:
+        return error.name == name
+    except Exception:  # the model's own too
+        return False
+    return False
 
 
 def _trace_mode(tracing: ModelTracing, request: Request, training: bool, options: Options) -> _Mode:

@@ -229,9 +229,10 @@ def _steps(
     layout = feature.of_layout or info.layout
     steps: _Steps = [_Step("detach")] if feature.detach else []
     if (feature.pool or feature.layout) and layout is None:
+        several = "" if info.shape else ". Where it returns several values, request one of them; featx.nodes names them"
         raise RequestError(
             f"'{info.node}' is not known to have places or channels (its shape is {info.shape}); say "
-            f"of_layout={_likely_layout(info)!r}, or what it is, in its Feature"
+            f"of_layout={_likely_layout(info)!r}, or what it is, in its Feature{several}"
         )
     if feature.pool is not None and layout != "NC":
         if mask is not None:

@@ -57,6 +57,9 @@ def select(graph: Graph, request: Mapping[str, str], owner: str) -> dict[str, No
     return found
 
 
+IN_ONE_MODE = "; a name may exist in one mode only, then give train_return_nodes and eval_return_nodes"
+
+
 def _unknown_name(name: str, known: list[str], owner: str, graph: Graph, request: Mapping[str, str]) -> NodeNameError:
     hint = did_you_mean(name, known)
     if not hint and request[name] in known:
@@ -73,8 +76,7 @@ def _unknown_name(name: str, known: list[str], owner: str, graph: Graph, request
         )
     text = (
         f"No node '{name}' in {owner}.{hint}{_kept_whole(graph)} List all names with "
-        "featx.get_graph_node_names(model); a name may exist in one mode only, then give train_return_nodes and "
-        "eval_return_nodes."
+        f"featx.get_graph_node_names(model){IN_ONE_MODE}."
     )
     if branches_on_random(graph):
         text = f"{text} The model decides by random numbers what runs, so another trace may have it."

@@ -104,7 +104,16 @@ def check_is_tensor(value: torch.Tensor, what: str) -> None:
     """
     if not torch.jit.is_scripting():  # noqa: SIM102 - TorchScript leaves out what stands inside
         if not isinstance(value, torch.Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise SpecializationError(f"{what} is {_short(value)} now, a tensor on the example. {_hint()}.")
+            way = _hint() if value is None or not what.startswith("input") else _as_tensor(type(value).__name__)
+            raise SpecializationError(f"{what} is {_short(value)} now, a tensor on the example. {way}.")
+
+
+def _as_tensor(kind: str) -> str:
+    if kind == "Proxy":
+        return "A graph that was traced on an example is not traced symbolically again; trace the model"
+    if kind == "ndarray":
+        return "Give a tensor: torch.from_numpy makes one of an array"
+    return "Give a tensor, and several inputs by position or by name"
 
 
 @runtime_check
