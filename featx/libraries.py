@@ -44,6 +44,17 @@ def resolve_feature_module(model: nn.Module, name: str) -> str:
     return name
 
 
+def network_of_detector(model: nn.Module) -> str | None:
+    """Return the path of the network that makes the maps of a detection model of torchvision; None for other models.
+
+    These models resize their images, so that no value has a stride against them.
+    """
+    if not type(model).__module__.startswith("torchvision.models.detection.") or not hasattr(model, "transform"):
+        return None
+    paths = dict(model.named_modules())
+    return next((path for path in ("backbone.body", "backbone.features", "backbone") if path in paths), None)
+
+
 def tokens_are_in_order(model: nn.Module) -> bool:
     """Say whether tokens stand in the order of the patches of the image, row by row, which is the custom."""
     return not any(type(module).__name__ in _REORDERING for module in model.modules())

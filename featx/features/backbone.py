@@ -22,6 +22,7 @@ from featx.features.requests.request import Request
 from featx.features.requests.select import select
 from featx.ir.ancestors import with_ancestors
 from featx.ir.node import Node
+from featx.libraries import network_of_detector
 from featx.tracing.example.tracer import CheckSizes
 
 Layout = Literal["NCHW", "NHWC", "NLC"]
@@ -197,7 +198,13 @@ def create_backbone(
         ArgumentTypeError: `model` is not a module, or an argument has the wrong type.
         TraceError: the model cannot be traced; the message says where and what to do.
     """
-    tracing = ModelTracing(check_model(model), tracer_kwargs, concrete_args, example_inputs)
+    network = network_of_detector(check_model(model))
+    if network is not None:
+        raise RequestError(
+            f"{type(model).__name__} resizes its images, so that its maps have no stride against them; make the "
+            f"backbone of its network: create_backbone(model.{network})"
+        )
+    tracing = ModelTracing(model, tracer_kwargs, concrete_args, example_inputs)
     tracing.training = False
     stages = stages_of(model, traced_rows(tracing), tracing.image)
     image = None if tracing.image is None else tracing.image.name

@@ -618,3 +618,12 @@ def test_a_module_whose_train_is_no_mode_is_told() -> None:
 
     with pytest.raises(featx.ArgumentTypeError, match=r"Trainer.train is no nn.Module.train.* such as model.model"):
         featx.create_feature_extractor(Trainer(), ["x"])
+
+
+@pytest.mark.parametrize("name", ["retinanet_resnet50_fpn", "ssdlite320_mobilenet_v3_large", "ssd300_vgg16"])
+def test_detection_models_are_told_to_give_their_network(name: str) -> None:
+    model = getattr(torchvision.models.detection, name)(weights=None, weights_backbone=None).eval()
+    with pytest.raises(featx.RequestError, match=r"create_backbone\(model\.backbone\.(body|features)\)") as caught:
+        featx.create_backbone(model)
+    path = str(caught.value).partition("create_backbone(model.")[2].rstrip(")")
+    assert featx.create_backbone(model.get_submodule(path)).strides[:3] == [2, 4, 8]
