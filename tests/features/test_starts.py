@@ -271,3 +271,21 @@ def test_a_keyword_is_no_name_of_a_parameter() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)).eval()
     with pytest.raises(featx.RequestError, match="'class', the name of the parameter for '0', is a keyword of Python"):
         featx.create_feature_extractor(model, ["1"], inputs={"0": "class"}, example_inputs=torch.rand(2, 3))
+
+
+def test_the_inputs_from_which_a_missing_value_follows_are_named_too() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            weights = mask.float() * 2
+            return self.last(self.first(x) * weights)
+
+    example = (torch.rand(2, 4), torch.ones(2, 4))
+    model = Masked().eval()
+    with pytest.raises(featx.RequestError, match="inputs must have 'mul' too, or else 'mask', from which that follows"):
+        featx.create_feature_extractor(model, ["last"], inputs=["first"], example_inputs=example)
+    extractor = featx.create_feature_extractor(model, ["last"], inputs=["first", "mask"], example_inputs=example)
+    assert torch.equal(extractor(model.first(example[0]), example[1])["last"], model(*example))

@@ -110,11 +110,13 @@ def _require_all(graph: Graph, starts: Collection[Node], wanted: Collection[Node
     """Raise where the wanted nodes need what follows from other inputs of the model alone."""
     behind, from_others = _closure(starts, graph), _closure(_others(graph, starts), graph)
     crossing: dict[str, None] = {}
+    missing: list[Node] = []
     pending, seen = list(wanted), set(wanted)
     while pending:
         node = pending.pop()
         if node not in behind and node in from_others:
             crossing.update(dict.fromkeys(_names_of_tensors(node)))
+            missing.append(node)
             continue
         for source in node.all_input_nodes:
             if source not in seen:
@@ -123,8 +125,15 @@ def _require_all(graph: Graph, starts: Collection[Node], wanted: Collection[Node
     if crossing:
         raise RequestError(
             f"the requested values cannot be computed from {', '.join(map(repr, names))} alone; inputs must have "
-            f"{', '.join(map(repr, crossing))} too"
+            f"{', '.join(map(repr, crossing))} too{_or_inputs(graph, missing, crossing)}"
         )
+
+
+def _or_inputs(graph: Graph, missing: Collection[Node], names: Collection[str]) -> str:
+    """Name the inputs of the model from which missing values follow, for an error, if these are others."""
+    needed = with_ancestors(missing)
+    inputs = [str(node.target) for node in graph.find_nodes(op="placeholder") if node in needed]
+    return "" if set(inputs) == set(names) else f", or else {', '.join(map(repr, inputs))}, from which that follows"
 
 
 def _erase_what_follows_from_others(graph: Graph, starts: Collection[Node]) -> None:
