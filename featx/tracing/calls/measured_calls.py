@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any
 
 import torch
@@ -198,11 +199,17 @@ class MeasuredCalls:
         if node.op != "call_module" or not memory:
             return False
         module = self._replica.root.get_submodule(str(node.target))
-        of = self._recorder.stand_ins.of
-        for tensor in (*module.parameters(), *module.buffers()):
-            if memory_of(tensor) in memory or (not self._recorder.is_real and memory_of(of(tensor)) in memory):
-                return True
-        return False
+        held = chain(module.parameters(), module.buffers())
+        if self._recorder.is_real:
+            return any(memory_of(tensor) in memory for tensor in held)
+        # A tensor that has no stand-in was not read, so that it is not returned, unless it is as it is.
+        are_returned = not memory.isdisjoint(self.context.memories)
+        made_for = self._recorder.stand_ins.made_for
+        return any(
+            (are_returned and memory_of(tensor) in memory)
+            or ((twin := made_for(tensor)) is not None and memory_of(twin) in memory)
+            for tensor in held
+        )
 
     def _may_write_more(self, called: Any) -> bool:
         whole = self._recorder.whole

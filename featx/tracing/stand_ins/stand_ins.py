@@ -89,6 +89,11 @@ class StandIns:
                 self._twins_of_owned.add(id(known[1]))
         return known[1]
 
+    def made_for(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Return the stand-in of a tensor if there is one."""
+        known = self._made.get(id(tensor))
+        return None if known is None else known[1]
+
     def new(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return another stand-in for a tensor that has, or may have, one."""
         dtype = self.dtype_of(tensor)
