@@ -8,8 +8,8 @@ from typing import Any, TypeVar, cast
 
 from torch import nn
 
-from featx.errors import InputError, SpecializationError
-from featx.examples import Example, find_example, inputs_of
+from featx.errors import ArgumentTypeError, InputError, SpecializationError
+from featx.examples import find_example, inputs_of
 from featx.ir.equality import is_same_graph
 from featx.ir.graph import Graph
 from featx.module import GraphModule
@@ -141,8 +141,15 @@ def _inputs(
     if len(args) == 1 and not kwargs and example_inputs is None and _holds_inputs(root, args[0]):
         args, example_inputs = (), args[0]
     args, kwargs = inputs_of(args, kwargs, example_inputs)
-    example = _guessed(root) if isinstance(root, nn.Module) and not args and not kwargs else None
-    return (args, kwargs) if example is None else (example.args, example.kwargs)
+    if args or kwargs or not isinstance(root, nn.Module) or not _needs_inputs(root):
+        return args, kwargs
+    example = find_example(root, root.training)
+    if example is None:
+        raise ArgumentTypeError(
+            f"{type(root).__name__} does not declare its inputs; give them as in a call of the model: "
+            f"forward{inspect.signature(root.forward)}"
+        )
+    return example.args, example.kwargs
 
 
 def _holds_inputs(root: object, value: object) -> bool:
@@ -151,10 +158,14 @@ def _holds_inputs(root: object, value: object) -> bool:
     return set(cast("Mapping[object, object]", value)) <= set(inspect.signature(root.forward).parameters)
 
 
-def _guessed(root: nn.Module) -> Example | None:
-    """Return an example for a model that cannot be called without inputs."""
+def _needs_inputs(root: nn.Module) -> bool:
+    """Say whether a model cannot be called without inputs."""
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = inspect.signature(root.forward).parameters.values()
-    needs_inputs = any(each.default is each.empty and each.kind not in variadic for each in parameters)
     is_of_transformers = hasattr(root, "main_input_name")  # whose inputs all default to None
-    return find_example(root, root.training) if needs_inputs or is_of_transformers else None
+    is_optimized = hasattr(root, "why_not_traced")
+    return (
+        is_of_transformers
+        or is_optimized
+        or any(each.default is each.empty and each.kind not in variadic for each in parameters)
+    )

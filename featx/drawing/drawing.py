@@ -100,7 +100,7 @@ def _advice(given: object) -> str:
     if isinstance(given, nn.Module) and kind.__module__.startswith("torch.fx"):
         return "draw takes graphs of featx; for one of torch.fx: featx.draw(featx.from_torch_fx(module))"
     if isinstance(given, nn.Module) and hasattr(given, "extractors"):
-        return f"a {kind.__name__} has a graph for each case; draw one of them: featx.draw(extractor.extractors[0])"
+        return f"{kind.__name__} has a graph for each case; draw one of them: featx.draw(extractor.extractors[0])"
     return f"graph must be a model, or a featx GraphModule or Graph, got {kind.__name__}"
 
 

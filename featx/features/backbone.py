@@ -17,6 +17,7 @@ from featx.features.describing.node_rows import traced_rows
 from featx.features.describing.stages import Stage, Stages, stages_of
 from featx.features.dual import DualGraphModule
 from featx.features.modes import modes_kept
+from featx.features.requests.edits import Edit
 from featx.features.requests.feature import Feature
 from featx.features.requests.request import Request
 from featx.features.requests.select import select
@@ -163,6 +164,7 @@ def create_backbone(
     prefix_tokens: bool = False,
     as_list: bool = False,
     frozen_batch_norm: bool = False,
+    edits: Mapping[Any, Edit] | None = None,
     example_inputs: Any = None,
     tracer_kwargs: Mapping[str, Any] | None = None,
     concrete_args: dict[str, Any] | None = None,
@@ -187,6 +189,7 @@ def create_backbone(
         prefix_tokens: return class and register tokens too, under the key of their map with `_prefix` behind it.
         as_list: return a list in place of a dict.
         frozen_batch_norm: keep batch norm in eval mode, as `Backbone.freeze_batch_norm` does.
+        edits: as for `create_feature_extractor`.
         example_inputs: as for `create_feature_extractor`.
         tracer_kwargs: as for `create_feature_extractor`.
         concrete_args: as for `create_feature_extractor`.
@@ -219,6 +222,7 @@ def create_backbone(
         concrete_args=concrete_args,
         check_sizes=check_sizes,
         suppress_diff_warning=True,
+        edits=edits,
         kind=Backbone,
         is_list=as_list,
     )

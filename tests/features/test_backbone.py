@@ -627,3 +627,12 @@ def test_detection_models_are_told_to_give_their_network(name: str) -> None:
         featx.create_backbone(model)
     path = str(caught.value).partition("create_backbone(model.")[2].rstrip(")")
     assert featx.create_backbone(model.get_submodule(path)).strides[:3] == [2, 4, 8]
+
+
+def test_edits_of_a_backbone(resnet: nn.Module) -> None:
+    plain = featx.create_backbone(resnet, strides=(8, 16))(X)
+    edited = featx.create_backbone(resnet, strides=(8, 16), edits={"layer2": lambda value: value * 2})(X)
+    assert torch.equal(edited["0"], plain["0"] * 2)
+    with torch.no_grad():
+        expected = dict(resnet.named_modules())["layer3"](plain["0"] * 2)
+    assert torch.equal(edited["1"], expected)

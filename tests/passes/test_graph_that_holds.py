@@ -65,3 +65,14 @@ class TakesDict(nn.Module):
 def test_a_dict_that_the_model_takes_is_its_input() -> None:
     batch = {"image": X}
     assert torch.equal(featx.trace(TakesDict(), batch)(batch), X * 2)
+
+
+class Doubling(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+@pytest.mark.parametrize("use", [featx.trace, featx.cost, featx.profile, featx.draw])
+def test_a_model_that_declares_no_inputs_is_to_be_given_some(use: Any) -> None:
+    with pytest.raises(featx.ArgumentTypeError, match=r"Doubling does not declare its inputs; .* forward\(x: "):
+        use(Doubling())
