@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator
 from types import BuiltinFunctionType, CellType, FunctionType, ModuleType
 from typing import Any, cast
 
+from featx.tracing.environment.pass_through import original_of
 from featx.tracing.objects.containers import LARGE, copy_of
 
 _EMPTY = object()
@@ -63,7 +64,9 @@ class Holder:
         else:
             get = (vars(value) if isinstance(value, type) else value).get
         for key, item in self._before.items():
-            if type(item) not in _DEFINITIONS and not (is_namespace and key.startswith("__")):
+            # What traces lay over names are functions, classes and Python modules.
+            is_laid = is_namespace and (key.startswith("__") or original_of(item) is not item or callable(item))
+            if type(item) not in _DEFINITIONS and not is_laid:
                 yield (id(value), key), get, key
         if not is_namespace:
             yield (id(value), None), dict.__len__ if isinstance(value, dict) else len, value
