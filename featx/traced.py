@@ -136,7 +136,8 @@ def _inputs(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the inputs of a call; without any, for a model that takes some, those of an example.
 
-    A dict whose keys are inputs of the model has them by name, as in `example_inputs`.
+    A dict whose keys are inputs of the model has them by name, as in `example_inputs`, where the first input is
+    declared to be a tensor: otherwise the dict may be that input.
     """
     if len(args) == 1 and not kwargs and example_inputs is None and _holds_inputs(root, args[0]):
         args, example_inputs = (), args[0]
@@ -155,7 +156,10 @@ def _inputs(
 def _holds_inputs(root: object, value: object) -> bool:
     if not isinstance(root, nn.Module) or not isinstance(value, Mapping) or not value:
         return False
-    return set(cast("Mapping[object, object]", value)) <= set(inspect.signature(root.forward).parameters)
+    parameters = inspect.signature(root.forward).parameters
+    declared = str(next((each.annotation for each in parameters.values()), ""))
+    takes_tensor = "Tensor" in declared and not any(kind in declared.lower() for kind in ("dict", "mapping"))
+    return takes_tensor and set(cast("Mapping[object, object]", value)) <= set(parameters)
 
 
 def _needs_inputs(root: nn.Module) -> bool:

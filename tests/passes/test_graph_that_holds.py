@@ -62,6 +62,16 @@ class TakesDict(nn.Module):
         return batch["image"] * 2
 
 
+class TakesDictOfItsName(nn.Module):
+    def forward(self, batch: Any) -> Any:
+        return batch["batch"] * 2
+
+
+def test_a_dict_whose_key_is_the_name_of_the_input_is_that_input() -> None:
+    batch = {"batch": X}
+    assert torch.equal(featx.trace(TakesDictOfItsName(), batch)(batch), X * 2)
+
+
 def test_a_dict_that_the_model_takes_is_its_input() -> None:
     batch = {"image": X}
     assert torch.equal(featx.trace(TakesDict(), batch)(batch), X * 2)

@@ -63,8 +63,10 @@ def containers_in(values: Iterable[Any], depth: int = _DEPTH) -> Iterator[Any]:
         below: list[Any] = []
         for value in level:
             container = None if type(value) in _LEAVES else _container(value)
-            if container is not None and id(value if type(container) is SlotAttributes else container) not in seen:
-                seen.add(id(value if type(container) is SlotAttributes else container))
+            # A view of slots is made anew each time.
+            identity = id(value if type(container) is SlotAttributes else container)
+            if container is not None and identity not in seen:
+                seen.add(identity)
                 yield container
                 if len(container) <= LARGE:
                     below += _items_of(container)
