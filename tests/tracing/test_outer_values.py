@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import os
 import threading
 import weakref
 from collections.abc import Callable, Generator
@@ -22,13 +23,19 @@ MODE = "plain"
 CONTEXT: torch.Tensor | None = None
 STACK = [1.0]
 OPTIONS: dict[str, Any] = {}
+ACTIVATIONS = {"tanh": torch.tanh}
 VARIABLE = contextvars.ContextVar("scale", default=1.0)
 LOCAL = threading.local()
 LOCAL.scale = 1.0
+act = torch.tanh
 
 
 class Config:
     scale = 1.0
+
+    @staticmethod
+    def act(x: torch.Tensor) -> torch.Tensor:
+        return x.relu()
 
 
 class Slots:
@@ -41,34 +48,8 @@ class Slots:
 SLOTS = Slots()
 
 
-@contextmanager
-def number(x: torch.Tensor) -> Generator[None]:
-    global SCALE
-    SCALE = 2.0
-    try:
-        yield
-    finally:
-        SCALE = 1.0
-
-
-@contextmanager
-def string(x: torch.Tensor) -> Generator[None]:
-    global MODE
-    MODE = "doubled"
-    try:
-        yield
-    finally:
-        MODE = "plain"
-
-
-@contextmanager
-def tensor(x: torch.Tensor) -> Generator[None]:
-    global CONTEXT
-    CONTEXT = x.mean()
-    try:
-        yield
-    finally:
-        CONTEXT = None
+def double(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
 
 
 @contextmanager
@@ -81,33 +62,6 @@ def stack(x: torch.Tensor) -> Generator[None]:
 
 
 @contextmanager
-def new_key(x: torch.Tensor) -> Generator[None]:
-    OPTIONS["scale"] = x.mean()
-    try:
-        yield
-    finally:
-        del OPTIONS["scale"]
-
-
-@contextmanager
-def attribute_of_class(x: torch.Tensor) -> Generator[None]:
-    Config.scale = 2.0
-    try:
-        yield
-    finally:
-        Config.scale = 1.0
-
-
-@contextmanager
-def slot(x: torch.Tensor) -> Generator[None]:
-    SLOTS.scale = x.mean()
-    try:
-        yield
-    finally:
-        SLOTS.scale = 1.0
-
-
-@contextmanager
 def context_variable(x: torch.Tensor) -> Generator[None]:
     token = VARIABLE.set(2.0)
     try:
@@ -116,18 +70,34 @@ def context_variable(x: torch.Tensor) -> Generator[None]:
         VARIABLE.reset(token)
 
 
-@contextmanager
-def thread_local(x: torch.Tensor) -> Generator[None]:
-    LOCAL.scale = 2.0
-    try:
-        yield
-    finally:
-        LOCAL.scale = 1.0
+def patched(apply: Callable[[pytest.MonkeyPatch, torch.Tensor], None]) -> Callable[[torch.Tensor], Any]:
+    """Return a scope that sets something and puts it back at its end."""
+
+    @contextmanager
+    def scope(x: torch.Tensor) -> Generator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            apply(patch, x)
+            yield
+
+    return scope
 
 
-SCOPES = [
-    number, string, tensor, stack, new_key, attribute_of_class, slot, context_variable, thread_local,
-]  # fmt: skip
+SCOPES = {
+    "stack": stack,
+    "context variable": context_variable,
+    "number": patched(lambda patch, x: patch.setitem(globals(), "SCALE", 2.0)),
+    "string": patched(lambda patch, x: patch.setitem(globals(), "MODE", "doubled")),
+    "tensor": patched(lambda patch, x: patch.setitem(globals(), "CONTEXT", x.mean())),
+    "function": patched(lambda patch, x: patch.setitem(globals(), "act", double)),
+    "function in a dict": patched(lambda patch, x: patch.setitem(ACTIVATIONS, "tanh", double)),
+    "new key": patched(lambda patch, x: patch.setitem(OPTIONS, "scale", x.mean())),
+    "attribute of a class": patched(lambda patch, x: patch.setattr(Config, "scale", 2.0)),
+    "method of a class": patched(lambda patch, x: patch.setattr(Config, "act", staticmethod(double))),
+    "slot": patched(lambda patch, x: patch.setattr(SLOTS, "scale", x.mean())),
+    "thread local": patched(lambda patch, x: patch.setattr(LOCAL, "scale", 2.0)),
+    "function of torch": patched(lambda patch, x: patch.setattr(nn.functional, "gelu", double)),
+    "environment variable": patched(lambda patch, x: patch.setenv("SCALE_OF_TEST", "2")),
+}
 
 
 class Scaled(nn.Module):
@@ -139,7 +109,11 @@ class Scaled(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.linear(x) * SCALE * Config.scale * STACK[-1] * VARIABLE.get() * LOCAL.scale * SLOTS.scale
-        x = x * OPTIONS.get("scale", 1.0)
+        x = (
+            nn.functional.gelu(act(Config.act(ACTIVATIONS["tanh"](x))))
+            * OPTIONS.get("scale", 1.0)
+            * float(os.environ.get("SCALE_OF_TEST", "1"))
+        )
         if MODE == "doubled":
             x = x + x
         return x if CONTEXT is None else x * CONTEXT
@@ -166,7 +140,7 @@ class Net(nn.Module):
 
 
 @pytest.mark.parametrize("request_of", [["output"], ["child"], ["behind", "before"]], ids=str)
-@pytest.mark.parametrize("scope", SCOPES)
+@pytest.mark.parametrize("scope", SCOPES.values(), ids=SCOPES)
 def test_what_a_scope_sets_around_a_submodule_is_what_the_submodule_reads(scope: Any, request_of: list[str]) -> None:
     torch.manual_seed(0)
     model = Net(scope).eval()
@@ -182,7 +156,7 @@ def test_what_a_scope_sets_around_a_submodule_is_what_the_submodule_reads(scope:
             assert torch.equal(value, seen[name]), name
 
 
-@pytest.mark.parametrize("scope", SCOPES)
+@pytest.mark.parametrize("scope", SCOPES.values(), ids=SCOPES)
 def test_submodule_that_cannot_be_opened_is_refused_inside_a_scope(scope: Any) -> None:
     model = Net(scope, Untraceable).eval()
     with pytest.raises(featx.TraceError, match=r"'child'|for a call"):

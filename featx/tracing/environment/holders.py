@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import builtins
 import functools
 import operator
-from collections.abc import Callable, Collection, Iterator
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import BuiltinFunctionType, CellType, FunctionType, ModuleType
 from typing import Any, cast
+
+import torch
 
 from featx.tracing.environment.pass_through import original_of
 from featx.tracing.objects.containers import LARGE, copy_of
 
+# The keys of what has one place altogether: the definitions of a namespace, and the environment variables.
+DEFINITIONS = "functions and classes"
+ENVIRONMENT = "environment variables"
 _EMPTY = object()
 _NUMBERS = frozenset({bool, int, float})
 # What code defines once.
@@ -49,12 +56,13 @@ class Holder:
     def readers(self) -> Iterator[tuple[tuple[int, Any], Callable[[Any], Any], Any]]:
         """Yield, for each value here that code may set and put back, its place and what reads it, with an argument.
 
-        The place is the id of the holder and a key; None for its length. Definitions and large holders are left out.
+        The place is the id of the holder and a key; None for its length. Large holders are left out. All definitions in
+        a namespace or a dict have one place.
         """
         value: Any = self._value
         if isinstance(value, list):
             if len(value) <= LARGE:
-                yield (id(value), None), _ItemsOf(), value
+                yield (id(value), None), _Known().items_of, value
             return
         is_namespace = isinstance(value, type) or (isinstance(value, dict) and "__builtins__" in value)
         if not is_namespace and len(cast(Any, value)) > LARGE:
@@ -63,13 +71,20 @@ class Holder:
             get = cast(dict[Any, Any], value).get if type(value) is dict else functools.partial(dict.get, value)
         else:
             get = (vars(value) if isinstance(value, type) else value).get
+        definitions: list[Any] = []
         for key, item in self._before.items():
-            # What traces lay over names are functions, classes and Python modules.
-            is_laid = is_namespace and (key.startswith("__") or original_of(item) is not item or callable(item))
-            if type(item) not in _DEFINITIONS and not is_laid:
+            # What a trace, of whatever thread, lays over functions can be called too.
+            if type(item) in _DEFINITIONS or (is_namespace and callable(item)):
+                definitions.append(key)
+            elif not (is_namespace and key.startswith("__")):
                 yield (id(value), key), get, key
-        if not is_namespace:
+        if is_namespace:  # a trace lays functions over builtins, too, and takes them away again
+            definitions = [key for key in definitions if not key.startswith("__") and key not in vars(builtins)]
+        else:
             yield (id(value), None), dict.__len__ if isinstance(value, dict) else len, value
+        if definitions and (is_namespace or type(value) is dict):
+            get_all = _DefinitionsOf(definitions)
+            yield (id(value), DEFINITIONS), get_all, vars(value) if isinstance(value, type) else value
 
     def changed_numbers(self) -> list[Any]:
         """Return the keys at which a number was changed, added or taken away, since numbers were accepted last."""
@@ -136,19 +151,54 @@ class Holder:
             del self._value[key]
 
 
-class _ItemsOf:
-    """Returns the items of a list, and the same tuple for the same items."""
+class _Known:
+    """Tuples that were read before, so that the same items give the same tuple."""
 
     def __init__(self) -> None:
         self._known: list[tuple[Any, ...]] = []
 
-    def __call__(self, value: list[Any]) -> tuple[Any, ...]:
-        items = tuple(value)
+    def items_of(self, value: list[Any]) -> tuple[Any, ...]:
+        """Return the items of a list."""
+        return self.of(tuple(value))
+
+    def entries_of(self, value: Mapping[Any, Any]) -> tuple[Any, ...]:
+        """Return the keys and values of a mapping of texts, which are other objects when they are set again."""
+        entries = (*value, *value.values())
+        return next((known for known in self._known if known == entries), None) or self.of(entries)
+
+    def of(self, items: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the tuple of these very items."""
         for known in self._known:
             if len(items) == len(known) and all(map(operator.is_, items, known)):
                 return known
         self._known.append(items)
         return items
+
+
+class _DefinitionsOf:
+    """Returns the functions, classes and modules that a dict has under `names`, and the same tuple for the same.
+
+    What traces lay over them, of whatever thread, counts as what it is laid over.
+    """
+
+    def __init__(self, names: list[Any]) -> None:
+        self._names = names
+        # One name more than there are, so that there is always a tuple.
+        self._get = operator.itemgetter(names[0], *names)
+        self._known = _Known()
+        # What was there at the last call, and what it was laid over.
+        self._latest: tuple[tuple[Any, ...], tuple[Any, ...]] = ((), ())
+
+    def __call__(self, value: Mapping[Any, Any]) -> tuple[Any, ...]:
+        try:
+            items = self._get(value)
+        except KeyError:
+            items = tuple(value.get(name, _EMPTY) for name in self._names)
+        before, originals = self._latest
+        if len(items) != len(before) or not all(map(operator.is_, items, before)):
+            originals = self._known.of(tuple(map(original_of, items)))
+            self._latest = (items, originals)
+        return originals
 
 
 class Variable(Holder):
@@ -175,6 +225,28 @@ class Variable(Holder):
             del self._cell.cell_contents
         else:
             self._cell.cell_contents = item
+
+
+class EnvironmentVariables(Holder):
+    """The environment variables of the process."""
+
+    def __init__(self) -> None:
+        # The mapping that os.environ encodes and decodes texts for, which is faster to read.
+        super().__init__(getattr(os.environ, "_data", os.environ))
+
+    def readers(self) -> Iterator[tuple[tuple[int, Any], Callable[[Any], Any], Any]]:
+        """Yield what reads the names and the values."""
+        yield (id(self._value), ENVIRONMENT), _Known().entries_of, self._value
+
+
+def outside_of_files(namespaces: Iterable[dict[str, Any]]) -> list[Holder]:
+    """Return the holders outside of a model's files that code in `namespaces` may set for a call.
+
+    These are the functions of `torch.nn.functional`, and the environment variables where the module `os` is named.
+    """
+    values = [value for namespace in namespaces for value in namespace.copy().values()]
+    names_os = any(value is os or value is os.environ for value in values)
+    return [Holder(vars(torch.nn.functional)), *([EnvironmentVariables()] if names_os else [])]
 
 
 def contents_of(cell: CellType) -> Any:

@@ -12,7 +12,7 @@ from operator import is_
 from typing import Any
 
 from featx.libraries import is_collecting_variable
-from featx.tracing.environment.holders import Holder
+from featx.tracing.environment.holders import DEFINITIONS, ENVIRONMENT, Holder
 
 _PLAIN = frozenset({bool, int, float, complex, str, type(None)})
 _ABSENT = object()
@@ -106,7 +106,13 @@ class OuterValues:
 
     def _name_of(self, number: int) -> str:
         key = self._places[number][1]
-        return "a list or dict in its Python file" if key is None else f"{key!r} in its Python file or in a class"
+        if key is None:
+            return "a list or dict in its Python file"
+        if key is ENVIRONMENT:
+            return "an environment variable"
+        if key is DEFINITIONS:
+            return "a function or class in its Python file, or of torch.nn.functional"
+        return f"{key!r} in its Python file or in a class"
 
 
 def _is_other(value: Any, before: Any) -> bool:

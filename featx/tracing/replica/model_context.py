@@ -15,6 +15,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from featx.errors import TraceError
 from featx.ir.memory import memory_of
 from featx.tracing.environment.caches import Caches
+from featx.tracing.environment.holders import outside_of_files
 from featx.tracing.environment.outer_values import OuterValues
 from featx.tracing.environment.pass_through import PassThroughs
 from featx.tracing.environment.profile_hook import is_threading_object
@@ -140,15 +141,18 @@ class ModelContext:
         if not self.caches.are_untouched():
             self.caches = Caches(self.namespaces, self.kinds)
             if self._outer_values is not None:
-                earlier, self._outer_values = self._outer_values, OuterValues(self.caches.holders)
+                earlier, self._outer_values = self._outer_values, self._new_outer_values()
                 self._outer_values.carry_over(earlier)
 
     def outer_values(self) -> OuterValues:
         """Return what notices values outside of the modules that code sets for a call, for a run that starts."""
         if self._outer_values is None:
-            self._outer_values = OuterValues(self.caches.holders)
+            self._outer_values = self._new_outer_values()
         self._outer_values.start()
         return self._outer_values
+
+    def _new_outer_values(self) -> OuterValues:
+        return OuterValues([*self.caches.holders, *outside_of_files(self.namespaces)])
 
     def replica(self, training: bool | None, copies_tensors: str) -> tuple[Replica, ModelTensors]:
         """Return a new replica of the model in a mode, and its tensors; see `Replica`. O(modules)."""
