@@ -298,15 +298,12 @@ def test_what_cannot_be_done_is_refused(model: nn.Module, feature: Feature, mess
 
 
 def test_a_layout_that_is_not_known_is_asked_for() -> None:
-    model = nn.Sequential(nn.LSTM(4, 5))
     options: Any = {"tracer": "symbolic", "example_inputs": None}
     with pytest.raises(featx.RequestError, match="of_layout"):
         extractor_of(nn.Sequential(nn.Conv2d(3, 4, 1)), {"0": Feature(pool="avg")}, **options)
     conv = nn.Sequential(nn.Conv2d(3, 4, 1))
     found = extractor_of(conv, {"0": Feature(pool="avg", of_layout="NCHW")}, **options)(X)
     assert torch.equal(found["0"], conv(X).mean((2, 3)))
-    with pytest.raises(featx.RequestError, match="of_layout"):
-        extractor_of(model, {"0": Feature(pool="avg")}, example_inputs=torch.rand(3, 2, 4))
 
 
 def test_a_module_and_adaptive_do_not_go_together(model: nn.Module) -> None:
@@ -348,3 +345,25 @@ def test_options_have_names_and_types() -> None:
         Feature("C5", "avg")
     with pytest.raises(featx.FeatxError, match="detach and flatten are True or False"):
         Feature("C5", detach="avg")
+
+
+@pytest.mark.parametrize(
+    ("feature", "option"),
+    [
+        (Feature(pool="avg", of_layout="NLC"), "pool"), (Feature(flatten=True), "flatten"),
+        (Feature(detach=True), "detach"), (Feature(dtype=torch.float16), "dtype"),
+    ],
+)  # fmt: skip
+def test_what_is_for_one_tensor_is_refused_for_a_tuple_that_says_what_it_holds(feature: Feature, option: str) -> None:
+    model, x = nn.Sequential(nn.LSTM(4, 5, batch_first=True)), torch.rand(2, 3, 4)
+    with pytest.raises(featx.RequestError, match=rf"{option} .*'0' is for one tensor.*\[0\], \[1\]\[0\], \[1\]\[1\]"):
+        featx.create_feature_extractor(model, {"0": feature}, example_inputs=x)
+    last = Feature(apply=lambda value: value[1][0], dtype=torch.float64)
+    found = featx.create_feature_extractor(model, {"0": last}, example_inputs=x)(x)["0"]
+    assert torch.equal(found, model(x)[1][0].double())
+
+
+def test_layout_of_another_rank_is_refused() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 5)), torch.rand(2, 3, 4)
+    with pytest.raises(featx.RequestError, match=r"of_layout='NCHW' has 4 dimensions.*\(2, 3, 5\)"):
+        featx.create_feature_extractor(model, {"0": Feature(pool="avg", of_layout="NCHW")}, example_inputs=x)

@@ -135,6 +135,7 @@ def _processed(
 def _value_of(
     graph: Graph, node: Node, key: str, feature: Feature, info: FeatureInfo, image: ImageInput | None
 ) -> tuple[Node, FeatureInfo]:
+    _check_form(feature, info)
     mask = _mask_of_tokens(graph, node, feature, info) if feature.pool is not None else None
     steps, info = _steps(feature, info, image, mask)
     for step in steps:  # at once, so that no whole map is kept until the end
@@ -150,6 +151,25 @@ def _value_of(
         if feature.dtype is not None:
             node = graph.call_method("to", (node, feature.dtype))
     return node, _after(feature, info)
+
+
+def _check_form(feature: Feature, info: FeatureInfo) -> None:
+    """Raise RequestError if a value is not of the form that a Feature takes: one tensor, of the rank of its layout."""
+    options = {"detach": feature.detach, "pool": feature.pool, "layout": feature.layout, "flatten": feature.flatten}
+    if feature.apply is None:
+        options["dtype"] = feature.dtype
+    given = [name for name, value in options.items() if value]
+    if info.shapes and given:
+        raise RequestError(
+            f"{' and '.join(given)} in the Feature of '{info.node}' is for one tensor, and the value holds "
+            f"{len(info.shapes)}: {', '.join(info.shapes)}. Request one of them (featx.nodes names them), or do all of "
+            "it in apply=lambda value: ..."
+        )
+    if feature.of_layout is not None and info.shape is not None and len(info.shape) != len(feature.of_layout):
+        raise RequestError(
+            f"of_layout={feature.of_layout!r} has {len(feature.of_layout)} dimensions, and '{info.node}' has the shape "
+            f"{info.shape}"
+        )
 
 
 def _may_write(apply: Callable[..., Any] | nn.Module) -> bool:
@@ -229,10 +249,9 @@ def _steps(
     layout = feature.of_layout or info.layout
     steps: _Steps = [_Step("detach")] if feature.detach else []
     if (feature.pool or feature.layout) and layout is None:
-        several = "" if info.shape else ". Where it returns several values, request one of them; featx.nodes names them"
         raise RequestError(
             f"'{info.node}' is not known to have places or channels (its shape is {info.shape}); say "
-            f"of_layout={_likely_layout(info)!r}, or what it is, in its Feature{several}"
+            f"of_layout={_likely_layout(info)!r}, or what it is, in its Feature"
         )
     if feature.pool is not None and layout != "NC":
         if mask is not None:
