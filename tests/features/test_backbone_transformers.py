@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -50,8 +51,8 @@ def _hierarchical(name: str, **options: Any) -> Any:
     return getattr(transformers, f"{name}Model")(config).eval()
 
 
-def _of_windows(name: str, **options: Any) -> Any:
-    config = getattr(transformers, f"{name}Config")(image_size=SIDE, embed_dim=8, depths=[2, 1, 3, 2], **options)
+def _of_windows(name: str, depths: Sequence[int] = (2, 1, 3, 2), **options: Any) -> Any:
+    config = getattr(transformers, f"{name}Config")(image_size=SIDE, embed_dim=8, depths=list(depths), **options)
     return getattr(transformers, f"{name}Model")(config).eval()
 
 
@@ -89,13 +90,33 @@ PVT = {"image_size": SIDE, "num_attention_heads": [1, 2, 3, 4]}
             )
             for name in ("Swin", "Swinv2", "MaskFormerSwin")
         ),
+        *(
+            (
+                lambda depths=depths: _of_windows("Swin", depths, num_heads=[1, 2, 2][: len(depths)], window_size=2),
+                [4, 8, 16][: len(depths)],
+                [f"encoder.layers.{n}.blocks.{depth - 1}" for n, depth in enumerate(depths)],
+            )
+            for depths in ([2, 1], [1, 2, 2])
+        ),
         (
             lambda: _of_windows("FocalNet"),
             [4, 8, 16, 32],
             [f"encoder.stages.{n}.layers.{last}" for n, last in LAST_OF_ROWS],
         ),
     ],
-    ids=["Data2VecVision", "VitDet", "PoolFormer", "Pvt", "GLPN", "Swin", "Swinv2", "MaskFormerSwin", "FocalNet"],
+    ids=[
+        "Data2VecVision",
+        "VitDet",
+        "PoolFormer",
+        "Pvt",
+        "GLPN",
+        "Swin",
+        "Swinv2",
+        "MaskFormerSwin",
+        "Swin2",
+        "Swin3",
+        "FocalNet",
+    ],
 )
 def test_maps_are_those_of_the_last_blocks(model: Any, strides: list[int], modules: list[str]) -> None:
     torch.manual_seed(0)

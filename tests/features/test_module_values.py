@@ -133,6 +133,41 @@ def test_marks_change_no_names() -> None:
     assert torch.equal(extractor(x)["add"], model(x))
 
 
+class Parts(nn.Module):
+    """Calls the modules of lists, and never a list itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+        def block() -> Block:
+            return Block(lambda self, x: (y := self.first(x) + x, self.second(y))[0])
+
+        self.blocks = nn.ModuleList([block(), block()])
+        self.nested = nn.ModuleDict({"a": nn.ModuleList([block(), block()])})
+        self.iterated = nn.Sequential(nn.Linear(4, 4), Block(lambda self, x: ((y := self.first(x)), self.second(y))))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in (*self.blocks, *self.nested["a"], *self.iterated):
+            x = block(x)
+        return x[0]
+
+
+@pytest.mark.parametrize("tracer", ["example", "symbolic"])
+@pytest.mark.parametrize(
+    "others", [[], ["blocks.1.first"], ["blocks.1.second", "nested.a.1.second"], ["iterated.1.second", "blocks.0.add"]]
+)
+def test_list_of_modules_means_what_the_last_of_them_returned(others: list[str], tracer: Any) -> None:
+    torch.manual_seed(0)
+    model, x = Parts().eval(), torch.rand(2, 4)
+    last = {"blocks": "blocks.1", "nested": "nested.a.1", "nested.a": "nested.a.1", "iterated": "iterated.1"}
+    found = featx.create_feature_extractor(model, [*last, *others], tracer=tracer)(x)
+    for path, of in last.items():
+        for value, expected in zip(
+            pytree.tree_leaves(found[path]), pytree.tree_leaves(last_hook(model, of, x)), strict=True
+        ):
+            assert torch.equal(value, expected), path
+
+
 class Grid(nn.Module):
     """Is told by its parent what its tokens are a grid of, as the blocks of Swin for detection are."""
 

@@ -294,7 +294,7 @@ def _of_container(
                     if stage in of_image:
                         groups.setdefault((pattern, place), []).append(stage)
     orders = [_in_order(_last_at_each_stride(group, traced), traced) for group in groups.values()]
-    joined = [_joined(order, found) for order in orders if len(order) >= 3]
+    joined = [_joined(order, found) for order in orders if len(order) >= (2 if len(found) == 2 else 3)]
     best = max(joined, key=_goodness, default=[])
     return best if len(best) >= max(len(found), 1) else found
 
@@ -371,7 +371,7 @@ def _behind_rows_of_blocks(
         last = {stage.stride: stage for stage in _last_at_each_stride(group, traced)}
         behind = [_later(stage, last.get(stage.stride, stage), traced) for stage in found]
         nodes = [traced.nodes[stage.name] for stage in behind]
-        if len(last) >= 3 and all(one < other for one, other in itertools.pairwise(nodes)):
+        if len(last) >= min(3, len(found)) and all(one < other for one, other in itertools.pairwise(nodes)):
             found = behind
     return found
 

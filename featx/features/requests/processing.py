@@ -155,10 +155,8 @@ def _value_of(
 
 def _check_form(feature: Feature, info: FeatureInfo) -> None:
     """Raise RequestError if a value is not of the form that a Feature takes: one tensor, of the rank of its layout."""
-    options = {"detach": feature.detach, "pool": feature.pool, "layout": feature.layout, "flatten": feature.flatten}
-    if feature.apply is None:
-        options["dtype"] = feature.dtype
-    given = [name for name, value in options.items() if value]
+    options = ("detach", "pool", "layout", "flatten", *(("dtype",) if feature.apply is None else ()))
+    given = [name for name in options if getattr(feature, name)]
     if info.shapes and given:
         raise RequestError(
             f"{' and '.join(given)} in the Feature of '{info.node}' is for one tensor, and the value holds "

@@ -16,7 +16,8 @@ from featx.ir.paths import did_you_mean, parents_of
 def select(graph: Graph, request: Mapping[str, str], owner: str) -> dict[str, Node]:
     """Return the requested nodes by key, in the order of the request.
 
-    A name is the path of a module, which means what its last call returned; or that of a node, which for a module that
+    A name is the path of a module, which means what its last call returned, or, for a module that is not called itself
+    such as a `ModuleList`, what the last module called in it returned; or it is that of a node, which for a module that
     is one node is its first call; or any other prefix of names, which means the last node under it. Names are compared
     whole, part by part; they are not patterns. Names that a `Request` has from a pattern may be missing, but not all of
     one pattern. `"output"` is what the model returns, if the graph has a mark of it. O(nodes * depth).
@@ -30,11 +31,16 @@ def select(graph: Graph, request: Mapping[str, str], owner: str) -> dict[str, No
         NodeNameError: the graph has no such name.
     """
     last_under: dict[str, Node] = {}
+    # What modules inside of others returned last. An inner call returns before the one around it.
+    last_returned: dict[str, Node] = {}
     exact: dict[str, Node] = {}
     # Of several calls of a module the last one counts.
     returned: dict[str, Node] = {}
     for node in graph.nodes:
-        returned.update(dict.fromkeys(node.meta.get("returned_by", ()), node))
+        marks: tuple[str, ...] = node.meta.get("returned_by", ())
+        returned.update(dict.fromkeys(marks, node))
+        for path in (*marks, *([str(node.target)] if node.op == "call_module" else ())):
+            last_returned.update(dict.fromkeys(parents_of(path), node))
         if node.op == "call_module" and node.target in returned:  # an earlier call of it was looked into
             returned[str(node.target)] = node
         name: str | None = node.meta.get("qualified_name")
@@ -44,7 +50,7 @@ def select(graph: Graph, request: Mapping[str, str], owner: str) -> dict[str, No
         last_under.update(dict.fromkeys(parents_of(name), node))
     found: dict[str, Node] = {}
     for name, key in request.items():
-        node = returned.get(name) or exact.get(name) or last_under.get(name)
+        node = returned.get(name) or exact.get(name) or last_returned.get(name) or last_under.get(name)
         if node is None and name == OUTPUT:
             node = returned.get("")
         if node is not None:

@@ -20,7 +20,7 @@ from featx.tracing.calls.measured_calls import MeasuredCalls
 from featx.tracing.calls.torch_calls import TorchCalls
 from featx.tracing.guards.scalars import TracedFloat, TracedInt, plain_numbers
 from featx.tracing.nodes.module_output import mark_output
-from featx.tracing.nodes.scope import Scope
+from featx.tracing.nodes.scope import Scope, is_asked_for
 from featx.tracing.objects.module_tree import modules_of
 from featx.tracing.recording.lineage import Part
 from featx.tracing.recording.recorder import STORED_BY_HOOK, Recorder
@@ -209,7 +209,7 @@ class ModuleCalls:
                 raise UnsupportedSideEffect(f"forward replaces '{replaced}' of '{path}', and a graph does not,")
             self._checks.check(module)
             self._checks.opened_modules.add(module)
-            if path in self._opening.asked_for:
+            if is_asked_for(path, self._opening.asked_for, caller):
                 mark_output(recorder.graph, recorder.create_unnamed_arg(result), path)
             return result
         except Untraceable as error:
