@@ -151,7 +151,10 @@ def create_feature_extractor(
         inputs=inputs,
     )
     if inputs is not None and adaptive:
-        raise ArgumentTypeError("adaptive=True traces the model again, from its own inputs; leave it or inputs out")
+        raise ArgumentTypeError(
+            "adaptive=True traces the model again, from its own inputs; leave it or inputs out. For batches with and "
+            "without padding, make two extractors with inputs, each with such a batch as its example_inputs"
+        )
     if inputs is not None:
         options = replace(options, adaptive=False)
     if not adaptive:

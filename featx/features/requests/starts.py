@@ -21,7 +21,14 @@ from featx.ir.memory import MemoryGroups
 from featx.ir.names import identifier_of
 from featx.ir.node import Node
 from featx.tracing.checks.outcomes import FreeDims
-from featx.tracing.guards.guards import check_aliases, check_dtype, check_is_tensor, check_rank, check_size
+from featx.tracing.guards.guards import (
+    check_aliases,
+    check_decision,
+    check_dtype,
+    check_is_tensor,
+    check_rank,
+    check_size,
+)
 from featx.tree import clone_tensors
 
 # Any dimension.
@@ -228,8 +235,9 @@ def _drop_guards(graph: Graph, starts: Collection[Node]) -> _Fixed:
             if guard.target is not check_dtype and not all(map(_is_of_form, guard.all_input_nodes)):
                 missing = [name for name in _placeholders_of(guard) if name in {each.target for each in others}]
                 raise RequestError(
-                    f"inputs must have {', '.join(map(repr, missing))} too: its values decide what the model runs "
-                    f"({guard.args[-1]})"
+                    f"inputs must have {', '.join(map(repr, missing))} too: "
+                    f"{'its values decide' if len(missing) == 1 else 'their values decide'} what the model runs "
+                    f"({guard.args[2] if guard.target is check_decision else guard.args[-1]})"
                 )
             fixed.note_guard(guard)
         graph.erase_node(guard)
