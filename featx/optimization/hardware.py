@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
+import re
 from collections.abc import Iterator
 from operator import itemgetter
 from pathlib import Path
@@ -40,7 +41,9 @@ def digest_of(extractor: nn.Module) -> str:
     tensors = [*extractor.named_parameters(), *extractor.named_buffers()]
     described = [f"{name} {tensor.dtype} {tuple(tensor.shape)}" for name, tensor in sorted(tensors, key=itemgetter(0))]
     layers = [f"{name} {type(layer).__name__}({layer.extra_repr()})" for name, layer in extractor.named_modules()]
-    return hashlib.sha256("\n".join([text, *described, *layers]).encode()).hexdigest()
+    # The address of an object, in the text of an option, differs between processes.
+    whole = re.sub(r"\bat 0x[0-9a-fA-F]+", "", "\n".join([text, *described, *layers]))
+    return hashlib.sha256(whole.encode()).hexdigest()
 
 
 def tensors_of(module: nn.Module) -> Iterator[torch.Tensor]:

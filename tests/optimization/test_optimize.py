@@ -259,6 +259,20 @@ def test_a_plan_for_layers_with_other_options_is_refused(change: dict[str, Any])
         featx.optimize(extractor(**change), plan=plan)
 
 
+def test_addresses_of_objects_are_no_part_of_a_plan(images: torch.Tensor) -> None:
+    class Layer(nn.Conv2d):
+        def extra_repr(self) -> str:
+            return f"hook={object()}"
+
+    plans = [
+        featx.optimize(
+            featx.create_feature_extractor(nn.Sequential(Layer(3, 4, 1)).eval(), ["0"], example_inputs=images), budget=0
+        ).plan
+        for _ in range(2)
+    ]
+    assert plans[0].digest == plans[1].digest
+
+
 def test_layers_in_train_mode_are_refused(extractor: DualGraphModule, images: torch.Tensor) -> None:
     norm = next(module for module in extractor.modules() if isinstance(module, nn.BatchNorm2d)).train()
     with pytest.raises(OptimizationError, match="is in train mode"):
