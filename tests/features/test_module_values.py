@@ -168,6 +168,52 @@ def test_list_of_modules_means_what_the_last_of_them_returned(others: list[str],
             assert torch.equal(value, expected), path
 
 
+class Around(nn.Module):
+    """Runs a block in a part of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Block(lambda self, x: self.second(self.first(x)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.block(x).tanh()
+
+
+class Untraceable(nn.Module):
+    """Goes on, once or several times, with code that no trace follows."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.times = times
+        self.blocks = nn.ModuleList([Around(), Around()])
+        self.once, self.again = Around(), Around()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.once(x)
+        for block in self.blocks[: self.times]:
+            x = self.again(block(x)) * float(x.detach().numpy().sum())
+        return x
+
+
+@pytest.mark.parametrize("path", ["again", "again.block", "blocks"])
+def test_module_that_is_called_again_where_no_trace_goes_is_refused(path: str) -> None:
+    x = torch.rand(2, 4)
+    with pytest.raises(featx.TraceError, match=f"forward calls '{path}' again, whose last call is requested"):
+        featx.create_feature_extractor(Untraceable(2), [path], example_inputs=x)
+    model = Untraceable(1)
+    value = featx.create_feature_extractor(model, [path], example_inputs=x)(x)[path]
+    assert torch.equal(value, last_hook(model, "blocks.0" if path == "blocks" else path, x))
+
+
+def test_module_that_is_called_once_needs_no_run_behind_it(caplog: pytest.LogCaptureFixture) -> None:
+    model, x = Untraceable(2), torch.rand(2, 4)
+    with caplog.at_level("DEBUG", "featx"):
+        found = featx.create_feature_extractor(model, ["once", "once.block"], example_inputs=x)(x)
+    assert "what follows the last node" not in caplog.text
+    for path, value in found.items():
+        assert torch.equal(value, last_hook(model, path, x))
+
+
 class Grid(nn.Module):
     """Is told by its parent what its tokens are a grid of, as the blocks of Swin for detection are."""
 

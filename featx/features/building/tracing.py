@@ -32,7 +32,7 @@ from featx.tracing.example.conditions import RequestedNodeFinder
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.tracer import CheckSizes, ExampleTracer
 from featx.tracing.nodes.module_output import mark_output
-from featx.tracing.nodes.scope import is_asked_for
+from featx.tracing.nodes.scope import asked_for_by
 from featx.tracing.objects.module_tree import walk_modules
 from featx.tracing.replica.mode_reads import ModeReads
 from featx.tracing.replica.model_context import ModelContext
@@ -92,7 +92,7 @@ class FeatureTracer(Tracer):
         """Answer a call of a module, and mark what it returns where that is asked for."""
         result = super().call_module(m, forward, args, kwargs)
         path = self.path_of_module(m)
-        if is_asked_for(path, self.asked_for, self.scope) and not self.is_leaf_module(m, path):
+        if asked_for_by(path, self.asked_for, self.scope.stack) and not self.is_leaf_module(m, path):
             mark_output(self.graph, self.create_arg(result), path)
         return result
 

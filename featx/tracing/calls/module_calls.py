@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -20,7 +21,7 @@ from featx.tracing.calls.measured_calls import MeasuredCalls
 from featx.tracing.calls.torch_calls import TorchCalls
 from featx.tracing.guards.scalars import TracedFloat, TracedInt, plain_numbers
 from featx.tracing.nodes.module_output import mark_output
-from featx.tracing.nodes.scope import Scope, is_asked_for
+from featx.tracing.nodes.scope import Scope, asked_for_by
 from featx.tracing.objects.module_tree import modules_of
 from featx.tracing.recording.lineage import Part
 from featx.tracing.recording.recorder import STORED_BY_HOOK, Recorder
@@ -77,6 +78,7 @@ class ModuleCalls:
         ran_inside_opaque: paths of modules that were to be opened, or whose output was asked for, and that ran inside
             one that is kept whole.
         failed_module_path: the path of the innermost module in which the trace broke off, or "".
+        calls_asked_for: how many calls have begun of which the output was asked for, by the path that was asked for.
     """
 
     def __init__(
@@ -101,6 +103,7 @@ class ModuleCalls:
         self._thread = get_ident()
         self.ran_inside_opaque: set[str] = set()
         self.failed_module_path = ""
+        self.calls_asked_for: Counter[str] = Counter()
 
     def on_call(
         self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -126,6 +129,8 @@ class ModuleCalls:
             recorder.note_code(frame, "a module is called")
         path = recorder.path_of_module(module)
         outer = recorder.scope
+        for asked_for in asked_for_by(path, self._opening.asked_for, outer.stack):
+            self.calls_asked_for[asked_for] += 1
         recorder.scope = Scope(path, type(module), outer.stack)
         self._caller = outer
         try:
@@ -209,7 +214,7 @@ class ModuleCalls:
                 raise UnsupportedSideEffect(f"forward replaces '{replaced}' of '{path}', and a graph does not,")
             self._checks.check(module)
             self._checks.opened_modules.add(module)
-            if is_asked_for(path, self._opening.asked_for, caller):
+            if asked_for_by(path, self._opening.asked_for, caller.stack):
                 mark_output(recorder.graph, recorder.create_unnamed_arg(result), path)
             return result
         except Untraceable as error:

@@ -1,10 +1,11 @@
-"""Find state that forward writes after the point at which a trace stopped early."""
+"""Find what forward does after the point at which a trace stopped early: write state, or call a module again."""
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import chain
 from typing import Any
 
@@ -21,56 +22,72 @@ from featx.tracing.example.conditions import Conditions, RequestedNodeFinder
 from featx.tracing.example.plain_run import run_plainly
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.tracer import ExampleTracer
+from featx.tracing.nodes.scope import asked_for_by
 from featx.tracing.replica.model_context import ModelContext
+from featx.tracing.replica.modules import intercept
+from featx.tracing.source.attributes import is_read_once
 from featx.tracing.source.state_writes import tensors_at
 
 # `mul_(...)`, `p.data = ...`, `self.m += ...`, `w[0] = ...`
 _WRITE = re.compile(r"(?<!_)_\(|\.data\b|\bself\.[\w.]+\s*[-+*/]=|\]\s*[-+*/]?=(?!=)")
 
 
-def include_writes_after_stop(
+def go_on_where_needed(
     tracer: ExampleTracer,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     trace: ExampleTrace,
     find_requested: RequestedNodeFinder,
 ) -> ExampleTrace:
-    """Return `trace`, or one for real that goes on where `trace` ended early and missed a write that matters.
+    """Return `trace`, or one for real that goes on where `trace` ended early and missed something that matters.
 
     A tensor of the model that the graph reads and that forward writes behind that place would be another one in the
-    next call. To find out, the model runs once on a copy, and its source is read for what other inputs may write. Code
-    that asks for values can be followed for real.
+    next call, and a requested module that is called again there would return another value. To find out, the model runs
+    once on a copy, and its source is read for what other inputs may write. Code that asks for values can be followed
+    for real.
 
     Raises:
-        TraceError: the code that writes such a tensor cannot be followed.
+        TraceError: the code that does it cannot be followed.
     """
-    written = _unrecorded_writes(tracer, args, kwargs, trace)
-    if written and not trace.is_real:
+    missed = _missed(tracer, args, kwargs, trace)
+    if missed is not None and not trace.is_real:
         trace.drop_replica()
-        conditions = Conditions("what is written behind the last node", is_real=True, gradients=trace.gradients)
+        conditions = Conditions("what follows the last node", is_real=True, gradients=trace.gradients)
         trace = tracer.run_once(trace.model_context, args, kwargs, find_requested, conditions)
-        written = _unrecorded_writes(tracer, args, kwargs, trace)
-    if written:
+        missed = _missed(tracer, args, kwargs, trace)
+    if missed is not None:
         name = type(trace.model_context.traced).__name__
         raise TraceError(
-            f"cannot trace {name}: forward writes '{written[0]}', which the requested nodes read in the next call, in "
-            f"code that cannot be followed: {trace.early_stop_reason}. To go on, put that code into a submodule, which "
-            "is kept whole, or into a function that featx.wrap marks."
+            f"cannot trace {name}: forward {missed}, in code that cannot be followed: {trace.early_stop_reason}. To go "
+            "on, put that code into a submodule, which is kept whole, or into a function that featx.wrap marks."
         )
     return trace
 
 
-def _unrecorded_writes(
-    tracer: ExampleTracer, args: tuple[Any, ...], kwargs: Mapping[str, Any], trace: ExampleTrace
-) -> list[str]:
+def _missed(tracer: ExampleTracer, args: tuple[Any, ...], kwargs: Mapping[str, Any], trace: ExampleTrace) -> str | None:
+    """Say what forward does behind the place where a trace stopped, if that matters."""
     if trace.early_stop_reason is None:
-        return []
+        return None
     root = trace.model_context.root
     paths = _paths_only_read(trace.graph, trace.model_context, is_training=tracer.training is True)
     missed = trace.missed_state_writes() if paths else ()
     missed_tensors = tensors_at(root, chain.from_iterable(write.written for write in missed))
-    may_be_written = [path for path in paths if not missed_tensors.isdisjoint(tensors_at(root, [path]))]
-    return may_be_written or (_written_by_a_run(tracer, args, kwargs, trace, paths) if paths else [])
+    written = [path for path in paths if not missed_tensors.isdisjoint(tensors_at(root, [path]))]
+    nodes = {str(node.target) for node in trace.graph.find_nodes(op="call_module")}
+    leaves = {path for path in nodes if tracer.is_leaf(root.get_submodule(path), path)}
+    # Of a leaf, a name means the first call.
+    called = {
+        path
+        for path in trace.calls_asked_for.keys() - leaves
+        if _may_be_called_again(root, path, trace.failed_module_path)
+    }
+    if not written and (paths or called):
+        run = _WholeRun(tracer, args, kwargs, trace.model_context, paths, called)
+        again = [path for path in sorted(called) if run.calls[path] > trace.calls_asked_for[path]]
+        if again:
+            return f"calls '{again[0]}' again, whose last call is requested"
+        written = run.written
+    return f"writes '{written[0]}', which the requested nodes read in the next call" if written else None
 
 
 def _paths_only_read(graph: Graph, around: ModelContext, *, is_training: bool) -> list[str]:
@@ -112,22 +129,62 @@ def _tensors_of(root: nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
     yield from root.named_buffers(remove_duplicate=False)
 
 
-def _written_by_a_run(
-    tracer: ExampleTracer, args: Any, kwargs: Mapping[str, Any], trace: ExampleTrace, paths: list[str]
-) -> list[str]:
-    """Run the model for real on a copy of it; return which of its tensors at `paths` that writes or replaces."""
-    around = trace.model_context
-    replica, _ = around.replica(tracer.training, "all")
-    root = replica.root
-    before = {path: tensor for path, tensor in _tensors_of(root) if path in set(paths)}
-    states = {path: (tensor._version, memory_of(tensor)) for path, tensor in before.items()}
-    with tracer.log.run(type(root).__name__, "what it writes", is_real=True):
-        run_plainly(around, root, args, kwargs)  # where it fails: what it wrote until then it has written
-    after = dict(_tensors_of(root))
-    found = [
-        path
-        for path, tensor in before.items()
-        if after.get(path) is not tensor or (tensor._version, memory_of(tensor)) != states[path]
-    ]
-    replica.drop()
-    return found
+def _may_be_called_again(root: nn.Module, path: str, failed_module_path: str) -> bool:
+    """Say whether a module may be called behind the place where a trace broke off: inside of `failed_module_path`.
+
+    It is not where a module around it that has come to its end is called once in one call of the next one around.
+    """
+    module, around = root, ""
+    for name in path.split("."):
+        if not is_read_once(type(module), name):
+            return True
+        module, around = module.get_submodule(name), f"{around}{name}."
+        if not f"{failed_module_path}.".startswith(around):
+            return False
+    return True
+
+
+class _WholeRun:
+    """A run of the model for real, on a copy of it.
+
+    Attributes:
+        written: the paths, among those given, of tensors that it writes or replaces.
+        calls: how many calls it makes of which the output is that of a module at one of `called`, by these paths.
+    """
+
+    def __init__(
+        self,
+        tracer: ExampleTracer,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        around: ModelContext,
+        paths: Collection[str],
+        called: Collection[str],
+    ) -> None:
+        replica, _ = around.replica(tracer.training, "all")
+        root = replica.root
+        before = {path: tensor for path, tensor in _tensors_of(root) if path in set(paths)}
+        states = {path: (tensor._version, memory_of(tensor)) for path, tensor in before.items()}
+        self.calls: Counter[str] = Counter()
+        outer: list[str] = []
+
+        def count(module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+            path = replica.paths[module]
+            self.calls.update(asked_for_by(path, called, outer))
+            outer.append(path)
+            try:
+                return forward(*args, **kwargs)
+            finally:
+                outer.pop()
+
+        if called:
+            intercept(replica.paths, count)
+        with tracer.log.run(type(root).__name__, "what follows the last node", is_real=True):
+            run_plainly(around, root, args, kwargs)  # where it fails: what it did until then it has done
+        after = dict(_tensors_of(root))
+        self.written = [
+            path
+            for path, tensor in before.items()
+            if after.get(path) is not tensor or (tensor._version, memory_of(tensor)) != states[path]
+        ]
+        replica.drop()

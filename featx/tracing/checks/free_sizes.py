@@ -20,7 +20,7 @@ from featx.ir.node import Node
 from featx.libraries import advice_for_sizes
 from featx.tracing.calls.tensor_reads import ABOUT_GRADIENTS
 from featx.tracing.checks.data_dependent_numbers import pin_data_dependent_numbers
-from featx.tracing.checks.early_stop import include_writes_after_stop
+from featx.tracing.checks.early_stop import go_on_where_needed
 from featx.tracing.checks.free_dtypes import follow_dtypes
 from featx.tracing.checks.outcomes import FREE, LAYOUT_NOT_VARIED, NOT_EMPTY, TOGETHER, UNTRIED, FreeDims, Outcome
 from featx.tracing.checks.repetition import check_repeats
@@ -182,7 +182,7 @@ def _trace_checked(
             if not torch.is_grad_enabled() and _asks_for_gradients(trace.graph):
                 trace = _in_gradient_mode_of_caller(tracer, args, kwargs, trace, find_requested)
             if find_requested is not None and trace.early_stop_reason is not None:
-                trace = include_writes_after_stop(tracer, args, kwargs, trace, find_requested)
+                trace = go_on_where_needed(tracer, args, kwargs, trace, find_requested)
             trace.needed = _needed(trace, find_requested)
             is_known = other_mode.does_the_same(trace)
             try:

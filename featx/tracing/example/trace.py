@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -202,6 +203,16 @@ class ExampleTrace:
         """Paths of modules that were to be opened and that ran inside one that is kept whole."""
         return self._module_calls.ran_inside_opaque
 
+    @property
+    def failed_module_path(self) -> str:
+        """The path of the innermost module in which the trace broke off, or ""."""
+        return self._module_calls.failed_module_path
+
+    @property
+    def calls_asked_for(self) -> Counter[str]:
+        """How many calls have begun of which the output was asked for, by the path that was asked for."""
+        return self._module_calls.calls_asked_for
+
     # -- the run -----------------------------------------------------------------------------------------------------
 
     def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], find_requested: RequestedNodeFinder | None) -> None:
@@ -272,7 +283,7 @@ class ExampleTrace:
     def missed_state_writes(self) -> frozenset[StateWrite]:
         """Return what code of opened modules may write of the model's state, and has not written in this run."""
         is_cut = self.early_stop_reason is not None
-        return self._final_checks.missed_state_writes(self._module_calls.failed_module_path if is_cut else None)
+        return self._final_checks.missed_state_writes(self.failed_module_path if is_cut else None)
 
     def _set_up(self, *, has_values: bool) -> SharedGenerators:
         around = self.model_context
@@ -319,7 +330,7 @@ class ExampleTrace:
             if isinstance(error, Diverged) and not self.recorder.has_all_needed_nodes:
                 raise
             is_done = self.recorder.has_all_needed_nodes or (
-                find_requested and find_requested(self.graph, self._module_calls.failed_module_path)
+                find_requested and find_requested(self.graph, self.failed_module_path)
             )
             if not is_done:
                 self._module_calls.check_missing(error)

@@ -22,12 +22,18 @@ class Scope:
         self.stack = {**outer, module_path: (module_path, module_type)} if module_type else outer
 
 
-def is_asked_for(path: str, asked_for: Collection[str], caller: Scope) -> bool:
-    """Say whether the output of a module, which code in the scope `caller` calls, is that of one of `asked_for`.
+def asked_for_by(path: str, asked_for: Collection[str], outer: Collection[str]) -> list[str]:
+    """Return those of the paths `asked_for` whose value is the output of a call of the module at `path`. O(depth).
 
-    It may be the module itself, or one around it that is not called, such as a ModuleList. O(depth).
+    That is the module itself, and those around it that are not called themselves, such as a ModuleList.
+
+    Args:
+        path: of the module.
+        asked_for: paths of modules.
+        outer: the paths of the modules in whose calls it is called.
     """
-    return path in asked_for or any(
-        parent in asked_for and not any(f"{called}.".startswith(f"{parent}.") for called in caller.stack)
-        for parent in parents_of(path)
-    )
+    found = [path] if path in asked_for else []
+    for parent in parents_of(path):
+        if parent in asked_for and not any(f"{called}.".startswith(f"{parent}.") for called in outer):
+            found.append(parent)
+    return found

@@ -1,16 +1,23 @@
-"""Read which attributes the methods of a class of modules read."""
+"""Read which attributes the methods of a class of modules read, and how often."""
 
 from __future__ import annotations
 
 import ast
 import inspect
+import math
 from functools import lru_cache
 from itertools import chain
 from types import CodeType, FunctionType
-from typing import Any
+from typing import Any, cast
 
 from featx.ir.torch_layers import is_torch_layer
 from featx.tracing.source.location import Function, codes_in, definition_of
+
+# What Python may run several times in one call of the function around it.
+_REPEATED = (
+    ast.For, ast.AsyncFor, ast.While, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lambda,
+    ast.FunctionDef, ast.AsyncFunctionDef,
+)  # fmt: skip
 
 
 def is_read(kind: type, attribute: str) -> bool:
@@ -24,6 +31,31 @@ def is_read(kind: type, attribute: str) -> bool:
 def is_tested_for(kind: type, attribute: str) -> bool:
     """Say whether such a function has the name of an attribute as a string: `hasattr(self, "calls")`."""
     return any(attribute in each.__code__.co_consts for each in _functions_of(kind))
+
+
+def is_read_once(kind: type, attribute: str) -> bool:
+    """Say whether `forward` reads an attribute of this name once in a call, and no other method reads it.
+
+    Without source: no.
+    """
+    own = [value for base in kind.__mro__ if not is_torch_layer(base) for value in vars(base).values()]
+    methods = [value for value in own if inspect.isfunction(value)]
+    reading = [each for each in methods if attribute in (*_names_in(each.__code__), *each.__code__.co_consts)]
+    reading = [each for each in reading if attribute in each.__code__.co_consts or _reads(each, attribute)]
+    definition = definition_of(reading[0]) if reading == [getattr(kind, "forward", None)] else None
+    return definition is not None and _count_reads(definition.body, attribute) == 1
+
+
+def _count_reads(part: Any, attribute: str) -> float:
+    """Count the places that read an attribute; what is in a loop or in another function may be read many times."""
+    if isinstance(part, list):
+        return sum(_count_reads(each, attribute) for each in cast("list[Any]", part))
+    if not isinstance(part, ast.AST):
+        return 0
+    count = sum(_count_reads(value, attribute) for _, value in ast.iter_fields(part))
+    if isinstance(part, ast.Attribute) and part.attr == attribute and isinstance(part.ctx, ast.Load):
+        count += 1
+    return math.inf if count and isinstance(part, _REPEATED) else count
 
 
 def _functions_of(kind: type) -> list[FunctionType]:
