@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     )
     from featx.features.adaptive import AdaptiveExtractor
     from featx.features.backbone import Backbone, BackboneWithNeck, create_backbone
+    from featx.features.building.feature_tracer import FeatureTracer
     from featx.features.building.prune import prune
-    from featx.features.building.tracing import FeatureTracer
     from featx.features.describing.info import FeatureInfo, FeatureInfos
     from featx.features.describing.node_rows import nodes
     from featx.features.describing.table import NodeInfo, NodeTable
@@ -183,7 +183,7 @@ _NAMES = {
     "featx.features.adaptive": "AdaptiveExtractor",
     "featx.features.backbone": "Backbone BackboneWithNeck create_backbone",
     "featx.features.building.prune": "prune",
-    "featx.features.building.tracing": "FeatureTracer",
+    "featx.features.building.feature_tracer": "FeatureTracer",
     "featx.features.describing.info": "FeatureInfo FeatureInfos",
     "featx.features.describing.node_rows": "nodes",
     "featx.features.describing.table": "NodeInfo NodeTable",

@@ -11,7 +11,8 @@ from torch import nn
 
 from featx.errors import ArgumentTypeError, RequestError
 from featx.features.building.build import Options, build
-from featx.features.building.tracing import ModelTracing, check_model
+from featx.features.building.feature_tracer import check_model
+from featx.features.building.tracing import ModelTracing
 from featx.features.describing.info import FeatureInfo, FeatureInfos
 from featx.features.describing.node_rows import traced_rows
 from featx.features.describing.stages import Stage, Stages, stages_of

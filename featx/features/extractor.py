@@ -12,7 +12,8 @@ from torch import nn
 from featx.errors import ArgumentTypeError, RequestError
 from featx.features.adaptive import AdaptiveExtractor
 from featx.features.building.build import Options, build
-from featx.features.building.tracing import TracerName, check_model
+from featx.features.building.feature_tracer import check_model
+from featx.features.building.tracing import TracerName
 from featx.features.dual import DualGraphModule
 from featx.features.requests.edits import Edit
 from featx.features.requests.feature import Feature

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import featx
-from featx.features.building.tracing import check_model
+from featx.features.building.feature_tracer import check_model
 from featx.tracing.replica.replica import Replica
 
 Unchanged = Callable[[nn.Module], Callable[[], None]]

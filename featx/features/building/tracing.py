@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import inspect
-import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any, Literal, get_args
 
 import torch
@@ -14,7 +12,8 @@ from torch import nn
 
 from featx.errors import ArgumentTypeError, DrawnAwayError, FeatxError, NodeNameError, TraceError
 from featx.examples import Example, as_example, find_example
-from featx.features.building.prune import last_needed
+from featx.features.building.feature_tracer import FeatureTracer, check_model
+from featx.features.building.finder import Finder
 from featx.features.describing.images import ImageInput, image_of
 from featx.features.requests.attention import FUSED_FUNCTIONS, Probabilities, with_probabilities
 from featx.features.requests.edits import Edits
@@ -25,14 +24,11 @@ from featx.features.requests.starts import Starts
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.ir.torch_layers import is_torch_layer
-from featx.libraries import torchvision_operators
 from featx.tracing.checks.free_sizes import OtherMode, trace_checked, trace_recording_mode_reads
 from featx.tracing.checks.outcomes import FreeDims
 from featx.tracing.example.conditions import RequestedNodeFinder
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.tracer import CheckSizes, ExampleTracer
-from featx.tracing.nodes.module_output import mark_output
-from featx.tracing.nodes.scope import asked_for_by
 from featx.tracing.objects.module_tree import walk_modules
 from featx.tracing.replica.mode_reads import ModeReads
 from featx.tracing.replica.model_context import ModelContext
@@ -41,79 +37,9 @@ from featx.tracing.replica.replica import only_sets_flags, replica_of, view_in_m
 from featx.tracing.side_effects.state_checks import Attribute
 from featx.tracing.source.attributes import is_read, is_tested_for
 from featx.tracing.symbolic.inputs import PHBase
-from featx.tracing.symbolic.tracer import Tracer
 from featx.tree import tree_leaves
 
 TracerName = Literal["auto", "example", "symbolic"]
-
-
-class FeatureTracer(Tracer):
-    """A symbolic tracer whose leaf modules can be listed.
-
-    Args:
-        leaf_modules: classes of modules that are one node each, besides those of torch.nn and torchvision.ops.
-        autowrap_modules: as for `Tracer`; math and torchvision.ops are added.
-        autowrap_functions: as for `Tracer`.
-        param_shapes_constant: as for `Tracer`.
-    """
-
-    specialize_options = True
-
-    def __init__(
-        self,
-        autowrap_modules: tuple[ModuleType, ...] = (),
-        autowrap_functions: tuple[Callable[..., Any], ...] = (),
-        param_shapes_constant: bool = False,
-        leaf_modules: list[type[nn.Module]] | tuple[type[nn.Module], ...] = (),
-    ) -> None:
-        # A model that uses torchvision.ops has imported it; others need not have torchvision at all.
-        operators = torchvision_operators()
-        modules = (*autowrap_modules, math, *((operators,) if operators else ()))
-        super().__init__(tuple(dict.fromkeys(modules)), tuple(autowrap_functions), param_shapes_constant)
-        members = vars(operators).values() if operators else ()
-        own = [member for member in members if isinstance(member, type) and issubclass(member, nn.Module)]
-        self._leaf_types = (*leaf_modules, *own)
-        self._is_leaf: dict[type[nn.Module], bool] = {}
-        # The paths of modules whose outputs are marked in the graph.
-        self.asked_for: frozenset[str] = frozenset()
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Say whether a call of `m` is one node."""
-        kind = type(m)
-        known = self._is_leaf.get(kind)
-        if known is None:
-            known = isinstance(m, self._leaf_types) or super().is_leaf_module(m, module_qualified_name)
-            self._is_leaf[kind] = known
-        return known
-
-    def call_module(
-        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Answer a call of a module, and mark what it returns where that is asked for."""
-        result = super().call_module(m, forward, args, kwargs)
-        path = self.path_of_module(m)
-        if asked_for_by(path, self.asked_for, self.scope.stack) and not self.is_leaf_module(m, path):
-            mark_output(self.graph, self.create_arg(result), path)
-        return result
-
-    def trace(self, root: Any, concrete_args: Any = None) -> Graph:
-        """Trace as `Tracer`, and mark what the root returns where that is asked for."""
-        graph = super().trace(root, concrete_args)
-        if "" in self.asked_for:
-            output = graph.output_node()
-            with graph.inserting_before(output):
-                mark_output(graph, output.args[0], "", output.prev)
-        return graph
-
-    def on_example(self, opened: frozenset[str] | None = None) -> ExampleTracer:
-        """Return a tracer with the same policy that follows an example."""
-        modules, functions = self._autowrap_modules, self._autowrap_functions
-        tracer = ExampleTracer(
-            self.is_leaf_module, modules, functions, opened=opened, asked_for=self.asked_for, keep_output=False,
-            training=self.training,
-        )  # fmt: skip
-        tracer.reads = self.reads
-        return tracer
 
 
 @dataclass(frozen=True)
@@ -374,7 +300,7 @@ class ModelTracing:
                 # A name may lie in a module that runs inside one it is no part of, or that cannot be followed while its
                 # parts run by themselves; and a list of all names is of help.
                 error = caught
-            wanted = _Wanted(asked, owner, self)
+            wanted = Finder(asked, owner, self.model_in_mode)
             trace, free = trace_checked(self._on_example(asked), self.model, *_inputs(example), wanted)
             self._known(trace)
             found[:] = [free]
@@ -423,7 +349,7 @@ class ModelTracing:
 
     def _opened(self, example: Example, request: Mapping[str, str], owner: str, found: list[FreeDims]) -> ExampleTrace:
         tracer = self._on_example(request, modules_to_open(self._modules, request) | self.opened)
-        trace, free = self._checked(tracer, example, _Wanted(request, owner, self))
+        trace, free = self._checked(tracer, example, Finder(request, owner, self.model_in_mode))
         self._known(trace)
         select(trace.graph, request, owner)
         found[:] = [free]
@@ -469,58 +395,5 @@ def _has_placeholder(value: Any) -> bool:
     return any(isinstance(leaf, PHBase) for leaf in tree_leaves(value))
 
 
-class _Wanted:
-    """The nodes that a request means; see `RequestedNodeFinder`."""
-
-    def __init__(self, request: Mapping[str, str], owner: str, tracing: ModelTracing) -> None:
-        self._request = request
-        self._owner = owner
-        self._tracing = tracing
-
-    def __call__(self, graph: Graph, failed_module_path: str) -> Collection[Node]:
-        try:
-            found = select(graph, self._request, self._owner)
-        except NodeNameError:
-            return ()
-        # A name that a pattern stands for may be missing: that module does not run.
-        present = ((name, found[key]) for name, key in self._request.items() if key in found)
-        is_missing = any(_comes_later(name, node, failed_module_path) for name, node in present)
-        return () if is_missing else found.values()
-
-    def last_needed(self, graph: Graph) -> Node | None:
-        wanted = self(graph, "")
-        return last_needed(graph, wanted, self._tracing.model_in_mode()) if wanted else None
-
-
-def _comes_later(name: str, node: Node, failed_module_path: str) -> bool:
-    """Say whether a name means the last node of a module that has not come to its end: the trace broke off inside."""
-    is_last_of_module = name not in (node.meta.get("qualified_name"), node.target)
-    return is_last_of_module and f"{failed_module_path}.".startswith(f"{name}.")
-
-
 def _inputs(example: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return example.args, example.kwargs
-
-
-def check_model(model: object) -> nn.Module:
-    """Return `model` if it is a module.
-
-    Raises:
-        ArgumentTypeError: it is not, or its `train` does not set a mode.
-    """
-    if hasattr(model, "_orig_mod"):
-        raise ArgumentTypeError("model is compiled by torch.compile; pass model._orig_mod, and compile the extractor")
-    if not isinstance(model, nn.Module):
-        raise ArgumentTypeError(
-            f"model must be an nn.Module, got {model!r:.80}; pass an instance, such as torchvision.models.resnet50()"
-        )
-    reason: str | None = getattr(type(model), "why_not_traced", None)
-    if reason is not None:
-        raise ArgumentTypeError(reason)
-    default = next((each.default for each in inspect.signature(model.train).parameters.values()), True)
-    if not isinstance(default, bool) and default is not inspect.Parameter.empty:
-        raise ArgumentTypeError(
-            f"{type(model).__name__}.train is no nn.Module.train, which sets the mode; pass the network inside of it, "
-            "such as model.model"
-        )
-    return model
