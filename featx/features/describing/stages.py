@@ -4,56 +4,27 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Set
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+from typing import Any
 
-import torch
 from torch import nn
 
+from featx.features.describing.declared_stages import declared_stages
 from featx.features.describing.images import ImageInput
+from featx.features.describing.maps import Stage, all_of, is_of_image, last_at_each_stride, maps_of
 from featx.features.describing.node_rows import TracedRows
 from featx.features.describing.table import NodeInfo
 from featx.ir.ancestors import with_ancestors
-from featx.ir.arguments import map_arg
 from featx.ir.form import sources_of_values
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.ir.paths import parents_of
-from featx.libraries import in_order, resolve_feature_module
-from featx.tracing.nodes.module_output import module_output
 
-_PLACES = {"NCHW": (2, 3), "NHWC": (1, 2)}
 # Their modules are called one by one; "what a list returns" is what the last of them does.
 _CONTAINERS = frozenset({"ModuleList", "ModuleDict"})
 # What gives the weights of an attention.
 _OF_WEIGHTS = frozenset({"Softmax", "Dropout", "Identity", "softmax", "dropout"})
-# Their maps have the same size for each image, so they have no stride.
-_OF_FIXED_SIZE = frozenset({"AdaptiveAvgPool2d", "AdaptiveMaxPool2d", "adaptive_avg_pool2d", "adaptive_max_pool2d"})
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A value that a backbone can return.
-
-    Attributes:
-        name: under which it can be asked for.
-        stride: by how many pixels of the image two neighbours are apart.
-        layout: the meaning of its dimensions: NCHW, NHWC or NLC.
-        channels: how many.
-        depth: how deep in the model the module or operation lies that gives it.
-        is_declared: whether its tokens have this stride by what the model declares or its whole graph shows. The
-            graph of an extractor, in which modules ahead of it are single calls, may not show it.
-        to_map: makes an NHWC map of its tokens, where they are in another order than the places of the image.
-    """
-
-    name: str
-    stride: int
-    layout: str
-    channels: int | None = None
-    depth: int = 0
-    is_declared: bool = False
-    to_map: Callable[[torch.Tensor], torch.Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -81,15 +52,15 @@ def stages_of(model: nn.Module, traced: TracedRows, image: ImageInput | None) ->
     the stages. If the values have one stride, stages are the blocks: the longest row of modules of one class, in one
     container, that return the same shape.
     """
-    maps = {row.name: found for row in traced.rows if (found := _maps_of(row, traced))}
-    found = _feature_maps(model, traced, maps) or _of_timm(model, traced, maps, image)
+    maps = {row.name: found for row in traced.rows if (found := maps_of(row, traced))}
+    found = declared_stages(model, traced, maps, image)
     are_declared = bool(found)
     if not found:
         computed = _computed(traced.graph, model)
         made = {name: stages for name, stages in maps.items() if traced.nodes[name] in computed}
         made = _without_attention(_without_inner_operations(made, traced), traced)
-        of_image = [each for each in _all(made) if _is_of_image(each, traced)]
-        found = _in_order(_last_at_each_stride(of_image, traced), traced)
+        of_image = [each for each in all_of(made) if is_of_image(each, traced)]
+        found = _in_order(last_at_each_stride(of_image, traced), traced)
         found = _of_container(found, made, set(of_image), traced)
         found = _behind_blocks(found, made, set(of_image), traced)
         found = _behind_rows_of_blocks(found, made, set(of_image), traced)
@@ -97,46 +68,6 @@ def stages_of(model: nn.Module, traced: TracedRows, image: ImageInput | None) ->
             found = _blocks(made, set(of_image), traced) or found
     are_blocks = len({stage.stride for stage in found}) < 2 and len(found) > 1
     return Stages(tuple(found), are_blocks, are_declared)
-
-
-def _maps_of(row: NodeInfo, traced: TracedRows) -> list[Stage]:
-    """Return the map of a row, or those in the tuple or list that a module returns."""
-    stage = _stage(row)
-    if stage is not None:
-        return [stage]
-    parts = [_stage(traced.by_name[name]) for name in _names_of_parts(row.name, traced) if name in traced.by_name]
-    return [replace(part, depth=row.depth) for part in parts if part is not None]
-
-
-def _names_of_parts(module: str, traced: TracedRows) -> list[str]:
-    """Return the names of the values in the tuple or list that a module returns."""
-    node = traced.nodes.get(module)
-    if node is None or node.target is not module_output or isinstance(node.args[0], Node):
-        return []
-    return [str(part.meta.get("qualified_name")) for part in _nodes_in(node.args[0])]
-
-
-def _all(maps: Mapping[str, list[Stage]]) -> list[Stage]:
-    return [stage for found in maps.values() for stage in found]
-
-
-def _stage(row: NodeInfo) -> Stage | None:
-    if row.kind not in ("module", "operation") or row.shape is None or row.layout is None:
-        return None
-    if type(row.stride) is not int or row.type in _OF_FIXED_SIZE:
-        return None
-    if row.layout in _PLACES:
-        is_map = all(row.shape[place] > 1 for place in _PLACES[row.layout])
-    else:
-        is_map = row.layout == "NLC" and row.shape[1] - row.prefix_tokens > 1
-    is_declared = row.layout == "NLC" and row.prefix_tokens > 0
-    return Stage(row.name, row.stride, row.layout, row.channels, row.depth, is_declared) if is_map else None
-
-
-def _nodes_in(value: Any) -> list[Node]:
-    found: list[Node] = []
-    map_arg(value, found.append)
-    return found
 
 
 def _computed(graph: Graph, model: nn.Module) -> set[Node]:
@@ -159,66 +90,6 @@ def _computed(graph: Graph, model: nn.Module) -> set[Node]:
     return of_inputs & of_weights
 
 
-def _feature_maps(model: nn.Module, traced: TracedRows, maps: Mapping[str, list[Stage]]) -> list[Stage]:
-    """Return what a backbone of transformers returns as `feature_maps`, if the model is one."""
-    if not hasattr(model, "out_features") or not hasattr(model, "channels"):
-        return []
-    for node in traced.graph.nodes:
-        if "" in node.meta.get("returned_by", ()) and "feature_maps" in node.kwargs:
-            names = [str(each.meta.get("qualified_name")) for each in _nodes_in(node.kwargs["feature_maps"])]
-            return [maps[name][0] for name in names] if all(name in maps for name in names) else []
-    return []
-
-
-def _of_timm(
-    model: nn.Module, traced: TracedRows, maps: Mapping[str, list[Stage]], image: ImageInput | None
-) -> list[Stage]:
-    """Return the stages that timm's `feature_info` declares.
-
-    Where it names a module that the model does not have, or that returns something else, stride and channels count.
-    """
-    declared: object = getattr(model, "feature_info", None)
-    try:
-        entries = [(entry["module"], entry["reduction"], entry["num_chs"]) for entry in cast(Iterable[Any], declared)]
-    except (KeyError, TypeError, AttributeError, IndexError):
-        return []
-    found: list[Stage] = []
-    for name, stride, channels in entries:
-        named = maps.get(resolve_feature_module(model, name), [])
-        fitting = [each for each in named if each.channels == channels]
-        fitting = [each for each in fitting if each.stride == stride] or fitting
-        if not fitting and image is not None and type(stride) is int:
-            fitting = _tokens_of_stride(model, name, stride, channels, traced, image)
-        if not fitting:
-            alike = [each for each in _all(maps) if (each.stride, each.channels) == (stride, channels)]
-            fitting = _last_at_each_stride([each for each in alike if _is_of_image(each, traced)], traced)
-        if not fitting or type(stride) is not int:
-            return []
-        found.append(replace(fitting[0], stride=stride))
-    return found if len({stage.name for stage in found}) == len(found) else []
-
-
-def _tokens_of_stride(
-    model: nn.Module, name: str, stride: int, channels: int, traced: TracedRows, image: ImageInput
-) -> list[Stage]:
-    """Return the tokens that a module returns, if they are those of as many patches as a declared stride makes.
-
-    CrossViT scales the image for its second branch, so the image has no whole number of its patches, and tokens of
-    Hiera are in an order of their own.
-    """
-    patches = math.prod(size // stride for size in image.sizes)
-    rows = [traced.by_name[each] for each in _names_of_parts(name, traced) if each in traced.by_name]
-    to_map = in_order(model, name)
-    if to_map is not None:
-        return [Stage(name, stride, "NLC", channels, traced.by_name[name].depth, to_map=to_map)]
-    return [
-        Stage(row.name, stride, row.layout, channels, row.depth, is_declared=True)
-        for row in rows
-        if row.layout == "NLC" and row.channels == channels and row.shape is not None
-        and row.shape[1] - patches in (0, 1)
-    ]  # fmt: skip
-
-
 def _without_inner_operations(maps: dict[str, list[Stage]], traced: TracedRows) -> dict[str, list[Stage]]:
     """Leave out what operations give deeper in the model than any module does: padding, and views of windows."""
     depths = {name: traced.by_name[name].depth for name in maps}
@@ -237,24 +108,6 @@ def _without_attention(maps: dict[str, list[Stage]], traced: TracedRows) -> dict
         return is_of_pairs and row.type in _OF_WEIGHTS
 
     return {name: stages for name, stages in maps.items() if not are_weights(traced.by_name[name])}
-
-
-def _is_of_image(stage: Stage, traced: TracedRows) -> bool:
-    """Say whether a value grows with the image, as far as the model takes larger ones."""
-    wider = traced.wider()
-    before, there = traced.nodes[stage.name].meta.get("shape"), wider.get(stage.name)
-    if not wider or there is None or before is None:
-        return not wider
-    places = _PLACES.get(stage.layout, (1,))
-    return len(there) == len(before) and there[places[-1]] > 1.5 * int(before[places[-1]])
-
-
-def _last_at_each_stride(maps: Iterable[Stage], traced: TracedRows) -> list[Stage]:
-    last: dict[int, Stage] = {}
-    for stage in sorted(maps, key=lambda each: traced.nodes[each.name]):
-        if stage.stride not in last or stage.depth <= last[stage.stride].depth:
-            last[stage.stride] = stage
-    return [last[stride] for stride in sorted(last)]
 
 
 def _in_order(stages: list[Stage], traced: TracedRows) -> list[Stage]:
@@ -293,7 +146,7 @@ def _of_container(
                 for place, stage in enumerate(stages):
                     if stage in of_image:
                         groups.setdefault((pattern, place), []).append(stage)
-    orders = [_in_order(_last_at_each_stride(group, traced), traced) for group in groups.values()]
+    orders = [_in_order(last_at_each_stride(group, traced), traced) for group in groups.values()]
     joined = [_joined(order, found) for order in orders if len(order) >= (2 if len(found) == 2 else 3)]
     best = max(joined, key=_goodness, default=[])
     return best if len(best) >= max(len(found), 1) else found
@@ -368,7 +221,7 @@ def _behind_rows_of_blocks(
         if is_block and stage in of_image:
             groups.setdefault((_without_numbers(name), traced.by_name[name].type), []).append(stage)
     for group in groups.values():
-        last = {stage.stride: stage for stage in _last_at_each_stride(group, traced)}
+        last = {stage.stride: stage for stage in last_at_each_stride(group, traced)}
         behind = [_later(stage, last.get(stage.stride, stage), traced) for stage in found]
         nodes = [traced.nodes[stage.name] for stage in behind]
         if len(last) >= min(3, len(found)) and all(one < other for one, other in itertools.pairwise(nodes)):

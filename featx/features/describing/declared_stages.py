@@ -1,0 +1,89 @@
+"""Stages that a model declares: timm's `feature_info`, and the `feature_maps` of transformers' backbones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+from torch import nn
+
+from featx.features.describing.images import ImageInput
+from featx.features.describing.maps import Stage, all_of, is_of_image, last_at_each_stride, names_of_parts, nodes_in
+from featx.features.describing.node_rows import TracedRows
+from featx.libraries import in_order, resolve_feature_module
+
+
+def declared_stages(
+    model: nn.Module, traced: TracedRows, maps: Mapping[str, list[Stage]], image: ImageInput | None
+) -> list[Stage]:
+    """Return the stages that a model declares, the first ones first; none where it declares none. O(rows).
+
+    Args:
+        model: the model.
+        traced: its rows.
+        maps: the maps of each row, by name.
+        image: the input that is an image.
+    """
+    return _feature_maps(model, traced, maps) or _of_timm(model, traced, maps, image)
+
+
+def _feature_maps(model: nn.Module, traced: TracedRows, maps: Mapping[str, list[Stage]]) -> list[Stage]:
+    """Return what a backbone of transformers returns as `feature_maps`, if the model is one."""
+    if not hasattr(model, "out_features") or not hasattr(model, "channels"):
+        return []
+    for node in traced.graph.nodes:
+        if "" in node.meta.get("returned_by", ()) and "feature_maps" in node.kwargs:
+            names = [str(each.meta.get("qualified_name")) for each in nodes_in(node.kwargs["feature_maps"])]
+            return [maps[name][0] for name in names] if all(name in maps for name in names) else []
+    return []
+
+
+def _of_timm(
+    model: nn.Module, traced: TracedRows, maps: Mapping[str, list[Stage]], image: ImageInput | None
+) -> list[Stage]:
+    """Return the stages that timm's `feature_info` declares.
+
+    Where it names a module that the model does not have, or that returns something else, stride and channels count.
+    """
+    declared: object = getattr(model, "feature_info", None)
+    try:
+        entries = [(entry["module"], entry["reduction"], entry["num_chs"]) for entry in cast(Iterable[Any], declared)]
+    except (KeyError, TypeError, AttributeError, IndexError):
+        return []
+    found: list[Stage] = []
+    for name, stride, channels in entries:
+        named = maps.get(resolve_feature_module(model, name), [])
+        fitting = [each for each in named if each.channels == channels]
+        fitting = [each for each in fitting if each.stride == stride] or fitting
+        if not fitting and image is not None and type(stride) is int:
+            fitting = _tokens_of_stride(model, name, stride, channels, traced, image)
+        if not fitting:
+            alike = [each for each in all_of(maps) if (each.stride, each.channels) == (stride, channels)]
+            fitting = last_at_each_stride([each for each in alike if is_of_image(each, traced)], traced)
+        if not fitting or type(stride) is not int:
+            return []
+        found.append(replace(fitting[0], stride=stride))
+    return found if len({stage.name for stage in found}) == len(found) else []
+
+
+def _tokens_of_stride(
+    model: nn.Module, name: str, stride: int, channels: int, traced: TracedRows, image: ImageInput
+) -> list[Stage]:
+    """Return the tokens that a module returns, if they are those of as many patches as a declared stride makes.
+
+    CrossViT scales the image for its second branch, so the image has no whole number of its patches, and tokens of
+    Hiera are in an order of their own.
+    """
+    patches = math.prod(size // stride for size in image.sizes)
+    rows = [traced.by_name[each] for each in names_of_parts(name, traced) if each in traced.by_name]
+    to_map = in_order(model, name)
+    if to_map is not None:
+        return [Stage(name, stride, "NLC", channels, traced.by_name[name].depth, to_map=to_map)]
+    return [
+        Stage(row.name, stride, row.layout, channels, row.depth, is_declared=True)
+        for row in rows
+        if row.layout == "NLC" and row.channels == channels and row.shape is not None
+        and row.shape[1] - patches in (0, 1)
+    ]  # fmt: skip

@@ -1,0 +1,104 @@
+"""Stage: a value that a backbone can return; which values of a traced model are maps or tokens of its image."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from featx.features.describing.node_rows import TracedRows
+from featx.features.describing.table import NodeInfo
+from featx.ir.arguments import map_arg
+from featx.ir.node import Node
+from featx.tracing.nodes.module_output import module_output
+
+_PLACES = {"NCHW": (2, 3), "NHWC": (1, 2)}
+# Their maps have the same size for each image, so they have no stride.
+_OF_FIXED_SIZE = frozenset({"AdaptiveAvgPool2d", "AdaptiveMaxPool2d", "adaptive_avg_pool2d", "adaptive_max_pool2d"})
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A value that a backbone can return.
+
+    Attributes:
+        name: under which it can be asked for.
+        stride: by how many pixels of the image two neighbours are apart.
+        layout: the meaning of its dimensions: NCHW, NHWC or NLC.
+        channels: how many.
+        depth: how deep in the model the module or operation lies that gives it.
+        is_declared: whether its tokens have this stride by what the model declares or its whole graph shows. The
+            graph of an extractor, in which modules ahead of it are single calls, may not show it.
+        to_map: makes an NHWC map of its tokens, where they are in another order than the places of the image.
+    """
+
+    name: str
+    stride: int
+    layout: str
+    channels: int | None = None
+    depth: int = 0
+    is_declared: bool = False
+    to_map: Callable[[torch.Tensor], torch.Tensor] | None = None
+
+
+def maps_of(row: NodeInfo, traced: TracedRows) -> list[Stage]:
+    """Return the map of a row, or those in the tuple or list that a module returns."""
+    stage = _stage(row)
+    if stage is not None:
+        return [stage]
+    parts = [_stage(traced.by_name[name]) for name in names_of_parts(row.name, traced) if name in traced.by_name]
+    return [replace(part, depth=row.depth) for part in parts if part is not None]
+
+
+def names_of_parts(module: str, traced: TracedRows) -> list[str]:
+    """Return the names of the values in the tuple or list that a module returns."""
+    node = traced.nodes.get(module)
+    if node is None or node.target is not module_output or isinstance(node.args[0], Node):
+        return []
+    return [str(part.meta.get("qualified_name")) for part in nodes_in(node.args[0])]
+
+
+def all_of(maps: Mapping[str, list[Stage]]) -> list[Stage]:
+    """Return the maps of all rows."""
+    return [stage for found in maps.values() for stage in found]
+
+
+def _stage(row: NodeInfo) -> Stage | None:
+    if row.kind not in ("module", "operation") or row.shape is None or row.layout is None:
+        return None
+    if type(row.stride) is not int or row.type in _OF_FIXED_SIZE:
+        return None
+    if row.layout in _PLACES:
+        is_map = all(row.shape[place] > 1 for place in _PLACES[row.layout])
+    else:
+        is_map = row.layout == "NLC" and row.shape[1] - row.prefix_tokens > 1
+    is_declared = row.layout == "NLC" and row.prefix_tokens > 0
+    return Stage(row.name, row.stride, row.layout, row.channels, row.depth, is_declared) if is_map else None
+
+
+def nodes_in(value: Any) -> list[Node]:
+    """Return the nodes in an argument."""
+    found: list[Node] = []
+    map_arg(value, found.append)
+    return found
+
+
+def is_of_image(stage: Stage, traced: TracedRows) -> bool:
+    """Say whether a value grows with the image, as far as the model takes larger ones."""
+    wider = traced.wider()
+    before, there = traced.nodes[stage.name].meta.get("shape"), wider.get(stage.name)
+    if not wider or there is None or before is None:
+        return not wider
+    places = _PLACES.get(stage.layout, (1,))
+    return len(there) == len(before) and there[places[-1]] > 1.5 * int(before[places[-1]])
+
+
+def last_at_each_stride(maps: Iterable[Stage], traced: TracedRows) -> list[Stage]:
+    """Return, for each stride in ascending order, the last map of least depth."""
+    last: dict[int, Stage] = {}
+    for stage in sorted(maps, key=lambda each: traced.nodes[each.name]):
+        if stage.stride not in last or stage.depth <= last[stage.stride].depth:
+            last[stage.stride] = stage
+    return [last[stride] for stride in sorted(last)]
