@@ -139,11 +139,14 @@ class Net(nn.Module):
         return self.behind(x)
 
 
-@pytest.mark.parametrize("request_of", [["output"], ["child"], ["behind", "before"]], ids=str)
-@pytest.mark.parametrize("scope", SCOPES.values(), ids=SCOPES)
-def test_what_a_scope_sets_around_a_submodule_is_what_the_submodule_reads(scope: Any, request_of: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("scope", "request_of"),
+    [*((scope, ["output"]) for scope in SCOPES), ("tensor", ["child"]), ("tensor", ["behind", "before"])],
+    ids=str,
+)
+def test_what_a_scope_sets_around_a_submodule_is_what_the_submodule_reads(scope: str, request_of: list[str]) -> None:
     torch.manual_seed(0)
-    model = Net(scope).eval()
+    model = Net(SCOPES[scope]).eval()
     extractor = featx.create_feature_extractor(model, request_of, example_inputs=X)
     for x in (X, X[:2] * 2):
         seen: dict[str, torch.Tensor] = {}
