@@ -94,7 +94,7 @@ def process_shards(work: Work, todo: PendingSamples, progress: Progress) -> None
         progress: is told of each batch.
 
     Raises:
-        ExtractionError: the disk is full, or a process that reads is lost. Finished shards stay.
+        ExtractionError: the folder cannot be written, or a process that reads is lost. Finished shards stay.
     """
     plan = [(shard, numbers) for shard, several in todo.items() for numbers in _chunks(several, work.batch_size)]
     found = batches(work.samples, [list(numbers) for _, numbers in plan], workers=work.workers, timeout=work.timeout)
@@ -242,12 +242,12 @@ class _Writing:
             try:
                 first.result()
             except OSError as error:
-                if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                    raise ExtractionError(
-                        f"the disk of '{self._work.folder.path}' is full. Nothing that was finished is lost: make "
-                        "room, and start the job again to go on"
-                    ) from error
-                raise
+                is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+                what = "the disk is full" if is_full else error.strerror or str(error)
+                raise ExtractionError(
+                    f"'{self._work.folder.path}' cannot be written: {what}. Nothing that was finished is lost: "
+                    f"{'make room' if is_full else 'mend that'}, and start the job again to go on"
+                ) from error
 
 
 def _close(shard: _Shard) -> None:

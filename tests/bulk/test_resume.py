@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -333,6 +334,31 @@ def test_failures_are_tried_again(net: Net, photos: Path, tmp_path: Path, kind: 
     assert [key for key, _ in again.errors] == ["017.png"]
     assert featx.verify(tmp_path / "out").is_complete
     torch.testing.assert_close(again.tensor("logits"), expected(net, photos, again.keys))
+
+
+_LIMITED = """
+import resource, sys, torch, featx
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+net = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(20), torch.nn.Flatten()).eval()
+options = dict(transform=lambda image: torch.ones(3, 32, 32), workers=0, batch_size=4, progress=False)
+def extract():
+    return featx.extract(net, ["1"], sys.argv[1], sys.argv[2], **options)
+try:
+    extract()
+except featx.ExtractionError as error:
+    print(error)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+print(extract().tensor("1").shape)
+"""
+
+
+def test_folder_that_cannot_be_written_is_named_and_the_job_goes_on(photos: Path, tmp_path: Path) -> None:
+    job = [sys.executable, "-c", _LIMITED, str(photos), str(tmp_path / "out")]
+    found = subprocess.run(job, capture_output=True, text=True, timeout=100, check=False)
+    message, *_, last = found.stdout.splitlines()
+    assert re.search("/out' cannot be written: .*File too large. Nothing that was finished is lost", message)
+    count = sum(each.is_file() for each in photos.rglob("*"))
+    assert last == f"torch.Size([{count}, 1200])"
 
 
 _FULL = """
