@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -76,6 +77,7 @@ def as_example(example_inputs: Any) -> Example:
     if isinstance(example_inputs, Tensor):
         return Example((example_inputs,), {}, source)
     if isinstance(example_inputs, (tuple, list)):
+        _refuse_shape(cast("list[Any]", example_inputs), f"example_inputs={example_inputs!r:.80}")
         return Example(tuple(cast("list[Any]", example_inputs)), {}, source)
     if isinstance(example_inputs, Mapping):
         inputs = dict(cast("Mapping[Any, Any]", example_inputs))
@@ -87,15 +89,48 @@ def as_example(example_inputs: Any) -> Example:
     )
 
 
+def _refuse_shape(values: Sequence[Any], what: str) -> None:
+    if len(values) > 2 and all(type(value) is int for value in values):
+        sizes = ", ".join(map(str, values))
+        raise ArgumentTypeError(f"{what} is a shape; give a tensor of it, torch.rand({sizes})")
+
+
+def as_example_for(model: nn.Module, example_inputs: Any) -> Example:
+    """Return what a caller gave as `as_example`; a dict that is the one input of a model is that input.
+
+    A model of transformers gets `use_cache=False`, unless the caller says something of its cache, as in `find_example`.
+
+    Raises:
+        ArgumentTypeError: as for `as_example`.
+    """
+    example = as_example(example_inputs)
+    if isinstance(example_inputs, Example):
+        return example
+    if hasattr(model, "main_input_name") and "past_key_values" not in example.kwargs:
+        with suppress(TypeError):
+            return example.with_options(_without_cache(model), model.forward)
+    if example.kwargs and not example.args:
+        signature = inspect.signature(model.forward)
+        try:
+            signature.bind(**example.kwargs)
+        except TypeError:
+            needed = [each for each in signature.parameters.values() if each.default is each.empty]
+            if len(needed) == 1 and needed[0].kind in (needed[0].POSITIONAL_ONLY, needed[0].POSITIONAL_OR_KEYWORD):
+                return replace(example, args=(example_inputs,), kwargs={})
+    return example
+
+
 def inputs_of(
     args: tuple[Any, ...], kwargs: Mapping[str, Any], example_inputs: Any
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the inputs of a call: those that are given as in a call, or those in `example_inputs`.
 
     Raises:
-        ArgumentTypeError: both are given, or as for `as_example`.
+        ArgumentTypeError: both are given, or a shape in place of a tensor, or as for `as_example`.
     """
     if example_inputs is None:
+        if len(args) == 1 and not kwargs and isinstance(args[0], (tuple, list)):
+            _refuse_shape(cast("list[Any]", args[0]), f"the input {args[0]!r:.80}")
         return args, dict(kwargs)
     if args or kwargs:
         raise ArgumentTypeError("give the inputs as in a call of the model, or as example_inputs, not both")
@@ -107,8 +142,9 @@ def find_example(model: nn.Module, training: bool = False) -> Example | None:
     """Return inputs with which `model` can be run, or None where nothing is known of it.
 
     What the model declares comes first (timm, transformers, torchvision), then its first layer whose number of
-    channels is known. The model is not run and not changed. The batch has two samples, so that batch norm works in
-    train mode; values come from a generator of their own, are the same each time, and are on the CPU.
+    channels is known. A module that passes on whatever it is given to its one child, as `nn.DataParallel` and models of
+    peft do, takes what the child takes. The model is not run and not changed. The batch has two samples, so that batch
+    norm works in train mode; values come from a generator of their own, are the same each time, and are on the CPU.
 
     Args:
         model: any module.
@@ -118,6 +154,9 @@ def find_example(model: nn.Module, training: bool = False) -> Example | None:
         ask = _Question(model, training)
     except (TypeError, ValueError):
         return None
+    children = list(model.children())
+    if ask.is_variadic and len(children) == 1:
+        return find_example(children[0], training)
     for search in (_from_timm, _from_transformers, _from_torchvision, _from_layer):
         try:
             example = search(ask)
@@ -136,7 +175,10 @@ class _Question:
         self.training = training
         self.parameters = dict(inspect.signature(model.forward).parameters)
         variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-        needed = [each for each in self.parameters.values() if each.default is each.empty and each.kind not in variadic]
+        named = [each for each in self.parameters.values() if each.kind not in variadic]
+        # Whether it takes `*args` and `**kwargs`, and nothing else.
+        self.is_variadic = not named and len(self.parameters) == 2
+        needed = [each for each in named if each.default is each.empty]
         self.required = [parameter.name for parameter in needed]
         floating = (parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
         self._dtype = next(floating, torch.float32)
@@ -175,6 +217,11 @@ def _as_built(model: nn.Module, declared: Any, size: tuple[int, int, int]) -> tu
     return channels, *(getattr(getattr(model, "patch_embed", None), "img_size", None) or sides)
 
 
+def _without_cache(model: nn.Module) -> dict[str, Any]:
+    """Return the option that switches off a cache of keys and values, an object that no graph can hold, if any."""
+    return {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
+
+
 def _from_transformers(ask: _Question) -> Example | None:
     config, main = getattr(ask.model, "config", None), getattr(ask.model, "main_input_name", None)
     if config is None or main is None:
@@ -189,8 +236,7 @@ def _from_transformers(ask: _Question) -> Example | None:
         return Example((), kwargs, "transformers' dummy_inputs")
     if not kwargs:
         return None
-    if "use_cache" in ask.parameters:
-        kwargs["use_cache"] = False  # a cache of keys and values is an object that no graph can hold
+    kwargs |= _without_cache(ask.model)
     return Example((), kwargs, f"the {type(config).__name__} of transformers")
 
 

@@ -22,6 +22,8 @@ PURE_OPERATORS = frozenset({"torchvision"})
 _REORDERING = frozenset({"Hiera", "HieraEncoder", "ViTMAEEmbeddings"})
 # What the models of transformers call the input that says which places of a batch are no padding.
 MASK_OF_PADDING = "attention_mask"
+# The input of indices, with padding or without.
+INDICES_OF_TEXT = "input_ids"
 # Python modules whose cached functions log.
 _LOGGING = frozenset({"transformers.utils.logging", "diffusers.utils.logging"})
 _READ_ONLY = frozenset({"torchvision.ops.misc.SqueezeExcitation", "torchvision.ops.misc.FrozenBatchNorm2d"})

@@ -52,7 +52,11 @@ class FirstSample:
             if len(hashes) > 1:
                 return FirstSample(value, f"{number} differs each time")
             return FirstSample(value, " ".join([str(number), hashes.pop(), *_hashes_of_others(source, reader)]))
-        raise ExtractionError(f"none of the first {len(reasons)} samples of {source.kind} can be read: {reasons[0]}")
+        is_array = "ndarray" in source.kind
+        hint = ". The transform is given arrays; if it is for PIL images, give a list of these" if is_array else ""
+        raise ExtractionError(
+            f"none of the first {len(reasons)} samples of {source.kind} can be read: {reasons[0]}{hint}"
+        )
 
 
 def _hashes_of_others(source: Source, reader: Reader) -> Iterator[str]:

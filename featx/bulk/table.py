@@ -111,12 +111,13 @@ class FeatureTable(Dataset[dict[str, Any]]):
         place = bisect.bisect_right(self._ends, number)
         return self._rows.row(self._shards[place], number - (self._ends[place - 1] if place else 0))
 
-    def get(self, key: str) -> dict[str, Any]:
-        """Return a row by its key. The first call reads all keys.
+    def get(self, key: str | int) -> dict[str, Any]:
+        """Return a row by its key, or by the number of a sample of a data set. The first call reads all keys.
 
         Raises:
             ExtractionError: there is no such row; the message says whether the sample has failed.
         """
+        key = str(key)
         place = self._places.get(key)
         if place is None:
             reason = dict(self.errors).get(key)

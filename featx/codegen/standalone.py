@@ -33,7 +33,7 @@ _CHECKS = {
     for module, names in {
         "tracing.guards.guards": (
             "check_decision check_constant check_not_given check_dtype check_is_tensor check_rank check_size "
-            "check_aliases check_form"
+            "check_aliases check_form items_at"
         ),
         "tree": "clone_tensors",
         "features.building.raising_graph": "raise_mode_not_traceable",
@@ -41,7 +41,7 @@ _CHECKS = {
     for name in names.split()
 }
 # Those that return nothing.
-_STATEMENTS = frozenset(check.__name__ for check in _CHECKS.values()) - {"clone_tensors"}
+_STATEMENTS = frozenset(check.__name__ for check in _CHECKS.values()) - {"clone_tensors", "items_at"}
 _KNOWN = frozenset({"torch", "inf", "nan", "device", "NoneType"})
 # In messages that say where a model decides something.
 _FOLDERS = re.compile(r"(?<= at )/\S*/(?:site-packages/)")

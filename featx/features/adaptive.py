@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,12 +20,16 @@ from featx.features.shared_tensors import tensors_kept_shared
 from featx.tracing.environment.compiler import not_compiled_itself
 
 Build = Callable[[Any], DualGraphModule]
+_LOGGER = logging.getLogger("featx")
+# How many graphs are kept. Inputs that need more differ in a property that should be free.
+_MOST = 64
 
 
 class AdaptiveExtractor(nn.Module):
     """Computes features of a model for any input, with a graph for each case that the model distinguishes.
 
     An input for which no graph holds is traced anew, in the present mode; that costs what creating an extractor does.
+    64 graphs are kept; of more, the one is dropped that has not run for longest.
     Any input may need any part of the model, so this module has all of its parts under their names: submodules,
     parameters and buffers are shared with it, and the keys of the state dict are the model's.
 
@@ -47,6 +52,8 @@ class AdaptiveExtractor(nn.Module):
             _model=model,
             _build=build,
             _extractors=[first],
+            # The same in the order of their last use.
+            _used=[first],
             _held_last={},
             _attempts=RollbackRunner(),
         )
@@ -82,13 +89,31 @@ class AdaptiveExtractor(nn.Module):
             result = self._attempt(extractor, args, kwargs)
             if result is not None:
                 held_last[self.training] = extractor
+                self._note_use(extractor)
                 return result
         extractor = trace_for_input(lambda: self.__dict__["_build"](Example(args, kwargs, "this input")))
         check_cases((self._in_mode(each).graph for each in (*self.extractors, extractor)), self.model)
         result = self._in_mode(extractor)(*args, **kwargs)
         self.__dict__["_extractors"].append(extractor)
         held_last[self.training] = extractor
+        self._note_use(extractor)
         return result
+
+    def _note_use(self, extractor: DualGraphModule) -> None:
+        """Note that an extractor ran, and drop the one that has not for longest where there are too many."""
+        used: list[DualGraphModule] = self.__dict__["_used"]
+        if used[-1] is extractor:
+            return
+        used[:] = [*(each for each in used if each is not extractor), extractor]
+        first = self.extractors[0]  # which knows the defaults of inputs
+        if len(used) > _MOST:
+            dropped = next(each for each in used if each is not first)
+            _LOGGER.info("%s keeps %d graphs, and drops one", self._get_name(), _MOST)
+            for kept in (used, self.__dict__["_extractors"]):
+                kept[:] = [each for each in kept if each is not dropped]
+            held_last: dict[bool, DualGraphModule] = self.__dict__["_held_last"]
+            for mode in [mode for mode, each in held_last.items() if each is dropped]:
+                del held_last[mode]
 
     def graph_modules_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[DualGraphModule]:
         """Yield the extractors, and one for these inputs, which is made when it is asked for and not kept."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, overload
 
+import torch
 from torch import nn
 
 from featx.errors import ArgumentTypeError, RequestError
@@ -177,6 +178,8 @@ def _requests(
     model: nn.Module, return_nodes: Nodes | None, train_return_nodes: Nodes | None, eval_return_nodes: Nodes | None
 ) -> dict[bool, Request]:
     # By mode: True is train mode.
+    if isinstance(train_return_nodes, torch.Tensor):
+        raise ArgumentTypeError("inputs are given by name: create_feature_extractor(model, nodes, example_inputs=...)")
     if (train_return_nodes is None) != (eval_return_nodes is None):
         raise RequestError("train_return_nodes and eval_return_nodes must be given together")
     if (return_nodes is None) == (train_return_nodes is None):

@@ -359,6 +359,24 @@ def test_what_cannot_be_read_fails_alone(net: Net, photos: Path, tmp_path: Path)
         table.get("empty.png")
 
 
+def test_sample_of_a_data_set_is_found_by_its_number(tmp_path: Path) -> None:
+    net, values = nn.Sequential(nn.Linear(4, 3)), torch.rand(5, 4)
+    dataset = torch.utils.data.TensorDataset(values)
+    table = featx.extract(net, {"0": "y"}, dataset, tmp_path / "out", transform=nn.Identity(), progress=False)
+    torch.testing.assert_close(table.get(1)["y"], net(values)[1])
+    torch.testing.assert_close(table.get("1")["y"], net(values)[1])
+
+
+def test_array_of_images_says_what_the_transform_is_given(tmp_path: Path) -> None:
+    net, images = nn.Sequential(nn.Conv2d(3, 4, 1)), np.zeros((3, 8, 8, 3), np.uint8)
+
+    def transform(image: Any) -> torch.Tensor:
+        return torch.tensor(image.getpixel((0, 0)))
+
+    with pytest.raises(featx.ExtractionError, match=r"transform is given arrays; if it is for PIL images, give a list"):
+        featx.extract(net, ["0"], images, tmp_path / "out", transform=transform, progress=False)
+
+
 def test_a_huge_image_fails_alone(net: Net, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Image.new("RGB", (400, 400)).save(photos / "huge.png")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)

@@ -72,6 +72,28 @@ def test_every_batch_has_the_features_that_a_hook_sees(example: str) -> None:
             assert torch.equal(extractor(**inputs)[path], seen_by_hook(model, path, inputs))
 
 
+class PassesOn(nn.Module):
+    """Gives its inputs to another model, as the models of peft do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = ByPadding()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.model(*args, **kwargs)
+
+
+@pytest.mark.parametrize("example", BATCHES)
+def test_every_batch_of_a_model_that_passes_its_inputs_on(example: str) -> None:
+    model = PassesOn().eval()
+    extractor = featx.create_feature_extractor(
+        model, ["model.mix.0", "model.head"], example_inputs=BATCHES[example], suppress_diff_warning=True
+    )
+    for inputs in BATCHES.values():
+        for path in ("model.mix.0", "model.head"):
+            assert torch.equal(extractor(**inputs)[path], seen_by_hook(model, path, inputs))
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize("example", [None, "no mask", "full mask", "padded"])
 @pytest.mark.parametrize("name", ["bert", "roberta", "distilbert", "modernbert", "gpt2", "llama", "t5"])

@@ -174,3 +174,22 @@ def test_vision_language_model_with_and_without_a_cache() -> None:
         extractor = featx.create_feature_extractor(model, [path], example_inputs=example)
         for options in ({}, {"use_cache": False}):
             assert torch.equal(first(extractor(**inputs, **options)[path]), first(seen[path]))
+
+
+@pytest.mark.parametrize("example", [None, "ids", "mask", "labels"])
+def test_output_of_a_causal_model_needs_no_word_on_its_cache(example: str | None) -> None:
+    config = transformers.GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=20, bos_token_id=0, eos_token_id=0)
+    model = transformers.GPT2LMHeadModel(config).eval()
+    ids = torch.randint(1, 20, (2, 5))
+    given = {"ids": ids, "mask": {"input_ids": ids, "attention_mask": torch.ones_like(ids)}}
+    given["labels"] = {"input_ids": ids, "labels": ids}
+    extractor = featx.create_feature_extractor(
+        model, ["transformer.h.0", "output"], example_inputs=None if example is None else given[example]
+    )
+    with torch.no_grad():
+        found, expected = extractor(input_ids=ids)["output"], model(input_ids=ids)
+    assert torch.equal(found.logits, expected.logits)
+    with pytest.raises(featx.TraceError, match="pass use_cache=False"):
+        featx.create_feature_extractor(
+            model, ["transformer.h.0", "output"], example_inputs={"input_ids": ids, "use_cache": True}
+        )

@@ -12,7 +12,7 @@ from torch import nn
 from featx.errors import DrawnAwayError, NodeNameError, RequestError, TraceError
 from featx.examples import Example
 from featx.features.building.cases import Cases
-from featx.features.building.decisions import branches_on_inputs
+from featx.features.building.decisions import branches_on_inputs, note_random_decisions
 from featx.features.building.left_attributes import left_by, note_left, state_use_of, tensors_left_out, text_of
 from featx.features.building.prune import prune
 from featx.features.building.raising_graph import raising_graph
@@ -185,6 +185,7 @@ class _Mode:
         assert traced is not None
         self.graph = prune(traced.graph, wanted, tracing.model_in_mode(), read_elsewhere)
         note_left(self.graph, traced.left)
+        note_random_decisions(self.graph)
         if tracing.edits is not None:
             tracing.edits.check_effect(self.graph)
         self.free_dims = traced.free_dims if tracing.starts is None else None

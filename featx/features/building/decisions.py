@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -11,7 +11,7 @@ from featx.ir.form import sources_of_values
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.ir.operator_facts import draws_now, name_of
-from featx.libraries import MASK_OF_PADDING
+from featx.libraries import INDICES_OF_TEXT, MASK_OF_PADDING
 from featx.tracing.guards.guards import check_decision
 
 _INDICES = (torch.int64, torch.int32)
@@ -22,10 +22,17 @@ def branches_on_inputs(graph: Graph) -> bool:
 
     Models of text and of speech take indices, or a mask, with or without padding.
     """
-    inputs = graph.find_nodes(op="placeholder")
-    if any(node.meta.get("dtype") in _INDICES or node.target == MASK_OF_PADDING for node in inputs):
+    if any(map(_is_of_text, graph.find_nodes(op="placeholder"))):
         return any(node.meta.get("is_guard") for node in graph.nodes)
     return _decides_by(graph, lambda node: node.op == "placeholder")
+
+
+def _is_of_text(node: Node) -> bool:
+    """Say whether an input, or what is taken out of it as of a dict `kwargs`, is indices or a mask of padding."""
+    if node.meta.get("dtype") in _INDICES:
+        return True
+    names = [user.args[1] for user in node.users if user.target is operator.getitem and "dtype" not in node.meta]
+    return node.target == MASK_OF_PADDING or MASK_OF_PADDING in names or INDICES_OF_TEXT in names
 
 
 def branches_on_random(graph: Graph) -> bool:
@@ -33,9 +40,21 @@ def branches_on_random(graph: Graph) -> bool:
     return _decides_by(graph, _draws)
 
 
+def note_random_decisions(graph: Graph) -> None:
+    """Let the checks of decisions by random numbers say in their errors that these are drawn. O(nodes)."""
+    if branches_on_random(graph):
+        for check in graph.find_nodes(op="call_function", target=check_decision):
+            if _follows_from([check], _draws):
+                check.args = (*check.args[:3], "drawn")
+
+
 def _decides_by(graph: Graph, is_source: Callable[[Node], bool]) -> bool:
-    seen = set(graph.find_nodes(op="call_function", target=check_decision))
-    left = list(seen)
+    return _follows_from(graph.find_nodes(op="call_function", target=check_decision), is_source)
+
+
+def _follows_from(nodes: Iterable[Node], is_source: Callable[[Node], bool]) -> bool:
+    left = list(nodes)
+    seen = set(left)
     while left:
         node = left.pop()
         # Whether two values are one object is no value of theirs.

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import nn
 
 from featx.errors import ArgumentTypeError
@@ -96,6 +97,11 @@ def check_model(model: object) -> nn.Module:
     """
     if hasattr(model, "_orig_mod"):
         raise ArgumentTypeError("model is compiled by torch.compile; pass model._orig_mod, and compile the extractor")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ArgumentTypeError(
+            "model was made by torch.jit, and no trace sees its code; make the extractor of the model that it was made "
+            "of, and script the extractor"
+        )
     if not isinstance(model, nn.Module):
         raise ArgumentTypeError(
             f"model must be an nn.Module, got {model!r:.80}; pass an instance, such as torchvision.models.resnet50()"

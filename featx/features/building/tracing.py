@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from featx.errors import ArgumentTypeError, DrawnAwayError, FeatxError, NodeNameError, TraceError
-from featx.examples import Example, as_example, find_example
+from featx.examples import Example, as_example_for, find_example
 from featx.features.building.feature_tracer import FeatureTracer, check_model
 from featx.features.building.finder import Finder
 from featx.features.describing.images import ImageInput, image_of
@@ -100,7 +100,7 @@ class ModelTracing:
         self._is_known = all(map(only_sets_flags, self._modules.values()))
         # What the traces of a first mode found out.
         self._other_mode = OtherMode()
-        self._given = None if example_inputs is None else as_example(example_inputs)
+        self._given = None if example_inputs is None else as_example_for(self.model, example_inputs)
         if self._given is not None and tracer == "symbolic":
             raise ArgumentTypeError("example_inputs are of no use to tracer='symbolic'; leave one of them out")
         if concrete_args is not None and tracer == "auto" and self._given is None:
@@ -157,6 +157,17 @@ class ModelTracing:
                 f"cannot trace {type(self.model).__name__} symbolically: {type(error).__name__}: {error}. Its inputs "
                 f"{', '.join(left_out)} are None there, as forward has it; give example_inputs, such as "
                 f"example_inputs={{'{left_out[0]}': ...}}"
+            ) from error
+
+    def _without_inputs(self, request: Iterable[str]) -> Graph:
+        try:
+            return self._trace_symbolically(request)
+        except TraceError as error:
+            if self._tracer == "symbolic" or "example_inputs" in str(error):
+                raise
+            raise type(error)(
+                f"it is not known which inputs {type(self.model).__name__} takes; give example_inputs (a tensor, a "
+                f"tuple or a dict), with which all that Python decides is followed. Without them: {error}"
             ) from error
 
     def _inputs_that_are_none(self) -> list[str]:
@@ -371,7 +382,7 @@ class ModelTracing:
         """Trace on an example where there is one, else symbolically; and so where a guessed example does not do."""
         example = self._example()
         if example is None:
-            return self._trace_symbolically(request)
+            return self._without_inputs(request)
         try:
             return follow(example)
         except NodeNameError:

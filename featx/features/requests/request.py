@@ -166,8 +166,10 @@ class _Parts:
                 raise NodeNameError(f"{self._argument} asks for {wish.__name__}, and the model has no such module")
             self._add_all(f"class {wish.__name__}", {path: (path,) for path in found}, key)
         else:
+            hint = f"; say of what it is: {{'layer4': {_short(wish)}}}" if isinstance(wish, Feature) else ""
             raise ArgumentTypeError(
                 f"{self._argument} may have names, modules of the model and classes of modules, got {_short(wish)}"
+                f"{hint}"
             )
 
     def add_pattern(self, pattern: str, key: _Key, names: Iterable[str]) -> bool:

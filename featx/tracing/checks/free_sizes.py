@@ -27,6 +27,7 @@ from featx.tracing.checks.repetition import check_repeats
 from featx.tracing.checks.variation import Dim, Variation, can_be_resized, measures_of
 from featx.tracing.environment.interrupts import free_frames
 from featx.tracing.example.conditions import Conditions, RequestedNodeFinder
+from featx.tracing.example.dict_inputs import without_unread_items
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.tracer import ExampleTracer
 from featx.tracing.guards.guards import check_rank, check_size
@@ -170,6 +171,7 @@ def _trace_checked(
     find_requested: RequestedNodeFinder | None,
     other_mode: OtherMode,
 ) -> tuple[ExampleTrace, FreeDims]:
+    args, kwargs = without_unread_items(root, args, kwargs)
     tracer.keeps_replicas = True
     tracer.observes_autocast = tracer.observes_autocast or other_mode.depends_on_autocast
     trace = other_mode.trace(tracer, args, kwargs, find_requested)

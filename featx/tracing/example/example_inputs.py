@@ -22,6 +22,7 @@ from featx.tracing.guards.guards import (
     check_form,
     check_is_tensor,
     check_not_given,
+    items_at,
 )
 from featx.tracing.objects.arrays import description_of, is_array
 from featx.tracing.objects.structure import Path, contents_of, copy_structure, is_structure
@@ -43,11 +44,13 @@ def bind_example(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     stand_in: Callable[[torch.Tensor], torch.Tensor],
+    keys_read_of: Callable[[str], tuple[str, ...] | None],
 ) -> tuple[tuple[Any, ...], dict[str, Any], list[ContentsSnapshot]]:
     """Make a placeholder for each parameter in `signature`, and return what to call its function with.
 
     Tensors come from `stand_in`, and are followed, also inside of containers and objects. Everything else is part of
-    what is traced, and is checked at run time. A parameter that the example leaves out has its default value.
+    what is traced, and is checked at run time. A parameter that the example leaves out has its default value. Of a
+    dict, `keys_read_of` its parameter says which keys forward reads, if that is known; others are not checked.
 
     Raises:
         ArgumentTypeError: the example does not fit the signature.
@@ -79,6 +82,8 @@ def bind_example(
             if parameter.kind is parameter.VAR_KEYWORD:
                 source = _with_options(recorder, node, bound.arguments[name])
             followed = _Followed(recorder, results, source, stand_in, name)
+            if type(bound.arguments[name]) is dict and not stars:
+                followed.keys_read = keys_read_of(name)
             bound.arguments[name] = followed.value(bound.arguments[name], name, is_optional)
             given += followed.given
         elif stars:
@@ -121,6 +126,8 @@ class _Followed:
         self._is_starred = node.op != "placeholder" or str(node.target).startswith("*")
         self._stand_in = stand_in
         self._parts: dict[Path, Node | Part] = {(): node}
+        # Of a dict, the keys that forward reads, if it does nothing else with it.
+        self.keys_read: tuple[str, ...] | None = None
 
     def value(self, example: Any, name: str, is_optional: bool) -> Any:
         if isinstance(example, torch.Tensor):
@@ -134,7 +141,10 @@ class _Followed:
             self._check(check_constant, example, f"input '{name}'")
             return example
         if is_structure(example):
-            self._check(check_form, form_of(example), f"input '{name}'")
+            read = self._node
+            if self.keys_read is not None:
+                read = self._mark(items_at, (self._node, self.keys_read), name="read_items")
+            self._mark(check_form, (read, form_of(example), f"input '{name}'"))
         return copy_structure(example, self._leaf, self._note_copy)
 
     def left_out(self, held: Any, name: str) -> None:
@@ -198,8 +208,8 @@ class _Followed:
             return origin
         return self._mark(origin.function, (self._plain_node(origin.owner), origin.key))
 
-    def _mark(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Node:
-        node = self._recorder.graph.create_node("call_function", function, arguments, {})
+    def _mark(self, function: Callable[..., Any], arguments: tuple[Any, ...], name: str | None = None) -> Node:
+        node = self._recorder.graph.create_node("call_function", function, arguments, {}, name)
         node.meta["is_guard"] = is_runtime_check(function)
         node.meta["is_check_of_input"] = True
         return node

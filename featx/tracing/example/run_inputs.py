@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import CodeType
 from typing import Any
 
@@ -27,20 +27,27 @@ class RunInputs:
         contents: what the containers and objects among the inputs held at the start.
     """
 
-    def __init__(self, recorder: Recorder, results: Results, signature: inspect.Signature) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        results: Results,
+        signature: inspect.Signature,
+        keys_read_of: Callable[[str], tuple[str, ...] | None],
+    ) -> None:
         self.share_stand_ins = False
         self.are_compared = False
         self.contents: list[ContentsSnapshot] = []
         self._recorder = recorder
         self._results = results
         self._signature = signature
+        self._keys_read_of = keys_read_of
         # By the id of the tensor of the example that they stand for.
         self._stand_ins: dict[int, torch.Tensor] = {}
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Make the placeholders of the graph, and return what to call forward with."""
         call_args, call_kwargs, self.contents = bind_example(
-            self._recorder, self._results, self._signature, args, kwargs, self._stand_in
+            self._recorder, self._results, self._signature, args, kwargs, self._stand_in, self._keys_read_of
         )
         return call_args, call_kwargs
 

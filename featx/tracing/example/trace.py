@@ -26,6 +26,7 @@ from featx.tracing.environment.interrupts import free_frames
 from featx.tracing.environment.saved_tensors import SavedGlobals
 from featx.tracing.environment.thread_modes import ThreadModes
 from featx.tracing.example.conditions import Conditions, RequestedNodeFinder, Settings
+from featx.tracing.example.dict_inputs import keys_read_by
 from featx.tracing.example.final_checks import FinalChecks
 from featx.tracing.example.model_call import call_model
 from featx.tracing.example.observers import Observers
@@ -113,7 +114,9 @@ class ExampleTrace:
             recorder, self._torch_calls, measured, self.checks, self.replica, settings.opening
         )
         self._function_calls = FunctionCalls(recorder, self._torch_calls, measured, model_context)
-        self.inputs = RunInputs(recorder, results, model_context.signature)
+        self.inputs = RunInputs(
+            recorder, results, model_context.signature, functools.partial(keys_read_by, model_context.traced)
+        )
         self._observers = Observers(recorder, self._torch_calls, settings, uses_threading=model_context.uses_threading)
         self._final_checks = FinalChecks(model_context, recorder, results, self._torch_calls, self.checks, self.inputs)
         self.early_stop_reason: str | None = None

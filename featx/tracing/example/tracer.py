@@ -20,6 +20,7 @@ from featx.tracing.calls.module_calls import LeafPolicy, Opening
 from featx.tracing.environment.interrupts import free_frames
 from featx.tracing.environment.thread_modes import ThreadModes
 from featx.tracing.example.conditions import Conditions, RequestedNodeFinder, Settings
+from featx.tracing.example.dict_inputs import without_unread_items
 from featx.tracing.example.plain_run import run_plainly
 from featx.tracing.example.run_setup import RESTARTS, RunSetup
 from featx.tracing.example.trace import ExampleTrace
@@ -133,6 +134,7 @@ class ExampleTracer:
         Raises:
             TraceError: what the root module itself does cannot be followed; the message says where and what to do.
         """
+        args, kwargs = without_unread_items(root, args, kwargs)
         around = self.model_context or ModelContext(
             root, (args, kwargs), *self._autowrap, follows_wrapped=self._follows_wrapped
         )

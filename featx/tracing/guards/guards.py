@@ -23,6 +23,10 @@ _COMPILED = (
     "compilers and exporters let the model keep its mask, with padding or without. The example had no padding, so "
     "that this graph leaves the mask out. To compile or export, make the extractor with an example whose mask has a 0"
 )
+_DRAWN = (
+    "The model draws this at random, and no graph holds for each draw. Switch it off (eval mode, or a rate of 0, such "
+    "as layerdrop=0), or request values around the module that decides, which is kept whole then"
+)
 
 
 def _hint() -> str:  # a function, because TorchScript reads no global strings
@@ -41,7 +45,8 @@ def check_decision(value: Any, expected: Any, what: str, when_compiled: str = "c
         expected: what it saw on the example.
         what: names that, for the message.
         when_compiled: what holds under torch.compile, torch.export and torch.jit.trace, where the model may not ask for
-            the value: "no", it decides so then; "pass", it computes the same in both cases; "check", it asks.
+            the value: "no", it decides so then; "pass", it computes the same in both cases; "check", it asks. With
+            "drawn" it asks, too: the model draws the value at random.
 
     Raises:
         SpecializationError: it is not; `what` says what was decided, and where.
@@ -49,11 +54,12 @@ def check_decision(value: Any, expected: Any, what: str, when_compiled: str = "c
     if torch.jit.is_scripting():
         if not is_same_in_script(value, expected):
             raise SpecializationError(f"{what} is not what it was on the example. {_hint()}.")
-    elif when_compiled != "check" and (torch.compiler.is_compiling() or torch.jit.is_tracing()):
+    elif when_compiled in ("no", "pass") and (torch.compiler.is_compiling() or torch.jit.is_tracing()):
         if when_compiled == "no" and expected:
             raise SpecializationError(f"{what}: {_COMPILED}")
     elif not _is_same(value, expected):
-        raise SpecializationError(f"{what}: {_short(value)} now, {_short(expected)} on the example. {_hint()}.")
+        hint = _DRAWN if when_compiled == "drawn" else _hint()
+        raise SpecializationError(f"{what}: {_short(value)} now, {_short(expected)} on the example. {hint}.")
 
 
 @runtime_check
@@ -171,6 +177,11 @@ def check_form(value: Any, form: Any, what: str) -> None:  # noqa: F811
         raise SpecializationError(f"the form of {what}: {form_of(value)} now, {form} on the example. {_hint()}.")
 
 
+def items_at(value: Any, keys: tuple[str, ...]) -> Any:
+    """Return the items of a dict at some keys, in their order, without those that it does not have."""
+    return {key: value[key] for key in keys if key in value} if isinstance(value, dict) else value
+
+
 @runtime_check
 def check_result(value: Any, form: Any, what: str) -> None:
     """Raise unless what a call gave holds what it held on the example, tensors apart; `form_of_result` gave `form`.
@@ -229,7 +240,9 @@ def require_aliases(graph: "Graph", expected: tuple[int, ...] | None) -> None:
     inputs = tuple(graph.find_nodes(op="placeholder"))
     if not inputs or (len(inputs) == 1 and "shape" in inputs[0].meta):
         return
-    with graph.inserting_after(inputs[-1]):
+    # Of a dict, those items that forward reads.
+    inputs = tuple(next((user for user in node.users if user.target is items_at), node) for node in inputs)
+    with graph.inserting_after(max(inputs)):
         check = graph.call_function(check_aliases, (inputs, expected))
     check.meta["is_guard"] = check.meta["is_check_of_input"] = True
 

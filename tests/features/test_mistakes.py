@@ -1,0 +1,44 @@
+"""What is given in the wrong place or form is told what to give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import featx
+
+MODEL = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU())
+X = torch.rand(1, 3, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: featx.create_feature_extractor(MODEL, ["0"], X), r"inputs are given by name: .*example_inputs="),
+        (
+            lambda: featx.create_feature_extractor(MODEL, ["0"], example_inputs=[1, 3, 8, 8]),
+            r"\[1, 3, 8, 8\] is a shape; give a tensor of it, torch\.rand\(1, 3, 8, 8\)",
+        ),
+        (
+            lambda: featx.create_feature_extractor(MODEL, [featx.Feature("a", pool="avg")]),
+            r"say of what it is: \{'layer4': Feature",
+        ),
+        (lambda: featx.cost(MODEL, (1, 3, 8, 8)), r"the input \(1, 3, 8, 8\) is a shape; give a tensor"),
+        (lambda: featx.draw(MODEL, "page.html"), r"draw\(\.\.\.\)\.save\('page\.html'\)"),
+    ],
+)
+def test_inputs_in_another_form(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(featx.ArgumentTypeError, match=message):
+        call()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("make", [torch.jit.script, lambda model: torch.jit.trace(model, X)], ids=["script", "trace"])
+@pytest.mark.parametrize("example", [None, X], ids=["no example", "example"])
+def test_model_of_torch_jit(make: Callable[[nn.Module], nn.Module], example: Any) -> None:
+    with pytest.raises(featx.ArgumentTypeError, match=r"made by torch\.jit.*script the extractor"):
+        featx.create_feature_extractor(make(MODEL), ["0"], example_inputs=example)
