@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -77,7 +76,7 @@ def as_example(example_inputs: Any) -> Example:
     if isinstance(example_inputs, Tensor):
         return Example((example_inputs,), {}, source)
     if isinstance(example_inputs, (tuple, list)):
-        _refuse_shape(cast("list[Any]", example_inputs), f"example_inputs={example_inputs!r:.80}")
+        refuse_shape(cast("list[Any]", example_inputs), f"example_inputs={example_inputs!r:.80}")
         return Example(tuple(cast("list[Any]", example_inputs)), {}, source)
     if isinstance(example_inputs, Mapping):
         inputs = dict(cast("Mapping[Any, Any]", example_inputs))
@@ -89,35 +88,15 @@ def as_example(example_inputs: Any) -> Example:
     )
 
 
-def _refuse_shape(values: Sequence[Any], what: str) -> None:
+def refuse_shape(values: Sequence[Any], what: str) -> None:
+    """Raise if what is given as inputs is the shape of one.
+
+    Raises:
+        ArgumentTypeError: it is.
+    """
     if len(values) > 2 and all(type(value) is int for value in values):
         sizes = ", ".join(map(str, values))
         raise ArgumentTypeError(f"{what} is a shape; give a tensor of it, torch.rand({sizes})")
-
-
-def as_example_for(model: nn.Module, example_inputs: Any) -> Example:
-    """Return what a caller gave as `as_example`; a dict that is the one input of a model is that input.
-
-    A model of transformers gets `use_cache=False`, unless the caller says something of its cache, as in `find_example`.
-
-    Raises:
-        ArgumentTypeError: as for `as_example`.
-    """
-    example = as_example(example_inputs)
-    if isinstance(example_inputs, Example):
-        return example
-    if hasattr(model, "main_input_name") and "past_key_values" not in example.kwargs:
-        with suppress(TypeError):
-            return example.with_options(_without_cache(model), model.forward)
-    if example.kwargs and not example.args:
-        signature = inspect.signature(model.forward)
-        try:
-            signature.bind(**example.kwargs)
-        except TypeError:
-            needed = [each for each in signature.parameters.values() if each.default is each.empty]
-            if len(needed) == 1 and needed[0].kind in (needed[0].POSITIONAL_ONLY, needed[0].POSITIONAL_OR_KEYWORD):
-                return replace(example, args=(example_inputs,), kwargs={})
-    return example
 
 
 def inputs_of(
@@ -126,11 +105,9 @@ def inputs_of(
     """Return the inputs of a call: those that are given as in a call, or those in `example_inputs`.
 
     Raises:
-        ArgumentTypeError: both are given, or a shape in place of a tensor, or as for `as_example`.
+        ArgumentTypeError: both are given, or as for `as_example`.
     """
     if example_inputs is None:
-        if len(args) == 1 and not kwargs and isinstance(args[0], (tuple, list)):
-            _refuse_shape(cast("list[Any]", args[0]), f"the input {args[0]!r:.80}")
         return args, dict(kwargs)
     if args or kwargs:
         raise ArgumentTypeError("give the inputs as in a call of the model, or as example_inputs, not both")
@@ -217,7 +194,7 @@ def _as_built(model: nn.Module, declared: Any, size: tuple[int, int, int]) -> tu
     return channels, *(getattr(getattr(model, "patch_embed", None), "img_size", None) or sides)
 
 
-def _without_cache(model: nn.Module) -> dict[str, Any]:
+def without_cache(model: nn.Module) -> dict[str, Any]:
     """Return the option that switches off a cache of keys and values, an object that no graph can hold, if any."""
     return {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
 
@@ -236,7 +213,7 @@ def _from_transformers(ask: _Question) -> Example | None:
         return Example((), kwargs, "transformers' dummy_inputs")
     if not kwargs:
         return None
-    kwargs |= _without_cache(ask.model)
+    kwargs |= without_cache(ask.model)
     return Example((), kwargs, f"the {type(config).__name__} of transformers")
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 from torch import nn
 
 from featx.errors import ArgumentTypeError, InputError, SpecializationError
-from featx.examples import find_example, inputs_of
+from featx.examples import find_example, inputs_of, refuse_shape
 from featx.ir.equality import is_same_graph
 from featx.ir.graph import Graph
 from featx.module import GraphModule
@@ -100,6 +100,8 @@ def as_graph_module(
     `example_inputs` may stand in place of `args` and `kwargs`, in the forms that `create_feature_extractor` takes. An
     extractor without inputs gets those that it was made with where `may_be_meta`: on the meta device.
     """
+    if isinstance(root, nn.Module) and len(args) == 1 and not kwargs and isinstance(args[0], (tuple, list)):
+        refuse_shape(cast("list[Any]", args[0]), f"the input {args[0]!r:.80}")
     if not isinstance(root, nn.Module) or hasattr(root, "graph") or hasattr(root, "extractors"):
         args, kwargs = inputs_of(args, kwargs, example_inputs)
         made_with = getattr(root, "meta", {}).get("example") if may_be_meta and not args and not kwargs else None

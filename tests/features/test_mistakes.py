@@ -27,6 +27,10 @@ X = torch.rand(1, 3, 8, 8)
             lambda: featx.create_feature_extractor(MODEL, [featx.Feature("a", pool="avg")]),
             r"say of what it is: \{'layer4': Feature",
         ),
+        (
+            lambda: featx.create_feature_extractor(MODEL, ["0"], example_inputs={"image": X}),
+            r"do not fit forward\(input.*A dict has inputs by name; give one that is an input itself in a tuple",
+        ),
         (lambda: featx.cost(MODEL, (1, 3, 8, 8)), r"the input \(1, 3, 8, 8\) is a shape; give a tensor"),
         (lambda: featx.draw(MODEL, "page.html"), r"draw\(\.\.\.\)\.save\('page\.html'\)"),
     ],

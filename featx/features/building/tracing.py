@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 from featx.errors import ArgumentTypeError, DrawnAwayError, FeatxError, NodeNameError, TraceError
-from featx.examples import Example, as_example_for, find_example
+from featx.examples import Example, find_example
 from featx.features.building.feature_tracer import FeatureTracer, check_model
 from featx.features.building.finder import Finder
+from featx.features.building.given_example import given_example
 from featx.features.describing.images import ImageInput, image_of
 from featx.features.requests.attention import FUSED_FUNCTIONS, Probabilities, with_probabilities
 from featx.features.requests.edits import Edits
@@ -100,7 +101,7 @@ class ModelTracing:
         self._is_known = all(map(only_sets_flags, self._modules.values()))
         # What the traces of a first mode found out.
         self._other_mode = OtherMode()
-        self._given = None if example_inputs is None else as_example_for(self.model, example_inputs)
+        self._given = None if example_inputs is None else given_example(self.model, example_inputs)
         if self._given is not None and tracer == "symbolic":
             raise ArgumentTypeError("example_inputs are of no use to tracer='symbolic'; leave one of them out")
         if concrete_args is not None and tracer == "auto" and self._given is None:

@@ -59,7 +59,8 @@ def bind_example(
     try:
         bound = signature.bind(*args, **kwargs)
     except TypeError as error:
-        raise ArgumentTypeError(f"the example inputs do not fit forward{signature}: {error}") from error
+        hint = ". A dict has inputs by name; give one that is an input itself in a tuple" if kwargs and not args else ""
+        raise ArgumentTypeError(f"the example inputs do not fit forward{signature}: {error}{hint}") from error
     given: list[ContentsSnapshot] = []
     for name, parameter in signature.parameters.items():
         stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
