@@ -14,7 +14,7 @@ from featx.bulk.extras import require
 from featx.bulk.loading import reason_of
 from featx.bulk.progress import Progress
 from featx.bulk.shards import PendingSamples, Work, process_shards
-from featx.errors import ExtractionError
+from featx.errors import ExtractionError, FeatxError
 
 # How often a shard is handed out again after what did it was lost.
 _ATTEMPTS = 3
@@ -170,6 +170,8 @@ class Ray:
 
 def _cause_of(error: Any) -> Exception:
     """Return what an actor has raised; that a machine of the cluster lacks a module is said in words."""
+    if isinstance(error.cause, FeatxError):
+        return error.cause  # Ray's own has the traceback of the actor for its message
     cause: Exception = error.as_instanceof_cause()
     if isinstance(cause, ImportError) or "ModuleNotFoundError" in str(cause):
         return ExtractionError(

@@ -243,7 +243,7 @@ class _Writing:
                 first.result()
             except OSError as error:
                 is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-                what = "the disk is full" if is_full else error.strerror or str(error)
+                what = "the disk is full" if is_full else str(error)
                 raise ExtractionError(
                     f"'{self._work.folder.path}' cannot be written: {what}. Nothing that was finished is lost: "
                     f"{'make room' if is_full else 'mend that'}, and start the job again to go on"

@@ -19,7 +19,7 @@ import featx
 X = torch.rand(3, 4, generator=torch.Generator().manual_seed(0)) - 0.3
 
 SCALE = 1.0
-MODE = "plain"
+MODE: str = "plain"
 CONTEXT: torch.Tensor | None = None
 STACK = [1.0]
 OPTIONS: dict[str, Any] = {}
