@@ -82,6 +82,11 @@ def _clone_leaf(leaf: Any) -> Any:
     )
 
 
+def items_at(value: Any, keys: tuple[str, ...]) -> Any:
+    """Return the items of a dict at some keys, in their order, without those that it does not have."""
+    return {key: value[key] for key in keys if key in value} if isinstance(value, dict) else value
+
+
 def holds_no_tensor(value: object) -> bool:
     """Say whether a value surely has no tensors, or memory of tensors, in it. O(size)."""
     return _holds_no_tensor(value, set())

@@ -33,9 +33,9 @@ _CHECKS = {
     for module, names in {
         "tracing.guards.guards": (
             "check_decision check_constant check_not_given check_dtype check_is_tensor check_rank check_size "
-            "check_aliases check_form items_at"
+            "check_aliases check_form"
         ),
-        "tree": "clone_tensors",
+        "tree": "clone_tensors items_at",
         "features.building.raising_graph": "raise_mode_not_traceable",
     }.items()
     for name in names.split()

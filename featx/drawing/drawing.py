@@ -75,9 +75,7 @@ def draw(
     """
     model = graph
     if inputs and isinstance(inputs[0], (str, os.PathLike)):
-        raise ArgumentTypeError(
-            f"draw takes inputs of the model behind it; to write a file, draw(...).save({inputs[0]!r})"
-        )
+        raise ArgumentTypeError(f"draw takes the inputs of the model; to write a file, draw(...).save({inputs[0]!r})")
     args, kwargs = inputs_of(inputs, {}, example_inputs)
     is_of_fx = type(graph).__module__.startswith("torch.fx")
     if not isinstance(graph, Graph) and not is_of_fx:

@@ -65,6 +65,12 @@ def test_what_forward_does_not_read_may_be_anything(
     assert len(getattr(extractor, "extractors", [0])) == 1
 
 
+def test_reading_items_for_a_check_writes_and_draws_nothing() -> None:
+    extractor = featx.create_feature_extractor(Reads().eval(), ["output"], example_inputs=({"image": IMAGE},))
+    (read,) = (node for node in extractor.graph.nodes if node.name == "read_items")
+    assert not read.is_impure()
+
+
 def test_what_forward_reads_is_checked() -> None:
     extractor = featx.create_feature_extractor(Reads().eval(), ["output"], example_inputs=({"image": IMAGE},))
     for more in ({"scale": 2.0}, {"mask": torch.ones(2, 4)}):
@@ -107,81 +113,3 @@ def test_graph_of_a_batch_is_exported_and_stands_alone(tmp_path: Any) -> None:
     assert torch.equal(alone({"image": IMAGE, "more": 1})["output"], expected)
     with pytest.raises(RuntimeError, match="the form of input 'batch'"):
         alone({"mask": IMAGE, "image": IMAGE})
-
-
-def test_models_that_pass_inputs_on_take_what_their_child_takes() -> None:
-    class PassesAll(nn.Module):
-        def __init__(self, child: nn.Module) -> None:
-            super().__init__()
-            self.child = child
-
-        def forward(self, *args: Any, **kwargs: Any) -> Any:
-            return self.child(*args, **kwargs)
-
-    convolution = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU())
-    for model, path in (
-        (nn.DataParallel(convolution), "module.0"),
-        (PassesAll(PassesAll(convolution)), "child.child.0"),
-    ):
-        extractor = featx.create_feature_extractor(model.eval(), [path])
-        x = torch.rand(1, 3, 8, 8)
-        assert torch.equal(extractor(x)[path], convolution[0](x))
-
-
-def test_model_whose_inputs_are_not_known_asks_for_an_example() -> None:
-    class Several(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(4, 4)
-
-        def forward(self, first: list[torch.Tensor], second: torch.Tensor) -> torch.Tensor:
-            for each in first:
-                second = second + self.linear(each)
-            return second
-
-    for call in (featx.get_graph_node_names, featx.nodes, lambda model: featx.create_feature_extractor(model, ["add"])):
-        with pytest.raises(featx.TraceError, match="not known which inputs Several takes; give example_inputs"):
-            call(Several())
-    given = ([IMAGE], IMAGE)
-    assert torch.equal(
-        featx.create_feature_extractor(model := Several(), ["add"], example_inputs=given)(*given)["add"], model(*given)
-    )
-
-
-def test_adaptive_extractor_keeps_the_graphs_that_ran_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("featx.features.adaptive._MOST", 3)
-    model = PassesOn().eval()
-
-    def batch(path: str) -> dict[str, Any]:
-        return {"image": IMAGE, "path": path}
-
-    extractor = featx.create_feature_extractor(model, ["output"], example_inputs=(batch("a"),), adaptive=True)
-    made = []
-    for path in "bcbdbeba":
-        before = extractor.extractors
-        assert torch.equal(extractor(batch(path))["output"], model(batch(path)))
-        assert len(extractor.extractors) <= 3
-        made.append(extractor.extractors[-1] not in before)
-    assert extractor.extractors[0].meta["example"].args[0]["path"] == "a"
-    assert "".join("bcbdbeba"[place] for place, is_new in enumerate(made) if is_new) == "bcde"
-
-
-def test_decision_by_a_random_number_says_that_it_is_drawn() -> None:
-    class DropsLayers(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(8))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            for layer in self.layers:
-                x = layer(x) if not self.training or torch.rand(1).item() > 0.5 else x
-            return x
-
-    torch.manual_seed(0)
-    extractor = featx.create_feature_extractor(
-        DropsLayers(), ["output"], example_inputs=IMAGE, suppress_diff_warning=True
-    ).train()
-    with pytest.raises(featx.SpecializationError, match="The model draws this at random") as caught:  # noqa: PT012
-        for _ in range(20):
-            extractor(IMAGE)
-    assert "adaptive=True" not in str(caught.value)

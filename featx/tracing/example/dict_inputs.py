@@ -10,9 +10,9 @@ from typing import Any
 from torch import nn
 
 from featx.tracing.example.model_call import as_given
-from featx.tracing.guards.guards import items_at
 from featx.tracing.replica.modules import has_hooks
 from featx.tracing.source.key_use import keys_read
+from featx.tree import items_at
 
 
 def keys_read_by(traced: nn.Module | Callable[..., Any], parameter: str) -> tuple[str, ...] | None:

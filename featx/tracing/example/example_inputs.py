@@ -22,13 +22,13 @@ from featx.tracing.guards.guards import (
     check_form,
     check_is_tensor,
     check_not_given,
-    items_at,
 )
 from featx.tracing.objects.arrays import description_of, is_array
 from featx.tracing.objects.structure import Path, contents_of, copy_structure, is_structure
 from featx.tracing.recording.lineage import Part
 from featx.tracing.signals import Untraceable
 from featx.tracing.symbolic.inputs import type_of_option
+from featx.tree import items_at
 
 if TYPE_CHECKING:
     from featx.tracing.recording.recorder import Recorder

@@ -13,7 +13,7 @@ from featx.ir.runtime_checks import runtime_check
 from featx.tracing.guards.forms import form_of, form_of_result
 from featx.tracing.guards.scripted_checks import is_same_in_script, text_of_form, text_of_known_form
 from featx.tracing.objects.arrays import description_of, is_array
-from featx.tree import tree_leaves
+from featx.tree import items_at, tree_leaves
 
 if TYPE_CHECKING:
     from featx.ir.graph import Graph
@@ -175,11 +175,6 @@ def check_form(value: Any, form: Any, what: str) -> None:  # noqa: F811
             raise SpecializationError(f"the form of {what} is not what it was on the example. {_hint()}.")
     elif form_of(value) != form:
         raise SpecializationError(f"the form of {what}: {form_of(value)} now, {form} on the example. {_hint()}.")
-
-
-def items_at(value: Any, keys: tuple[str, ...]) -> Any:
-    """Return the items of a dict at some keys, in their order, without those that it does not have."""
-    return {key: value[key] for key in keys if key in value} if isinstance(value, dict) else value
 
 
 @runtime_check
