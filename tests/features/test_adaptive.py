@@ -222,3 +222,25 @@ def test_a_list_as_default_is_that_of_the_model_in_each_graph() -> None:
     fixed = featx.create_feature_extractor(model, ["output"], example_inputs=x)
     with pytest.raises(featx.SpecializationError, match="input 'factors'"):
         fixed(x, factors=None)
+
+
+def test_the_graphs_that_ran_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    class ByText(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor, text: str) -> torch.Tensor:
+            return self.last(x * len(text))
+
+    monkeypatch.setattr("featx.features.adaptive._MOST", 3)
+    model, x = ByText().eval(), torch.rand(2, 4)
+    extractor = adaptive(model, (x, "a"))
+    made: list[str] = []
+    for text in "bcbdbeba":
+        before = extractor.extractors
+        assert torch.equal(extractor(x, text)["last"], model(x, text))
+        assert len(extractor.extractors) <= 3
+        made += [text] if extractor.extractors[-1] not in before else []
+    assert extractor.extractors[0].meta["example"].args[1] == "a"
+    assert made == list("bcde")

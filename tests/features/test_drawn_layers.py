@@ -70,3 +70,14 @@ def test_a_name_that_is_missing_for_another_reason_is_an_error_in_both_modes() -
 
     with pytest.raises(featx.NodeNameError, match="No node 'last' in InEval"):
         featx.create_feature_extractor(InEval().eval(), ["last"], example_inputs=X, suppress_diff_warning=True)
+
+
+def test_decision_by_a_random_number_says_that_it_is_drawn() -> None:
+    torch.manual_seed(0)
+    extractor = featx.create_feature_extractor(
+        DropsLayers(), ["output"], example_inputs=X, suppress_diff_warning=True
+    ).train()
+    with pytest.raises(featx.SpecializationError, match="The model draws this at random") as caught:  # noqa: PT012
+        for _ in range(20):
+            extractor(X)
+    assert "adaptive=True" not in str(caught.value)

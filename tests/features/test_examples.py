@@ -361,3 +361,22 @@ def test_transformers_config_that_tells_too_little_means_that_nothing_is_known()
 def test_example_cannot_be_changed() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         as_example(torch.rand(1)).source = "x"  # type: ignore[misc]
+
+
+def test_models_that_pass_inputs_on_take_what_their_child_takes() -> None:
+    class PassesAll(nn.Module):
+        def __init__(self, child: nn.Module) -> None:
+            super().__init__()
+            self.child = child
+
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return self.child(*args, **kwargs)
+
+    convolution = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU())
+    for model, path in (
+        (nn.DataParallel(convolution), "module.0"),
+        (PassesAll(PassesAll(convolution)), "child.child.0"),
+    ):
+        extractor = featx.create_feature_extractor(model.eval(), [path])
+        x = torch.rand(1, 3, 8, 8)
+        assert torch.equal(extractor(x)[path], convolution[0](x))

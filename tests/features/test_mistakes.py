@@ -13,6 +13,7 @@ import featx
 
 MODEL = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU())
 X = torch.rand(1, 3, 8, 8)
+ROW = torch.rand(2, 4)
 
 
 @pytest.mark.parametrize(
@@ -46,3 +47,23 @@ def test_inputs_in_another_form(call: Callable[[], Any], message: str) -> None:
 def test_model_of_torch_jit(make: Callable[[nn.Module], nn.Module], example: Any) -> None:
     with pytest.raises(featx.ArgumentTypeError, match=r"made by torch\.jit.*script the extractor"):
         featx.create_feature_extractor(make(MODEL), ["0"], example_inputs=example)
+
+
+def test_model_whose_inputs_are_not_known_asks_for_an_example() -> None:
+    class Several(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, first: list[torch.Tensor], second: torch.Tensor) -> torch.Tensor:
+            for each in first:
+                second = second + self.linear(each)
+            return second
+
+    for call in (featx.get_graph_node_names, featx.nodes, lambda model: featx.create_feature_extractor(model, ["add"])):
+        with pytest.raises(featx.TraceError, match="not known which inputs Several takes; give example_inputs"):
+            call(Several())
+    given = ([ROW], ROW)
+    assert torch.equal(
+        featx.create_feature_extractor(model := Several(), ["add"], example_inputs=given)(*given)["add"], model(*given)
+    )
