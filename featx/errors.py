@@ -15,7 +15,7 @@ FeatxError
 │   ├── ModulePathError     NameError       a module or parameter that the root does not own
 │   └── SpecializationError RuntimeError    an input for which the model would do something else than was traced
 ├── PassError               RuntimeError    a pass that cannot do what was asked, or that broke the graph
-├── CostError               RuntimeError    an operator of which nobody has said what it costs
+├── CostError               RuntimeError    an operator without a rule for its cost
 ├── MissingExtraError       ImportError     a package that only some of featx needs is not installed
 ├── ExtractionError         RuntimeError    features of a data set that cannot be computed, written or read
 ├── OptimizationError       RuntimeError    an extractor that cannot be optimized, or a plan for another one
@@ -98,7 +98,7 @@ class PassError(FeatxError, RuntimeError):
 
 
 class CostError(FeatxError, RuntimeError):
-    """An operator runs of which nobody has said what it costs."""
+    """An operator runs for which there is no rule of its cost."""
 
 
 class MissingExtraError(FeatxError, ImportError):

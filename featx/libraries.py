@@ -1,4 +1,4 @@
-"""What featx knows of torchvision, einops, timm and transformers. None of them is imported here.
+"""What is special to torchvision, einops, timm and transformers. None of them is imported here.
 
 Classes and functions are known by the Python module that defines them, so that a library need not be installed.
 """

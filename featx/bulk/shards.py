@@ -91,7 +91,7 @@ def process_shards(work: Work, todo: PendingSamples, progress: Progress) -> None
     Args:
         work: what is done.
         todo: by number of the shard, the numbers of samples to compute; rows of others are taken from its file.
-        progress: is told of each batch.
+        progress: is notified of each batch.
 
     Raises:
         ExtractionError: the folder cannot be written, or a process that reads is lost. Finished shards stay.

@@ -307,7 +307,7 @@ def _is_item_write(node: Node) -> bool:
 
 
 def _freed_after(graph: Graph) -> dict[Node, list[Node]]:
-    """Map each node to the values that nobody reads after it; inputs of the output are not freed."""
+    """Map each node to the values that nothing reads after it; inputs of the output are not freed."""
     seen: set[Node] = set()
     freed: dict[Node, list[Node]] = {}
     for user in reversed(graph.nodes):

@@ -105,7 +105,7 @@ class Describer:
                 continue
             if node.users:
                 is_for_checks = all(user in checks for user in node.users)
-            else:  # nobody reads what a check gives
+            else:  # nothing reads the result of a check
                 is_for_checks = node.op == "call_function" and effects.of(node).is_check
             if is_for_checks:
                 checks.add(node)

@@ -47,7 +47,7 @@ def _viewer_file(name: str) -> str:
 
 
 def page_data(root: Folder, opened: set[Folder], sizes: bool, title: str) -> dict[str, Any]:
-    """Return what the page knows of the graph, as values of JSON; `viewer/model.js` reads it.
+    """Return the data of the graph for the page, as values of JSON; `viewer/model.js` reads it.
 
     Nodes and folders have numbers, in execution order. Of nodes there is a list for each of their properties, in which
     a text is its place in `texts`; what few nodes have is listed by number.

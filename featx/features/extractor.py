@@ -93,11 +93,11 @@ def create_feature_extractor(
     free. Cast and move the extractor itself: `extractor.half()` computes what `model.half()` does, or raises where the
     model does something else in that dtype.
 
-    The model runs on tensors without values: twice, about six times more at other sizes if it goes by sizes, and three
-    times more if it asks for a dtype; fewer times in the other mode. It runs with values only where it asks for values
-    of large inputs or of weights. O(nodes + modules) each; `logging.getLogger("featx")` tells of each run. A model that
-    can be traced in one mode only gives an extractor for that mode, which raises `TraceError` where it is run in the
-    other.
+    The model runs on tensors without values: twice, about six times more at other sizes if it depends on sizes, and
+    three times more if it asks for a dtype; fewer times in the other mode. It runs with values only where it asks
+    for values of large inputs or of weights. O(nodes + modules) each; `logging.getLogger("featx")` logs each run. A
+    model that can be traced in one mode only gives an extractor for that mode, which raises `TraceError` where it
+    is run in the other.
 
     Args:
         model: where the values come from.
@@ -117,9 +117,9 @@ def create_feature_extractor(
             default what the model declares (timm, transformers, torchvision) or its first layer suggests.
         tracer: "example" follows the example, "symbolic" runs the model on symbols; "auto" does the first where there
             is an example and the second where there is none.
-        check_sizes: which dimensions of the inputs may have other lengths than in the example, where the model goes by
-            sizes: "full" tries all of them, "batch" the first one, "none" none of them, which runs the model least.
-            Other lengths of those that are not tried raise `SpecializationError`.
+        check_sizes: which dimensions of the inputs may have other lengths than in the example, where the model
+            depends on sizes: "full" tries all of them, "batch" the first one, "none" none of them, which runs the model
+            least. Other lengths of those that are not tried raise `SpecializationError`.
         adaptive: whether to trace again for an input for which no graph so far holds, instead of raising
             `SpecializationError`, and keep one graph for each case. By default an extractor does so where the model
             takes indices, as text models do, or decides by the values of inputs: the first batch with padding takes as

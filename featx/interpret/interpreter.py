@@ -33,7 +33,7 @@ class Interpreter:
 
     Args:
         module: a `GraphModule`, whose present graph runs, or with `graph` any module that has the targets of that.
-        garbage_collect_values: drop each value from `env` after its last use. Values that nobody reads stay.
+        garbage_collect_values: drop each value from `env` after its last use. Values that nothing reads stay.
         graph: what to run instead of the graph of `module`.
 
     Raises:

@@ -27,7 +27,7 @@ class Plan:
         self.inputs: list[Node] = []
         # The nodes that change modes of the thread, which outlast a run that fails.
         self.switches: list[Node] = []
-        # For each node the values that nobody reads after it; values that nobody reads at all are nowhere.
+        # For each node the values that nothing reads after it; values that nothing reads at all are left out.
         self.last_uses: dict[Node, list[Node]] = {}
         last_uses = self.last_uses
         for node in graph.nodes:

@@ -1,4 +1,4 @@
-"""Erase the nodes of a graph whose absence nobody can notice."""
+"""Erase the nodes of a graph whose absence changes nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def eliminate_dead_code(graph: Graph, is_impure_node: Callable[[Node], bool] | None = None) -> bool:
-    """Erase, from the end backwards, what nobody reads and what has no effect that lasts; as `Graph` says."""
+    """Erase, from the end backwards, what nothing reads and what has no lasting effect; as `Graph` says."""
     must_stay = is_impure_node or _LastingEffects(graph).has
     changed = False
     for node in reversed(graph.nodes):
@@ -25,7 +25,7 @@ def eliminate_dead_code(graph: Graph, is_impure_node: Callable[[Node], bool] | N
 
 
 class _LastingEffects:
-    """Says which nodes that nobody reads have an effect that somebody can see later.
+    """Says which nodes that nothing reads have an effect that can be seen later.
 
     A write alone has one only if the written memory is read behind it, or is held by the caller or the model.
     """

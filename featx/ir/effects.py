@@ -119,7 +119,7 @@ class Effects:
         return known
 
     def is_impure(self, node: Node, *, impure_random: bool = True) -> bool:
-        """Say whether `node` must run although nobody reads it, whatever stands around it."""
+        """Say whether `node` must run although nothing reads it, whatever is around it."""
         if node.op in ("placeholder", "output"):
             return True
         effects = self.of(node)

@@ -335,7 +335,7 @@ class Graph:
         return _InsertPoint(self, n, before=False)
 
     def erase_node(self, to_erase: Node) -> None:
-        """Remove a node that nobody reads. O(its arguments).
+        """Remove a node that nothing reads. O(its arguments).
 
         Raises:
             NodeInUseError: other nodes read it.
@@ -356,8 +356,8 @@ class Graph:
     def eliminate_dead_code(self, is_impure_node: Callable[[Node], bool] | None = None) -> bool:
         """Erase what has no effect on the output, on the inputs, on the model's state or on random draws.
 
-        A node that nobody reads stays if it writes into a value that is read later, or that the caller or the model
-        holds. `is_impure_node` replaces that rule: a node that nobody reads stays where it returns True. Returns
+        A node that nothing reads stays if it writes into a value that is read later, or that the caller or the model
+        holds. `is_impure_node` replaces that rule: a node that nothing reads stays where it returns True. Returns
         whether anything was erased. O(nodes + edges).
 
         Raises:

@@ -85,7 +85,7 @@ class Node(Operand):
         self.meta: dict[str, Any] = {}
         self._erased = False
         self.label = 0
-        # Arguments, and which inputs were replaced in them by which, while nobody has read the outcome; `_args` and
+        # Arguments, and which inputs were replaced in them by which, while the outcome was not read; `_args` and
         # `_kwargs` are unset then.
         self._pending: tuple[tuple[Argument, ...], dict[str, Argument], dict[Node, Node]] | None = None
         self._args, self._kwargs = self._adopt(args, kwargs)
@@ -283,7 +283,7 @@ class Node(Operand):
         del old_input.users[self]
 
     def is_impure(self, impure_random: bool = True) -> bool:
-        """Say whether dead-code removal must keep this node although nobody reads it (see `ir/effects.py`)."""
+        """Say whether dead-code removal must keep this node although nothing reads it (see `ir/effects.py`)."""
         from featx.ir.effects import Effects
 
         return Effects(self.graph).is_impure(self, impure_random=impure_random)

@@ -10,7 +10,7 @@ _MARK = "__featx_side_effect__"
 
 
 def has_side_effect(fn: _F) -> _F:
-    """Mark `fn` so that its calls stay although nobody reads what they return, and return it.
+    """Mark `fn` so that its calls stay although nothing reads what they return, and return it.
 
     Needed only for what looks pure: an operator whose schema says that it writes nothing. Python functions that featx
     does not know are kept anyway. The mark is an attribute of `fn`.

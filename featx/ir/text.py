@@ -62,7 +62,7 @@ def format_node(
 
 
 def tensor_annotation(meta: Mapping[str, Any]) -> str | None:
-    """Return what meta knows of a tensor as torch.fx writes it: `Tensor "f32[2, 3][3, 1]cpu"`."""
+    """Return what meta says of a tensor as torch.fx writes it: `Tensor "f32[2, 3][3, 1]cpu"`."""
     known: Any = meta.get("val")
     if not isinstance(known, torch.Tensor):
         known = meta.get("tensor_meta")

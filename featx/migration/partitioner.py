@@ -155,7 +155,7 @@ class CapabilityBasedPartitioner:
 
 
 def _move_items(gm: GraphModule, partitions: dict[int, Partition]) -> None:
-    """Let each item of a value that nobody reads otherwise be where the value is, in a partition or in none."""
+    """Let each item of a value that nothing else reads be where the value is, in a partition or in none."""
     number_of = {node: number for number, part in partitions.items() for node in part.nodes}
     moves: dict[Node, int | None] = {}
     while True:

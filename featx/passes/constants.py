@@ -27,7 +27,7 @@ def fold_constants(gm: GraphModule, *, include_trainable: bool = False, max_byte
     Folded are calls that are known only to compute a value, are not random and are not written, with tensors as
     results. What comes from parameters or buffers is read from a new buffer that is not in the state dict: it does not
     follow later changes of theirs. What comes from literals alone becomes a literal, which keeps its dtype under
-    `gm.half()`. Left alone are views of the model's tensors, which cost nothing; what is returned, so that nobody
+    `gm.half()`. Left alone are views of the model's tensors, which cost nothing; what is returned, so that no caller
     outside can write into a constant; and calls under autocast. If a folded module differs between train and eval
     mode, the graph checks the mode from then on. Returns whether anything was folded.
 
@@ -94,14 +94,14 @@ class _Folding:
                 del self._values[node]  # it stays, and so does what it reads
 
     def store(self) -> None:
-        """Put the values of the chosen nodes into the graph and erase what nobody reads any more."""
+        """Put the values of the chosen nodes into the graph and erase what nothing reads any more."""
         if not self.chosen:
             return
         graph = self._gm.graph
         if not self._of_mode.isdisjoint(self.chosen):
             reason = "results of modules were made constants: make the graph anew for the other mode"
             require_mode(self._gm.graph, self._gm.training, reason)
-        # What nobody read before may be there for what it does in the other mode.
+        # What nothing read before may be there for what it does in the other mode.
         read = [node for node in graph.nodes if node in self._values and node.users]
         literals: dict[Node, Argument] = {}
         for node in self.chosen:
@@ -185,6 +185,6 @@ def _bytes_of(tensor: torch.Tensor) -> int:
 
 
 def _compact(tensor: torch.Tensor) -> torch.Tensor:
-    """Return `tensor` without memory around it that nobody reads."""
+    """Return `tensor` without memory around it that nothing reads."""
     is_part = tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size()
     return tensor.clone() if is_part else tensor

@@ -1,6 +1,6 @@
 """FLOPs of matrix products, convolutions, attentions and Fourier transforms: what the formulas of operators are.
 
-Each takes the arguments of an operator and, as `result`, what it gave.
+Each takes the arguments of an operator and, as `result`, what it returned.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def cost(
       `torch.utils.flop_counter` counts them, and 5 n log2 n for a Fourier transform.
     - Element-wise operations: all else that computes, so many for each element whatever the function.
     - Bytes read and written: each operator reads its inputs once and writes its results once. Views are free.
-    - Memory: what values take from where they are made until nobody reads them any more; without inputs, weights, and
+    - Memory: what values take from where they are made until their last use; without inputs, weights, and
       what kernels use inside.
 
     The forward pass alone is counted; a backward pass takes about twice its FLOPs. O(operators), some tens of
@@ -60,7 +60,8 @@ def cost(
         unknown: what to do with an operator that has no rule: "raise", or "list" it in `CostReport.unknown` and count
             no FLOPs for it.
         rules: FLOPs of your own operators: by `torch.ops.mylib.attention`, a function that gets the arguments of the
-            operator and, as `result`, what it gave. What `torch.utils.flop_counter` was told of is known.
+            operator and, as `result`, what it returned. Formulas that are registered with
+            `torch.utils.flop_counter` are used too.
         gradients: run with autograd on, so that memory has what a backward pass needs.
         kwargs: inputs by name.
 

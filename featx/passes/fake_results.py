@@ -68,7 +68,7 @@ class FakeResults:
         return self.fake_of(view, args[0].fake_device) if is_plain else func(*args, **kwargs)
 
     def _key(self, value: Any) -> Any:
-        """Return what an operator knows of an argument; None if that is not all about it."""
+        """Return what an operator sees of an argument; None if it may see more."""
         kind = type(value)
         if kind in _PLAIN:
             return kind, value

@@ -33,7 +33,7 @@ from featx.passes.contractions import (
 )
 
 Rule = Callable[..., int]
-"""Takes the arguments of an operator and, as `result`, what it gave; returns FLOPs."""
+"""Takes the arguments of an operator and, as `result`, what it returned; returns FLOPs."""
 
 
 class Operations(NamedTuple):

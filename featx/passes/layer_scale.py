@@ -22,7 +22,7 @@ def fold_layer_scale(gm: GraphModule) -> bool:
     """Replace each linear layer or convolution, and a product with one factor for each channel, by one layer.
 
     The factors are a parameter or buffer of the model, such as the layer scale of ConvNeXt, CaiT and DINOv2. The node
-    of the product goes, and the layer computes what it gave. The new layers are modules of `gm` alone; layers that the
+    of the product goes, and the layer computes the product. The new layers are modules of `gm` alone; layers that the
     graph no longer calls leave `gm`, and whoever else has them is not touched. Weights are computed in float64 and
     rounded once; results differ by rounding, and no gradient reaches the factors.
 

@@ -40,7 +40,7 @@ class TensorMetadata(NamedTuple):
 
 
 class ShapeProp(Interpreter):
-    """Runs the graph of `gm` and writes what each node gives into its `meta`.
+    """Runs the graph of `gm` and writes what each node returns into its `meta`.
 
     `meta["type"]` is the type of the value, and `meta["tensor_meta"]`, where there are tensors in it, the value with a
     `TensorMetadata` in place of each. The model stays as it was: buffers, attributes and random generators, and the
@@ -92,7 +92,7 @@ class ShapeProp(Interpreter):
             return give(super().boxed_run(args_list))
 
     def run_node(self, n: Node) -> Any:
-        """Run a node and note what it gives."""
+        """Run a node and note what it returns."""
         result = super().run_node(n)
         with torch._C.DisableTorchFunction():
             self._note(n, result)

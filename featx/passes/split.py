@@ -39,7 +39,7 @@ def split_module(
     Args:
         m: the module to split.
         root_m: not used; torch.fx has it here.
-        split_callback: called for each call of the graph, in order; parts are told apart by the `str` of what it gives.
+        split_callback: called for each call of the graph, in order; parts differ by the `str` of what it returns.
         qualname_map: gets the path in `m` for the path of each module that a child calls.
         keep_original_order: not used: children keep the order of their first nodes wherever they can.
         keep_original_node_name: not used: nodes keep their names.

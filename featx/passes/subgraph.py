@@ -25,10 +25,10 @@ def extract_subgraph(
     Nodes are named by themselves, by their names, or by the path of a module, which means the last node in it. The
     module takes one positional argument for each input, and returns a tuple, or one value if `outputs` is one node and
     not a list. Values are as they were when `gm` computed them: one that is overwritten behind that is cloned. An input
-    of `gm` that has a default, and that the outputs need and nobody gives, follows with that default.
+    of `gm` that has a default, and that the outputs need and that is not given, follows with that default.
 
     What the outputs need and the inputs give is kept, writes into its memory and guards included. Random draws that
-    no output needs are left out, and so are guards of values that nobody gives. `gm` is not changed; submodules and
+    no output needs are left out, and so are guards of values that are not given. `gm` is not changed; submodules and
     tensors are shared. O(nodes + edges).
 
     Raises:

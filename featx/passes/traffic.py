@@ -10,7 +10,7 @@ from featx.ir.overloads import Signature, tensors_in
 
 # Only the form of the input counts.
 _UNREAD = frozenset("zeros_like ones_like full_like new_zeros new_ones new_full rand_like randn_like".split())
-# The result is a handle on memory that nobody has read or written.
+# The result is a handle on memory that was neither read nor written.
 _UNTOUCHED = frozenset(
     "empty empty_like empty_strided empty_permuted new_empty new_empty_strided set_ resize_ resize_as_ _unsafe_view "
     "lift_fresh _reshape_alias record_stream".split()

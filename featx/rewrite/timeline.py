@@ -92,7 +92,7 @@ class Timeline:
     def is_free(self, nodes: Iterable[Node]) -> bool:
         """Say whether `nodes` may stand anywhere that their inputs and readers allow.
 
-        They do nothing but compute their values, from and into memory that nobody ever writes.
+        They do nothing but compute their values, from and into memory that is never written.
         """
         if self._switches:
             return False

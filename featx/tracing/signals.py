@@ -54,7 +54,7 @@ class NeedsNumberChecks(BaseException):
 
 
 class ChangesOuterValues(BaseException):
-    """Forward sets something outside of its modules for a call that is one node, and a further run is told of it."""
+    """Forward sets something outside of its modules for a call that is one node, and a further run knows it."""
 
 
 class NeedsSharedInputs(BaseException):

@@ -57,7 +57,7 @@ class Cases:
         self._edits = {graph: graph.edits for graph in firsts}
 
     def is_for(self, graph: Graph) -> bool:
-        """Say whether a graph is a first one that nobody has edited. Who edits it has edited no other."""
+        """Say whether a graph is a first one that was not edited. An edit of it is an edit of no other."""
         return self._edits.get(graph) == graph.edits
 
     @not_compiled_itself

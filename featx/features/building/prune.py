@@ -33,7 +33,7 @@ def prune(
     """Copy the part of `graph` that `wanted` depends on, with an output that returns them as a dict by key.
 
     Nodes after the last requested one are removed. Calls that write into a value that is read later are kept even if
-    nobody reads their result; so do writes into the state of the model that the kept part reads, random draws ahead
+    nothing reads their result; so do writes into the state of the model that the kept part reads, random draws ahead
     of a kept one (they move the generator), and checks of the form of kept values. A wanted value that a kept call
     overwrites later is cloned where it is right: the value itself is returned, and what comes behind computes with the
     clone, so that gradients of later values with respect to it exist. Where other values share its memory and are read
@@ -123,7 +123,7 @@ class _Liveness:
         is_feared = any(self._effects.of(writer).is_opaque for writer in writers)
         if node.meta.get("is_overwritten", True) or is_feared or not writers:
             return bool(writers)
-        # Nobody wrote it on the example; but what was copied there may be the same memory for another input.
+        # It was not written for the example; but what was copied there may be the same memory for another input.
         return not writers <= self._writers_behind(node, self._memory_as_copied)
 
     def nodes_to_clone_behind(self, node: Node) -> list[Node]:

@@ -17,7 +17,7 @@ from featx.tree import tree_leaves
 
 
 class RollbackRunner:
-    """Runs graphs, and knows of each whether something is written or drawn ahead of one of its checks."""
+    """Runs graphs, and knows for each whether something is written or drawn ahead of one of its checks."""
 
     def __init__(self) -> None:
         # By graph: how often it had been edited when it was looked at, and what was found.

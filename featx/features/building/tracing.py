@@ -88,7 +88,7 @@ class ModelTracing:
         self.starts: Starts | None = None
         # The paths of modules to look into, whatever is requested.
         self.opened: frozenset[str] = frozenset()
-        # What hears in each trace whether anything asks in which mode a module is.
+        # Observes in each trace whether anything asks in which mode a module is.
         self.reads: ModeReads | None = None
         self._tracer_kwargs = dict(tracer_kwargs or {})
         self._new_tracer()  # a wrong option is refused before anything runs

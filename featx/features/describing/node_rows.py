@@ -1,4 +1,4 @@
-"""nodes: list all values inside a model, with what a trace and a count of operations tell of them."""
+"""nodes: list all values inside a model, with what a trace and a count of operations show."""
 
 from __future__ import annotations
 

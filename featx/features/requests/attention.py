@@ -24,7 +24,7 @@ from featx.ir.node import Node
 _NAME = re.compile(rf"(?:(.*)\.)?{PROBABILITIES}(_\d+)?")
 # Functions of torch that fuse attention, which are the last parts of the names of their nodes.
 FUSED_FUNCTIONS = ("scaled_dot_product_attention", "multi_head_attention_forward")
-# The key of a fused call that nobody has asked for.
+# The key of a fused call that was not requested.
 _UNASKED = "fused attention of"
 _FUSED_NAME = re.compile(rf"(?:(.*)\.)?(?:{'|'.join(FUSED_FUNCTIONS)})(_\d+)?")
 _SDPA_ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")

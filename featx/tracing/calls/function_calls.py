@@ -1,4 +1,4 @@
-"""Calls of Python functions that a trace hears of: those that are one node, cached ones, and some of Python's own."""
+"""Calls of Python functions that a trace observes: those that are one node, cached ones, and some of Python's own."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PLAIN_KINDS: dict[type, type] = {TracedInt: int, TracedFloat: float}
 
 
 class FunctionCalls:
-    """What one trace does with the calls of functions under whose names it listens (`pass_through.py`).
+    """What one trace does with the calls of functions that it replaces by pass-throughs (`pass_through.py`).
 
     Args:
         recorder: makes the nodes.

@@ -29,7 +29,7 @@ class MeasuredCalls:
 
     Args:
         recorder: makes the nodes.
-        results: follows what the calls give.
+        results: follows what the calls return.
         torch_calls: what runs inside of them.
         model_context: what is traced.
         replica: the copy of it that runs.
@@ -69,11 +69,11 @@ class MeasuredCalls:
         is_opaque_module: bool = False,
         taken_in: Scope | None = None,
     ) -> Any:
-        """Run a call, record it as one node, and return what it gives, followed.
+        """Run a call, record it as one node, and return its result, followed.
 
         Args:
             node: opcode, target, arguments and keyword arguments.
-            values: what the call gets.
+            values: the inputs of the call.
             call: runs it.
             is_measured: whether to see what it writes, shares and draws; of torch's own layers that is known.
             is_opaque_module: whether it is a module that is kept whole although the policy would look into it.
@@ -174,7 +174,7 @@ class MeasuredCalls:
         positions = {source: position for position, source in enumerate(node.all_input_nodes)}
         memory = {memory_of(value) for value in _tensors_in(result)}
         leaves = [value for value, _ in leaves_of(result) if not isinstance(value, torch.Tensor)]
-        # An object that is not known may hold what the call got.
+        # An object of an unknown class may hold inputs of the call.
         is_opaque = not all(map(holds_no_tensor, leaves))
 
         def positions_of(values: list[torch.Tensor]) -> tuple[int, ...]:

@@ -112,7 +112,7 @@ class ModuleCalls:
         recorder = self._recorder
         if get_ident() != self._thread:
             if recorder.whole.depth:
-                recorder.whole.note_untracked_write()  # perhaps: kernels of other threads are not heard
+                recorder.whole.note_untracked_write()  # perhaps: kernels of other threads are not observed
             else:
                 self._torch_calls.refuse_other_threads()
             return forward(*args, **kwargs)

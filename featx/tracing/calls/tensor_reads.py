@@ -28,7 +28,7 @@ _TEXT = ("__repr__", "__str__", "__format__")
 ABOUT_GRADIENTS = frozenset({"requires_grad", "is_leaf", "grad_fn"})
 _OF_DTYPE = frozenset({"dtype", "itemsize", "nbytes"})
 _TENSOR_ATTRIBUTES = frozenset({"T", "H", "mT", "mH", "data", "real", "imag"})
-# What models go by of their parameters too.
+# What is checked for parameters too.
 _DECIDED_OF_ALL = _OF_DTYPE | {"requires_grad"}
 _SAME_IN_EACH_CALL = frozenset({"ndim", "grad", "_version", "_base", "is_meta"})
 _CONVERSIONS: dict[str, Callable[..., Any]] = {
@@ -38,7 +38,7 @@ _CONVERSIONS: dict[str, Callable[..., Any]] = {
 
 
 class TensorReads:
-    """Answers what the model asks of tensors, and records what it goes by.
+    """Answers what the model asks of tensors, and records what it depends on.
 
     Args:
         recorder: makes the nodes.
@@ -115,7 +115,7 @@ class TensorReads:
         self._recorder.require_own_parameters()
 
     def decide_dtype(self, tensor: torch.Tensor) -> None:
-        """Record that the model goes by the dtype of a tensor."""
+        """Record that the model depends on the dtype of a tensor."""
         self._decide_attribute(tensor, "dtype", self._recorder.stand_ins.dtype_of(tensor))
 
     def _shape(self, shape: torch.Size, tensor: torch.Tensor) -> torch.Size:

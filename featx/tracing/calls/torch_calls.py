@@ -47,14 +47,14 @@ class TorchCalls:
 
     Args:
         recorder: makes the nodes.
-        results: follows what the calls give.
+        results: follows what the calls return.
         on_write: takes each kernel that may write, in a trace for real.
         saved_globals: saves tensors of Python modules that are written inside a module that is kept whole.
 
     Attributes:
         value_log: what was read of values.
         generator: the state of torch's random generator.
-        kernels: hears of kernels that run outside every call that the trace knows of.
+        kernels: observes kernels that run outside of all recorded calls.
         questions: answers what is asked of tensors.
         unseen: the signal for a kernel that ran on a traced value outside of every recorded call.
     """
@@ -169,7 +169,7 @@ class TorchCalls:
 
     def check_memory(self) -> None:
         """Raise where a followed tensor has other memory than it had."""
-        # torch does not tell of Tensor.set_.
+        # Tensor.set_ does not pass through the function mode.
         for tensor, memory in self._recorder.memories:
             if memory_of(tensor) != memory:
                 raise UnsupportedSideEffect("forward gives a tensor other memory (Tensor.set_)")
@@ -274,7 +274,7 @@ class TorchCalls:
         return result
 
     def make_alias(self, tensor: torch.Tensor, frame: FrameType | None) -> torch.Tensor:
-        """Return the same memory as another object, for a call that returns what it got, or for another input does not.
+        """Return the same memory as another object, for a call that returns its input, or for another input does not.
 
         The second call, which is compared with this one, gets one object for both.
         """
@@ -303,10 +303,10 @@ class TorchCalls:
         return self._results.follow(result, recorder.add_unnamed_node(op, target, arguments, keywords, stem), frame)
 
     def _on_unseen_kernel(self, function: Any, tensors: list[torch.Tensor]) -> torch.Tensor | None:
-        """Note a kernel that runs outside every call that the trace knows of, where that matters.
+        """Note a kernel that runs outside of all recorded calls, where that matters.
 
         It is raised later: code in C++ on the way would make another error of it. `torch.Tensor(x)`, which torch does
-        not tell of either, calls one kernel and returns what that gives; this is recorded.
+        not tell of either, calls one kernel and returns its result; this is recorded.
         """
         recorder = self._recorder
         if recorder.whole.depth or self.unseen is not None:

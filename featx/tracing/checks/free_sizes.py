@@ -52,8 +52,8 @@ class OtherMode:
 
     Attributes:
         dims: what is known of each dimension of the inputs.
-        depends_on_autocast: whether forward sets or asks for the state of autocast, where that has to be heard.
-        reads: what hears whether anything asks for a mode, while the first of the two is traced.
+        depends_on_autocast: whether forward sets or asks for the state of autocast, where that has to be observed.
+        reads: observes whether anything asks for a mode, while the first of the two is traced.
         graph: what the model did in that mode, where nothing asked; it does the same in the other one.
         needed: how many of its nodes matter for what is wanted; None is all.
         before: the last trace in that mode, if its replica may be called again. `drop` ends that.
@@ -149,9 +149,9 @@ def trace_recording_mode_reads(
     find_requested: RequestedNodeFinder | None,
     known: OtherMode,
 ) -> tuple[ExampleTrace, FreeDims]:
-    """Trace as `trace_checked`, and hear in `known.reads` whether anything asks in which mode a module is.
+    """Trace as `trace_checked`, and note in `known.reads` whether anything asks in which mode a module is.
 
-    To hear it, modules have no attribute `training` meanwhile. Where that trace fails, another one is made with all
+    To notice it, modules have no attribute `training` meanwhile. Where that trace fails, another one is made with all
     attributes in place, which may work, or say better what is wrong; `known.reads` is None then.
     """
     tracer.reads = known.reads = ModeReads()

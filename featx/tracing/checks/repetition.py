@@ -39,15 +39,15 @@ def check_repeats(
     """Raise where a second call with the same inputs does something else than the one in `trace`.
 
     A second call is compared with the record of the first one, with another state of autocast around it. Where it
-    differs, two traces on one replica tell whether the first call has only filled a cache. They hear whether forward
-    goes by autocast, if that is not known.
+    differs, two traces on one replica tell whether the first call has only filled a cache. They record whether forward
+    depends on autocast, if that is not known.
 
     Returns:
         Whether the second call was like the first one in all, so that the replica of `trace` may be called again; else
         it is used up.
 
     Raises:
-        DependsOnAutocast: forward does, and that was not heard in `trace`.
+        DependsOnAutocast: forward does, and that was not observed in `trace`.
         SubmoduleNotRepeatable: an opened submodule keeps something from call to call that its next call reads.
         TraceError: the model itself does.
     """
@@ -95,7 +95,7 @@ def _refuse_comparison(tracer: ExampleTracer, trace: ExampleTrace) -> NoReturn:
 
 @contextmanager
 def _observing_autocast(tracer: ExampleTracer) -> Generator[bool]:
-    """Let the tracer hear whether forward goes by autocast; yield whether it did not do so before."""
+    """Let the tracer observe whether forward depends on autocast; yield whether it did not do so before."""
     was, tracer.observes_autocast = tracer.observes_autocast, True
     try:
         yield not was
@@ -191,7 +191,7 @@ def _check_traces(
 
 
 def _check_identity(tracer: ExampleTracer, args: Any, kwargs: Any, trace: ExampleTrace, second: ExampleTrace) -> None:
-    """Find out whether a further call goes by which tensors are one object: traces that agree have hidden that.
+    """Find out whether a further call depends on which tensors are one object: traces that agree have hidden that.
 
     Args:
         tracer: the tracer.

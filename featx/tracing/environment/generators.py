@@ -1,7 +1,7 @@
 """The random generators that the process shares: torch's, Python's and numpy's. Their state is taken and put back.
 
 Other threads may draw from them during a trace. A state that changed tells of this thread only where no other one
-has run; otherwise a trace runs again, or goes by what else it knows.
+has run; otherwise a trace runs again, or uses what else it knows.
 """
 
 from __future__ import annotations

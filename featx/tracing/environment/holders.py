@@ -178,7 +178,7 @@ class _Known:
 class _DefinitionsOf:
     """Returns the functions, classes and modules that a dict has under `names`, and the same tuple for the same.
 
-    What traces lay over them, of whatever thread, counts as what it is laid over.
+    A pass-through, of a trace in any thread, counts as the function that it replaces.
     """
 
     def __init__(self, names: list[Any]) -> None:
@@ -186,7 +186,7 @@ class _DefinitionsOf:
         # One name more than there are, so that there is always a tuple.
         self._get = operator.itemgetter(names[0], *names)
         self._known = _Known()
-        # What was there at the last call, and what it was laid over.
+        # What was there at the last call, and what that has replaced.
         self._latest: tuple[tuple[Any, ...], tuple[Any, ...]] = ((), ())
 
     def __call__(self, value: Mapping[Any, Any]) -> tuple[Any, ...]:

@@ -9,7 +9,7 @@ import traceback
 class Interrupts:
     """Looks for a KeyboardInterrupt behind other errors, of those that come after this is made.
 
-    An interrupt leaves `with torch.no_grad():` of the model through an `__exit__`, whose calls the trace hears. The
+    An interrupt leaves `with torch.no_grad():` of the model through an `__exit__`, whose calls the trace records. The
     trace may raise there, because a call is not the one that it expects, and its error takes the interrupt's place.
     """
 

@@ -1,4 +1,4 @@
-"""Pass-throughs, which are laid over functions in the globals of Python modules for the time of a trace."""
+"""Pass-throughs, which replace functions in the globals of Python modules during a trace."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ class PassThroughs:
         return made
 
     def are_installed(self) -> bool:
-        """Say whether all of them are where they were laid. O(places)."""
+        """Say whether all of them are still in place. O(places)."""
         return all(namespace.get(name) is entry for namespace, name, entry, _, _ in self._installed)
 
     def uninstall(self) -> None:
@@ -188,7 +188,7 @@ class PassThroughs:
 
 
 def original_of(value: Any) -> Any:
-    """Return what `value` stands in for, if another trace has laid it."""
+    """Return what `value` replaces, if it is the pass-through of another trace."""
     return value.function if type(value) in _KINDS else value
 
 

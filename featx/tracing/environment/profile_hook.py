@@ -31,7 +31,7 @@ class ProfileHook:
         self._listeners = listeners
 
     def start(self) -> bool:
-        """Listen from now on, where there are listeners. Say whether that is so: a profiler may have the hook."""
+        """Call the listeners from now on, if there are any. Return whether that is so: a profiler may have the hook."""
         if not self._listeners or sys.getprofile() is not None:
             return False
         sys.setprofile(self._dispatch)

@@ -1,7 +1,7 @@
 """Record calls of chosen Python functions as one node each, instead of tracing through them.
 
-Which functions: those marked with `wrap`, and those that a tracer is told of. For the time of a trace a pass-through
-is laid over them in the globals of the modules of Python that call them; it records a call that has a traced value
+Which functions: those marked with `wrap`, and those that are given to a tracer. During a trace a pass-through
+replaces them in the globals of the Python modules that call them; it records a call that has a traced value
 among its arguments and passes every other one on, so other threads do not notice.
 """
 

@@ -18,7 +18,7 @@ class Observers:
 
     Args:
         recorder: records the state of autocast.
-        torch_calls: is told of torch's generator, and of work that other threads get.
+        torch_calls: is notified of torch's generator, and of work that is given to other threads.
         settings: what is to be observed.
         uses_threading: whether files of the model name threads.
     """
@@ -77,5 +77,5 @@ class Observers:
             self._recorder.autocast_modes.on_call(frame, event, called)
 
     def _is_inside_of_call(self) -> bool:
-        # What calls that the trace knows of do inside, such as torch.cond, is theirs.
+        # What recorded calls do inside, such as torch.cond, belongs to them.
         return self._recorder.whole.depth > 0 or self._torch_calls.kernels.depth > 0

@@ -42,8 +42,8 @@ class Replay:
         owned: the ids of the tensors of the model, which are the same in both calls.
         one_object: tensors of the first call that are in this one the same object as another, by their ids.
 
-    Where autocast does something else around this call than around the first one, forward must not go by it, and may
-    set it only in a way that the first call has shown.
+    Where autocast does something else around this call than around the first one, forward must not depend on it, and
+    may set it only in a way that the first call has shown.
     """
 
     def __init__(self, record: Record, owned: Container[int], one_object: Mapping[int, torch.Tensor]) -> None:
@@ -137,7 +137,7 @@ class Replay:
         return forward(*args, **kwargs)
 
     def on_wrapped(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Answer a call of a function that the trace hears of."""
+        """Answer a call of a function that the trace observes."""
         if isinstance(function, functools._lru_cache_wrapper):
             return function.__wrapped__(*args, **kwargs)
         events = self._record.events
@@ -201,7 +201,7 @@ class Replay:
             return self._is_same(attributes_of(recorded), attributes_of(given))
         try:
             return is_same(recorded, given)
-        except Exception:  # what compares tensors, say: nobody knows
+        except Exception:  # of a comparison of tensors, for example: not known
             return False
 
 

@@ -177,7 +177,7 @@ class ExampleTrace:
 
     @property
     def depends_on_autocast(self) -> bool:
-        """Whether forward was heard to set or ask for the state of autocast."""
+        """Whether forward was observed to set or ask for the state of autocast."""
         return self.recorder.autocast_modes.was_observed
 
     @property
@@ -418,7 +418,7 @@ class ExampleTrace:
             self._kept.add_twins(second.end())
 
     def require_aliases(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Let the graph check which inputs are one tensor, since forward goes by it.
+        """Let the graph check which inputs are one tensor, since forward depends on it.
 
         Raises:
             NeedsSharedInputs: some are on the example, and forward got different ones.

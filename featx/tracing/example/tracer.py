@@ -82,23 +82,23 @@ class ExampleTracer:
         self.asked_for = asked_for
         self._autowrap = (tuple(autowrap_modules), tuple(autowrap_functions))
         self._follows_wrapped = follows_wrapped
-        # What another trace knew of the same model, if nobody has touched that since; found out for each trace else.
+        # What another trace knew of the same model, if that was not changed since; otherwise each trace finds it out.
         self.model_context: ModelContext | None = None
         self.keep_source = keep_source
         self.keep_output = keep_output
         self.training = training
         self.check_sizes = check_sizes
         self.runs_sizes_for_real = runs_sizes_for_real
-        # What hears whether code of the model asks in which mode a module is.
+        # Observes whether code of the model asks in which mode a module is.
         self.reads: ModeReads | None = None
         # Why modules are kept whole that would be looked into, by path, as earlier traces have found out.
         self.whole: dict[str, str] = {}
         # Whether replicas outlive their runs, so that another call can come; `drop_replica` ends that.
         self.keeps_replicas = False
-        # Whether each call is heard, for those that set torch's generator or hand work to another thread, since other
-        # threads have disturbed a trace; and whether they may have.
+        # Whether each call is observed, for those that set torch's generator or hand work to another thread, since
+        # other threads have disturbed a trace; and whether they may have.
         self.uses_profile_hook = self._may_be_disturbed = False
-        # Whether calls are heard that set or ask for the state of autocast.
+        # Whether calls are observed that set or ask for the state of autocast.
         self.observes_autocast = False
         # Attributes, by path and name, that are taken away for the runs: a trace notes those that forward reads.
         self.absent: frozenset[tuple[str, str]] = frozenset()

@@ -34,8 +34,8 @@ def form_of(value: Any) -> Any:
 def form_of_result(value: Any) -> Any:
     """Describe as `form_of`, with all that is neither a tensor nor an item of a tuple, list or dict by value. O(size).
 
-    A trace follows the items of what a call gives, and numbers, in tuples and lists too, beside the tensors of an
-    object. What else objects hold, and attributes that somebody has given to tensors, Python sees unheard.
+    A trace follows the items of what a call returns, and numbers, in tuples and lists too, beside the tensors of an
+    object. What else objects hold, and attributes that code has given to tensors, Python reads unobserved.
 
     Returns:
         The form; None where there is an object that has no description, such as an iterator.

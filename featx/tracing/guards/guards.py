@@ -179,7 +179,9 @@ def check_form(value: Any, form: Any, what: str) -> None:  # noqa: F811
 
 @runtime_check
 def check_result(value: Any, form: Any, what: str) -> None:
-    """Raise unless what a call gave holds what it held on the example, tensors apart; `form_of_result` gave `form`.
+    """Raise unless the result of a call holds what it held for the example, apart from tensors.
+
+    `form_of_result` describes that, for `form`.
 
     Raises:
         SpecializationError: it does not; `what` names it.

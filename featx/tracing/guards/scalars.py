@@ -91,7 +91,7 @@ class Diverged(BaseException):
 
 
 class _Nowhere:
-    """The trace of a number that nobody traces: one that code made of the class of a traced one."""
+    """The trace of a number that belongs to no trace: one that code made by calling the class of a traced one."""
 
     def is_recording(self) -> bool:
         return False

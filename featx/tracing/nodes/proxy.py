@@ -141,7 +141,7 @@ class Proxy:
 
     @property
     def _is_param(self) -> bool:
-        # What isinstance(x, nn.Parameter) goes by.
+        # isinstance(x, nn.Parameter) asks for this.
         return value_type_of(self.node, getattr(self.tracer, "root", None)) is torch.nn.Parameter
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Proxy:

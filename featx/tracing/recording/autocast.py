@@ -14,7 +14,7 @@ from featx.ir.node import Node
 from featx.tracing.environment.autocast_state import DEVICES
 
 _State = tuple[tuple[str, bool, torch.dtype], ...]
-# The state, and the devices for which a region was heard to be open.
+# The state, and the devices for which a region was observed to be open.
 _Present = tuple[_State, frozenset[str]]
 
 
@@ -23,14 +23,14 @@ class AutocastModes:
 
     At most one region is open at a time: on a change it is closed and, where that is not the state of the start,
     another one opened. A region that sets what is set anyhow, as `autocast("cpu", enabled=False)` outside of autocast
-    does, changes nothing; where the calls of the thread are heard, it is recorded too.
+    does, changes nothing; where the calls of the thread are observed, it is recorded too.
 
     Args:
         create_node: adds a node to the graph.
         guard: adds a check that the value of a node is again what it is now.
 
     Attributes:
-        was_observed: whether such a region was heard, or code that asks for the state.
+        was_observed: whether such a region was observed, or code that asks for the state.
         has_ambiguous_dtype: whether a region casts to a dtype that may be its own, or that around the model.
     """
 
@@ -66,7 +66,7 @@ class AutocastModes:
             self.record_state()
 
     def record_state(self) -> None:
-        """Record that the state must be the present one when the graph runs, since forward goes by it."""
+        """Record that the state must be the present one when the graph runs, since forward depends on it."""
         self.was_observed = True
         state = _state()
         if state in self._asked:

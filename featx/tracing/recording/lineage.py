@@ -61,4 +61,4 @@ class Lineage:
             key, entry = self._earlier.pop()
             if entry is not None:
                 self._entries[key] = entry
-            # An entry of an object that is new since stays: it keeps the object alive, and nobody else has it.
+            # An entry of an object that is new since stays: it keeps the object alive, and nothing else refers to it.

@@ -15,7 +15,7 @@ from featx.tree import tree_leaves
 class MadeInside:
     """The tensors that kernels inside of such calls have computed from tensors of the graph, or from one another.
 
-    In a run without values these are stand-ins that no call gave, which tells of them too.
+    In a run without values these are stand-ins that no recorded call returned, which identifies them too.
 
     Args:
         whole: says whether the running code is inside of such a call.
@@ -28,7 +28,7 @@ class MadeInside:
         self._known: dict[int, weakref.ref[torch.Tensor]] = {}
 
     def note(self, given: list[torch.Tensor], result: Any) -> None:
-        """Take note of a kernel: the tensors that it got, and what it gave."""
+        """Take note of a kernel: its inputs, and its result."""
         if self._whole.depth and (any(each in self for each in given) or self._is_of_graph(tuple(given))):
             for tensor in tree_leaves(result):
                 if isinstance(tensor, torch.Tensor):

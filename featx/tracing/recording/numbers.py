@@ -39,7 +39,7 @@ class Numbers:
         disguise: as what it sees them.
         disguised: the positions of further numbers that are disguised.
         sizes_were_read: whether Python has seen a size, so that it may have made something of it that no node shows.
-        shapes_were_read: whether it has seen a whole shape, of which Python may count the dimensions unheard.
+        shapes_were_read: whether it has seen a whole shape, of which Python may count the dimensions unobserved.
         ties: for each call of `min` or `max` on sizes, whether several of them were the extreme.
         expected_ties: those of the earlier trace.
         converting: the globals in which calls of `int`, `float` and `len` are followed.

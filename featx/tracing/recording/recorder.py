@@ -210,7 +210,10 @@ class Recorder(TracerBase):
         return False
 
     def is_unseen(self, tensor: torch.Tensor) -> bool:
-        """Say whether a tensor is of this trace and no call gave it: it comes from code that torch does not tell of."""
+        """Say whether a tensor is of this trace and no recorded call returned it.
+
+        It comes from code that does not pass through the function mode.
+        """
         if id(tensor) in self.owned or id(tensor) in self.earlier.constants:
             return False
         return tensor in self.made_inside or (tensor.is_meta and self.device.type != "meta")
@@ -243,7 +246,7 @@ class Recorder(TracerBase):
     # -- nodes -------------------------------------------------------------------------------------------------------
 
     def node_of(self, origin: Origin) -> Node:
-        """Return the node of an origin, made now where it is a part that nobody has used yet."""
+        """Return the node of an origin, made now where it is a part that was not used yet."""
         if isinstance(origin, Node):
             return origin
         node = origin.node
@@ -354,11 +357,11 @@ class Recorder(TracerBase):
         self._check_form(node, check_form, form_of(value), what)
 
     def guard_result(self, node: Node, value: Any, what: str, *, have_values: bool) -> None:
-        """Add a check that what a call gave is nested again as it is, and holds the same besides tensors and numbers.
+        """Add a check that a result is nested again as it is, and holds the same besides tensors and numbers.
 
         Args:
             node: the call.
-            value: what it gave.
+            value: what it returned.
             what: names that.
             have_values: whether the call got tensors with values.
 

@@ -46,7 +46,7 @@ class Results:
         """Return the value of `origin` so that whatever is done with it, or with a part of it, is followed.
 
         Args:
-            value: what a call gave. Lists and dicts are changed.
+            value: what a call returned. Lists and dicts are changed.
             origin: the node of the call.
             frame: the code that gets it, where the order in which that takes parts counts in names.
         """
@@ -177,7 +177,7 @@ class Results:
         if recorder.lineage.get(tensor) is None and id(tensor) not in recorder.owned:
             self.follow(tensor, origin, None)
             return
-        # Which of the two the code means from now on cannot be heard, so they must stay one.
+        # Which of the two the code uses from now on cannot be observed, so they must stay one.
         both = recorder.unnamed_node_of(origin), recorder.create_unnamed_arg(tensor)
         same = recorder.add_unnamed_node("call_function", operator.is_, both, {})
         recorder.guard(same, True, "whether a tensor in what a call gives is one that the model had")

@@ -13,7 +13,7 @@ from featx.tracing.replica.replica import only_sets_flags
 
 
 class ModeReads:
-    """Whether the mode of a module was asked for, or set, in the traces that listen."""
+    """Whether the mode of a module was asked for, or set, in the traces that observe it."""
 
     def __init__(self) -> None:
         self.any = False
@@ -61,7 +61,7 @@ def _answering(submodules: dict[str, Any], training: bool, reads: ModeReads) -> 
 
 
 def mode_of(module: nn.Module) -> bool:
-    """Return the mode of a module without being heard. O(1)."""
+    """Return the mode of a module; this is not counted as a read. O(1)."""
     submodules = module._modules
     if type(submodules) is _Submodules and "training" not in module.__dict__:
         return submodules.training
@@ -69,10 +69,10 @@ def mode_of(module: nn.Module) -> bool:
 
 
 def record_mode_reads(modules: Iterable[nn.Module], reads: ModeReads) -> None:
-    """Let `reads` hear of every read of `training` in the modules of a replica. O(modules).
+    """Let `reads` record every read of `training` in the modules of a replica. O(modules).
 
     The attribute is taken away, and answered from where submodules are looked up. Code that looks for it in
-    `vars(module)` fails. Where some module cannot be listened to, `reads` is told that one was read.
+    `vars(module)` fails. Where some module cannot be observed, `reads` says that one was read.
     """
     modules = list(modules)
     if not all(map(_supports_recording, modules)):
@@ -88,12 +88,12 @@ def record_mode_reads(modules: Iterable[nn.Module], reads: ModeReads) -> None:
 
 
 def set_mode(module: nn.Module, training: bool) -> None:
-    """Set the mode of a module that is listened to, without being heard. O(1)."""
+    """Set the mode of a module that is observed; this is not counted as a read. O(1)."""
     cast(_Submodules, module._modules).training = training
 
 
 def has_set_mode(module: nn.Module) -> bool:
-    """Say whether the mode of a module that was listened to has been set."""
+    """Say whether the mode of a module that was observed has been set."""
     return type(module._modules) is _Submodules and "training" in module.__dict__
 
 

@@ -32,7 +32,7 @@ from featx.tree import tree_leaves
 
 
 class ModelContext:
-    """The modules and tensors of a model, and the places in its code where a trace listens. O(modules + globals).
+    """The modules and tensors of a model, and the places in its code that get pass-throughs. O(modules + globals).
 
     Traces of one model that follow one another share it. The model is only read.
 

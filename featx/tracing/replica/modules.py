@@ -59,7 +59,7 @@ def intercept(
 ) -> None:
     """Send calls of `modules`, and reads of their `watched` dicts, to handlers, for as long as they live. O(modules).
 
-    The modules are those of a replica: nobody else has them, and nothing is put back.
+    The modules are those of a replica: nothing else refers to them, and nothing is put back.
     """
     for module in modules:
         state = module.__dict__

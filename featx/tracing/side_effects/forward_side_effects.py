@@ -23,7 +23,7 @@ def unsupported_side_effect(
 ) -> str | None:
     """Say what the forward of an opened module left there, where a graph of it would not do the same; else None.
 
-    Writing into a buffer is fine, and so is an attribute that nobody reads, or that is made from sizes and constants
+    Writing into a buffer is fine, and so is an attribute that no code reads, or that is made from sizes and constants
     alone: a graph makes it anew.
     """
     for name in state.changed_values():

@@ -30,7 +30,7 @@ VIEWS = frozenset(
 )
 # Attributes of a tensor that are none, and hold none.
 _NO_TENSORS = FORM_ATTRIBUTES | {"requires_grad", "names"}
-# Functions of Python that give what they got, or parts of it.
+# Functions of Python that return an argument, or parts of it.
 PASSING = frozenset("zip enumerate reversed iter next map filter getattr vars sorted".split())
 # Words of annotations that no tensor has: `list[int]`, `typing.Optional[str]`.
 _PLAIN = frozenset("int float bool str list tuple dict set optional union none nonetype typing class sequence".split())

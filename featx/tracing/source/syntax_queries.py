@@ -1,6 +1,6 @@
 """What the line of the model that runs asks of a traced value, or does with it, read from its source.
 
-Each question has an answer where no source is there, which is the careful one. A Python that nobody has tested
+Without source, each question has a conservative answer. A version of Python that featx was not tested with
 can only lead there too: where its positions are others, no syntax of the kind that is asked for stands at them.
 """
 
@@ -138,10 +138,10 @@ def _constant(node: ast.expr) -> Any:
 
 
 def writes_a_message(frame: FrameType) -> bool:
-    """Say whether the text that `frame` makes goes into a call whose result nobody takes, or into an error.
+    """Say whether the text that `frame` makes goes into a call whose result is not used, or into an error.
 
     `torch._assert(ok, f"{n}")`, `print(n)`, `logger.info(...)`, `raise ValueError(f"{n}")`: and not `heads[str(n)]`.
-    Without source: no, the model may go by the text.
+    Without source: no, the model may depend on the text.
     """
     node = node_at(frame)
     if isinstance(node, ast.Call) and _is_at_its_end(node, frame):

@@ -75,7 +75,7 @@ class DynamicShapes:
         return tree_map(lambda leaf: _as_meta(leaf, next(layouts)) if isinstance(leaf, torch.Tensor) else leaf, fake)
 
     def _fake_result(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        # Loading what knows of unknown sizes takes a second; it is done for models that need it.
+        # Importing torch's support for unknown sizes takes a second; it is done for models that need it.
         from torch._subclasses.fake_tensor import FakeTensorMode
         from torch.fx.experimental.symbolic_shapes import ShapeEnv
 

@@ -57,7 +57,7 @@ class Kernels(TorchDispatchMode):
         self.shapes = DynamicShapes()
         self._signatures = Signatures()
         self._generators = TraceGenerators()
-        # How many calls that the trace knows of the running code is inside.
+        # How many recorded calls the running code is inside of.
         self.depth = 0
         # How many elements have been computed, where `on_write` is given: a measure of time that is the same each time.
         self.elements = 0
@@ -99,12 +99,12 @@ class Kernels(TorchDispatchMode):
         return self.on_write is not None or self.shapes.are_expected
 
     def seen(self) -> _Seen:
-        """Return a context for a call that the trace knows of."""
+        """Return a context for a recorded call."""
         return _Seen(self)
 
     @contextmanager
     def drawing(self) -> Generator[None]:
-        """Let kernels inside of a call that the trace knows of draw from generators of this trace alone."""
+        """Let kernels inside of a recorded call draw from generators of this trace alone."""
         if self.watches_all:  # they do so anyway
             yield
             return
@@ -116,7 +116,7 @@ class Kernels(TorchDispatchMode):
 
 
 class _Seen:
-    """Counts the calls; where nobody asks about writes the kernels inside are not watched at all, which costs less."""
+    """Counts the calls; where writes are not asked for the kernels inside are not observed at all, which costs less."""
 
     __slots__ = ("_is_off", "_kernels")
 

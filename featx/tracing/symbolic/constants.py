@@ -1,8 +1,8 @@
 """Follow the tensors that are real during a symbolic trace: the model's own, and those that it makes.
 
 A model may compute with its buffers alone, or with tensors that it makes from constants. No proxy is involved, so the
-call runs, and shapes and types are known; it is recorded all the same. When the trace is done, calls that nobody uses
-are erased, and tensors made from constants alone that nobody writes are folded to literals. So the graph reads buffers
+call runs, and shapes and types are known; it is recorded all the same. When the trace is done, calls that nothing uses
+are erased, and tensors made from constants alone that nothing writes are folded to literals. So the graph reads buffers
 when it runs, not the values that they had during the trace, and each run has its own copy of what it writes.
 """
 
@@ -153,7 +153,7 @@ class RealTensors:
                 raise refusal(self._tracer, ModulePathError, what, "register that tensor as a buffer of the model")
 
     def finish(self, graph: Graph) -> None:
-        """Erase recorded calls that nobody uses, and fold constants that nobody writes to literals."""
+        """Erase recorded calls that nothing uses, and fold constants that nothing writes to literals."""
         if not self._recorded:
             return
         effects = Effects(graph, self._root)

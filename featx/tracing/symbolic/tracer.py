@@ -58,7 +58,7 @@ class Tracer(TracerBase):
     specialize_options: bool = False
     # Trace the model as it is in train mode, or in eval mode; None traces it in the modes in which it is.
     training: bool | None = None
-    # What hears whether code of the model asks in which mode a module is.
+    # Observes whether code of the model asks in which mode a module is.
     reads: ModeReads | None = None
 
     def __init__(
