@@ -6,7 +6,7 @@
 import dataclasses
 import enum
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from numbers import Number
 from typing import Any, cast
 
@@ -150,6 +150,8 @@ def _rebuild_sequence(value: Any, items: list[Any]) -> Any:
 
 
 def _rebuild_mapping(value: Any, items: dict[Any, Any]) -> Any:
+    if not isinstance(value, MutableMapping):
+        return type(value)(items)
     # A mapping with a constructor of its own (defaultdict, ModelOutput) is copied and refilled.
     copy = value.copy() if hasattr(value, "copy") else type(value)(items)
     for key, item in items.items():

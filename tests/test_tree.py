@@ -3,7 +3,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import pytest
@@ -131,6 +131,27 @@ def test_default_dict_keeps_its_factory() -> None:
     doubled = tree_map(double, collections.defaultdict(list, a=1))
     assert doubled == {"a": 2}
     assert doubled["new"] == []
+
+
+class ReadOnly(Mapping[str, Any]):
+    def __init__(self, items: dict[str, Any]) -> None:
+        self.items_by_name = items
+
+    def __getitem__(self, key: str) -> Any:
+        return self.items_by_name[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.items_by_name)
+
+    def __len__(self) -> int:
+        return len(self.items_by_name)
+
+
+@pytest.mark.parametrize("kind", [ReadOnly, types.MappingProxyType])
+def test_mapping_that_cannot_be_written_is_built_anew(kind: Any) -> None:
+    mapped = tree_map(lambda number: number + 1, kind({"a": 1}))
+    assert type(mapped) is kind
+    assert dict(mapped) == {"a": 2}
 
 
 def test_ordered_dict_keeps_its_class_and_order() -> None:

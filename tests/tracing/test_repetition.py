@@ -169,6 +169,80 @@ def test_what_changes_from_call_to_call_is_refused(kind: str) -> None:
         featx.create_feature_extractor(model, ["linear"], example_inputs=X)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", sorted(STATES.keys() - {"weak dict"}))  # whose entries nothing compares
+@pytest.mark.filterwarnings("ignore:.*itertools.*:DeprecationWarning")
+def test_what_changes_from_call_to_call_and_matters_in_a_later_call_is_refused(kind: str) -> None:
+    make, change = STATES[kind]
+    advance = change()
+
+    def after_a_while(held: Any) -> float:
+        return 1.0 if advance(held) < 50 else 2.0
+
+    reason = r"changes an object of Python|kept between calls|changes the (number|attribute)|adds to|hands work"
+    with pytest.raises(featx.TraceError, match=reason):
+        featx.trace(Keeping(make(), after_a_while), X)
+    with pytest.raises(featx.TraceError):
+        featx.create_feature_extractor(Keeping(make(), after_a_while), ["linear"], example_inputs=X)
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        lambda: itertools.count(1),
+        lambda: itertools.chain(itertools.repeat(0.5, 3), itertools.repeat(1.0)),
+        lambda: enumerate([0.5] * 9),
+        lambda: zip([0.5] * 9, range(9)),
+        lambda: map(float, range(1, 9)),
+        lambda: iter({"a": 1, "b": 2}),
+        lambda: itertools.cycle([0.5, 0.5, 1.0]),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*itertools.*:DeprecationWarning")
+def test_iterator_that_only_advances_is_refused_in_the_model_and_keeps_a_submodule_whole(
+    steps: Callable[[], Any],
+) -> None:
+    def advance(held: Any) -> float:
+        next(held, None)
+        return 1.0
+
+    with pytest.raises(featx.TraceError, match="changes an object of Python in each call"):
+        featx.trace(Keeping(steps(), advance), X)
+    traced = featx.trace(nn.Sequential(Keeping(steps(), advance), nn.ReLU()), X)
+    assert [node.target for node in traced.graph.nodes if node.op == "call_module"] == ["0", "1"]
+
+
+def test_iterator_that_is_done_is_no_state() -> None:
+    model = Keeping(iter([]), lambda held: next(held, 2.0))
+    assert torch.equal(featx.trace(model, X)(X + 1), model.linear((X + 1) * 2))
+
+
+def test_iterator_of_a_submodule_that_is_kept_whole_is_advanced_by_it() -> None:
+    def advance(held: Any) -> float:
+        return 1.0 if next(held) < 4 else 2.0
+
+    model = nn.Sequential(Keeping(itertools.count(), advance), nn.Linear(4, 4))
+    copied = copy.deepcopy(model)
+    extractor = featx.create_feature_extractor(model, ["0", "1"], example_inputs=X)
+    for _ in range(8):
+        assert torch.equal(extractor(X)["1"], copied(X))
+
+
+def test_context_variable_that_forward_sets_is_put_back() -> None:
+    variable: contextvars.ContextVar[float] = contextvars.ContextVar("variable", default=0.0)
+
+    class Counting(nn.Module):
+        steps = variable
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.steps.set(self.steps.get() + 1)
+            return x if self.steps.get() < 9 else x * 2
+
+    with pytest.raises(featx.TraceError, match="changes the number 'variable'"):
+        featx.trace(Counting(), X)
+    assert variable.get() == 0.0
+
+
 @pytest.mark.parametrize("kind", sorted(STATES.keys() - {"generator"}))  # which cannot be copied
 @pytest.mark.filterwarnings("ignore:.*itertools.*:DeprecationWarning")
 def test_submodule_that_does_something_else_in_each_call_is_kept_whole(kind: str) -> None:

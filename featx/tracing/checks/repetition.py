@@ -131,9 +131,10 @@ def _repeats_without_values(
     try:
         if not is_same_graph(first.graph, trace.graph) or first.checks.kept_input_message is not None:
             return False
+        states = first.python_states()
         again = replace(conditions, reason="a second call without values, to be compared", before=first)
         second = tracer.run_once(trace.model_context, args, kwargs, find_requested, again)
-        is_same = is_same_graph(second.graph, trace.graph)
+        is_same = is_same_graph(second.graph, trace.graph) and second.python_states() == states
         second.drop_replica()
         return is_same
     except (Diverged, ThreadInterference, NeedsRealValues, Exception):
@@ -151,6 +152,7 @@ def _check_traces(
     checked: ExampleTrace, newly_observed: bool,
 ) -> None:  # fmt: skip
     name = _name(trace)
+    states = trace.python_states()
     second = _next(tracer, args, kwargs, trace, find_requested)
     missing = getattr(second, "name", None) if isinstance(second, AttributeError) else None
     if missing in {attribute for _, attribute in trace.checks.absent}:  # which were taken away for both calls
@@ -164,6 +166,7 @@ def _check_traces(
         if newly_observed and second.depends_on_autocast:
             raise DependsOnAutocast
         if is_same_graph(second.graph, trace.graph):
+            _check_fixed_point(tracer, second, states)
             _check_identity(tracer, args, kwargs, checked, second)
             return
         if trace.checks.kept_input_message is not None:
@@ -186,8 +189,26 @@ def _check_traces(
                 "counter, an iterator or similar state, which a graph would not advance. To go on, put the code that "
                 "does it into a submodule, which is kept whole, or keep the value in a buffer."
             )
+        _check_fixed_point(tracer, second, states)
     finally:
         second.drop_replica()
+
+
+def _check_fixed_point(tracer: ExampleTracer, second: ExampleTrace, states: Mapping[str, Any]) -> None:
+    """Raise if the second call has changed Python objects that the first one had left, so that a third may differ."""
+    now = second.python_states()
+    changed = [path for path, state in now.items() if state != states.get(path, state)]
+    if not changed:
+        return
+    path = max(changed, key=lambda each: each.count(".") if each else -1)
+    if path and tracer.opened is None and path not in tracer.whole:
+        raise SubmoduleNotRepeatable(path)
+    owner = f"forward of '{path}'" if path else "forward"
+    raise TraceError(
+        f"cannot trace {_name(second)}: {owner} changes an object of Python in each call (an iterator, a variable of a "
+        "closure, an array or the like), and a later call may do something else. To go on, put the code that does it "
+        "into a submodule, which is kept whole, or keep the value in a buffer."
+    )
 
 
 def _check_identity(tracer: ExampleTracer, args: Any, kwargs: Any, trace: ExampleTrace, second: ExampleTrace) -> None:

@@ -11,13 +11,14 @@ import functools
 import gc
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, cast
 
 import torch
 
 from featx.libraries import is_logging
-from featx.tracing.environment.holders import Holder, Variable, contents_of
+from featx.tracing.environment.holders import ContextValue, Holder, Variable, contents_of
 from featx.tracing.guards.scalars import TracedFloat, TracedInt
 from featx.tracing.objects.containers import containers_in
 from featx.tracing.objects.plain_objects import has_defaults
@@ -77,6 +78,9 @@ class Caches:
             if function.__dict__ or function.__name__ in function.__code__.co_names:  # it may set attributes of its own
                 values.append(function.__dict__)
             values += map(contents_of, cells)
+        # Their place in a global, a class, a default or a closure is no part of a replica.
+        self.iterators = [value for value in values if isinstance(value, Iterator)]
+        self.holders += [ContextValue(value) for value in values if isinstance(value, ContextVar)]
         containers = (container for container in containers_in(values) if not isinstance(container, set))
         self.holders += map(Holder, containers)
 

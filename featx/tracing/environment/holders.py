@@ -227,6 +227,31 @@ class Variable(Holder):
             self._cell.cell_contents = item
 
 
+class ContextValue(Holder):
+    """The value of a context variable in the context of this thread."""
+
+    def _now(self) -> dict[Any, Any]:
+        return {self._value.name: self._current()}
+
+    def _current(self) -> Any:
+        try:
+            return self._value.get()
+        except LookupError:  # it has neither a value nor a default
+            return _EMPTY
+
+    def readers(self) -> Iterator[tuple[tuple[int, Any], Callable[[Any], Any], Any]]:
+        """Yield nothing: `OuterValues` compares the variables of a context by itself."""
+        return iter(())
+
+    def is_untouched(self) -> bool:
+        """Say whether it holds what it held."""
+        return self._current() is self._before[self._value.name]
+
+    def _put(self, key: Any, item: Any) -> None:
+        if item is not _EMPTY:
+            self._value.set(item)
+
+
 class EnvironmentVariables(Holder):
     """The environment variables of the process."""
 

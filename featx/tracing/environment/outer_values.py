@@ -74,8 +74,9 @@ class OuterValues:
 
     def accept(self) -> None:
         """Take the values as they are now for unchanged: a call that is one node may have set them, and will again."""
+        self._variables = _variables()
         if self._tells_calls_apart:
-            self._variables, self._latest = _variables(), self._now()
+            self._latest = self._now()
 
     def is_to_run_again(self) -> bool:
         """Say whether a run that is over has seen changes of which a further run must know."""

@@ -38,7 +38,7 @@ class ModuleState:
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._count = len(module.__dict__)
-        self._attributes = {name: value for name, value in module.__dict__.items() if name not in _NOT_RESTORED}
+        self._attributes = plain_attributes(module)
         self._buffers = dict(module._buffers)
         # Random generators of the model's own, with what leads back to their state.
         self._generators = [(value, _state_of(value)) for value in self._attributes.values() if _is_generator(value)]
@@ -207,7 +207,7 @@ class LayerState:
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._count = len(module.__dict__)
-        self._attributes = {name: value for name, value in module.__dict__.items() if name not in _NOT_RESTORED}
+        self._attributes = plain_attributes(module)
 
     def difference(self) -> str | None:
         """Return the name of an attribute that is not what it was; None where there is none."""
@@ -241,6 +241,11 @@ def parts_of(module: nn.Module) -> Parts:
     # A scripted module holds them elsewhere.
     held = ((name, state[name]) for name in names if isinstance(state.get(name), dict))
     return [(name, tuple(parts), tuple(parts.values())) if parts else _EMPTY[name] for name, parts in held]
+
+
+def plain_attributes(module: nn.Module) -> dict[str, Any]:
+    """Return the attributes of a module that are its own: neither what nn.Module keeps, nor what a trace sets."""
+    return {name: value for name, value in module.__dict__.items() if name not in _NOT_RESTORED}
 
 
 def replaced_part(module: nn.Module, before: Parts) -> str | None:

@@ -277,7 +277,8 @@ _MAKERS: dict[type, Callable[[ObjectCopies, Any], Any]] = {
     list: _list, tuple: _tuple, dict: _dict, set: _set, frozenset: _set, collections.deque: _deque,
     types.FunctionType: _function, types.MethodType: _method, functools.partial: _partial, weakref.ref: _reference,
     weakref.ProxyType: _proxy, weakref.CallableProxyType: _proxy,
-    torch.Generator: _generator, types.BuiltinMethodType: _builtin_method, functools._lru_cache_wrapper: _cached,
+    torch.Generator: _generator, types.BuiltinMethodType: _builtin_method, types.MethodWrapperType: _builtin_method,
+    functools._lru_cache_wrapper: _cached,
 }  # fmt: skip
 
 

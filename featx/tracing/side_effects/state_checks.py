@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from torch import nn
 
+from featx.tracing.objects.python_state import PythonState
 from featx.tracing.objects.references import referred_to
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.replica.mode_reads import mode_of
+from featx.tracing.replica.module_state import plain_attributes
 from featx.tracing.replica.module_states import ModuleStates
 from featx.tracing.side_effects.forward_side_effects import computed_attributes, unsupported_side_effect
 from featx.tracing.signals import ModifiedFromOutside, ReadOrderUnknown, UnsupportedSideEffect
@@ -111,9 +114,7 @@ class StateChecks:
 
     def check_all(self) -> None:
         """Raise where a module is not what its own calls, or a graph of them, leave it."""
-        # Those that ran inside a module that was called whole; parents come first. Not so a module of which only
-        # methods were called: they are code of whoever called them.
-        ran_whole: set[str] = set()
+        ran_whole = self._paths_that_ran_whole()
         for module, path in self.paths.items():
             replaced = self.states.replaced_part(module)
             if replaced is not None:
@@ -121,14 +122,42 @@ class StateChecks:
                     f"forward replaces '{replaced}' of '{path}', and a graph does not: do it in __init__, or call the "
                     "model once before,"
                 )
-            if path in self.opaque_paths or path.rpartition(".")[0] in ran_whole:
-                ran_whole.add(path)
             if module in self.opened_modules or path not in ran_whole:
                 self.check(module)
             elif self.states.initial(module) is None:
                 self._check_layer(module, path)
             elif self.opened_modules.isdisjoint(module._modules.values()):
                 self.check_untouched(module, path)
+
+    def _paths_that_ran_whole(self) -> set[str]:
+        """Return the paths of the modules that were called whole, and of those inside them.
+
+        Not those of which only methods were called: these are code of their callers.
+        """
+        ran_whole: set[str] = set()
+        for path in self.paths.values():  # parents come first
+            if path in self.opaque_paths or path.rpartition(".")[0] in ran_whole:
+                ran_whole.add(path)
+        return ran_whole
+
+    def python_states(self, iterators: Iterable[Iterator[Any]]) -> dict[str, Any]:
+        """Describe the Python objects that opened modules hold, by path; those of a file are described with the root.
+
+        What a module that is kept whole holds is left out: its own call will change that when the graph runs.
+
+        Args:
+            iterators: those of the model's files.
+        """
+        ran_whole = self._paths_that_ran_whole()
+        state = PythonState()
+        for module, path in self.paths.items():
+            if path in ran_whole and module not in self.opened_modules:
+                state.of(plain_attributes(module))
+        described = {
+            path: state.of(plain_attributes(module)) for module, path in self.paths.items() if path not in ran_whole
+        }
+        described[""] = (described.get(""), *map(state.of, iterators))
+        return described
 
     def _check_layer(self, module: nn.Module, path: str) -> None:
         if mode_of(module) is not self.training[module]:

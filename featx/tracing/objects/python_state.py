@@ -1,0 +1,103 @@
+"""Describe the state that Python objects hold, so that what it was at two moments can be compared.
+
+Iterators, closures, arrays, buffers of bytes, queues and plain objects have state that a call may advance although it
+does the same as the call before: `next(self.steps) < 100`.
+"""
+
+from __future__ import annotations
+
+import array
+import functools
+import io
+import types
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from featx.tracing.objects.arrays import description_of, is_array
+from featx.tracing.objects.containers import DEPTH_IN_MODULES
+from featx.tracing.objects.plain_objects import attributes_of, is_plain_object
+
+_PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})
+_OTHERS = (torch.Tensor, nn.Module, type, types.ModuleType)
+# Larger objects are data sets or vocabularies: their length is compared alone.
+_LARGEST = 10_000
+
+
+class PythonState:
+    """Describes values one after the other; an object that was described before is not described again.
+
+    Tensors, modules and classes are described by their class. O(size of what the values hold).
+    """
+
+    def __init__(self) -> None:
+        # By id, with the object, which must stay alive.
+        self._known: dict[int, object] = {}
+
+    def of(self, value: object, depth: int = 2 * DEPTH_IN_MODULES) -> Any:
+        """Return a description that equals another one if the value holds the same at both moments."""
+        kind = type(value)
+        if kind in _PLAIN:
+            return value
+        if id(value) in self._known or isinstance(value, _OTHERS) or not depth:
+            return kind.__qualname__
+        self._known[id(value)] = value
+        return kind.__qualname__, *(self.of(part, depth - 1) for part in _parts_of(value))
+
+
+def _parts_of(value: Any) -> Iterable[Any]:
+    for kinds, parts_of in _PARTS:
+        if isinstance(value, kinds):
+            return parts_of(value)
+    if is_array(value):
+        return description_of(value)
+    if isinstance(value, Iterator):
+        return _parts_of_iterator(cast(Any, value))
+    return attributes_of(value).values() if is_plain_object(value) else ()
+
+
+def _parts_of_container(value: Any) -> Iterable[Any]:
+    if len(value) > _LARGEST:
+        return (len(value),)
+    return [*dict.keys(value), *dict.values(value)] if isinstance(value, dict) else list(value)
+
+
+def _parts_of_set(value: Any) -> Iterable[Any]:
+    plain = () if len(value) > _LARGEST else (repr(item) for item in value if type(item) in _PLAIN)
+    return len(value), *sorted(plain)
+
+
+def _parts_of_function(function: types.FunctionType) -> Iterable[Any]:
+    yield from (function.__defaults__, function.__kwdefaults__, function.__dict__)
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # a variable that has no value yet
+            yield None
+
+
+def _parts_of_iterator(value: Any) -> Iterable[Any]:
+    # What pickles it says how far it is. Those of itertools have no such method in Python 3.14.
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return value.__reduce__()
+    except TypeError:
+        return ()
+
+
+_PARTS: tuple[tuple[Any, Callable[[Any], Iterable[Any]]], ...] = (
+    ((dict, list, tuple, deque), _parts_of_container),
+    ((set, frozenset), _parts_of_set),
+    (types.FunctionType, _parts_of_function),
+    (types.MethodType, lambda method: (method.__func__, method.__self__)),
+    ((types.BuiltinMethodType, types.MethodWrapperType), lambda method: (method.__self__,)),
+    (functools.partial, lambda partial: (partial.func, partial.args, partial.keywords)),
+    ((array.array, bytearray), lambda numbers: (bytes(numbers),)),
+    ((io.BytesIO, io.StringIO), lambda file: (file.getvalue(), file.tell())),
+    (types.SimpleNamespace, lambda namespace: vars(namespace).values()),
+)
