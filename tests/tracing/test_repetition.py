@@ -192,7 +192,7 @@ def test_what_changes_from_call_to_call_and_matters_in_a_later_call_is_refused(k
         lambda: itertools.count(1),
         lambda: itertools.chain(itertools.repeat(0.5, 3), itertools.repeat(1.0)),
         lambda: enumerate([0.5] * 9),
-        lambda: zip([0.5] * 9, range(9)),
+        lambda: zip([0.5] * 9, range(9), strict=True),
         lambda: map(float, range(1, 9)),
         lambda: iter({"a": 1, "b": 2}),
         lambda: itertools.cycle([0.5, 0.5, 1.0]),
