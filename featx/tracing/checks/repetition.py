@@ -108,9 +108,10 @@ def _repeats(tracer: ExampleTracer, args: Any, kwargs: Any, trace: ExampleTrace)
         trace.forget_record()
         return None
     with tracer.log.run(_name(trace), "a second call, against the record of the first", is_real=False):
+        states = trace.python_states() if trace.model_context.caches.iterators else None
         repeats = trace.repeats(args, kwargs)
     trace.forget_record()
-    return repeats
+    return repeats and (states is None or trace.python_states() == states)
 
 
 def _repeats_without_values(

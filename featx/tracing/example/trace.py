@@ -383,9 +383,8 @@ class ExampleTrace:
     def can_repeat(self) -> bool:
         """Say whether a second call can be compared with the record of this one, without a trace of it."""
         # What opened code reads of a module that is kept whole, the calls of that module may have changed.
-        is_changed = self.checks.states.are_changed_by_calls
-        has_hidden_state = self.replica.has_hidden_state or self.model_context.caches.iterators
-        return self.recorder.call_record is not None and not is_changed and not has_hidden_state
+        is_changed = self.checks.states.are_changed_by_calls or self.replica.has_hidden_state
+        return self.recorder.call_record is not None and not is_changed
 
     def python_states(self) -> dict[str, Any]:
         """Describe the Python objects that opened code may change, by the path of the module; see `StateChecks`."""
