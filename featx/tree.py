@@ -3,6 +3,7 @@
 # TorchScript picks among overloads of one name, which torch.jit does not export by name for type checkers.
 # pyright: reportRedeclaration=false, reportPrivateImportUsage=false
 
+import copy
 import dataclasses
 import enum
 import types
@@ -13,6 +14,7 @@ from typing import Any, cast
 import torch
 
 from featx.errors import RequestError
+from featx.rebuilding import attributes_of, rebuild_object, rebuild_tuple
 
 _WITHOUT_TENSORS = (
     Number, str, bytes, range, slice, type(None), type, enum.Enum, types.BuiltinFunctionType, torch.dtype,
@@ -26,17 +28,16 @@ def tree_map(function: Callable[[Any], Any], value: Any) -> Any:  # Any: inputs 
     Tuples, named tuples, lists, dicts and other mappings (transformers' ModelOutput is one) and dataclass instances
     are structure; everything else is a leaf. A new structure is returned and `value` is not changed. O(leaves).
     """
-    if isinstance(value, tuple):
-        items = [tree_map(function, item) for item in cast(tuple[Any, ...], value)]
-        return type(value)(*items) if hasattr(value, "_fields") else _rebuild_sequence(value, items)
-    if isinstance(value, list):
+    if isinstance(value, (tuple, list)):
         return _rebuild_sequence(value, [tree_map(function, item) for item in cast(list[Any], value)])
     if isinstance(value, Mapping):
         items = {key: tree_map(function, item) for key, item in cast(Mapping[Any, Any], value).items()}
         return items if type(value) is dict else _rebuild_mapping(value, items)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        changes = {field.name: tree_map(function, getattr(value, field.name)) for field in dataclasses.fields(value)}
-        return dataclasses.replace(value, **changes)
+        attributes = attributes_of(value)
+        for field in dataclasses.fields(value):
+            attributes[field.name] = tree_map(function, getattr(value, field.name))
+        return rebuild_object(type(value), attributes)
     return function(value)
 
 
@@ -109,15 +110,15 @@ def _holds_no_tensor(value: object, around: set[int]) -> bool:
 
 
 def _clone(tensor: torch.Tensor) -> torch.Tensor:
-    copy = tensor.clone()
-    if not torch.jit.is_scripting() and _has_other_strides(copy, tensor):
-        copy = _copy_with_strides(tensor)
+    clone = tensor.clone()
+    if not torch.jit.is_scripting() and _has_other_strides(clone, tensor):
+        clone = _copy_with_strides(tensor)
     # Without gradients a copy asks for none, where the tensor may.
-    return copy if copy.requires_grad == tensor.requires_grad else copy.requires_grad_()
+    return clone if clone.requires_grad == tensor.requires_grad else clone.requires_grad_()
 
 
-def _has_other_strides(copy: torch.Tensor, tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided and not tensor.is_nested and copy.stride() != tensor.stride()
+def _has_other_strides(clone: torch.Tensor, tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_nested and clone.stride() != tensor.stride()
 
 
 def _copy_with_strides(tensor: torch.Tensor) -> torch.Tensor:
@@ -125,8 +126,8 @@ def _copy_with_strides(tensor: torch.Tensor) -> torch.Tensor:
     for dim, stride in enumerate(tensor.stride()):
         if stride == 0:  # an expanded dimension, which is one place in memory
             one_of_each = one_of_each.narrow(dim, 0, min(1, tensor.shape[dim]))
-    copy = one_of_each.new_empty_strided(one_of_each.shape, tensor.stride()).copy_(one_of_each)
-    return copy.expand(tensor.shape)
+    clone = one_of_each.new_empty_strided(one_of_each.shape, tensor.stride()).copy_(one_of_each)
+    return clone.expand(tensor.shape)
 
 
 def tree_leaves(value: Any) -> Iterator[Any]:  # Any: as above
@@ -145,15 +146,27 @@ def tree_leaves(value: Any) -> Iterator[Any]:  # Any: as above
 
 
 def _rebuild_sequence(value: Any, items: list[Any]) -> Any:
-    # torch.return_types (what `x.max(dim)` gives) and torch.Size are tuples that build from one iterable.
-    return type(value)(items)
+    kind = type(value)
+    if isinstance(value, tuple):
+        # torch.return_types (what `x.max(dim)` gives) and torch.Size build from one iterable.
+        is_native = kind is torch.Size or hasattr(kind, "n_sequence_fields")
+        return kind(items) if is_native else rebuild_tuple(kind, items)
+    made = kind.__new__(kind)
+    list.extend(made, items)
+    if kind is not list:
+        made.__dict__.update(value.__dict__)
+    return made
 
 
 def _rebuild_mapping(value: Any, items: dict[Any, Any]) -> Any:
     if not isinstance(value, MutableMapping):
         return type(value)(items)
     # A mapping with a constructor of its own (defaultdict, ModelOutput) is copied and refilled.
-    copy = value.copy() if hasattr(value, "copy") else type(value)(items)
+    kind = type(value)
+    if not hasattr(value, "copy"):
+        made = kind(items)
+    else:  # `dict.copy` returns a plain dict
+        made = copy.copy(value) if kind.copy is dict.copy else value.copy()
     for key, item in items.items():
-        copy[key] = item
-    return copy
+        made[key] = item
+    return made

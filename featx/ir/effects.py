@@ -22,6 +22,7 @@ from featx.ir.node import Node
 from featx.ir.operator_facts import draws_now, facts_of, facts_of_call, is_magic, is_set
 from featx.ir.runtime_checks import is_runtime_check
 from featx.ir.side_effects import is_marked
+from featx.rebuilding import rebuild_dict, rebuild_object, rebuild_tuple
 from featx.tree import clone_tensors, items_at
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class CallEffects:
 
 
 _NOTHING = CallEffects()
+_REBUILDING = (rebuild_dict, rebuild_object, rebuild_tuple)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,7 +187,7 @@ class Effects:
             return CallEffects(is_check=True)
         if function is clone_tensors:
             return _NOTHING
-        if function is items_at:
+        if function in _REBUILDING or function is items_at:
             return CallEffects(shares=_nodes(node))
         is_switch = short in _GLOBAL_STATE and name.startswith("torch.")
         if is_switch or name.startswith("torch.ops.profiler."):

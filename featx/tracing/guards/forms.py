@@ -14,9 +14,10 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from featx.rebuilding import attributes_of
 from featx.tracing.guards.scalars import TracedFloat, TracedInt, plain_number
 from featx.tracing.objects.arrays import description_of
-from featx.tracing.objects.plain_objects import attributes_of, is_plain_object
+from featx.tracing.objects.plain_objects import is_plain_object
 
 # Describes an object, given the ids of the objects around it.
 _Describe = Callable[[Any, tuple[int, ...]], Any]

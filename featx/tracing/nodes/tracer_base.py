@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
 from numbers import Number
 from typing import Any, cast
 
 import torch
 
-from featx.errors import ArgumentTypeError, ControlFlowError, MutationError, TraceError, UnsupportedArgumentError
+from featx.errors import ControlFlowError, MutationError, TraceError, UnsupportedArgumentError
 from featx.ir.arguments import Argument
 from featx.ir.graph import Graph
 from featx.ir.immutable import ImmutableDict
 from featx.ir.node import Node, Target
 from featx.ir.operator_facts import facts_of
+from featx.rebuilding import attributes_of, rebuild_dict, rebuild_object, rebuild_tuple
 from featx.tracing.nodes.proxy import Proxy, refusal
 
 # Types that stand in a graph as they are, found by one lookup.
@@ -122,22 +123,18 @@ class TracerBase:
         if isinstance(a, tuple):
             items = [self.create_arg(item) for item in cast(tuple[Any, ...], a)]
             kind = type(cast(tuple[Any, ...], a))
-            if _has_own_constructor(kind):  # one of PackedSequence, say, wants tensors
-                return self.create_node("call_function", kind, tuple(items), {})
+            if _has_own_constructor(kind):
+                return self.create_node("call_function", rebuild_tuple, (kind, tuple(items)), {})
             return tuple.__new__(kind, items) if hasattr(a, "_fields") else kind(items)
         if isinstance(a, list):
             return [self.create_arg(item) for item in cast(list[Any], a)]
         if isinstance(a, dict):
             return self._rebuild_in_graph(type(cast(object, a)), cast(dict[Any, Any], a))
         if dataclasses.is_dataclass(a) and not isinstance(a, type):
-            unset = [field.name for field in dataclasses.fields(a) if not field.init]
-            if unset:
-                raise ArgumentTypeError(
-                    f"a {type(a).__name__} is passed on or returned, and its constructor does not take {unset}; "
-                    "return those values in another way, or give the class an __fx_create_arg__"
-                )
-            fields = {field.name: self.create_arg(getattr(a, field.name)) for field in dataclasses.fields(a)}
-            return self.create_node("call_function", type(a), (), fields)
+            attributes = {name: self.create_arg(value) for name, value in attributes_of(a).items()}
+            if _only_assigns(type(a)) and attributes.keys() == {field.name for field in dataclasses.fields(a)}:
+                return self.create_node("call_function", type(a), (), attributes)
+            return self.create_node("call_function", rebuild_object, (type(a), attributes), {})
         if isinstance(a, (enum.Enum, int, float, str, torch.Tensor)) or callable(a):
             return a
         if type(a).__module__ == "numpy" and isinstance(a, Number):  # numpy.int64(2), which torch takes as a number
@@ -157,6 +154,8 @@ class TracerBase:
             # An output of diffusers or transformers. A field that is None has no key.
             required = [each.name for each in fields if each.init and _has_no_default(each)]
             return self.create_node("call_function", kind, (), {**dict.fromkeys(required), **arguments})
+        if any("__init__" in vars(base) for base in kind.__mro__ if base not in (OrderedDict, dict, object)):
+            return self.create_node("call_function", rebuild_dict, (kind, arguments), {})
         return self.create_node("call_function", kind, (arguments,), {})
 
     def _key(self, key: Any) -> Any:
@@ -204,6 +203,17 @@ def _has_no_default(field: dataclasses.Field[Any]) -> bool:
 
 
 def _has_own_constructor(kind: type) -> bool:
-    """Say whether a class of named tuples makes something of what it is given."""
+    """Say whether a class of tuples makes something of what it is given."""
     owner = next(base for base in kind.__mro__ if "__new__" in vars(base))
-    return hasattr(kind, "_fields") and "_fields" not in vars(owner)  # which its own class has next to it
+    # A named tuple has `_fields` next to its `__new__`; classes in C are those of torch.
+    return (
+        "_fields" not in vars(owner) if hasattr(kind, "_fields") else isinstance(vars(owner)["__new__"], staticmethod)
+    )
+
+
+def _only_assigns(kind: Any) -> bool:
+    """Say whether the constructor of a dataclass does nothing but assign its arguments to the fields."""
+    code = getattr(kind.__init__, "__code__", None)
+    is_generated = code is not None and code.co_filename == "<string>"
+    takes_all = all(field.init for field in dataclasses.fields(kind))
+    return is_generated and takes_all and not hasattr(kind, "__post_init__")

@@ -11,7 +11,8 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from featx.tracing.objects.plain_objects import NO_VALUE, is_plain_object, slots_of
+from featx.rebuilding import NO_VALUE, slots_of
+from featx.tracing.objects.plain_objects import is_plain_object
 
 _CONTAINERS = (list, dict, set)
 _LEAVES = frozenset({bool, int, float, complex, str, bytes, type(None), torch.Tensor, nn.Parameter, FunctionType})

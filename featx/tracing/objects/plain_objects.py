@@ -6,15 +6,15 @@ import enum
 import functools
 import sys
 import types
-from typing import Any
 
 import torch
+
+from featx.rebuilding import slots_of
 
 # The Python modules of the standard library whose plain objects models keep as their own. Others (loggers, paths,
 # locks) belong to the process.
 _CONTAINER_LIBRARIES = frozenset({"collections", "queue", "argparse", "types", "configparser"})
 LIBRARIES = sys.stdlib_module_names | {"torch", "featx", "numpy"}
-NO_VALUE = object()
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: the class was made by a `class` statement
 
 
@@ -33,16 +33,6 @@ def is_plain_object(value: object) -> bool:
     return all(base.__flags__ & _HEAP_TYPE or base is object or base.__module__ == "typing" for base in kind.__mro__)
 
 
-def attributes_of(value: Any) -> dict[str, Any]:
-    """Return the attributes of an object, in its `__dict__` and in slots, by name."""
-    found: dict[str, Any] = dict(getattr(value, "__dict__", {}))
-    for slot in slots_of(type(value)):
-        item = getattr(value, slot.__name__, NO_VALUE)
-        if item is not NO_VALUE:
-            found[slot.__name__] = item
-    return found
-
-
 @functools.cache
 def has_defaults(kind: type) -> bool:
     """Say whether a class gives values to attributes that its objects may assign: `class Context: scale = 1.0`."""
@@ -51,10 +41,3 @@ def has_defaults(kind: type) -> bool:
         not name.startswith(("__", "_abc_")) and not callable(member) and not hasattr(type(member), "__get__")
         for name, member in members
     )
-
-
-@functools.cache
-def slots_of(kind: type) -> tuple[Any, ...]:  # a mapping of classes, which do not change
-    """Return the descriptors of the slots of a class and its bases."""
-    members = (member for base in kind.__mro__ for name, member in vars(base).items() if name != "__dict__")
-    return tuple([member for member in members if isinstance(member, types.MemberDescriptorType)])

@@ -18,9 +18,10 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from featx.rebuilding import attributes_of
 from featx.tracing.objects.arrays import description_of, is_array
 from featx.tracing.objects.containers import DEPTH_IN_MODULES
-from featx.tracing.objects.plain_objects import attributes_of, is_plain_object
+from featx.tracing.objects.plain_objects import is_plain_object
 
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})
 _OTHERS = (torch.Tensor, nn.Module, type, types.ModuleType)

@@ -16,7 +16,8 @@ from typing import Any, cast
 
 import torch
 
-from featx.tracing.objects.plain_objects import attributes_of, is_plain_object
+from featx.rebuilding import attributes_of
+from featx.tracing.objects.plain_objects import is_plain_object
 
 # How a part is read: `operator.getitem` or `getattr`, and the key or name.
 Step = tuple[Callable[[Any, Any], Any], Any]

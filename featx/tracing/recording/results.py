@@ -12,9 +12,9 @@ import torch
 
 from featx.ir.memory import memory_of
 from featx.ir.node import Node
+from featx.rebuilding import attributes_of
 from featx.tracing.guards.forms import attributes_given_to, holds_tensors
 from featx.tracing.guards.scalars import plain_number
-from featx.tracing.objects.plain_objects import attributes_of
 from featx.tracing.objects.structure import Path, contents_of, is_structure, parts_of
 from featx.tracing.recording.lineage import Origin, Part
 from featx.tracing.recording.recorder import Recorder

@@ -23,8 +23,9 @@ from typing import Any, cast
 
 import torch
 
+from featx.rebuilding import NO_VALUE, slots_of
 from featx.tracing.objects.containers import DEPTH_IN_MODULES, LARGE
-from featx.tracing.objects.plain_objects import LIBRARIES, NO_VALUE, is_plain_object, slots_of
+from featx.tracing.objects.plain_objects import LIBRARIES, is_plain_object
 from featx.tracing.objects.references import proxied
 from featx.tracing.signals import Untraceable
 

@@ -1,0 +1,50 @@
+"""Take objects apart, and build them again without their constructors, which may compute something else."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+NO_VALUE = object()
+
+
+def attributes_of(value: Any) -> dict[str, Any]:
+    """Return the attributes of an object, in its `__dict__` and in slots, by name."""
+    found: dict[str, Any] = dict(getattr(value, "__dict__", {}))
+    for slot in slots_of(type(value)):
+        item = getattr(value, slot.__name__, NO_VALUE)
+        if item is not NO_VALUE:
+            found[slot.__name__] = item
+    return found
+
+
+@functools.cache
+def slots_of(kind: type) -> tuple[Any, ...]:  # a mapping of classes, which do not change
+    """Return the descriptors of the slots of a class and its bases."""
+    members = (member for base in kind.__mro__ for name, member in vars(base).items() if name != "__dict__")
+    return tuple([member for member in members if isinstance(member, types.MemberDescriptorType)])
+
+
+def rebuild_object(kind: Any, attributes: Mapping[str, Any]) -> Any:
+    """Return an object of a class with these attributes. No constructor and no `__post_init__` runs."""
+    made = object.__new__(kind)
+    for name, value in attributes.items():
+        object.__setattr__(made, name, value)
+    return made
+
+
+def rebuild_tuple(kind: Any, items: Sequence[Any]) -> Any:
+    """Return a tuple of a class with these items. No `__new__` of the class runs."""
+    return tuple.__new__(kind, items)
+
+
+def rebuild_dict(kind: Any, items: Mapping[Any, Any]) -> Any:
+    """Return a dict of a class with these items. No constructor runs, nor a `__setitem__` of the class."""
+    made = kind.__new__(kind)
+    set_item = OrderedDict.__setitem__ if issubclass(kind, OrderedDict) else dict.__setitem__
+    for key, item in items.items():
+        set_item(made, key, item)
+    return made
