@@ -161,12 +161,10 @@ def _rebuild_sequence(value: Any, items: list[Any]) -> Any:
 def _rebuild_mapping(value: Any, items: dict[Any, Any]) -> Any:
     if not isinstance(value, MutableMapping):
         return type(value)(items)
-    # A mapping with a constructor of its own (defaultdict, ModelOutput) is copied and refilled.
-    kind = type(value)
     if not hasattr(value, "copy"):
-        made = kind(items)
-    else:  # `dict.copy` returns a plain dict
-        made = copy.copy(value) if kind.copy is dict.copy else value.copy()
+        return type(value)(items)
+    # A mapping with a constructor of its own (defaultdict, ModelOutput) is copied and refilled.
+    made = copy.copy(value) if type(value).copy is dict.copy else value.copy()  # `dict.copy` returns a plain dict
     for key, item in items.items():
         made[key] = item
     return made
