@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from agreement import image, same
 from sources import run_source
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from torch.utils.dlpack import from_dlpack, to_dlpack
 
 import featx
 
@@ -321,3 +323,38 @@ def test_type_of_a_tensor_as_a_string() -> None:
     assert torch.equal(traced(image()), image() * 2)
     with pytest.raises(featx.SpecializationError):
         traced(image().double())
+
+
+class ThroughACapsule(nn.Module):
+    """Hands a tensor on through DLPack: torch calls nothing that a trace sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.linear(x).detach()
+        return from_dlpack(to_dlpack(hidden)) * 2
+
+
+def test_tensor_that_comes_back_through_a_capsule_is_refused() -> None:
+    x = torch.rand(2, 4)
+    with pytest.raises(featx.TraceError, match="has the memory of another one"):
+        featx.trace(ThroughACapsule(), x)
+    with pytest.raises(featx.TraceError):
+        featx.create_feature_extractor(ThroughACapsule(), ["output"], example_inputs=x)
+
+
+def test_capsule_inside_a_module_that_is_kept_whole_is_its_own() -> None:
+    model, x = nn.Sequential(ThroughACapsule(), nn.Linear(4, 2)), torch.rand(2, 4)
+    extractor = featx.create_feature_extractor(model, ["1"], example_inputs=x)
+    assert torch.equal(extractor(x + 1)["1"], model(x + 1))
+
+
+def test_traced_value_that_is_passed_to_ctypes_is_refused() -> None:
+    class Casting(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * ctypes.cast(x.data_ptr(), ctypes.POINTER(ctypes.c_float))[0]
+
+    with pytest.raises(featx.TraceError, match="ctypes"):
+        featx.symbolic_trace(Casting())

@@ -53,6 +53,8 @@ class Proxy:
         if name.startswith("__") and name.endswith("__"):
             # Python's protocols are asked for on the type; an instance that claimed them would mislead copy and numpy.
             raise AttributeError(f"a traced value has no attribute '{name}'")
+        if name == "_as_parameter_":  # ctypes would ask what this returns for it again, until the stack overflows
+            raise _refusal(self, "a traced value is passed to a function of ctypes")
         return Attribute(self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:

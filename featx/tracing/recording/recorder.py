@@ -25,6 +25,7 @@ from featx.tracing.nodes.naming import QualifiedNames
 from featx.tracing.nodes.scope import Scope
 from featx.tracing.nodes.tracer_base import TracerBase
 from featx.tracing.objects.arrays import is_array_of_numbers, tensor_of
+from featx.tracing.objects.module_tree import tensors_of
 from featx.tracing.recording.autocast import AutocastModes
 from featx.tracing.recording.call_record import Record
 from featx.tracing.recording.earlier_calls import EarlierCalls
@@ -480,9 +481,33 @@ class Recorder(TracerBase):
             raise Untraceable("a function of torch.func (vmap, grad) calls torch")
         if self.is_unseen(tensor):
             raise Untraceable("a tensor is used that no recorded call returned")
+        if self._shares_followed_memory(tensor):
+            raise Untraceable("a tensor is used that has the memory of another one, and that no recorded call returned")
         return self._replica.original_of(tensor)  # where a trace for real has a copy of it
+
+    def _shares_followed_memory(self, tensor: torch.Tensor) -> bool:
+        """Say whether a tensor that is not followed has the memory of one that is, and that is not of the model.
+
+        As what `from_dlpack(to_dlpack(x))` returns, which has a storage of its own.
+        """
+        address = _address_of(tensor)
+        if not address or not any(address in _addresses_of(followed) for followed, _ in self.memories):
+            return False
+        held = (each for module in self._replica.paths for _, each in tensors_of(module))
+        return not any(address in _addresses_of(each) for each in held)
 
     @functools.cached_property
     def _kept_by_hooks(self) -> set[int]:
         roots = (self._replica.root, self._model)
         return tensors_kept_by_hooks(root.get_submodule(path) for root in roots for path in self._hooked)
+
+
+def _address_of(tensor: torch.Tensor) -> int:
+    """Return where the memory of a tensor begins; 0 where it has none, or none of its own."""
+    is_plain = tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_meta
+    return tensor.untyped_storage().data_ptr() if is_plain else 0
+
+
+def _addresses_of(tensor: torch.Tensor) -> range:
+    start = _address_of(tensor)
+    return range(start, start + tensor.untyped_storage().nbytes()) if start else range(0)
