@@ -187,7 +187,7 @@ class Effects:
             return CallEffects(is_check=True)
         if function is clone_tensors:
             return _NOTHING
-        if function in _REBUILDING or function is items_at:
+        if function is items_at or any(function is each for each in _REBUILDING):
             return CallEffects(shares=_nodes(node))
         is_switch = short in _GLOBAL_STATE and name.startswith("torch.")
         if is_switch or name.startswith("torch.ops.profiler."):

@@ -74,11 +74,11 @@ class InternalTraceError(BaseException):
 
 
 class SubmoduleNotRepeatable(BaseException):
-    """A second call differs from the first one in what the module at `path` does: it is to be kept whole."""
+    """The module at `path` is to be kept whole: a later call of it may differ from the first one, as `reason` says."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, reason: str) -> None:
         super().__init__(path)
-        self.path = path
+        self.path, self.reason = path, reason
 
 
 class DependsOnAutocast(BaseException):

@@ -436,6 +436,59 @@ class Reads(nn.Module):
         return y
 
 
-def test_list_that_two_modules_share_is_followed_or_refused_with_a_reason() -> None:
+class Hands(nn.Module):
+    """Hands a value on to its submodule in a list that both have."""
+
+    def __init__(self, is_cleared: bool) -> None:
+        super().__init__()
+        self.store: list[torch.Tensor] = [torch.zeros(1)]
+        self.one, self.inner, self.is_cleared = nn.Linear(4, 4), Takes(self.store), is_cleared
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.one(x)
+        if self.is_cleared:
+            self.store.clear()
+            self.store.append(y)
+        else:
+            self.store[0] = y
+        return self.inner(x)
+
+
+class Takes(nn.Module):
+    def __init__(self, store: list[torch.Tensor]) -> None:
+        super().__init__()
+        self.store, self.one = store, nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.one(x) + self.store[0]
+
+
+class TakesByName(Takes):
+    """Reads the list in a way that no trace of it follows."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.one(x) + torch.func.vmap(torch.neg)(self.store[0])
+
+
+@pytest.mark.parametrize("make", [Reads, lambda: Hands(True), lambda: Hands(False)])
+def test_list_that_two_modules_share_is_followed(make: Callable[[], nn.Module]) -> None:
+    model = make()
+    for x in (X, X + 1):
+        assert torch.equal(featx.trace(make_like(model), X)(x), make_like(model)(x))
+        for nodes in (["output"], ["inner"], ["inner.one", "output"]):
+            extractor = featx.create_feature_extractor(make_like(model), nodes, example_inputs=X)
+            expected = make_like(model)
+            found = extractor(x)
+            assert torch.equal(found["output"], expected(x)) if "output" in found else "inner" in found
+
+
+def make_like(model: nn.Module) -> nn.Module:
+    return copy.deepcopy(model)
+
+
+@pytest.mark.parametrize("is_cleared", [True, False])
+def test_list_that_a_module_which_stays_whole_reads_is_refused(is_cleared: bool) -> None:
+    model = Hands(is_cleared)
+    model.inner = TakesByName(model.store)
     with pytest.raises(featx.TraceError, match="'inner', which is kept whole"):
-        featx.trace(Reads(), X)
+        featx.trace(model, X)

@@ -73,7 +73,7 @@ def by_its_shape(model: Any, x: torch.Tensor) -> torch.Tensor:
     return model.table
 
 
-CACHES = [in_an_attribute, in_a_new_attribute, in_a_dict, in_a_dict_by_form, by_its_shape]
+CACHES = [in_an_attribute, in_a_new_attribute, in_a_dict, in_a_dict_by_form, in_a_list, by_its_shape]
 
 
 @pytest.mark.slow
@@ -95,7 +95,7 @@ def test_cache_in_an_attribute_is_not_poisoned_by_a_trace(look_up: Callable[...,
         assert same(model(image(2, width)), image(2, width) + made(width))
 
 
-@pytest.mark.parametrize("look_up", [*CACHES, in_a_list])
+@pytest.mark.parametrize("look_up", CACHES)
 def test_cache_of_a_module_that_stays_whole_works_on(look_up: Callable[..., torch.Tensor]) -> None:
     model = nn.Sequential(nn.Linear(4, 4), Caching(look_up), nn.Tanh())
     extractor = featx.create_feature_extractor(model, ["1"], example_inputs=image())
@@ -103,14 +103,6 @@ def test_cache_of_a_module_that_stays_whole_works_on(look_up: Callable[..., torc
     for batch in (2, 5, 2):
         assert same(extractor(image(batch))["1"], model[0](image(batch)) + made(4))
         assert same(model(image(batch)), twin(image(batch)))
-
-
-def test_list_that_forward_fills_is_refused_where_it_is_opened_and_as_before() -> None:
-    model = Caching(in_a_list)
-    with pytest.raises(featx.TraceError, match="adds to 'pairs'"):
-        featx.trace(model, image())
-    assert model.pairs == []
-    assert same(model(image()), image() + made(4))
 
 
 @pytest.mark.parametrize("look_up", CACHES)

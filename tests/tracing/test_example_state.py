@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -314,13 +315,16 @@ class SetsContext(nn.Module):
         self.reads = ReadsContext(self.context)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.context.scale = float(x.shape[0])
+        self.context.scale = x.shape[0] / 2
         return self.reads(x)
 
 
-def test_objects_with_attributes_of_their_class_are_left_alone() -> None:
+@pytest.mark.parametrize("nodes", [["output"], ["reads"], ["reads.linear", "output"]])
+def test_objects_with_attributes_of_their_class_are_left_alone(nodes: list[str]) -> None:
     model, x = SetsContext().eval(), torch.rand(3, 4)
-    for trace in (lambda: featx.trace(model, x), lambda: _output_of(model, x)):
-        with pytest.raises(TraceError):
-            trace()
-        assert vars(model.context) == {}
+    traced, extractor = featx.trace(model, x), featx.create_feature_extractor(model, nodes, example_inputs=x)
+    assert vars(model.context) == {}
+    for other in (x, torch.rand(5, 4)):
+        expected = copy.deepcopy(model)(other)
+        assert torch.equal(traced(other), expected)
+        assert torch.equal(extractor(other)[nodes[-1]], expected)

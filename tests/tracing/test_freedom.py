@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+import featx
 from featx import ExampleTracer, GraphModule, SpecializationError
 from featx.tracing.checks.free_sizes import trace_checked
 from featx.tracing.checks.outcomes import FREE, FreeDims, Outcome
@@ -295,3 +298,68 @@ def test_the_shorter_of_two_equal_sides_that_picks_a_layer_is_checked() -> None:
             assert length != 4
         else:
             assert torch.equal(found, model(x))
+
+
+class Limited(nn.Module):
+    """As GPT-2 and its heirs: a table of positions that is no longer than the block."""
+
+    def __init__(self, is_right: Callable[[Any, torch.Tensor], bool]) -> None:
+        super().__init__()
+        self.positions, self.linear, self.is_right = nn.Embedding(8, 4), nn.Linear(4, 4), is_right
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.is_right(self, x):  # as `assert` does, which pytest rewrites here
+            raise AssertionError("the text is too long")
+        return self.linear(x + self.positions(torch.arange(x.shape[1])))
+
+
+LIMITS: dict[str, Callable[[Any, torch.Tensor], bool]] = {
+    "a number": lambda model, x: x.shape[1] <= 8,
+    "the size of the table": lambda model, x: x.size(1) <= model.positions.weight.shape[0],
+    "the other way round": lambda model, x: not x.shape[1] > model.positions.num_embeddings,
+}
+
+
+@pytest.mark.parametrize("limit", LIMITS.values(), ids=LIMITS)
+@pytest.mark.parametrize("length", [8, 5])
+def test_example_may_be_as_long_as_the_model_takes(limit: Callable[[Any, torch.Tensor], bool], length: int) -> None:
+    model = Limited(limit)
+    extractor = featx.create_feature_extractor(model, ["linear"], example_inputs=torch.rand(2, length, 4))
+    assert extractor.free_dims.of["x"][:2] == ["free", "free"]
+    for shape in ((2, 8, 4), (3, 5, 4), (1, 1, 4)):
+        x = torch.rand(shape)
+        assert torch.equal(extractor(x)["linear"], model(x))
+    with pytest.raises((AssertionError, featx.SpecializationError)):
+        extractor(torch.rand(2, 9, 4))
+
+
+CHECKS: dict[str, Callable[[Any], bool]] = {
+    "product": lambda shape: bool(np.prod(shape) > 0),
+    "array": lambda shape: np.array(shape).ndim == 1,
+    "inside numpy": lambda shape: bool(np.all(np.array(shape) != 0)),
+    "class of numpy": lambda shape: bool(np.int64(shape[1]) >= 0),
+}
+
+
+@pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
+def test_array_of_a_shape_that_decides_alike_at_all_sizes_fixes_none(check: Callable[[Any], bool]) -> None:
+    class Checking(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if not check(x.shape):
+                raise ValueError("this is no input")
+            return x * 2
+
+    extractor = featx.create_feature_extractor(Checking(), ["mul"], example_inputs=torch.rand(2, 6))
+    for shape in ((2, 6), (5, 6), (3, 9)):
+        assert torch.equal(extractor(torch.ones(shape))["mul"], torch.full(shape, 2.0))
+
+
+def test_array_of_a_shape_that_becomes_a_constant_fixes_the_size() -> None:
+    class Scaling(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * float(np.sqrt(x.shape[1]))
+
+    extractor = featx.create_feature_extractor(Scaling(), ["mul"], example_inputs=torch.rand(2, 6))
+    assert torch.equal(extractor(torch.ones(3, 6))["mul"], torch.ones(3, 6) * float(np.sqrt(6)))
+    with pytest.raises(featx.SpecializationError):
+        extractor(torch.rand(2, 7))

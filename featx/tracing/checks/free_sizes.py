@@ -190,7 +190,7 @@ def _trace_checked(
             try:
                 can_go_on = not is_known and check_repeats(tracer, args, kwargs, trace, find_requested)
             except SubmoduleNotRepeatable as error:
-                tracer.whole[error.path] = "it runs other operations in a second call with the same inputs"
+                tracer.whole[error.path] = error.reason
                 trace.drop_replica()
                 trace = None
             except DependsOnAutocast:

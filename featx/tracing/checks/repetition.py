@@ -28,6 +28,8 @@ from featx.tracing.signals import (
     ThreadInterference,
 )
 
+_CHANGES = "changes an object of Python in each call (an iterator, a variable of a closure, an array or the like),"
+
 
 def check_repeats(
     tracer: ExampleTracer,
@@ -85,7 +87,7 @@ def _refuse_comparison(tracer: ExampleTracer, trace: ExampleTrace) -> NoReturn:
     """Raise because code may use `is` to test whether a call returned its input."""
     path, place = trace.recorder.compared_alias or ("", "")
     if path and tracer.opened is None and path not in tracer.whole:
-        raise SubmoduleNotRepeatable(path)
+        raise SubmoduleNotRepeatable(path, MAY_COMPARE)
     raise TraceError(
         f"cannot trace {_name(trace)}: {MAY_COMPARE} {place}".rstrip()
         + ". To go on, put the code that does it into a submodule, which is kept whole, or into a function that "
@@ -108,7 +110,8 @@ def _repeats(tracer: ExampleTracer, args: Any, kwargs: Any, trace: ExampleTrace)
         trace.forget_record()
         return None
     with tracer.log.run(_name(trace), "a second call, against the record of the first", is_real=False):
-        states = trace.python_states() if trace.model_context.caches.iterators else None
+        may_change = trace.model_context.caches.iterators or trace.checks.grown_message
+        states = trace.python_states() if may_change else None
         repeats = trace.repeats(args, kwargs)
     trace.forget_record()
     return repeats and (states is None or trace.python_states() == states)
@@ -184,7 +187,7 @@ def _check_traces(
         if not is_cached:
             path = _module_that_differs(trace.graph, second.graph)
             if path and tracer.opened is None and path not in tracer.whole:
-                raise SubmoduleNotRepeatable(path)
+                raise SubmoduleNotRepeatable(path, "it runs other operations in a second call with the same inputs")
             raise TraceError(
                 f"cannot trace {name}: forward runs other operations in a second call with the same inputs. It keeps a "
                 "counter, an iterator or similar state, which a graph would not advance. To go on, put the code that "
@@ -202,13 +205,13 @@ def _check_fixed_point(tracer: ExampleTracer, second: ExampleTrace, states: Mapp
     if not changed:
         return
     path = max(changed, key=lambda each: each.count(".") if each else -1)
-    if path and tracer.opened is None and path not in tracer.whole:
-        raise SubmoduleNotRepeatable(path)
     owner = f"forward of '{path}'" if path else "forward"
+    what = second.checks.grown_message or f"{owner} {_CHANGES}"
+    if path and tracer.opened is None and path not in tracer.whole:
+        raise SubmoduleNotRepeatable(path, what.rstrip(","))
     raise TraceError(
-        f"cannot trace {_name(second)}: {owner} changes an object of Python in each call (an iterator, a variable of a "
-        "closure, an array or the like), and a later call may do something else. To go on, put the code that does it "
-        "into a submodule, which is kept whole, or keep the value in a buffer."
+        f"cannot trace {_name(second)}: {what} and a later call may do something else. To go on, put the code that "
+        "does it into a submodule, which is kept whole, or keep the value in a buffer."
     )
 
 

@@ -155,8 +155,8 @@ class Variation:
             self._runs_left = max(self._runs_left - 1, 0)
         if group.position == 0 or not outcome.is_refusal:
             return outcome
-        if is_likely and group.size > 1 and not outcome.is_assertion:  # assertions, as a rule, want one length
-            # It may be as long as the model takes: a table of positions may have no more.
+        if is_likely and group.size > 1:
+            # The example may be as long as the model takes: `assert n <= self.block_size`, a table of positions.
             outcome = self._free_if(group, outcome, lambda dim, size, number: max(size // 2, 1))
         if outcome != FREE and self._trace.numbers.converting:
             # `int(n ** 0.5)` as the side of a square: where that is what n must be, four times n is it too.

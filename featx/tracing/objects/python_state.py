@@ -9,6 +9,7 @@ from __future__ import annotations
 import array
 import functools
 import io
+import threading
 import types
 import warnings
 from collections import deque
@@ -100,5 +101,5 @@ _PARTS: tuple[tuple[Any, Callable[[Any], Iterable[Any]]], ...] = (
     (functools.partial, lambda partial: (partial.func, partial.args, partial.keywords)),
     ((array.array, bytearray), lambda numbers: (bytes(numbers),)),
     ((io.BytesIO, io.StringIO), lambda file: (file.getvalue(), file.tell())),
-    (types.SimpleNamespace, lambda namespace: vars(namespace).values()),
+    ((types.SimpleNamespace, threading.local), lambda namespace: vars(namespace).values()),
 )

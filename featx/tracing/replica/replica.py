@@ -25,7 +25,8 @@ from featx.tracing.stand_ins.kernels import Kernels
 
 _SHARED = frozenset({bool, int, float, str, type(None), torch.Tensor, nn.Parameter, torch.Size})
 _SHARED_WITHOUT_TENSORS = _SHARED - {torch.Tensor}
-_MAY_BE_EMPTY = frozenset({dict, OrderedDict, set, list})
+# Containers that nn.Module makes for each module, most of which are empty.
+_OF_ONE_MODULE = frozenset({"_modules", "_non_persistent_buffers_set"})
 _FORWARD_HOOKS = (
     "_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks",
     "_forward_pre_hooks_with_kwargs",
@@ -168,7 +169,8 @@ class Replica:
             kind = type(value)
             if kind in shared or name in _LOOKED_AFTER or (kind is tuple and shared.issuperset(map(type, value))):
                 continue
-            state[name] = kind() if kind in _MAY_BE_EMPTY and not value else copies(value)
+            # Two modules may share an empty container of the model's own.
+            state[name] = kind() if name in _OF_ONE_MODULE and not value else copies(value)
         if is_compiled(module):
             state["forward"] = MethodType(_run_uncompiled, twin)
         self._copies.fill_slots(module, twin)

@@ -38,7 +38,9 @@ def unsupported_side_effect(
         if not are_constants and not all(
             origin is not None and not depends_on_inputs(recorder.node_of(origin)) for origin in origins
         ):
-            return f"forward adds to '{name}' or removes items from it,"
+            # A second call tells whether it finds them there, and whether there are more of them after each call.
+            checks.grown_message = f"forward adds to '{name}' or removes items from it,"
+            checks.left.update((path, each) for each in computed_attributes(recorder, state))
     for name, value in state.rebound_buffers(recorder.is_made_here).items():
         before = state.buffer(name)
         # `self.table = self.table.to(x.device)` assigns what was there.

@@ -38,6 +38,7 @@ class StateChecks:
         absent: attributes that are not there during this trace.
         read_first: those that forward reads before it assigns them.
         left: attributes of opened modules that hold what forward has computed, and globals that do.
+        grown_message: the container of an opened module to which forward adds what it has computed.
         kept_input_message: what forward has kept of its inputs in a container, where a next call may find it.
     """
 
@@ -55,6 +56,7 @@ class StateChecks:
         self.absent: set[Attribute] = set()
         self.read_first: set[Attribute] = set()
         self.left: set[Attribute] = set()
+        self.grown_message: str | None = None
         self.kept_input_message: str | None = None
         # The modules that are being traced through, and those that were, and whose forward has changed attributes.
         self._in_progress: list[nn.Module] = [next(iter(paths))]
@@ -148,8 +150,7 @@ class StateChecks:
         Args:
             iterators: those of the model's files.
         """
-        ran_whole = self._paths_that_ran_whole()
-        state = PythonState()
+        state, ran_whole = PythonState(), self._paths_that_ran_whole()
         for module, path in self.paths.items():
             if path in ran_whole and module not in self.opened_modules:
                 state.of(plain_attributes(module))
