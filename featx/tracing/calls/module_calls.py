@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from featx.tracing.nodes.scope import Scope, asked_for_by
 from featx.tracing.objects.module_tree import modules_of
 from featx.tracing.recording.lineage import Part
 from featx.tracing.recording.recorder import STORED_BY_HOOK, Recorder
+from featx.tracing.replica.left_attributes import LeftAttributes
 from featx.tracing.replica.mode_reads import mode_of
 from featx.tracing.replica.module_state import parts_of, replaced_part
 from featx.tracing.replica.modules import has_hooks, has_own_call
@@ -38,6 +40,7 @@ from featx.tracing.signals import (
     UnsupportedValue,
     Untraceable,
 )
+from featx.tracing.source.attributes import assigned_by, is_read
 from featx.tracing.stand_ins.module_shapes import output_of
 from featx.tree import tree_leaves
 
@@ -101,6 +104,7 @@ class ModuleCalls:
         self._counts_inside = opening.opened is not None
         self._caller = recorder.scope
         self._thread = get_ident()
+        self._left = LeftAttributes(self._refuse_left)
         self.ran_inside_opaque: set[str] = set()
         self.failed_module_path = ""
         self.calls_asked_for: Counter[str] = Counter()
@@ -192,6 +196,7 @@ class ModuleCalls:
         self, module: nn.Module, path: str, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         recorder = self._recorder
+        self._left.reveal(module)
         self._measured.context.check_numbers()  # those that the code around the call has changed
         caller, attempt = self._caller, _Checkpoint(recorder, self._checks)
         changed, parts = self._checks.states.changed_by_others(module), parts_of(module)
@@ -276,6 +281,7 @@ class ModuleCalls:
         self._check_as_built(module, path)
         # What torch's own leaves do is known.
         is_own = not is_torch_layer(type(module)) or bool(module._modules)
+        self._left.reveal(module)
         self._checks.check_untouched(module, path)
         if is_own:
             self._checks.check_references(module, path)
@@ -288,13 +294,37 @@ class ModuleCalls:
             is_opaque_module=not is_leaf,
             taken_in=self._caller,
         )
+        changed = list(self._checks.states.changed_by_call(module)) if is_own else ()
         self._checks.note_opaque_call(module, path, is_own=is_own)
+        for inner, names in changed:
+            if not isinstance(inner, torch.jit.ScriptModule):
+                self._hide(inner, names)
         recorder.note_call(path, args, kwargs, result)
         if args and _may_return_input_in_eval_mode(module, args[0], result):
             recorder.note_alias(result, args[0], None)
         for collect in collecting_hooks(module):
             collect(module, args, result)
         return result
+
+    def _hide(self, module: nn.Module, changed: set[str]) -> None:
+        """Notice reads of the attributes that a call of a module has changed, or may have set to what they were."""
+        forward = module.__dict__.get("forward", type(module).forward)
+        assigned = assigned_by(inspect.unwrap(getattr(forward, "__func__", forward)), type(module))
+        visible = self._left.hide(module, changed | (assigned or frozenset()))
+        readers = {type(each) for each in self._checks.opened_modules}
+        for name in visible:
+            if any(is_read(kind, name) for kind in readers):
+                self._refuse_left(module, name)
+
+    def _refuse_left(self, module: nn.Module, name: str) -> None:
+        if self._recorder.whole.depth:  # what a module that is kept whole reads there, it will find there
+            return
+        path = self._replica.paths.get(module, type(module).__name__)
+        raise Untraceable(f"forward reads the attribute '{name}' of '{path}', which is kept whole and has assigned it,")
+
+    def end(self) -> None:
+        """Put back the attributes whose reads were noticed."""
+        self._left.reveal()
 
     def _check_as_built(self, module: nn.Module, path: str) -> None:
         """Raise where forward has changed what the module is: the graph would call it as it is in the model."""

@@ -88,9 +88,13 @@ class Caches:
         """Look after the containers in the result of a cached function too, which is the same at each call."""
         self.holders += [Holder(each) for each in containers_in((value,)) if not isinstance(each, set)]
 
+    def changed_numbers(self) -> Iterator[Any]:
+        """Yield the keys and names of the numbers that the code has changed."""
+        return (key for holder in self.holders for key in holder.changed_numbers())
+
     def changed_number(self) -> str | None:
         """Say which number the code has changed, by its key or name; None where there is none."""
-        return next((repr(key) for holder in self.holders for key in holder.changed_numbers()), None)
+        return next(map(repr, self.changed_numbers()), None)
 
     def accept_numbers(self) -> None:
         """Take the numbers as they are now for unchanged: a call that is one node has changed them, and will again."""

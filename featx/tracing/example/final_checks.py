@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from types import CodeType
 from typing import Any
 
+from featx.ir.torch_layers import is_torch_layer
 from featx.libraries import advice_for
 from featx.tracing.calls.torch_calls import TorchCalls
 from featx.tracing.environment.generators import SharedGenerators
@@ -17,6 +18,8 @@ from featx.tracing.recording.results import Results
 from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.side_effects.state_checks import StateChecks
 from featx.tracing.signals import NeedsNumberChecks, ThreadInterference, UnsupportedSideEffect
+from featx.tracing.source.argument_use import functions_reached
+from featx.tracing.source.location import codes_in
 from featx.tracing.source.state_writes import StateWrite, missed_state_writes
 from featx.tracing.source.syntax_queries import asks_for_key
 
@@ -63,6 +66,24 @@ class FinalChecks:
         if not self._context.checks_numbers and self._context.caches.changed_number() is not None:
             raise NeedsNumberChecks
         self._context.check_numbers()
+        self._check_numbers_of_calls()
+
+    def _check_numbers_of_calls(self) -> None:
+        """Raise where opened code names a number of the model's files that a call which is one node has changed."""
+        changed = self._context.numbers_of_calls
+        if not changed:
+            return
+        kinds = {type(each) for each in self._state_checks.opened_modules}
+        functions = [(inspect.unwrap(self._context.function), type(self._context.root))]
+        functions += [(kind.forward, kind) for kind in kinds if not is_torch_layer(kind)]
+        reached = (each.__code__ for function, kind in functions for each, _ in functions_reached(function, kind))
+        codes = (inner for code in reached for inner in codes_in(code))
+        read = next((name for each in codes for name in (*each.co_names, *each.co_consts) if name in changed), None)
+        if read is not None:
+            raise UnsupportedSideEffect(
+                f"forward reads the number {read!r} in its Python file or in a class, which a module that is kept "
+                "whole changes,"
+            )
 
     def codes_that_ran(self) -> set[CodeType]:
         """Return the code that has called torch, and that of opened modules."""

@@ -259,6 +259,7 @@ class ExampleTrace:
                 self._function_calls.on_grad_mode_query()
             self._observers.record_autocast()
         output, result = self._output_of_call(call_args, call_kwargs, find_requested)
+        self._module_calls.end()
         if self.recorder.call_record is not None:
             self.recorder.call_record.result = result
         if not self.model_context.passing.are_installed():
@@ -297,6 +298,7 @@ class ExampleTrace:
         self._restorers += [
             hook.stop, generators.restore, self._torch_calls.generator.restore, self._saved_globals.restore,
             self._restore_caches, around.passing.uninstall, modes.leave, self._results.restore_objects,
+            self._module_calls.end,
         ]  # fmt: skip
         self.recorder.grad_modes.is_enabled = self.gradients
         if self._settings.reads is not None:

@@ -90,6 +90,8 @@ class ModelContext:
         )  # fmt: skip
         # Whether each module is asked what numbers of the files it has changed; traces find out that it is needed.
         self.checks_numbers = False
+        # The keys and names of those that calls which are one node have changed in this run.
+        self.numbers_of_calls: set[Any] = set()
         self.passing = PassThroughs(places)
         self.caches = Caches(self.namespaces, self.kinds)
         self._outer_values: OuterValues | None = None
@@ -128,6 +130,7 @@ class ModelContext:
     def accept_numbers(self) -> None:
         """Take note that a call which is one node may have changed numbers: it will do so again."""
         if self.checks_numbers:
+            self.numbers_of_calls.update(self.caches.changed_numbers())
             self.caches.accept_numbers()
 
     def refresh_caches(self, *, forget_left: bool) -> None:
@@ -136,6 +139,7 @@ class ModelContext:
         Args:
             forget_left: forget what earlier calls have left there.
         """
+        self.numbers_of_calls.clear()
         if forget_left:
             self.caches.forget_left()
         if not self.caches.are_untouched():

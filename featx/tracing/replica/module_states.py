@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from torch import nn
 
@@ -66,6 +66,16 @@ class ModuleStates:
                 self._earlier.append((inner, self._latest[inner]))
                 self._latest[inner] = _state_of(inner)
                 self._parts[inner] = parts_of(inner)
+
+    def changed_by_call(self, module: nn.Module) -> Iterator[tuple[nn.Module, set[str]]]:
+        """Yield a module, and each one inside it, with the attributes that are others than after its last call.
+
+        Layers of torch are left out. To be asked ahead of `note_call`.
+        """
+        for inner in self._at_or_inside(module):
+            state = self._latest[inner]
+            if isinstance(state, ModuleState):
+                yield inner, {name for name, _ in state.assigned_values()}
 
     @property
     def are_changed_by_calls(self) -> bool:

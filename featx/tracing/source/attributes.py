@@ -11,6 +11,7 @@ from types import CodeType, FunctionType
 from typing import Any, cast
 
 from featx.ir.torch_layers import is_torch_layer
+from featx.tracing.source.argument_use import functions_reached
 from featx.tracing.source.location import Function, codes_in, definition_of
 
 # What Python may run several times in one call of the function around it.
@@ -18,6 +19,11 @@ _REPEATED = (
     ast.For, ast.AsyncFor, ast.While, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lambda,
     ast.FunctionDef, ast.AsyncFunctionDef,
 )  # fmt: skip
+
+# Methods that change a list, dict or set.
+_CHANGING = frozenset(
+    "append extend insert pop remove clear reverse sort update setdefault popitem add discard".split()
+)
 
 
 def is_read(kind: type, attribute: str) -> bool:
@@ -31,6 +37,35 @@ def is_read(kind: type, attribute: str) -> bool:
 def is_tested_for(kind: type, attribute: str) -> bool:
     """Say whether such a function has the name of an attribute as a string: `hasattr(self, "calls")`."""
     return any(attribute in each.__code__.co_consts for each in _functions_of(kind))
+
+
+@lru_cache(maxsize=4096)
+def assigned_by(forward: FunctionType, kind: type) -> frozenset[str] | None:
+    """Return the attributes of a module that its forward may assign, or whose value it may change.
+
+    `self.grid = x.shape`, `self.sizes["x"] = 3`, `self.context.n += 1` and `self.kept.append(x)` change grid, sizes,
+    context and kept. None without source.
+    """
+    found: set[str] = set()
+    for function, _ in functions_reached(forward, kind):
+        definition = definition_of(function)
+        if definition is None:
+            return None
+        found.update(name for node in ast.walk(definition) for name in _changed_by(node))
+    return frozenset(found)
+
+
+def _changed_by(node: ast.AST) -> set[str]:
+    changed: ast.AST | None = None
+    if isinstance(node, (ast.Attribute, ast.Subscript)) and isinstance(node.ctx, (ast.Store, ast.Del)):
+        changed = node
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _CHANGING:
+        changed = node.func.value
+    name = ""
+    while isinstance(changed, (ast.Attribute, ast.Subscript)):
+        name = changed.attr if isinstance(changed, ast.Attribute) else name
+        changed = changed.value
+    return {name} - {""} if isinstance(changed, ast.Name) else set()
 
 
 def is_read_once(kind: type, attribute: str) -> bool:
