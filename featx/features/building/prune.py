@@ -53,7 +53,9 @@ def prune(
         if node.graph is not graph or node.is_erased:
             raise ForeignNodeError(f"wanted node '{node.name}' is not in the graph that is pruned")
     liveness = _Liveness(graph, set(wanted.values()), root, read_elsewhere)
-    overwritten = {node for node in wanted.values() if liveness.is_overwritten(node)}
+    overwritten = {
+        node for node in wanted.values() if liveness.is_overwritten(node) or liveness.may_change_in_next_call(node)
+    }
     small = Graph(tracer_cls=graph.tracer_cls)
     copies: dict[Node, Node] = {}
     returned: dict[Node, Node] = {}
@@ -120,11 +122,29 @@ class _Liveness:
     def is_overwritten(self, node: Node) -> bool:
         """Say whether a kept call behind `node` may write into its memory."""
         writers = self._writers_behind(node, self._memory)
+        if node.meta.get("is_overwritten") and self._memory.of(node) not in self._written_groups:
+            return True  # by a call that reaches the tensor in another way than by its arguments
         is_feared = any(self._effects.of(writer).is_opaque for writer in writers)
         if node.meta.get("is_overwritten", True) or is_feared or not writers:
             return bool(writers)
         # It was not written for the example; but what was copied there may be the same memory for another input.
         return not writers <= self._writers_behind(node, self._memory_as_copied)
+
+    def may_change_in_next_call(self, node: Node) -> bool:
+        """Say whether a value may be a tensor of the model's state, which a kept call writes in each call."""
+        group = self._memory.of(node)
+        return group in self._groups_of_state and any(group in self._memory.written_by(each) for each in self.kept)
+
+    @cached_property
+    def _groups_of_state(self) -> set[int]:
+        nodes = self._graph.nodes
+        return {
+            self._memory.of(node) for node in nodes if node.op == "get_attr" or self._effects.of(node).returns_state
+        }
+
+    @cached_property
+    def _written_groups(self) -> set[int]:
+        return {group for node in self._graph.nodes for group in self._memory.written_by(node)}
 
     def nodes_to_clone_behind(self, node: Node) -> list[Node]:
         """Return nodes that stand for all that is read or written behind `node` of its memory, or is made of it.

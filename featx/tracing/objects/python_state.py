@@ -51,6 +51,18 @@ class PythonState:
         return kind.__qualname__, *(self.of(part, depth - 1) for part in _parts_of(value))
 
 
+def objects_in(value: object) -> Iterator[object]:
+    """Yield an object and what it holds, each once: variables of closures, attributes, items. O(what it holds)."""
+    known: dict[int, object] = {}
+    pending = [value]
+    while pending:
+        value = pending.pop()
+        if type(value) not in _PLAIN and id(value) not in known:
+            known[id(value)] = value
+            yield value
+            pending += [] if isinstance(value, _OTHERS) else _parts_of(value)
+
+
 def _parts_of(value: Any) -> Iterable[Any]:
     for kinds, parts_of in _PARTS:
         if isinstance(value, kinds):

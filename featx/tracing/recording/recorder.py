@@ -26,6 +26,7 @@ from featx.tracing.nodes.scope import Scope
 from featx.tracing.nodes.tracer_base import TracerBase
 from featx.tracing.objects.arrays import is_array_of_numbers, tensor_of
 from featx.tracing.objects.module_tree import tensors_of
+from featx.tracing.objects.python_state import objects_in
 from featx.tracing.recording.autocast import AutocastModes
 from featx.tracing.recording.call_record import Record
 from featx.tracing.recording.earlier_calls import EarlierCalls
@@ -225,6 +226,14 @@ class Recorder(TracerBase):
             isinstance(value, torch.Tensor) and (self.lineage.get(value) is not None or id(value) in self.owned)
             for value in values
         )
+
+    def _is_of_trace(self, value: object) -> bool:
+        """Say whether a value belongs to this trace: a followed tensor or number, or a module of the replica."""
+        if isinstance(value, (TracedInt, TracedFloat)):
+            return value.trace is self.numbers
+        if isinstance(value, nn.Module):
+            return value in self._replica.paths
+        return isinstance(value, torch.Tensor) and (id(value) in self.owned or self.lineage.get(value) is not None)
 
     def is_made_here(self, value: Any) -> bool:
         """Say whether a value is a tensor that this trace has made."""
@@ -428,6 +437,8 @@ class Recorder(TracerBase):
         origin = self.lineage.get(a)
         if origin is not None:
             return self.node_of(origin)
+        if callable(a) and any(map(self._is_of_trace, objects_in(a))):
+            raise UnsupportedValue("a function that holds values of forward is passed to a call that is one node", a)
         if is_array_of_numbers(a):  # which no call has computed from values of a tensor
             return tensor_of(a)
         try:
