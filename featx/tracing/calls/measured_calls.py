@@ -15,13 +15,15 @@ from featx.ir.node import Node
 from featx.tracing.calls.torch_calls import TorchCalls
 from featx.tracing.environment.outer_values import OuterValues
 from featx.tracing.nodes.scope import Scope
-from featx.tracing.objects.structure import is_structure, leaves_of
+from featx.tracing.objects.structure import contents_of, is_structure, leaves_of, parts_of
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.recording.results import Results
 from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.replica.replica import Replica
-from featx.tracing.signals import ModifiedFromOutside
+from featx.tracing.signals import ModifiedFromOutside, UnsupportedValue
 from featx.tree import holds_no_tensor, tree_leaves, tree_map
+
+_NUMBERS_AND_TEXTS = frozenset({bool, int, float, complex, str, type(None)})
 
 
 class MeasuredCalls:
@@ -88,8 +90,12 @@ class MeasuredCalls:
             watched = [of(value) if id(value) in owned else value for value in inputs]
             before = [value._version for value in watched]
             have_values = is_measured and (recorder.is_real or any(map(_may_have_values, leaves)))
+        is_plain = not is_measured or all(isinstance(value, torch.Tensor) for value in values)
+        given = None if is_plain else _Given(values)
         with self._torch_calls.kernels.seen():
             result = self._result_of(call, is_measured)
+            if given is not None:
+                given.refuse_numbers()
             with torch._C.DisableTorchFunction():
                 added = recorder.add_node(*node, None, None)
                 if is_opaque_module:
@@ -225,3 +231,29 @@ def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 def _may_have_values(value: Any) -> bool:
     return not value.is_meta if isinstance(value, torch.Tensor) else is_structure(value)
+
+
+class _Given:
+    """The lists and dicts among the arguments of a call, and what was in them."""
+
+    def __init__(self, values: Any) -> None:
+        containers = (part for part, _ in parts_of(values) if isinstance(part, (list, dict)))
+        self._before = [(each, contents_of(each)) for each in containers]
+
+    def refuse_numbers(self) -> None:
+        """Raise if the call has put a number or a text there, of which the graph would make a constant.
+
+        Raises:
+            UnsupportedValue: it has. What it has put there is taken away.
+        """
+        for container, before in self._before:
+            now = contents_of(container)
+            added = [item for key, item in now.items() if key not in before or item is not before[key]]
+            if any(type(item) in _NUMBERS_AND_TEXTS for item in added):
+                for each, items in self._before:
+                    each.clear()
+                    each.extend(items.values()) if isinstance(each, list) else each.update(items)
+                raise UnsupportedValue(
+                    f"a call that is one node puts a number or text into a {type(container).__name__} it is given,",
+                    container,
+                )

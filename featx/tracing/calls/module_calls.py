@@ -288,7 +288,7 @@ class ModuleCalls:
         shown = (args, kwargs) if recorder.numbers.expected is None else plain_numbers((args, kwargs))
         result = self._measured.run(
             ("call_module", path, arguments, keywords),
-            args if not kwargs else (args, kwargs),
+            shown if kwargs else shown[0],
             functools.partial(self._result_of, module, *shown),
             is_measured=is_own,
             is_opaque_module=not is_leaf,

@@ -25,7 +25,8 @@ def is_plain_object(value: object) -> bool:
         return True
     if isinstance(value, (type, enum.Enum, BaseException, torch.nn.Module)):
         return False
-    library = kind.__module__.partition(".")[0]
+    # A class that ABCMeta makes while the program runs says that its module is `abc`.
+    library = next(base.__module__ for base in kind.__mro__ if base.__module__ != "abc").partition(".")[0]
     if not kind.__flags__ & _HEAP_TYPE or (library in LIBRARIES and library not in _CONTAINER_LIBRARIES):
         return False
     if not getattr(value, "__dict__", None) and not slots_of(kind) and not has_defaults(kind):
