@@ -328,3 +328,29 @@ def test_objects_with_attributes_of_their_class_are_left_alone(nodes: list[str])
         expected = copy.deepcopy(model)(other)
         assert torch.equal(traced(other), expected)
         assert torch.equal(extractor(other)[nodes[-1]], expected)
+
+
+class NamesItsResult(nn.Module):
+    """Keeps a value for whoever looks at the model, and returns it under the same name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone, self.head = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        self.embedding = self.backbone(x)
+        outputs: dict[str, torch.Tensor] = {}
+        outputs["embedding"] = self.embedding
+        outputs["logits"] = self.head(self.embedding)
+        return outputs
+
+
+@pytest.mark.parametrize("name", ["backbone", "head", "output"])
+def test_key_of_a_result_that_is_called_like_an_attribute_asks_for_none(name: str) -> None:
+    model, x = NamesItsResult(), torch.rand(3, 4)
+    found = featx.create_feature_extractor(model, [name], example_inputs=x)(x + 1)[name]
+    expected = model(x + 1)
+    embedding, logits = expected.values()
+    pairs = zip(found.values(), (embedding, logits), strict=True) if name == "output" else ()
+    assert all(torch.equal(*pair) for pair in pairs)
+    assert name == "output" or torch.equal(found, embedding if name == "backbone" else logits)

@@ -20,6 +20,8 @@ _REPEATED = (
     ast.FunctionDef, ast.AsyncFunctionDef,
 )  # fmt: skip
 
+# Functions and methods that are given the name of an attribute, or the key of a dict of attributes.
+_BY_NAME = frozenset("hasattr getattr delattr setattr get pop setdefault attrgetter methodcaller".split())
 # Methods that change a list, dict or set.
 _CHANGING = frozenset(
     "append extend insert pop remove clear reverse sort update setdefault popitem add discard".split()
@@ -35,8 +37,11 @@ def is_read(kind: type, attribute: str) -> bool:
 
 
 def is_tested_for(kind: type, attribute: str) -> bool:
-    """Say whether such a function has the name of an attribute as a string: `hasattr(self, "calls")`."""
-    return any(attribute in each.__code__.co_consts for each in _functions_of(kind))
+    """Say whether such a function asks for an attribute by its name as a string: `hasattr(self, "calls")`.
+
+    Without source: whether its code has that string at all.
+    """
+    return any(attribute in each.__code__.co_consts and _tests(each, attribute) for each in _functions_of(kind))
 
 
 @lru_cache(maxsize=4096)
@@ -103,6 +108,26 @@ def _functions_of(kind: type) -> list[FunctionType]:
 
 def _names_in(code: CodeType) -> set[str]:
     return {name for each in codes_in(code) for name in each.co_names}
+
+
+def _tests(function: FunctionType, attribute: str) -> bool:
+    definition = definition_of(function)
+    return definition is None or attribute in _tested_in(definition)
+
+
+@lru_cache(maxsize=4096)
+def _tested_in(definition: Function) -> frozenset[Any]:
+    found: list[ast.expr] = []
+    for node in ast.walk(definition):
+        if isinstance(node, ast.Call):
+            name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
+            found += node.args if name in _BY_NAME else []
+        elif isinstance(node, ast.Compare):
+            found += [node.left] if isinstance(node.ops[0], (ast.In, ast.NotIn)) else []
+        elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
+            is_of_dict = getattr(node.value, "attr", "") == "__dict__" or isinstance(node.value, ast.Call)
+            found += [node.slice] if is_of_dict else []
+    return frozenset(each.value for each in found if isinstance(each, ast.Constant))
 
 
 def _reads(function: FunctionType, attribute: str) -> bool:
