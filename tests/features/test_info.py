@@ -42,6 +42,19 @@ def test_it_says_what_comes_out(resnet: featx.DualGraphModule) -> None:
     assert resnet.strides == infos.reduction() == [4, 8, 16, 32, 32, (64, 96), None]
 
 
+@pytest.mark.parametrize("side", [33, 65, 75, 97, 100, 225, 230])
+def test_strides_of_an_image_whose_sides_are_no_multiples(side: int) -> None:
+    model = torchvision.models.resnet18(weights=None).eval()
+    infos = info_of(model, ["layer1", "layer2", "layer3", "layer4"], example_inputs=torch.rand(1, 3, side, side))
+    assert infos.reduction() == [4, 8, 16, 32]
+
+
+@pytest.mark.parametrize(("patch", "side"), [(14, 70), (14, 84), (7, 49), (12, 60), (16, 80)])
+def test_stride_of_patches_is_the_side_of_a_patch(patch: int, side: int) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, patch, patch), nn.ReLU())
+    assert info_of(model, ["0", "1"], example_inputs=torch.rand(1, 3, side, side)).reduction() == [patch, patch]
+
+
 def test_it_has_timms_accessors(resnet: featx.DualGraphModule) -> None:
     infos = resnet.feature_info
     assert infos.keys() == ["C1", "C2", "C3", "C4", "sum", "pool", "logits"]

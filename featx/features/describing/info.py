@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -189,7 +190,16 @@ class _Known:
         assert self._sizes is not None
         places = tuple(size for size, name in zip(shape, layout, strict=True) if name not in "NC")
         side = None if self._tokens is None or len(places) != 2 else self._tokens.side_of_places(places)
-        return _stride(layout, shape, self._sizes) if side is None else side
+        return _stride(layout, shape, self._sizes, self._odd_factors) if side is None else side
+
+    @functools.cached_property
+    def _odd_factors(self) -> frozenset[int]:
+        """The odd primes in the strides of the model's convolutions and pools: 7 for patches of 14 pixels."""
+        strides: set[int] = set()
+        for module in self._modules.values():
+            stride: Any = module.__dict__.get("stride")
+            strides.update(each for each in (stride if isinstance(stride, tuple) else (stride,)) if type(each) is int)
+        return frozenset(prime for stride in strides for prime in _odd_primes_of(stride))
 
     def _layout(self, key: str, shape: tuple[int, ...], module: nn.Module | None, *, has_patches: bool) -> str | None:
         dims = len(shape)
@@ -251,27 +261,51 @@ def _is_wider(shape: tuple[int, ...], there: tuple[int, ...]) -> bool:
     return len(there) == len(shape) and there[:-1] == shape[:-1] and there[-1] > shape[-1]
 
 
-def _stride(layout: str, shape: tuple[int, ...], image: tuple[int, ...]) -> Any:
+def _stride(
+    layout: str, shape: tuple[int, ...], image: tuple[int, ...], odd_factors: frozenset[int] | None = None
+) -> Any:
     places = [size for size, name in zip(shape, layout, strict=True) if name not in "NC"]
     if not places or 0 in places or len(places) != len(image):
         return None
-    strides = [_ratio(size, place) for size, place in zip(image, places, strict=True)]
+    strides = [_ratio(size, place, odd_factors) for size, place in zip(image, places, strict=True)]
     if None in strides:
         return None
     return strides[0] if len(set(strides)) == 1 else tuple(strides)
 
 
-def _ratio(size: int, place: int) -> float | None:
+def _ratio(size: int, place: int, odd_factors: frozenset[int] | None) -> float | None:
     """Return the stride that makes `place` of `size`: their ratio, or a power of two that is near.
 
-    Convolutions without padding lose places at the edges. There is none where so many places are no places of the
-    image, as the 197 tokens on both sides of an attention.
+    Layers of stride 2 round up: 75 pixels become 5 at a stride of 16. Convolutions without padding lose places at the
+    edges. There is none where so many places are none of the image, as the 197 tokens on both sides of an attention.
+
+    Args:
+        size: a side of the image.
+        place: a side of the map.
+        odd_factors: the odd primes that strides of the model have; None if that is not known.
     """
     ratio = size / place
-    if ratio.is_integer():
+    if ratio.is_integer() and (place == 1 or odd_factors is None or _odd_primes_of(int(ratio)) <= odd_factors):
         return int(ratio)
+    least = 2 ** math.floor(math.log2(max(ratio, 1)))
+    rounded = next((each for each in (least, 2 * least) if each > 1 and -(-size // each) == place), None)
+    if rounded is not None:
+        return rounded
     power = 2.0 ** round(math.log2(ratio))
     lost = _LOST_AT_EDGES if power > 1 else _LOST_WITHOUT_STRIDE if power == 1 else 1e-9
     if abs(ratio / power - 1) < lost:
         return int(power) if power >= 1 else power
     return round(ratio) if ratio > 2 else None
+
+
+def _odd_primes_of(number: int) -> set[int]:
+    found: set[int] = set()
+    divisor = 3
+    number //= (number & -number) or 1
+    while number > 1:
+        if number % divisor == 0:
+            found.add(divisor)
+            number //= divisor
+        else:
+            divisor += 2
+    return found

@@ -23,6 +23,7 @@ from featx.tracing.environment.compiler import not_compiled
 from featx.tracing.example.model_call import as_given
 from featx.tracing.guards.scalars import Diverged, TracedFloat, TracedInt, plain_number
 from featx.tracing.objects.arrays import is_array
+from featx.tracing.objects.followed_tuple import plain_tuple
 from featx.tracing.objects.plain_objects import is_plain_object
 from featx.tracing.objects.structure import copy_structure
 from featx.tracing.recording.call_record import Record
@@ -157,6 +158,7 @@ class Replay:
         """Return what stands for a value of the first call: other tensors, in other containers."""
         if isinstance(value, torch.Tensor):
             return self._tensor(value)
+        value = plain_tuple(value)
         kind = type(value)
         if kind is list:
             return [self._twin_of(item) for item in cast(list[Any], value)]
@@ -184,6 +186,7 @@ class Replay:
     def _is_same(self, recorded: Any, given: Any) -> bool:
         if isinstance(recorded, torch.Tensor):
             return given is self._twins.get(id(recorded), recorded)
+        recorded, given = plain_tuple(recorded), plain_tuple(given)
         kind = type(recorded)
         if kind in _NUMBERS or type(given) in _NUMBERS:
             one, other = plain_number(recorded), plain_number(given)

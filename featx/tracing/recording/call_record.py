@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from featx.tracing.environment.autocast_state import AutocastDtypes, autocast_dtypes
+from featx.tracing.objects.followed_tuple import plain_tuple
 
 
 class Event(NamedTuple):
@@ -56,6 +57,7 @@ def _form_of(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 def _snapshot(value: Any) -> Any:
     """Return `value` with copies of the lists and dicts in it, which forward may change later."""
+    value = plain_tuple(value)
     kind = type(value)
     if kind is list:
         return [_snapshot(item) for item in value]

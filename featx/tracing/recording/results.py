@@ -14,16 +14,65 @@ from featx.ir.memory import memory_of
 from featx.ir.node import Node
 from featx.rebuilding import attributes_of
 from featx.tracing.guards.forms import attributes_given_to, holds_tensors
-from featx.tracing.guards.scalars import plain_number
+from featx.tracing.guards.scalars import plain_number, plain_numbers
+from featx.tracing.objects.followed_tuple import FollowedTuple
 from featx.tracing.objects.structure import Path, contents_of, is_structure, parts_of
 from featx.tracing.recording.lineage import Origin, Part
 from featx.tracing.recording.recorder import Recorder
-from featx.tracing.source.syntax_queries import what_follows
+from featx.tracing.source.frames import is_library_code
+from featx.tracing.source.syntax_queries import unpacked_count, what_follows
 
 # Where a container or an object is from, the object, and what it held when forward got it.
 ContentsSnapshot = tuple[str, Any, dict[Any, Any]]
 # What is the same object wherever it comes from.
 _SHARED = (type, enum.Enum, torch.nn.Module, slice, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
+
+_SEQUENCES = (tuple, list, FollowedTuple)
+
+
+class _TakenItems:
+    """Makes a node each time that code takes an item of a followed tuple, as a symbolic trace does.
+
+    Args:
+        recorder: makes the nodes.
+        node: the call that has returned the tuple.
+        parts: its items.
+    """
+
+    def __init__(self, recorder: Recorder, node: Node, parts: list[Part]) -> None:
+        self._recorder = recorder
+        self._node = node
+        self._parts = parts
+
+    def on_item(self, key: Any, item: Any, frame: FrameType) -> Any:
+        """Make a node of an item, or of the tuple that a slice gives."""
+        if not self._is_of_model(frame):
+            return item
+        if isinstance(key, slice):
+            self._add(plain_numbers(key))
+            followed = FollowedTuple(item)
+            followed.taker = _TakenItems(self._recorder, self._node, self._parts[key])
+            return followed
+        self._take(self._parts[key])
+        return item
+
+    def on_iteration(self, frame: FrameType) -> None:
+        """Make nodes of all items where code unpacks the tuple: `a, b = items`."""
+        if self._is_of_model(frame) and unpacked_count(frame) == len(self._parts):
+            for part in self._parts:
+                self._take(part)
+
+    def _take(self, part: Part) -> None:
+        if part.node is None or part.node.is_erased:
+            self._recorder.node_of(part)
+        else:  # only its name is of use
+            self._add(part.key)
+
+    def _add(self, key: Any) -> None:
+        self._recorder.add_node("call_function", operator.getitem, (self._node, key), {}, None, None)
+
+    def _is_of_model(self, frame: FrameType) -> bool:
+        return self._recorder.numbers.is_recording() and not is_library_code(frame.f_code)
 
 
 class Results:
@@ -106,12 +155,17 @@ class Results:
         parts = [Part(origin, operator.getitem, index) for index in range(len(items))]
         steps = what_follows(frame) if frame is not None else []
         followed = [self.follow(item, part, None) for item, part in zip(items, parts, strict=True)]
-        is_unpacked = self._make_taken(steps, parts)
-        if isinstance(items, list):
-            items[:] = followed
-        elif not all(map(operator.is_, items, followed)) and not hasattr(type(items), "n_sequence_fields"):
-            items = tuple.__new__(type(items), followed)
-        if isinstance(origin, Node) and not is_unpacked and origin.op != "call_module" and type(items) in (tuple, list):
+        if type(items) is tuple and frame is not None and isinstance(origin, Node) and origin.op != "call_module":
+            is_unpacked = steps[:1] == [f"unpack {len(parts)}"]
+            items = FollowedTuple(followed)
+            items.taker = _TakenItems(self._recorder, origin, parts)
+        else:
+            is_unpacked = self._make_taken(steps, parts)
+            if isinstance(items, list):
+                items[:] = followed
+            elif not all(map(operator.is_, items, followed)) and not hasattr(type(items), "n_sequence_fields"):
+                items = tuple.__new__(type(items), followed)
+        if isinstance(origin, Node) and not is_unpacked and origin.op != "call_module" and type(items) in _SEQUENCES:
             # A loop may run over it; how often depends on a size, mostly.
             length = self._recorder.add_unnamed_node("call_function", len, (origin,), {}, None)
             self._recorder.guard(length, len(items), "how many tensors a call gives")

@@ -8,6 +8,7 @@ threads may run, train or trace it meanwhile, and an interrupt leaves it as it w
 from __future__ import annotations
 
 import copy
+import functools
 from collections import OrderedDict
 from collections.abc import Collection
 from types import MethodType
@@ -173,6 +174,8 @@ class Replica:
             state[name] = kind() if name in _OF_ONE_MODULE and not value else copies(value)
         if is_compiled(module):
             state["forward"] = MethodType(_run_uncompiled, twin)
+        elif (uncompiled := _uncompiled_forward(type(module))) is not None and "forward" not in state:
+            state["forward"] = MethodType(uncompiled, twin)
         self._copies.fill_slots(module, twin)
 
     def _copied_hooks(self, hooks: Any) -> Any:
@@ -267,6 +270,12 @@ def view_in_mode(model: nn.Module, training: bool) -> nn.Module:
 def is_compiled(module: nn.Module) -> bool:
     """Say whether a module is what `torch.compile` made of another one."""
     return type(module).__module__ == "torch._dynamo.eval_frame" and "_orig_mod" in module._modules
+
+
+@functools.cache
+def _uncompiled_forward(kind: type[nn.Module]) -> Any:
+    """Return the function that a class has decorated with `torch.compile` as its forward; None without."""
+    return getattr(kind.forward, "_torchdynamo_orig_callable", None)
 
 
 def _run_uncompiled(module: Any, *args: Any, **kwargs: Any) -> Any:
