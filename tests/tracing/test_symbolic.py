@@ -434,3 +434,10 @@ def test_lists_and_dicts_of_parameters_are_read_item_by_item() -> None:
     with torch.no_grad():
         model.items[0].fill_(5)
     assert torch.equal(traced(X), model(X))
+
+
+def test_two_modules_of_one_path_are_refused() -> None:
+    model = nn.Sequential(nn.Sequential(nn.Linear(4, 4)))
+    setattr(model, "0.0", nn.Linear(4, 4))
+    with pytest.raises(featx.TraceError, match=r"two modules have the path '0\.0'"):
+        featx.symbolic_trace(model)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -68,7 +68,7 @@ class ModelContext:
         self.signature = inspect.signature(self.function)
         paths = {module: path for path, module in walk_modules(self.root)}
         _refuse_uninitialized(paths)
-        _refuse_ambiguous(paths)
+        refuse_ambiguous(paths)
         self.levels = nesting_depth_of(paths.values())
         self.hooked = [path for module, path in paths.items() if has_hooks(module)]
         self._tensors = ModelTensors(paths)
@@ -193,7 +193,8 @@ def _refuse_uninitialized(paths: dict[nn.Module, str]) -> None:
             )
 
 
-def _refuse_ambiguous(paths: dict[nn.Module, str]) -> None:
+def refuse_ambiguous(paths: Mapping[nn.Module, str]) -> None:
+    """Raise a TraceError where two modules have one path."""
     if len(set(paths.values())) < len(paths):
         found: set[str] = set()
         for path in paths.values():

@@ -27,7 +27,7 @@ def unsupported_side_effect(
     alone: a graph makes it anew.
     """
     for name in state.changed_values():
-        return f"forward changes the attribute '{name}'"
+        return f"forward changes the attribute '{name}' (if its first call alone does so, call the model once before)"
     for name in state.new_attributes():
         if is_tested_for(type(module), name):
             return f"forward tests whether it has already created the attribute '{name}',"

@@ -31,6 +31,7 @@ from featx.tracing.nodes.proxy import ParameterProxy, Proxy, failure, find_proxy
 from featx.tracing.nodes.scope import Scope
 from featx.tracing.nodes.tracer_base import TracerBase
 from featx.tracing.replica.mode_reads import ModeReads, has_set_mode, mode_of, record_mode_reads
+from featx.tracing.replica.model_context import refuse_ambiguous
 from featx.tracing.replica.module_state import ModuleState
 from featx.tracing.replica.modules import intercept
 from featx.tracing.replica.replica import Replica, replica_of
@@ -117,6 +118,7 @@ class Tracer(TracerBase):
         self.root = root if is_module else nn.Module()
         self.root_module_name = type(root).__name__ if is_module else getattr(root, "__name__", "function")
         self._replica = replica = replica_of(self.root, self.training)
+        refuse_ambiguous(replica.paths)
         function = getattr(replica.root, self.traced_func_name) if is_module else root
         self._twins = {module: twin for twin, module in replica.originals.items()}
         # By the modules of the model and by those of the replica, which forward passes on.
