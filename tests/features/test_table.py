@@ -258,3 +258,12 @@ def test_maps_of_an_uneven_size_are_maps() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 7), nn.ReLU(), nn.AdaptiveAvgPool2d(7)).eval()
     table = featx.nodes(model, torch.rand(2, 3, 64, 96))
     assert [table[name].layout for name in ("0", "1", "2")] == ["NCHW"] * 3
+
+
+def test_layers_inside_modules_that_torchvision_takes_for_one_node_are_in_it() -> None:
+    model = torchvision.models.mobilenet_v2(weights=None).eval()
+    found = featx.nodes(model, flops=False).filter(type=nn.Conv2d)
+    assert [row.name for row in found] == [name for name, each in model.named_modules() if isinstance(each, nn.Conv2d)]
+    name = found[1].name
+    extractor = featx.create_feature_extractor(model, [name], suppress_diff_warning=True)
+    assert extractor(torch.rand(1, 3, 64, 64))[name].shape == (1, *found[1].shape[1:2], 32, 32)

@@ -403,3 +403,24 @@ def test_tuples_of_a_class_with_a_length_of_its_own_are_copied() -> None:
     model, x = Holds().eval(), torch.rand(2, 3)
     assert torch.equal(featx.trace(model, x)(x), model(x))
     assert torch.equal(featx.create_feature_extractor(model, ["linear"], example_inputs=x)(x)["linear"], model(x))
+
+
+class Decorated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    @torch.compile(backend="eager")
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).relu()
+
+
+@pytest.mark.parametrize("names", [["1"], ["1.linear", "output"]], ids=" ".join)
+def test_forward_that_is_decorated_with_torch_compile_is_traced_as_it_was_written(names: list[str]) -> None:
+    model, x = nn.Sequential(nn.Linear(4, 4), Decorated()).eval(), torch.rand(3, 4)
+    before = torch._dynamo.utils.counters["frames"]["total"]
+    extractor = featx.create_feature_extractor(model, names, example_inputs=x)
+    assert torch._dynamo.utils.counters["frames"]["total"] == before  # nothing was compiled
+    assert "forward" not in vars(model[1])
+    with torch.no_grad():  # torch's compiler warns of gradients of what is no leaf
+        assert torch.allclose(extractor(x + 1)[names[-1]], model[1].linear(model[0](x + 1)).relu())

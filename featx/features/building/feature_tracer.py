@@ -45,10 +45,15 @@ class FeatureTracer(Tracer):
         super().__init__(tuple(dict.fromkeys(modules)), tuple(autowrap_functions), param_shapes_constant)
         members = vars(operators).values() if operators else ()
         own = [member for member in members if isinstance(member, type) and issubclass(member, nn.Module)]
+        self._given_leaf_types = tuple(leaf_modules)
         self._leaf_types = (*leaf_modules, *own)
         self._is_leaf: dict[type[nn.Module], bool] = {}
         # The paths of modules whose outputs are marked in the graph.
         self.asked_for: frozenset[str] = frozenset()
+
+    def open_operators(self) -> None:
+        """Look into the modules of torchvision.ops too, which are one node each for torchvision."""
+        self._leaf_types, self._is_leaf = self._given_leaf_types, {}
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Say whether a call of `m` is one node."""

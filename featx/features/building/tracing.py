@@ -86,6 +86,8 @@ class ModelTracing:
         self.edits: Edits | None = None
         # Where the graph begins, if that is not at the inputs of the model.
         self.starts: Starts | None = None
+        # Whether to look into the modules of torchvision.ops, of which a list of names has none inside.
+        self.opens_operators = False
         # The paths of modules to look into, whatever is requested.
         self.opened: frozenset[str] = frozenset()
         # Observes in each trace whether anything asks in which mode a module is.
@@ -119,6 +121,8 @@ class ModelTracing:
         if OUTPUT in tracer.asked_for and OUTPUT not in self._modules:
             tracer.asked_for |= {""}
         tracer.training, tracer.reads = self.training, self.reads
+        if self.opens_operators:
+            tracer.open_operators()
         return tracer
 
     def _on_example(self, request: Iterable[str] = (), opened: frozenset[str] | None = None) -> ExampleTracer:

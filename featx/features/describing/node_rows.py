@@ -59,6 +59,7 @@ def nodes(
         TraceError: the model cannot be traced in either mode; the message says where and what to do.
     """
     tracing = ModelTracing(model, tracer_kwargs, concrete_args, example_inputs)
+    tracing.opens_operators = True
     rows, errors = _in_each_mode(tracing, flops=flops)
     if not rows:
         raise errors[model.training]
