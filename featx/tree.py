@@ -7,7 +7,7 @@ import copy
 import dataclasses
 import enum
 import types
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping
 from numbers import Number
 from typing import Any, cast
 
@@ -146,8 +146,8 @@ def tree_leaves(value: Any) -> Iterator[Any]:  # Any: as above
 
 
 def _rebuild_sequence(value: Any, items: list[Any]) -> Any:
-    kind = type(value)
-    if isinstance(value, tuple):
+    kind: Any = type(value)
+    if issubclass(kind, tuple):
         # torch.return_types (what `x.max(dim)` gives) and torch.Size build from one iterable.
         is_native = kind is torch.Size or hasattr(kind, "n_sequence_fields")
         return kind(items) if is_native else rebuild_tuple(kind, items)
@@ -159,12 +159,11 @@ def _rebuild_sequence(value: Any, items: list[Any]) -> Any:
 
 
 def _rebuild_mapping(value: Any, items: dict[Any, Any]) -> Any:
-    if not isinstance(value, MutableMapping):
-        return type(value)(items)
-    if not hasattr(value, "copy"):
-        return type(value)(items)
+    kind: Any = type(value)
+    if not hasattr(kind, "__setitem__") or not hasattr(kind, "copy"):
+        return kind(items)
     # A mapping with a constructor of its own (defaultdict, ModelOutput) is copied and refilled.
-    made = copy.copy(value) if type(value).copy is dict.copy else value.copy()  # `dict.copy` returns a plain dict
+    made = copy.copy(value) if kind.copy is dict.copy else value.copy()  # `dict.copy` returns a plain dict
     for key, item in items.items():
         made[key] = item
     return made

@@ -266,4 +266,4 @@ def test_layers_inside_modules_that_torchvision_takes_for_one_node_are_in_it() -
     assert [row.name for row in found] == [name for name, each in model.named_modules() if isinstance(each, nn.Conv2d)]
     name = found[1].name
     extractor = featx.create_feature_extractor(model, [name], suppress_diff_warning=True)
-    assert extractor(torch.rand(1, 3, 64, 64))[name].shape == (1, *found[1].shape[1:2], 32, 32)
+    assert extractor(torch.rand(1, 3, 64, 64))[name].shape[2:] == (32, 32)

@@ -17,6 +17,8 @@ BATCHES = [torch.rand(3, 4, generator=torch.Generator().manual_seed(seed)) * see
 class Center(nn.Module):
     """Returns a running mean that it keeps in a buffer."""
 
+    center: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("center", torch.zeros(4))
@@ -53,6 +55,8 @@ def test_buffer_that_each_call_writes_is_returned_as_it_was(names: list[str]) ->
 
 def test_buffer_that_no_call_writes_is_returned_itself() -> None:
     class Returning(nn.Module):
+        table: torch.Tensor
+
         def __init__(self) -> None:
             super().__init__()
             self.linear = nn.Linear(4, 4)
