@@ -35,9 +35,9 @@ what was too large or too slow is listed. Names and values are those of the symb
 *Meanings equal* is about what users call: with the default tracer, which follows an example, every name that both list
 has, bit for bit, the value that it has in torchvision's own graph. Names of torchvision alone raise `NodeNameError`.
 The differences that are left come from numbers: torchvision has a node each time that a length is taken out of a size
-(`img_size = x.shape[1:3]`, and `h, w = img_size` later, in MaxViT), for reads of ranks and dtypes (`getattr` in EvoNorm,
-FRN and rotary positions), and for arithmetic on sizes of parameters and on ranks (`(1,) * (x.ndim - 1)` in timm's
-`drop_path`). featx has one node for each length, and constants. Names such as `getitem_5`, `bn1.getattr`,
+(`img_size = x.shape[1:3]`, and `h, w = img_size` later, in MaxViT), for reads of ranks and dtypes (`getattr` in
+EvoNorm, FRN and rotary positions), and for arithmetic on sizes of parameters and on ranks (`(1,) * (x.ndim - 1)` in
+timm's `drop_path`). featx has one node for each length, and constants. Names such as `getitem_5`, `bn1.getattr`,
 `pos_embed.add_2` or `drop_path1.mul` count something else in these models.
 """
 

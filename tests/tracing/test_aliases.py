@@ -284,3 +284,31 @@ def test_result_of_a_dropout_layer_that_is_compared_with_its_input_is_refused() 
     for model in (ComparesBehindDropout(), ComparesBehindDropout().eval()):
         with pytest.raises(TraceError, match="may use `is` to test whether a call returned its input"):
             featx.create_feature_extractor(model, ["output"], example_inputs=torch.rand(2, 4))
+
+
+class Box:
+    def __init__(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        self.x, self.y = x, y
+
+
+def test_tensors_in_an_object_that_are_one_are_noticed() -> None:
+    class Comparing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("calls", torch.tensor(0.0))
+
+        def forward(self, box: Box) -> torch.Tensor:
+            if box.x is box.y:
+                self.calls.add_(1)
+                return box.x * 2
+            return box.y
+
+    one, other = torch.rand(3, 4), torch.rand(3, 4)
+    traced = featx.trace(Comparing(), Box(one, other))
+    assert torch.equal(traced(Box(other, one)), one)
+    with pytest.raises(featx.SpecializationError, match="one tensor is passed as two inputs"):
+        traced(Box(one, one))
+    traced = featx.trace(Comparing(), Box(one, one))
+    assert torch.equal(traced(Box(other, other)), other * 2)
+    with pytest.raises(featx.SpecializationError, match="other inputs share one tensor"):
+        traced(Box(one, other))

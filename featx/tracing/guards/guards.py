@@ -3,6 +3,7 @@
 # TorchScript picks among overloads of one name, which torch.jit does not export by name for type checkers.
 # pyright: reportRedeclaration=false, reportPrivateImportUsage=false
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -10,9 +11,11 @@ import torch
 from featx.errors import SpecializationError
 from featx.ir.equality import is_same
 from featx.ir.runtime_checks import runtime_check
+from featx.rebuilding import attributes_of
 from featx.tracing.guards.forms import form_of, form_of_result
 from featx.tracing.guards.scripted_checks import is_same_in_script, text_of_form, text_of_known_form
 from featx.tracing.objects.arrays import description_of, is_array
+from featx.tracing.objects.plain_objects import is_plain_object
 from featx.tree import items_at, tree_leaves
 
 if TYPE_CHECKING:
@@ -226,10 +229,18 @@ def check_aliases(values: tuple[Any, ...], expected: tuple[int, ...] | None) -> 
 
 
 def aliases_of(values: Any) -> tuple[int, ...]:
-    """Return for each tensor in nested values the position of the first one that is the same object."""
+    """Return for each tensor in nested values and objects the position of the first one that is the same object."""
     positions: dict[int, int] = {}
-    tensors = [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
+    tensors = _tensors_in(values, ())
     return tuple(positions.setdefault(id(tensor), position) for position, tensor in enumerate(tensors))
+
+
+def _tensors_in(values: Any, around: tuple[int, ...]) -> Iterator[torch.Tensor]:
+    for value in tree_leaves(values):
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif is_plain_object(value) and id(value) not in around:
+            yield from _tensors_in(tuple(attributes_of(value).values()), (*around, id(value)))
 
 
 def require_aliases(graph: "Graph", expected: tuple[int, ...] | None) -> None:
