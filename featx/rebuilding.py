@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 NO_VALUE = object()
+_NONE: Mapping[str, Any] = types.MappingProxyType({})
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
@@ -23,28 +24,39 @@ def attributes_of(value: Any) -> dict[str, Any]:
 
 @functools.cache
 def slots_of(kind: type) -> tuple[Any, ...]:  # a mapping of classes, which do not change
-    """Return the descriptors of the slots of a class and its bases."""
-    members = (member for base in kind.__mro__ for name, member in vars(base).items() if name != "__dict__")
+    """Return the descriptors of the slots of a class and its bases: `__slots__`, not the fields of classes in C."""
+    bases = [base for base in kind.__mro__ if "__slots__" in vars(base)]
+    members = (member for base in bases for name, member in vars(base).items() if name != "__dict__")
     return tuple([member for member in members if isinstance(member, types.MemberDescriptorType)])
 
 
 def rebuild_object(kind: Any, attributes: Mapping[str, Any]) -> Any:
     """Return an object of a class with these attributes. No constructor and no `__post_init__` runs."""
-    made = object.__new__(kind)
-    for name, value in attributes.items():
-        object.__setattr__(made, name, value)
-    return made
+    return set_attributes(object.__new__(kind), attributes)
 
 
-def rebuild_tuple(kind: Any, items: Sequence[Any]) -> Any:
-    """Return a tuple of a class with these items. No `__new__` of the class runs."""
-    return tuple.__new__(kind, items)
+def rebuild_tuple(kind: Any, items: Sequence[Any], attributes: Mapping[str, Any] = _NONE) -> Any:
+    """Return a tuple of a class with these items and attributes. No `__new__` of the class runs."""
+    return set_attributes(tuple.__new__(kind, items), attributes)
 
 
-def rebuild_dict(kind: Any, items: Mapping[Any, Any]) -> Any:
-    """Return a dict of a class with these items. No constructor runs, nor a `__setitem__` of the class."""
+def rebuild_dict(kind: Any, items: Mapping[Any, Any], attributes: Mapping[str, Any] | None = _NONE) -> Any:
+    """Return a dict of a class with these items and attributes. No constructor runs, nor a `__setitem__` of the class.
+
+    Without attributes (None) its items are its attributes, as where a constructor does `self.__dict__ = self`.
+    """
     made = kind.__new__(kind)
     set_item = OrderedDict.__setitem__ if issubclass(kind, OrderedDict) else dict.__setitem__
     for key, item in items.items():
         set_item(made, key, item)
+    if attributes is None:
+        made.__dict__ = made
+        return made
+    return set_attributes(made, attributes)
+
+
+def set_attributes(made: Any, attributes: Mapping[str, Any]) -> Any:
+    """Give attributes to an object, and return it. No `__setattr__` of its class runs."""
+    for name, value in attributes.items():
+        object.__setattr__(made, name, value)
     return made

@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 
 from featx.errors import RequestError
-from featx.rebuilding import attributes_of, rebuild_object, rebuild_tuple
+from featx.rebuilding import attributes_of, rebuild_object, rebuild_tuple, set_attributes
 
 _WITHOUT_TENSORS = (
     Number, str, bytes, range, slice, type(None), type, enum.Enum, types.BuiltinFunctionType, torch.dtype,
@@ -147,15 +147,14 @@ def tree_leaves(value: Any) -> Iterator[Any]:  # Any: as above
 
 def _rebuild_sequence(value: Any, items: list[Any]) -> Any:
     kind: Any = type(value)
+    # torch.return_types (what `x.max(dim)` gives) and torch.Size build from one iterable.
+    if kind in (list, tuple, torch.Size) or hasattr(kind, "n_sequence_fields"):
+        return kind(items)
     if issubclass(kind, tuple):
-        # torch.return_types (what `x.max(dim)` gives) and torch.Size build from one iterable.
-        is_native = kind is torch.Size or hasattr(kind, "n_sequence_fields")
-        return kind(items) if is_native else rebuild_tuple(kind, items)
+        return rebuild_tuple(kind, items, attributes_of(value))
     made = kind.__new__(kind)
     list.extend(made, items)
-    if kind is not list:
-        made.__dict__.update(value.__dict__)
-    return made
+    return set_attributes(made, attributes_of(value))
 
 
 def _rebuild_mapping(value: Any, items: dict[Any, Any]) -> Any:

@@ -103,6 +103,53 @@ class Listed(list[torch.Tensor]):
         super().__init__(item + 1 for item in items)
 
 
+class Counted(tuple[torch.Tensor, ...]):
+    rows = 1
+
+
+class Keyed(dict[str, Any]):
+    rows = 1
+
+    def __init__(self, **items: Any) -> None:
+        super().__init__(items)
+        self.rows = 5
+
+
+class KeyedInSlots(dict[str, Any]):
+    __slots__ = ("mean", "rows")
+
+
+class Marked(dict[str, Any]):
+    rows = 1
+
+
+class ItemsAsAttributes(dict[str, Any]):
+    def __init__(self, **items: Any) -> None:
+        super().__init__(items)
+        self.__dict__ = self
+
+
+class ListInSlots(list[torch.Tensor]):
+    __slots__ = ("rows",)
+
+    rows: int
+
+
+def with_attributes(value: Any, **attributes: Any) -> Any:
+    for name, item in attributes.items():
+        setattr(value, name, item)
+    return value
+
+
+WITH_ATTRIBUTES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "tuple": lambda x: with_attributes(Counted([x, x + 1]), rows=7, mean=x.mean()),
+    "dict": lambda x: Keyed(logits=x),
+    "changed in a dict": lambda x: with_attributes(Keyed(logits=x), rows=9, mean=x.mean()),
+    "slots of a dict": lambda x: with_attributes(KeyedInSlots(logits=x), rows=9, mean=x.mean()),
+    "dict without constructor": lambda x: with_attributes(Marked(logits=x), rows=9, mean=x.mean()),
+    "items as attributes": lambda x: ItemsAsAttributes(logits=x, rows=9, mean=x.mean()),
+}
+
 MAKERS: dict[str, Callable[[torch.Tensor], Any]] = {
     "post init": Scaled,
     "frozen": Frozen,
@@ -170,6 +217,31 @@ def test_a_copy_of_it_holds_what_it_held(make: Callable[[torch.Tensor], Any]) ->
     expected = model.inner(X + 1)
     for nodes in (["inner", "relu"], ["inner", "inner.linear", "relu"]):
         assert_same(featx.create_feature_extractor(model, nodes, example_inputs=X)(X + 1)["inner"], expected)
+
+
+@pytest.mark.parametrize("make", WITH_ATTRIBUTES.values(), ids=WITH_ATTRIBUTES)
+def test_attributes_of_a_tuple_or_dict_are_returned_too(make: Callable[[torch.Tensor], Any]) -> None:
+    model = Returning(make)
+    expected = model(X + 1)
+    extractor = featx.create_feature_extractor(model, ["output"], example_inputs=X)
+    for found in (extractor(X + 1)["output"], featx.trace(model, X)(X + 1), featx.symbolic_trace(model)(X + 1)):
+        assert_same(found, expected)
+        assert found.rows == expected.rows
+        assert not hasattr(expected, "mean") or torch.equal(found.mean, expected.mean)
+
+
+def test_items_that_are_attributes_stay_so() -> None:
+    found = featx.trace(Returning(lambda x: ItemsAsAttributes(logits=x)), X)(X)
+    found.extra = 3
+    assert found["extra"] == 3
+
+
+@pytest.mark.parametrize("kind", [Counted, ListInSlots])
+def test_copy_of_a_sequence_keeps_its_attributes(kind: Any) -> None:
+    copied = featx.tree.clone_tensors(with_attributes(kind([X]), rows=3))
+    assert type(copied) is kind
+    assert copied.rows == 3
+    assert torch.equal(copied[0], X)
 
 
 def test_list_of_a_class_keeps_what_it_held_in_a_copy() -> None:

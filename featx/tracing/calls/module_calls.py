@@ -310,10 +310,8 @@ class ModuleCalls:
         """Notice reads of the attributes that a call of a module has changed, or may have set to what they were."""
         forward = module.__dict__.get("forward", type(module).forward)
         assigned = assigned_by(inspect.unwrap(getattr(forward, "__func__", forward)), type(module))
-        visible = self._left.hide(module, changed | (assigned or frozenset()))
-        readers = {type(each) for each in self._checks.opened_modules}
-        for name in visible:
-            if any(is_read(kind, name) for kind in readers):
+        for name in self._left.hide(module, changed | (assigned or frozenset())):
+            if any(is_read(type(each), name) for each in self._checks.opened_modules):
                 self._refuse_left(module, name)
 
     def _refuse_left(self, module: nn.Module, name: str) -> None:

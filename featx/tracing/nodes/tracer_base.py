@@ -123,15 +123,17 @@ class TracerBase:
         if isinstance(a, tuple):
             items = [self.create_arg(item) for item in cast(tuple[Any, ...], a)]
             kind = type(cast(tuple[Any, ...], a))
-            if _has_own_constructor(kind):
-                return self.create_node("call_function", rebuild_tuple, (kind, tuple(items)), {})
+            attributes = self._attributes_of(a)
+            if attributes or _has_own_constructor(kind):
+                given = (attributes,) if attributes else ()
+                return self.create_node("call_function", rebuild_tuple, (kind, tuple(items), *given), {})
             return tuple.__new__(kind, items) if hasattr(a, "_fields") else kind(items)
         if isinstance(a, list):
             return [self.create_arg(item) for item in cast(list[Any], a)]
         if isinstance(a, dict):
-            return self._rebuild_in_graph(type(cast(object, a)), cast(dict[Any, Any], a))
+            return self._rebuild_in_graph(cast(dict[Any, Any], a))
         if dataclasses.is_dataclass(a) and not isinstance(a, type):
-            attributes = {name: self.create_arg(value) for name, value in attributes_of(a).items()}
+            attributes = self._attributes_of(a)
             if _only_assigns(type(a)) and attributes.keys() == {field.name for field in dataclasses.fields(a)}:
                 return self.create_node("call_function", type(a), (), attributes)
             return self.create_node("call_function", rebuild_object, (type(a), attributes), {})
@@ -144,18 +146,25 @@ class TracerBase:
             "make the called module a leaf, wrap the function that uses it, or give the type an __fx_create_arg__"
         )
 
-    def _rebuild_in_graph(self, kind: type, items: dict[Any, Any]) -> Argument:
+    def _attributes_of(self, value: object) -> dict[str, Argument]:
+        return {name: self.create_arg(item) for name, item in attributes_of(value).items()}
+
+    def _rebuild_in_graph(self, items: dict[Any, Any]) -> Argument:
         # A dict of a class of its own (OrderedDict, ModelOutput) is built by its class when the code runs.
+        kind = type(items)
         arguments = {self._key(key): self.create_arg(item) for key, item in items.items()}
         if issubclass(kind, (ImmutableDict, defaultdict)):
             return arguments
         fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
-        if fields and arguments.keys() <= {field.name for field in fields if field.init}:
+        names = attributes_of(items).keys()
+        if fields and arguments.keys() | names <= {field.name for field in fields if field.init}:
             # An output of diffusers or transformers. A field that is None has no key.
             required = [each.name for each in fields if each.init and _has_no_default(each)]
             return self.create_node("call_function", kind, (), {**dict.fromkeys(required), **arguments})
-        if any("__init__" in vars(base) for base in kind.__mro__ if base not in (OrderedDict, dict, object)):
-            return self.create_node("call_function", rebuild_dict, (kind, arguments), {})
+        if names or any("__init__" in vars(base) for base in kind.__mro__ if base not in (OrderedDict, dict, object)):
+            attributes = None if getattr(items, "__dict__", None) is items else self._attributes_of(items)
+            given = () if attributes == {} else (attributes,)
+            return self.create_node("call_function", rebuild_dict, (kind, arguments, *given), {})
         return self.create_node("call_function", kind, (arguments,), {})
 
     def _key(self, key: Any) -> Any:

@@ -233,7 +233,7 @@ class Recorder(TracerBase):
             return value.trace is self.numbers
         if isinstance(value, nn.Module):
             return value in self._replica.paths
-        return isinstance(value, torch.Tensor) and (id(value) in self.owned or self.lineage.get(value) is not None)
+        return self.is_of_graph((value,))
 
     def is_made_here(self, value: Any) -> bool:
         """Say whether a value is a tensor that this trace has made."""
