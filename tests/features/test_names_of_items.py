@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 from torchvision.models import feature_extraction
 
 import featx
@@ -101,6 +103,73 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, (tuple, list)):
         return len(one) == len(other) and all(map(same, one, other))
     return torch.equal(one, other)
+
+
+class Halving(nn.Module):
+    def __init__(self, use: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.linear, self.use = nn.Linear(6, 6), use
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.use(self.linear(x))
+
+
+def double_of_a_tuple(parts: Any) -> torch.Tensor:
+    return parts[0] * (2 if type(parts) is tuple else 3)
+
+
+def by_its_type(x: torch.Tensor) -> torch.Tensor:
+    parts = x.chunk(2, 1)
+    return parts[1] * (2 if type(parts) is tuple else 3)
+
+
+def by_its_type_in_a_function(x: torch.Tensor) -> torch.Tensor:
+    parts = torch.split(x, 3, 1)
+    return double_of_a_tuple(parts) + parts[1]
+
+
+def by_the_type_of_a_slice(x: torch.Tensor) -> torch.Tensor:
+    parts = x.chunk(3, 1)
+    rest = parts[1:]
+    return double_of_a_tuple(rest) + parts[0]
+
+
+def through_another_name(x: torch.Tensor) -> torch.Tensor:
+    parts = x.chunk(2, 1)
+    other = parts
+    return double_of_a_tuple(other) + parts[0]
+
+
+def in_a_closure(x: torch.Tensor) -> torch.Tensor:
+    parts = x.chunk(2, 1)
+    return (lambda: double_of_a_tuple(parts))() + parts[1]
+
+
+def by_name(x: torch.Tensor) -> torch.Tensor:
+    parts = x.chunk(2, 1)
+    return double_of_a_tuple(locals()["parts"]) + parts[1]
+
+
+def in_a_list(x: torch.Tensor) -> torch.Tensor:
+    parts = list(map(torch.chunk, [x, x + 1], [3, 3]))
+    return double_of_a_tuple(parts[0]) + parts[1][1]
+
+
+def by_a_library(x: torch.Tensor) -> torch.Tensor:
+    parts = x.chunk(2, 1)
+    return pytree.tree_leaves({"parts": parts})[1] + parts[0]
+
+
+TYPE_QUESTIONS = [
+    by_its_type, by_its_type_in_a_function, by_the_type_of_a_slice, through_another_name, in_a_closure, by_name,
+    in_a_list, by_a_library,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("use", TYPE_QUESTIONS)
+def test_code_that_asks_for_the_type_gets_a_tuple(use: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    model = Halving(use)
+    assert torch.equal(featx.trace(model, X)(X + 1), model(X + 1))
 
 
 def test_code_gets_a_tuple() -> None:

@@ -22,7 +22,6 @@ from featx.tracing.environment.switches import put_back, switches
 from featx.tracing.guards.scalars import plain_numbers
 from featx.tracing.nodes.operators import COMPARISONS, MAGIC, OPERATORS, REFLECTED, UNARY
 from featx.tracing.objects.arrays import is_array_of_numbers, tensor_of
-from featx.tracing.objects.followed_tuple import plain_tuple
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.recording.results import Results
 from featx.tracing.signals import NeedsRealValues, UnsupportedSideEffect, Untraceable
@@ -89,8 +88,6 @@ class TorchCalls:
             return self.questions.attribute(cast(Any, function).__self__.__name__, function, args[0])
         if is_inside:
             return self.execute(function, args, kwargs)
-        args = tuple(map(plain_tuple, args))
-        kwargs = {key: plain_tuple(value) for key, value in kwargs.items()} if kwargs else kwargs
         recorder.earlier.refuse(args, kwargs)
         # Tensor.set_, and what it assigns itself: torch loses an error that is raised here.
         if name == "set_" or (name == "__set__" and _is_of_backward_hooks(function) and args[1] is None):

@@ -23,7 +23,8 @@ class Taker(Protocol):
 class FollowedTuple(tuple[Any, ...]):
     """A tuple whose `taker`, if it has one, is told of items that are taken.
 
-    A symbolic trace has a node each time that code takes an item, which counts in the names of nodes.
+    A symbolic trace has a node each time that code takes an item, which counts in the names of nodes. Only code that
+    does nothing but take items gets one, since `type(value) is tuple` would be another answer.
     """
 
     taker: Taker | None = None
@@ -36,16 +37,6 @@ class FollowedTuple(tuple[Any, ...]):
         if self.taker is not None:
             self.taker.on_iteration(sys._getframe(1))
         return super().__iter__()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return tuple, (plain_tuple(self),)
-
-    def __fx_create_arg__(self, tracer: Any) -> Any:
-        return tracer.create_arg(plain_tuple(self))
-
-
-# What describes or shows a value takes it for a tuple.
-FollowedTuple.__name__ = FollowedTuple.__qualname__ = "tuple"
 
 
 def plain_tuple(value: Any) -> Any:

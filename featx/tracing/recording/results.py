@@ -19,8 +19,8 @@ from featx.tracing.objects.followed_tuple import FollowedTuple
 from featx.tracing.objects.structure import Path, contents_of, is_structure, parts_of
 from featx.tracing.recording.lineage import Origin, Part
 from featx.tracing.recording.recorder import Recorder
-from featx.tracing.source.frames import is_library_code
-from featx.tracing.source.syntax_queries import unpacked_count, what_follows
+from featx.tracing.source.frames import calls_directly, is_library_code
+from featx.tracing.source.syntax_queries import only_takes_items, unpacked_count, what_follows
 
 # Where a container or an object is from, the object, and what it held when forward got it.
 ContentsSnapshot = tuple[str, Any, dict[Any, Any]]
@@ -28,6 +28,14 @@ ContentsSnapshot = tuple[str, Any, dict[Any, Any]]
 _SHARED = (type, enum.Enum, torch.nn.Module, slice, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
 
 _SEQUENCES = (tuple, list, FollowedTuple)
+
+
+def _gets_items(frame: FrameType, call: Node) -> bool:
+    """Say whether the code at `frame` gets what a call returns, and does nothing but take items of it."""
+    target = call.target
+    name = target if isinstance(target, str) else getattr(target, "__name__", None)
+    is_function = call.op in ("call_function", "call_method") and name is not None
+    return is_function and only_takes_items(frame, name) and calls_directly(frame)
 
 
 class _TakenItems:
@@ -50,6 +58,8 @@ class _TakenItems:
             return item
         if isinstance(key, slice):
             self._add(plain_numbers(key))
+            if not only_takes_items(frame, None):
+                return item
             followed = FollowedTuple(item)
             followed.taker = _TakenItems(self._recorder, self._node, self._parts[key])
             return followed
@@ -155,7 +165,7 @@ class Results:
         parts = [Part(origin, operator.getitem, index) for index in range(len(items))]
         steps = what_follows(frame) if frame is not None else []
         followed = [self.follow(item, part, None) for item, part in zip(items, parts, strict=True)]
-        if type(items) is tuple and frame is not None and isinstance(origin, Node) and origin.op != "call_module":
+        if type(items) is tuple and isinstance(origin, Node) and frame is not None and _gets_items(frame, origin):
             is_unpacked = steps[:1] == [f"unpack {len(parts)}"]
             items = FollowedTuple(followed)
             items.taker = _TakenItems(self._recorder, origin, parts)

@@ -9,6 +9,7 @@ import sys
 from types import CodeType, FrameType
 
 import torch
+import torch.overrides
 
 import featx.errors
 from featx.tracing.source.location import position_of
@@ -18,6 +19,13 @@ Line = tuple[str, int]
 _OWN_FOLDERS = (
     os.path.dirname(featx.errors.__file__) + os.sep,
     os.path.dirname(torch.__file__) + os.sep,
+)
+# Code between a call of torch and its handler: what such a function returns is what the handler returns.
+_DISPATCHING = (
+    _OWN_FOLDERS[0],
+    torch.overrides.__file__,
+    torch.functional.__file__,
+    torch.Tensor.split.__code__.co_filename,
 )
 _PYTHON_FOLDER = os.path.dirname(os.__file__) + os.sep
 
@@ -49,6 +57,16 @@ def user_frame() -> FrameType | None:
     while frame is not None and is_library_code(frame.f_code):
         frame = frame.f_back
     return frame
+
+
+def calls_directly(frame: FrameType) -> bool:
+    """Say whether `frame` itself has called torch, so that it, and no library code, gets what the trace returns."""
+    inner: FrameType | None = sys._getframe(1)
+    while inner is not None and inner is not frame:
+        if not inner.f_code.co_filename.startswith(_DISPATCHING):
+            return False
+        inner = inner.f_back
+    return inner is frame
 
 
 def line_of(frame: FrameType | None) -> Line | None:

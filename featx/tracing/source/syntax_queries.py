@@ -45,6 +45,51 @@ def _names_in(target: ast.AST | None) -> int | None:
     return None if any(isinstance(each, ast.Starred) for each in target.elts) else len(target.elts)
 
 
+def only_takes_items(frame: FrameType, function: str | None) -> bool:
+    """Say whether all that `frame` does with the sequence that it is about to get is to take items of it.
+
+    `value[i]`, `a, b = value` and `for a in value`, at once or through a local variable that is used for nothing else.
+    Such code behaves the same whatever the class of the sequence is. Without source: no.
+
+    Args:
+        frame: is at a call of a function, or at a subscript.
+        function: the name of the function. At `list(map(torch.chunk, ...))` another one gets the result.
+    """
+    code = frame.f_code
+    source, node = source_of(code, frame.f_globals), node_at(frame)
+    if _name_called(node) != function or not isinstance(node, (ast.Call, ast.Subscript)):
+        return False
+    parent = None if source is None else source.parents.get(node)
+    if source is None or parent is None:
+        return False
+    if _takes_items(node, parent):
+        return True
+    if not isinstance(parent, ast.Assign) or parent.value is not node or len(parent.targets) != 1:
+        return False
+    target, definition = parent.targets[0], source.function_of(code)
+    if not isinstance(target, ast.Name) or definition is None or "locals" in code.co_names:
+        return False
+    if target.id not in code.co_varnames and target.id not in code.co_cellvars:
+        return False
+    loads = (each for each in ast.walk(definition) if isinstance(each, ast.Name) and each.id == target.id)
+    return all(_takes_items(each, source.parents[each]) for each in loads if isinstance(each.ctx, ast.Load))
+
+
+def _name_called(node: ast.AST | None) -> str | None:
+    function = node.func if isinstance(node, ast.Call) else None
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else None
+
+
+def _takes_items(node: ast.AST, parent: ast.AST) -> bool:
+    if isinstance(parent, ast.Subscript):
+        return parent.value is node and isinstance(parent.ctx, ast.Load)
+    if isinstance(parent, ast.Assign):
+        return parent.value is node and all(_names_in(target) is not None for target in parent.targets)
+    return isinstance(parent, (ast.For, ast.comprehension)) and parent.iter is node
+
+
 def is_assertion(frame: FrameType) -> bool:
     """Say whether `frame` asks for a truth value because of `assert value`. Without source: no, it may be a branch."""
     node = node_at(frame)

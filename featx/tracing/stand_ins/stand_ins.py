@@ -18,7 +18,6 @@ from torch import nn
 from featx.ir.memory import memory_of
 from featx.ir.operator_facts import draws_now, facts_of
 from featx.tracing.guards.scalars import TracedFloat, TracedInt, plain_numbers
-from featx.tracing.objects.followed_tuple import plain_tuple
 from featx.tracing.signals import NeedsRealValues
 from featx.tracing.stand_ins.dynamic_shapes import DynamicShapes
 from featx.tracing.stand_ins.known_results import KnownResults
@@ -266,7 +265,6 @@ class StandIns:
     def _convert(self, value: Any, twin_of: Twin) -> Any:
         if isinstance(value, torch.Tensor):
             return twin_of(value)
-        value = plain_tuple(value)
         kind = type(value)
         if kind is torch.device:
             return _META
