@@ -47,9 +47,6 @@ class Trace:
     def on_conversion(self) -> None:
         pass
 
-    def is_read_by_numpy(self) -> bool:
-        return False
-
     def is_message(self) -> bool:
         return False
 

@@ -56,10 +56,6 @@ class NumberTrace(Protocol):
         """Take note that the running code converts a number with `int` or `float` past the trace."""
         ...
 
-    def is_read_by_numpy(self) -> bool:
-        """Say whether the running code makes an array of numpy of the number."""
-        ...
-
     def is_message(self) -> bool:
         """Say whether the text that the running code makes only tells a person something."""
         ...
@@ -208,8 +204,6 @@ def pinned(number: Any) -> Any:
 
 def _converted(number: Any) -> Any:
     if number.trace.is_recording():
-        if number.trace.is_read_by_numpy():  # as other code in C does, without asking
-            return int.__add__(number, 0) if isinstance(number, int) else float.__mul__(number, 1.0)
         number.trace.on_conversion()
     return pinned(number)
 

@@ -22,7 +22,7 @@ from featx.tracing.guards.scalars import (
 )
 from featx.tracing.recording.lineage import Origin
 from featx.tracing.signals import NeedsConversionTracking
-from featx.tracing.source.syntax_queries import is_call_of_numpy, is_comparison, writes_a_message
+from featx.tracing.source.syntax_queries import is_comparison, writes_a_message
 
 if TYPE_CHECKING:
     from featx.tracing.recording.recorder import Recorder
@@ -113,11 +113,6 @@ class Numbers:
             return
         if converts_by_calls_alone(frame.f_code.co_filename, frame.f_globals):
             raise NeedsConversionTracking(frame.f_globals)
-
-    def is_read_by_numpy(self) -> bool:
-        """Say whether the running code is at a call of numpy, which converts numbers in C: `np.array(x.shape)`."""
-        frame = self._recorder.model_frame()
-        return frame is not None and is_call_of_numpy(frame)
 
     def is_message(self) -> bool:
         """Say whether the text that the running code makes only tells a person something."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import functools
 from collections.abc import Iterator
-from types import CodeType, FrameType, ModuleType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -139,24 +139,6 @@ def is_comparison(frame: FrameType) -> bool:
     """Say whether `frame` is at a comparison that the model writes out, `a == b`, and not at a call that makes one."""
     node = node_at(frame)
     return isinstance(node, ast.Compare) and all(isinstance(each, _COMPARISONS) for each in node.ops)
-
-
-def is_call_of_numpy(frame: FrameType) -> bool:
-    """Say whether `frame` is at a call of a function or class of numpy, or inside one. Without source: no."""
-    if str(frame.f_globals.get("__name__")).partition(".")[0] == "numpy":
-        return True
-    node = node_at(frame)
-    if not isinstance(node, ast.Call):
-        return False
-    names: list[str] = []
-    function: Any = node.func
-    while isinstance(function, ast.Attribute):
-        names.append(function.attr)
-        function = function.value
-    called: Any = frame.f_globals.get(function.id) if isinstance(function, ast.Name) else None
-    for name in reversed(names):
-        called = getattr(called, name, None) if isinstance(called, ModuleType) else None
-    return str(getattr(called, "__module__", "")).partition(".")[0] == "numpy"
 
 
 def what_follows(frame: FrameType) -> list[int | slice | str]:
