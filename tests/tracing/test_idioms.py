@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.autograd import Variable
 from torch.nn import functional
 
 import featx
@@ -54,6 +55,18 @@ class MovesAnAttribute(Model):
 class PadsByNumbersOfNumpy(Model):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.conv(functional.pad(x, (0, self.width, np.int32(1), 0))) * np.float32(2)
+
+
+class MakesVariables(Model):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        state = Variable(torch.zeros(x.size(0), 3, 1, 1))
+        weight = next(self.parameters()).data
+        return self.conv(Variable(x)) + state + Variable(weight.new(x.shape[0], 3, 1, 1).zero_())
+
+
+class FillsAFloatTensor(Model):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(x) * torch.FloatTensor(3, 1, 1).fill_(2)
 
 
 class CallsTheClassOfTensors(Model):
@@ -106,6 +119,8 @@ CASES: list[tuple[type[Model], list[torch.Tensor]]] = [
     (MovesABuffer, [images(2, 8), images(3, 10)]),
     (MovesAnAttribute, [images(2, 8), images(3, 10)]),
     (PadsByNumbersOfNumpy, [images(2, 8), images(3, 10)]),
+    (MakesVariables, [images(2, 8), images(3, 10)]),
+    (FillsAFloatTensor, [images(2, 8), images(3, 10)]),
     (CallsTheClassOfTensors, [images(2, 8), images(3, 10)]),
     (FillsAList, [images(2, 8), images(3, 10)]),
     (FillsADict, [images(2, 8), images(3, 10)]),

@@ -27,6 +27,7 @@ from featx.ir.node import Node
 from featx.ir.torch_layers import is_torch_layer
 from featx.tracing.checks.free_sizes import OtherMode, trace_checked, trace_recording_mode_reads
 from featx.tracing.checks.outcomes import FreeDims
+from featx.tracing.checks.symbolic_repetition import SymbolicRepetition
 from featx.tracing.example.conditions import RequestedNodeFinder
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.tracer import CheckSizes, ExampleTracer
@@ -150,8 +151,11 @@ class ModelTracing:
                 f"{name} has a forward pre-hook or a __call__ of its own, which a symbolic trace leaves out although "
                 "all features follow from it; give example_inputs, or put that code into forward"
             )
+        tracer = self._new_tracer(request)
+        if tracer.asked_for:  # names alone have no values that may be wrong
+            tracer.new_comparison = SymbolicRepetition
         try:
-            return self._new_tracer(request).trace(self.model, self._concrete_args)
+            return tracer.trace(self.model, self._concrete_args)
         except FeatxError:
             raise
         except Exception as error:  # the model's own

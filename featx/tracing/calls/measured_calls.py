@@ -160,7 +160,8 @@ class MeasuredCalls:
         if isinstance(result, torch.Tensor) and id(result) not in owned and id(result) not in map(id, inputs):
             return result
         given = {id(value) for value in inputs if isinstance(value, torch.Tensor)}
-        if not any(id(leaf) in given or id(leaf) in owned for leaf in tree_leaves(result)):
+        returned = set(map(id, tree_leaves(result)))
+        if returned.isdisjoint(given) and owned.keys().isdisjoint(returned):
             return result
         frame, make_alias = recorder.model_frame(), self._torch_calls.make_alias
 

@@ -302,25 +302,36 @@ class TorchCalls:
         op, target, arguments, stem = _as_written(function, arguments, keywords, frame)
         return self._results.follow(result, recorder.add_unnamed_node(op, target, arguments, keywords, stem), frame)
 
-    def _on_unseen_kernel(self, function: Any, tensors: list[torch.Tensor]) -> torch.Tensor | None:
+    def _on_unseen_kernel(
+        self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor]
+    ) -> torch.Tensor | None:
         """Note a kernel that runs outside of all recorded calls, where that matters.
 
-        It is raised later: code in C++ on the way would make another error of it. `torch.Tensor(x)`, which torch does
-        not tell of either, calls one kernel and returns its result; this is recorded.
+        It is raised later: code in C++ on the way would make another error of it. The constructors of early versions of
+        torch, which it does not tell of either, call one kernel and return its result; this is recorded.
         """
         recorder = self._recorder
         if recorder.whole.depth or self.unseen is not None:
             return None
-        if function is torch.ops.aten.alias.default and recorder.is_of_graph((tensors[0],)):
+        stem = _OF_CONSTRUCTORS.get(function)
+        if stem is not None and all(recorder.is_of_graph((tensor,)) for tensor in tensors):
             with self.kernels.seen():
-                result = function(tensors[0])
-                arguments = (recorder.create_arg(tensors[0]),)
-                node = recorder.add_node("call_function", function, arguments, {}, "Tensor", None)
+                result = function(*args, **kwargs)
+                arguments, keywords = recorder.create_args(args), recorder.create_kwargs(kwargs)
+                node = recorder.add_node("call_function", function, arguments, keywords, stem, None)
                 return self._results.follow(result, node, None)
         is_random = torch.Tag.nondeterministic_seeded in getattr(function, "tags", ())
         if is_random or any(recorder.is_of_graph((tensor,)) or recorder.is_unseen(tensor) for tensor in tensors):
             self.unseen = Untraceable(f"{function} runs in compiled or scripted code, which cannot be recorded,")
         return None
+
+
+# The kernels of `torch.Tensor(x)`, `Variable(x)` and `torch.FloatTensor(2, 3)`, and what their nodes are called.
+_OF_CONSTRUCTORS = {
+    torch.ops.aten.alias.default: "Tensor",
+    torch.ops.aten.detach.default: "Variable",
+    torch.ops.aten.empty.memory_format: "empty",
+}
 
 
 def _is_of_backward_hooks(function: Any) -> bool:

@@ -25,14 +25,16 @@ def differ_only_by_caches(first: Graph, second: Graph, origins: Origins, wanted:
     """Say whether `second` computes what `first` does, with tensors of the first call in place of their computation.
 
     What depends on values of the inputs must be the same calls in the same order, with the same arguments, where a
-    tensor of `origins` counts as what the first call made it from. What depends on constants and sizes alone may be
-    missing. But `second` must compute the value of each node of `first` that is `wanted`, under any name; or the first
-    call has put into a cache what it computed from that, and `second` computes nothing else in its place.
+    tensor of `origins`, or a node of `first`, counts as what the first call made it from. What depends on constants and
+    sizes alone may be missing. But `second` must compute the value of each node of `first` that is `wanted`, under any
+    name; or the first call has put into a cache what it computed from that, and `second` computes nothing else in its
+    place.
     O(nodes + edges).
     """
     values = _Values({})
     before = values.of(first)
-    known = _Values(values.numbers, {key: values.of_origin(origin) for key, origin in origins.items()})
+    of_origins = {key: values.of_origin(origin) for key, origin in origins.items()}
+    known = _Values(values.numbers, of_origins, values.nodes)
     numbers_of_first = len(values.numbers)
     if before != known.of(second):
         return False
@@ -47,10 +49,15 @@ def keeps_drawn_numbers(first: Graph, second: Graph, origins: Origins, root: nn.
 
     `root` has the modules that the graphs call. O(nodes + edges).
     """
-    leaves = (leaf for node in second.nodes for leaf in tree_leaves((node.args, node.kwargs)))
-    used = {id(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)} & origins.keys()
+    used: set[Node] = set()
+    for node in second.nodes:
+        for leaf in tree_leaves((node.args, node.kwargs)):
+            if isinstance(leaf, torch.Tensor) and id(leaf) in origins:
+                used.add(node_behind(origins[id(leaf)]))
+            elif isinstance(leaf, Node) and leaf.graph is first:
+                used.add(leaf)
     effects = Effects(first, root)
-    return any(effects.of(node).is_random for node in with_ancestors(node_behind(origins[each]) for each in used))
+    return any(effects.of(node).is_random for node in with_ancestors(used))
 
 
 class _Values:
@@ -59,39 +66,46 @@ class _Values:
     Args:
         numbers: by what is called with what, shared by the graphs that are compared.
         tensors: the numbers of tensors that stand in arguments, by their ids.
+        earlier: the numbers of nodes of another graph, which proxies that live on bring into arguments.
     """
 
-    def __init__(self, numbers: dict[Any, int], tensors: Mapping[int, int] | None = None) -> None:
+    def __init__(
+        self,
+        numbers: dict[Any, int],
+        tensors: Mapping[int, int] | None = None,
+        earlier: Mapping[Node, int] | None = None,
+    ) -> None:
         self.numbers = numbers
+        self.nodes: dict[Node, int] = {}
         self._tensors = tensors or {}
-        self._nodes: dict[Node, int] = {}
+        self._earlier = earlier or {}
 
     def of(self, graph: Graph) -> list[int]:
         """Return the numbers of what depends on values of the inputs, in order, and that of the output."""
         found: list[int] = []
         for node in graph.nodes:
             called = _identity_of(node.target)
-            number = self._nodes[node] = self._number((node.op, called, self._key(node.args), self._key(node.kwargs)))
+            number = self.nodes[node] = self._number((node.op, called, self._key(node.args), self._key(node.kwargs)))
             if node.op in ("placeholder", "output") or depends_on_inputs(node):
                 found.append(number)
         return found
 
     def number_of(self, node: Node) -> int:
         """Return the number of a node of the graph that was numbered last."""
-        return self._nodes[node]
+        return self.nodes[node]
 
     def all(self) -> set[int]:
         """Return the numbers of all values of the graph that was numbered last, and of tensors in arguments."""
         # Checks give no value, and their messages name nodes, which are others in another graph.
-        of_nodes = {number for node, number in self._nodes.items() if not node.meta.get("is_guard")}
+        of_nodes = {number for node, number in self.nodes.items() if not node.meta.get("is_guard")}
         return of_nodes | {*self._tensors.values()}
 
     def of_origin(self, origin: Origin) -> int:
         """Return the number of a value of the graph that was numbered last."""
         if isinstance(origin, Node):
-            return self._nodes.get(origin, -1)
-        if origin.node is not None and origin.node in self._nodes:
-            return self._nodes[origin.node]
+            return self.nodes.get(origin, -1)
+        if origin.node is not None and origin.node in self.nodes:
+            return self.nodes[origin.node]
         owner = self.of_origin(origin.owner)
         return self._number(("call_function", _identity_of(origin.function), ((0, owner), self._key(origin.key)), ()))
 
@@ -100,7 +114,7 @@ class _Values:
 
     def _key(self, value: Any) -> Any:
         if isinstance(value, Node):
-            return 0, self._nodes[value]
+            return 0, self.nodes[value] if value in self.nodes else self._earlier[value]
         if isinstance(value, torch.Tensor):
             known = self._tensors.get(id(value))
             return (1, id(value)) if known is None else (0, known)

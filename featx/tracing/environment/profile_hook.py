@@ -29,17 +29,18 @@ class ProfileHook:
 
     def __init__(self, listeners: Sequence[ProfileCallback]) -> None:
         self._listeners = listeners
+        self._callback = listeners[0] if len(listeners) == 1 else self._dispatch
 
     def start(self) -> bool:
         """Call the listeners from now on, if there are any. Return whether that is so: a profiler may have the hook."""
         if not self._listeners or sys.getprofile() is not None:
             return False
-        sys.setprofile(self._dispatch)
+        sys.setprofile(self._callback)
         return True
 
     def stop(self) -> None:
         """Listen no more. May be called twice."""
-        if sys.getprofile() == self._dispatch:
+        if sys.getprofile() == self._callback:
             sys.setprofile(None)
 
     def _dispatch(self, frame: FrameType, event: str, called: Any) -> None:

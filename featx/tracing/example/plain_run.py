@@ -30,7 +30,7 @@ def run_plainly(
     saved = SavedGlobals(around.global_tensors)
     saved.save(chain.from_iterable(around.global_tensors.values()))
     # Other threads may draw from torch's generator meanwhile, so this run draws from one of its own.
-    kernels = Kernels(lambda kernel, tensors: None, lambda kernel, written: None)
+    kernels = Kernels(lambda *kernel: None, lambda kernel, written: None)
     bound = inspect.signature(around.function).bind(*args, **kwargs)
     for name, value in bound.arguments.items():
         bound.arguments[name] = copy_structure(value, _copied)

@@ -45,7 +45,7 @@ class PythonState:
         kind = type(value)
         if kind in _PLAIN:
             return value
-        if id(value) in self._known or isinstance(value, _OTHERS) or not depth:
+        if id(value) in self._known or issubclass(kind, _OTHERS) or not depth:
             return kind.__qualname__
         self._known[id(value)] = value
         return kind.__qualname__, *(self.of(part, depth - 1) for part in _parts_of(value))

@@ -207,7 +207,7 @@ class Replica:
             if not self._copies_parameters and not owned.isdisjoint(map(memory_of, written)):
                 raise WritesSharedTensor
 
-        with Kernels(lambda kernel, tensors: None, refuse_write):
+        with Kernels(lambda *kernel: None, refuse_write):
             self.root.train(training)
         # What `train` does may go beyond flags: layers that are merged into one have gone.
         self.paths = {module: path for path, module in walk_modules(self.root)}

@@ -19,6 +19,8 @@ from featx.tracing.environment.generators import TraceGenerators
 from featx.tracing.stand_ins.dynamic_shapes import DynamicShapes, may_have_dynamic_shape
 from featx.tree import tree_leaves
 
+# Gets a kernel, its arguments, and the tensors among these.
+OnUnrecorded = Callable[[Any, tuple[Any, ...], dict[str, Any], list[torch.Tensor]], Any]
 OnKernel = Callable[[Any, list[torch.Tensor]], Any]
 
 
@@ -46,9 +48,12 @@ class Kernels(TorchDispatchMode):
         return False
 
     def __init__(
-        self, on_unrecorded: OnKernel, on_write: OnKernel | None, on_dynamic_shape: Callable[[], None] | None = None,
+        self,
+        on_unrecorded: OnUnrecorded,
+        on_write: OnKernel | None,
+        on_dynamic_shape: Callable[[], None] | None = None,
         on_result: Callable[[list[torch.Tensor], Any], None] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         self._on_unseen = on_unrecorded
         self._on_dynamic_shape = on_dynamic_shape
@@ -67,8 +72,10 @@ class Kernels(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         with torch._C.DisableTorchFunction():
-            if not self.depth and (result := self._on_unseen(func, _tensors(args, kwargs))) is not None:
-                return result
+            if not self.depth:
+                result = self._on_unseen(func, args, kwargs or {}, _tensors(args, kwargs))
+                if result is not None:
+                    return result
             if self.on_write is not None:
                 signature = self._signatures.of(func)
                 # The branches of an operator of higher order come by themselves.

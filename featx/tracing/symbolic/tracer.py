@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 from functools import partial
 from types import ModuleType
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import nn
@@ -35,10 +35,21 @@ from featx.tracing.replica.model_context import refuse_ambiguous
 from featx.tracing.replica.module_state import ModuleState
 from featx.tracing.replica.modules import intercept
 from featx.tracing.replica.replica import Replica, replica_of
+from featx.tracing.signals import Untraceable
 from featx.tracing.source.frames import describe, user_frame
 from featx.tracing.symbolic.constants import RealTensors
 from featx.tracing.symbolic.inputs import bind_inputs, signature_of
 from featx.tracing.symbolic.proxyable import ProxyableClassMeta
+
+
+class CallComparison(Protocol):
+    """Compares two calls of forward on one replica."""
+
+    def check(self, graph: Graph, call_again: Callable[[], Graph]) -> None:
+        """Raise where a second call does something else than the first one, which has recorded `graph`."""
+
+    def end(self) -> None:
+        """Put back what the calls have changed outside of the replica."""
 
 
 class Tracer(TracerBase):
@@ -61,6 +72,9 @@ class Tracer(TracerBase):
     training: bool | None = None
     # Observes whether code of the model asks in which mode a module is.
     reads: ModeReads | None = None
+    # Makes what compares a second call of forward with the first one. torch.fx compares nothing; extractors must not
+    # repeat what only holds for one call.
+    new_comparison: Callable[[Tracer, Replica, list[dict[str, Any]]], CallComparison] | None = None
 
     def __init__(
         self,
@@ -124,6 +138,34 @@ class Tracer(TracerBase):
         # By the modules of the model and by those of the replica, which forward passes on.
         self.submodule_paths = {module: replica.paths.get(twin, "") for module, twin in self._twins.items()}
         self.submodule_paths.update(replica.paths)
+        self._training = {module: mode_of(module) for module in replica.paths}
+        watched = ("_parameters", "_buffers") if self.proxy_buffer_attributes else ("_parameters",)
+        if self.reads is not None:
+            record_mode_reads(replica.paths, self.reads)
+        intercept(replica.paths, self._on_call, self._on_read, watched=watched)
+        namespaces = globals_of(function, map(type, replica.paths))
+        places = find_names_to_replace(namespaces, self._autowrap_modules, self._autowrap_functions, is_recording=False)
+        comparison = None if self.new_comparison is None else self.new_comparison(self, replica, namespaces)
+
+        def call() -> Graph:
+            return self._call(replica, function, concrete_args, PassThroughs(places))
+
+        try:
+            graph = call()
+            if self.reads is not None:
+                self.reads.any = self.reads.any or any(map(has_set_mode, replica.paths))
+            if comparison is not None:
+                places_of_nodes = self.node_name_to_scope
+                comparison.check(graph, call)
+                self.graph, self.node_name_to_scope = graph, places_of_nodes
+        finally:
+            if comparison is not None:
+                comparison.end()
+        self.submodule_paths, self._twins, self._replica = {}, {}, None
+        return graph
+
+    def _call(self, replica: Replica, function: Callable[..., Any], concrete_args: Any, passing: PassThroughs) -> Graph:
+        """Run forward of the replica once, and return the graph of what it does."""
         self.graph = Graph(tracer_cls=type(self))
         self.scope = Scope("", None)
         self.node_name_to_scope = {}
@@ -133,19 +175,9 @@ class Tracer(TracerBase):
         self._states = {}
         self.refused = None
         self._modes = _modes()
-        self._training = {module: mode_of(module) for module in replica.paths}
-        watched = ("_parameters", "_buffers") if self.proxy_buffer_attributes else ("_parameters",)
-        if self.reads is not None:
-            record_mode_reads(replica.paths, self.reads)
-        intercept(replica.paths, self._on_call, self._on_read, watched=watched)
-        namespaces = globals_of(function, map(type, replica.paths))
-        places = find_names_to_replace(namespaces, self._autowrap_modules, self._autowrap_functions, is_recording=False)
-        self._record(function, concrete_args, PassThroughs(places))
-        if self.reads is not None:
-            self.reads.any = self.reads.any or any(map(has_set_mode, replica.paths))
+        self._record(function, concrete_args, passing)
         self._tensors.finish(self.graph)
         self._names.assign()
-        self.submodule_paths, self._twins, self._replica = {}, {}, None
         return self.graph
 
     def _record(self, function: Callable[..., Any], concrete_args: Any, passing: PassThroughs) -> None:
@@ -174,6 +206,10 @@ class Tracer(TracerBase):
         annotation = signature.return_annotation
         try:
             result = self.create_arg(target(*args, **kwargs))
+        except Untraceable as signal:
+            what = f"{signal.what} {signal.place}"
+            advice = signal.advice or "make the module that does it a leaf (leaf_modules)"
+            raise TraceError(f"cannot trace {self.root_module_name}: {what}. To go on, {advice}.") from signal
         except Exception as error:
             if self.refused is None and not isinstance(error, FeatxError) and "Proxy" in str(error):
                 # What is written in C, of torch or others, complains of a proxy in its own words.
