@@ -127,8 +127,9 @@ def create_feature_extractor(
             feature needed so far. With True all extractors do so, for other sizes too, and have all parts of the
             model; see `AdaptiveExtractor`.
         edits: what the model goes on with in place of values that it has computed, by name as in `return_nodes`: a
-            function of the value, which must not write it, a tensor of the same shape, or `featx.zero`. A requested
-            value that is edited is returned as the edit gives it. The model itself stays as it is.
+            function of the value, which must not write it, a module, which becomes a part of the extractor, a tensor
+            of the same shape or with one place along a dimension, such as a mean, or `featx.zero`. A requested value
+            that is edited is returned as the edit gives it. The model itself stays as it is.
         inputs: what the extractor takes in place of the inputs of the model, to start in the middle: names as in
             `return_nodes`, such as `["layer2"]`, or a dict from names to those of the parameters. What computes these
             values is left out. An error names what has to be given too. `example_inputs` are those of the model.
@@ -168,6 +169,11 @@ def create_feature_extractor(
         raise ArgumentTypeError(
             "an extractor with adaptive=True has the parts of the model alone, so a Feature cannot apply a module; "
             "call the module on what the extractor returns"
+        )
+    if isinstance(edits, Mapping) and any(isinstance(edit, nn.Module) for edit in edits.values()):
+        raise ArgumentTypeError(
+            "an extractor with adaptive=True has the parts of the model alone, so an edit cannot be a module; give a "
+            "function that calls the module"
         )
     first = build(model, requests, options, example_inputs)
     options = replace(options, suppress_diff_warning=True)

@@ -307,14 +307,14 @@ def test_outputs_of_transformers(nodes: list[str]) -> None:
     ("edits", "kind", "message"),
     [
         (["layer1"], featx.ArgumentTypeError, "must be a dict"),
-        ({"layer1": 3}, featx.ArgumentTypeError, "a function of the value or a tensor"),
-        ({"layer1": nn.ReLU()}, featx.ArgumentTypeError, "give a function that calls it"),
+        ({"layer1": 3}, featx.ArgumentTypeError, "a function or module that gets the value, or a tensor"),
+        ({"layer1": nn.ReLU}, featx.ArgumentTypeError, "a function or module that gets the value, or a tensor"),
         ({"layer9": twice}, featx.NodeNameError, "No node 'layer9'"),
         ({"layer1": twice, "layer*": twice}, featx.RequestError, "two edits are of 'layer1'"),
         ({"layr*": twice}, featx.NodeNameError, "matches no module and no operation"),
         ({"layer1.*.add": twice, "layer1.0.add": twice}, featx.RequestError, r"two edits are of 'layer1\.0\.add'"),
     ],
-    ids=["a list", "a number", "a module", "no node", "twice", "no match", "twice an operation"],
+    ids=["a list", "a number", "a class", "no node", "twice", "no match", "twice an operation"],
 )
 def test_what_is_no_edit_is_refused(model: nn.Module, edits: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
@@ -402,3 +402,50 @@ def test_an_edited_extractor_is_compiled_whole(model: nn.Module) -> None:
     extractor = extractor_of(model, ["layer2"], edits={"layer1": twice})
     compiled = torch.compile(extractor, backend="eager", fullgraph=True)
     assert torch.equal(compiled(X)["layer2"], extractor(X)["layer2"])
+
+
+def test_a_mean_is_repeated_along_the_batch(model: nn.Module) -> None:
+    images = torch.rand(4, 3, 32, 32)
+    mean = featx.create_feature_extractor(model, ["layer1"])(images)["layer1"].mean((0, 2, 3), keepdim=True).detach()
+    edited = featx.create_feature_extractor(model, ["layer2"], edits={"layer1": mean})(images)["layer2"]
+    handle = model.get_submodule("layer1").register_forward_hook(lambda module, args, value: mean.expand_as(value))
+    expected: list[torch.Tensor] = []
+    other = model.get_submodule("layer2").register_forward_hook(lambda module, args, value: expected.append(value))
+    model(images)
+    handle.remove()
+    other.remove()
+    assert torch.equal(edited, expected[0])
+
+
+def test_a_tensor_of_other_lengths_is_refused(model: nn.Module) -> None:
+    extractor = featx.create_feature_extractor(model, ["layer2"], edits={"layer1": torch.zeros(2, 64, 8, 8)})
+    with pytest.raises(featx.RequestError, match="as many places as the value, or one"):
+        extractor(torch.rand(4, 3, 32, 32))
+
+
+def test_a_module_is_a_part_of_the_extractor(model: nn.Module) -> None:
+    torch.manual_seed(0)
+    coder = nn.Sequential(nn.Conv2d(64, 8, 1), nn.ReLU(), nn.Conv2d(8, 64, 1))
+    images = torch.rand(2, 3, 32, 32)
+    extractor = featx.create_feature_extractor(model, ["layer2"], edits={"layer1": coder})
+    by_function = featx.create_feature_extractor(model, ["layer2"], edits={"layer1": lambda value: coder(value)})
+    value = extractor(images)["layer2"]
+    assert torch.equal(value, by_function(images)["layer2"])
+    value.sum().backward()
+    assert all(weight.grad is not None for weight in coder.parameters())
+    mine = {id(weight) for weight in extractor.parameters()}
+    assert mine.issuperset(map(id, coder.parameters()))
+    twin = copy.deepcopy(extractor)
+    assert torch.equal(twin(images)["layer2"], value)
+    with pytest.raises(featx.ArgumentTypeError, match="a function that calls the module"):
+        featx.create_feature_extractor(model, ["layer2"], edits={"layer1": coder}, adaptive=True)
+
+
+def test_one_module_edits_several_values(model: nn.Module) -> None:
+    images = torch.rand(2, 3, 32, 32)
+    double = nn.LeakyReLU(negative_slope=2.0)
+    extractor = featx.create_feature_extractor(model, ["layer4"], edits={"layer[12].*.bn1": double})
+    by_function = featx.create_feature_extractor(
+        model, ["layer4"], edits={"layer[12].*.bn1": lambda value: torch.nn.functional.leaky_relu(value, 2.0)}
+    )
+    assert torch.equal(extractor(images)["layer4"], by_function(images)["layer4"])

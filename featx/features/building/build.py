@@ -23,7 +23,7 @@ from featx.features.dual import DualGraphModule
 from featx.features.nodes import warn_of_differences
 from featx.features.requests.edits import Edit, Edits
 from featx.features.requests.feature import Feature
-from featx.features.requests.processing import process, with_heads
+from featx.features.requests.processing import head_path, modules_of, process, with_heads
 from featx.features.requests.request import Request
 from featx.features.requests.select import IN_ONE_MODE, names_of
 from featx.features.requests.starts import Starts
@@ -71,8 +71,10 @@ def build(model: nn.Module, requests: dict[bool, Request], options: Options, exa
         present.finish(tracing.wanted(requests[model.training], "as it is now"), tracing, options)
     if not options.suppress_diff_warning and not any(mode.error for mode in modes.values()):
         warn_of_differences(modes[True].names, modes[False].names, level=4)
+    features = {each.key: each for each in (*modes[True].features, *modes[False].features)}
+    edited = {} if tracing.edits is None else tracing.edits.modules()
     extractor = options.kind(
-        with_heads(model, {each.key: each for each in (*modes[True].features, *modes[False].features)}.values()),
+        with_heads(model, {**modules_of(features.values()), **edited}),
         modes[True].graph,
         modes[False].graph,
         type(model).__name__,
@@ -188,6 +190,7 @@ class _Mode:
         note_random_decisions(self.graph)
         if tracing.edits is not None:
             tracing.edits.check_effect(self.graph)
+            tracing.edits.call_modules(self.graph, head_path)
         self.free_dims = traced.free_dims if tracing.starts is None else None
         infos = self._infos(wanted, traced, tracing)
         features = {key: each for key, each in traced.request.features.items() if key in wanted}

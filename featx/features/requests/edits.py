@@ -16,8 +16,8 @@ from featx.ir.node import Node
 from featx.tracing.nodes.module_output import module_output
 from featx.tree import tree_leaves, tree_map
 
-# A function of the value, or a tensor in its place.
-Edit = Callable[[Any], Any] | torch.Tensor
+# A function or a module that gets the value, or a tensor in its place.
+Edit = Callable[[Any], Any] | nn.Module | torch.Tensor
 
 
 def zero(value: Any) -> Any:
@@ -32,12 +32,12 @@ class Edits:
     """What is done to which nodes.
 
     Args:
-        edits: by name, pattern, module or class of modules: a function, which gets the value and returns what the model
-            goes on with, or a tensor of the same shape.
+        edits: by name, pattern, module or class of modules: a function or module, which gets the value and returns what
+            the model goes on with, or a tensor in its place (see `in_place_of`).
         model: whose modules are meant.
 
     Raises:
-        ArgumentTypeError: `edits` is no dict, or an edit is neither a function nor a tensor.
+        ArgumentTypeError: `edits` is no dict, or an edit is neither a function, a module nor a tensor.
         RequestError: two edits are of one node, or as for requests.
     """
 
@@ -48,10 +48,9 @@ class Edits:
         # Patterns that match no module; they may match operations, which a trace knows.
         self.pending: dict[str, Edit] = {}
         for wish, edit in edits.items():
-            if isinstance(edit, nn.Module) or not (callable(edit) or isinstance(edit, torch.Tensor)):
+            if isinstance(edit, type) or not (callable(edit) or isinstance(edit, torch.Tensor)):
                 raise ArgumentTypeError(
-                    f"an edit is a function of the value or a tensor in its place, got {edit!r:.80}; to run a module "
-                    "give a function that calls it"
+                    f"an edit is a function or module that gets the value, or a tensor in its place, got {edit!r:.80}"
                 )
             request = as_request([wish], "edits", model)
             for pattern in request.pending:
@@ -103,6 +102,20 @@ class Edits:
         edited = {wanted[keys[name]]: _edit(graph, wanted[keys[name]], self._of[name], name) for name in order}
         return {key: edited.get(wanted[key], wanted[key]) for key in request.values() if key in wanted}
 
+    def modules(self) -> dict[str, nn.Module]:
+        """Return the modules that are edits, by the key under which an extractor has them."""
+        return {_key_of(name): edit for name, edit in self._of.items() if isinstance(edit, nn.Module)}
+
+    def call_modules(self, graph: Graph, path_of: Callable[[str], str]) -> None:
+        """Let a graph call the modules that are edits where the extractor has them: at `path_of` their keys. O(nodes)."""
+        for node in list(graph.nodes):
+            if node.op == "call_function" and isinstance(node.target, nn.Module):
+                with graph.inserting_before(node):
+                    called = graph.call_module(path_of(_key_of(node.meta["calls_edit_of"])), node.args)
+                called.meta = node.meta
+                node.replace_all_uses_with(called)
+                graph.erase_node(node)
+
     def check_effect(self, graph: Graph) -> None:
         """Check that each edit is in the graph of an extractor, from which is cut out what no requested value needs.
 
@@ -129,7 +142,7 @@ def _edit(graph: Graph, node: Node, edit: Edit, name: str) -> Node:
     if isinstance(edit, torch.Tensor) and shape is not None and edit.dim() != len(shape):
         raise RequestError(
             f"the edit of '{name}' is a tensor of shape {tuple(edit.shape)}; on the example the value has "
-            f"{tuple(shape)}"
+            f"{tuple(shape)}. A mean needs as many dimensions: value.mean(0, keepdim=True)"
         )
     users = list(node.users)
     given = node
@@ -153,8 +166,14 @@ def _call_edit(graph: Graph, node: Node, edit: Callable[[Any], Any], name: str) 
     versions = graph.call_function(versions_of, (node,))
     with graph.inserting_after(versions):
         new = graph.call_function(edit, (node,))
+    if isinstance(edit, nn.Module):  # of which the graph of the model knows nothing yet
+        new.meta["calls_edit_of"] = name
     with graph.inserting_after(new):
         return graph.call_function(checked_edit, (new, node, versions, name))
+
+
+def _key_of(name: str) -> str:
+    return f"edit of {name}"
 
 
 def replace_uses(graph: Graph, node: Node, new: Node) -> None:
@@ -258,13 +277,15 @@ def checked_edit(result: Any, value: Any, versions: list[int], name: str) -> Any
 def in_place_of(value: torch.Tensor, given: torch.Tensor, name: str) -> torch.Tensor:
     """Return a copy of `given`, which an edit has put in the place of the value of the node `name`.
 
-    It is of the dtype and on the device of the value. The model may write it.
+    It is of the dtype and on the device of the value, and has its shape: what has one place along a dimension, such as
+    a mean over the batch, is repeated there. The model may write it.
 
     Raises:
-        RequestError: the shapes differ.
+        RequestError: the shapes do not fit.
     """
-    if given.shape != value.shape:
+    if given.dim() != value.dim() or any(a not in (1, b) for a, b in zip(given.shape, value.shape, strict=True)):
         raise RequestError(
-            f"the edit of '{name}' is a tensor of shape {tuple(given.shape)}; the value has {tuple(value.shape)}"
+            f"the edit of '{name}' is a tensor of shape {tuple(given.shape)}; the value has {tuple(value.shape)}. Along "
+            "each dimension it has as many places as the value, or one"
         )
-    return given.to(value.device, value.dtype, copy=True)
+    return given.to(value.device, value.dtype).expand_as(value).clone()

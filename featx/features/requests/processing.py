@@ -190,13 +190,17 @@ def head_path(key: str) -> str:
     return f"{HEADS}.{''.join(each if each.isalnum() else '_' for each in key)}"
 
 
-def with_heads(model: nn.Module, features: Iterable[Feature]) -> nn.Module:
-    """Return a module that has the parts of `model`, and the modules of `features`; `model` itself if there are none.
+def modules_of(features: Iterable[Feature]) -> dict[str, nn.Module]:
+    """Return the modules that features apply, by key."""
+    return {str(each.key): each.apply for each in features if isinstance(each.apply, nn.Module)}
+
+
+def with_heads(model: nn.Module, heads: Mapping[str, nn.Module]) -> nn.Module:
+    """Return a module that has the parts of `model`, and `heads`, by key; `model` itself if there are none.
 
     Raises:
         RequestError: the model has a part of the name that the modules are put under, or two keys give one path.
     """
-    heads = {str(each.key): each.apply for each in features if isinstance(each.apply, nn.Module)}
     if not heads:
         return model
     if hasattr(model, HEADS):
