@@ -289,10 +289,10 @@ class Graph:
         Raises:
             NodeNameError: there is none.
         """
+        found = self._find(name)
+        if found is not None:
+            return found
         nodes = list(self.nodes)
-        for names in ([node.meta.get("qualified_name") for node in nodes], [node.name for node in nodes]):
-            if name in names:
-                return nodes[names.index(name)]
         known = [str(node.meta.get("qualified_name", node.name)) for node in nodes]
         inside = [path for path in known if name in parents_of(path)]
         if inside:
@@ -300,6 +300,15 @@ class Graph:
         else:
             hint = did_you_mean(str(name), known)
         raise NodeNameError(f"the graph has no node {name!r}.{hint} print(graph) lists all.")
+
+    def __contains__(self, name: object) -> bool:
+        """Say whether `graph[name]` is a node, or whether a node is one of this graph. O(nodes)."""
+        return name.graph is self and not name.is_erased if isinstance(name, Node) else self._find(name) is not None
+
+    def _find(self, name: object) -> Node | None:
+        nodes = list(self.nodes)
+        by_path = (node for node in nodes if node.meta.get("qualified_name") == name)
+        return next(by_path, None) or next((node for node in nodes if node.name == name), None)
 
     def process_inputs(self, *args: Any) -> Any:
         """Return the inputs as the placeholders take them: as they are, since featx does not flatten them."""

@@ -67,3 +67,29 @@ def test_model_whose_inputs_are_not_known_asks_for_an_example() -> None:
     assert torch.equal(
         featx.create_feature_extractor(model := Several(), ["add"], example_inputs=given)(*given)["add"], model(*given)
     )
+
+
+class _Shared(nn.Module):
+    """A model that has one module under three names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.again = self.first
+        self.blocks = nn.ModuleList([self.first, nn.Linear(4, 4)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.blocks[1](torch.relu(self.again(x)))
+
+
+@pytest.mark.parametrize("name", ["again", "blocks.0"])
+def test_a_further_name_of_a_module_is_told_from_its_first(name: str) -> None:
+    with pytest.raises(featx.NodeNameError, match=f"'{name}' in _Shared: that is the module 'first'.*ask for 'first'"):
+        featx.create_feature_extractor(_Shared().eval(), [name])
+
+
+@pytest.mark.parametrize("describe", [featx.nodes, lambda model: featx.create_backbone(model, strides=(2,))])
+def test_lazy_modules_have_to_run_first(describe: Callable[[nn.Module], object]) -> None:
+    model = nn.Sequential(nn.LazyConv2d(8, 3, stride=2, padding=1)).eval()
+    with pytest.raises(featx.TraceError, match=r"'0' is a LazyConv2d.*run the model once"):
+        describe(model)

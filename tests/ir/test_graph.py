@@ -401,6 +401,8 @@ def test_reading_is_no_edit() -> None:
 def test_the_path_of_a_traced_module_is_answered_by_what_is_inside() -> None:
     inner = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     graph = featx.trace(nn.Sequential(inner, nn.Tanh()), torch.rand(3, 2)).graph
+    assert all(each in graph for each in ("0.1", "_0_1", graph["0.1"]))
+    assert not any(each in graph for each in ("0", 3))
     assert str(graph["0.1"]) == "_0_1"
     with pytest.raises(featx.NodeNameError, match=r"no node '0'.* a module that was traced.*'0.0' to '0.1' are inside"):
         graph["0"]

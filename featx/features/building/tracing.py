@@ -102,6 +102,8 @@ class ModelTracing:
         self._surroundings: ModelContext | None = None
         self._modules = dict(walk_modules(self.model))
         self._is_known = all(map(only_sets_flags, self._modules.values()))
+        # Whether a graph computes what is returned; one that is only described may differ in a second call.
+        self._makes_values = False
         # What the traces of a first mode found out.
         self._other_mode = OtherMode()
         self._given = None if example_inputs is None else given_example(self.model, example_inputs)
@@ -152,7 +154,7 @@ class ModelTracing:
                 "all features follow from it; give example_inputs, or put that code into forward"
             )
         tracer = self._new_tracer(request)
-        if tracer.asked_for:  # names alone have no values that may be wrong
+        if self._makes_values:
             tracer.new_comparison = SymbolicRepetition
         try:
             return tracer.trace(self.model, self._concrete_args)
@@ -263,6 +265,7 @@ class ModelTracing:
             TraceError: the model cannot be traced.
         """
         owner = f"{type(self.model).__name__} ({mode})"
+        self._makes_values = True
         if request.pending or (self.edits is not None and self.edits.pending):
             names = names_of(self.graph())
             request = request.among(list(with_probabilities(names, self._modules)), "return_nodes")
@@ -290,6 +293,13 @@ class ModelTracing:
 
     def _explained(self, error: NodeNameError, owner: str) -> NodeNameError:
         """Return the error of a name that no node has; of a module that did not run, one that says so."""
+        other = self._first_path_of(error.name)
+        if other is not None:
+            return NodeNameError(
+                f"No node '{error.name}' in {owner}: that is the module '{other}' under a further name; ask for "
+                f"'{other}'",
+                error.name,
+            )
         example = self._example()
         is_of_module = error.name in self._modules and str(error).startswith(f"No node '{error.name}' in {owner}.")
         if not is_of_module or example is None or "is one node" in str(error) or isinstance(error, DrawnAwayError):
@@ -300,6 +310,16 @@ class ModelTracing:
             "with which it runs; if it runs in one mode only, give train_return_nodes and eval_return_nodes.",
             error.name,
         )
+
+    def _first_path_of(self, name: str | None) -> str | None:
+        """Return the path that a module of the model has first, where `name` is a further one of it; else None."""
+        if not name or name in self._modules:
+            return None
+        try:
+            module = self.model.get_submodule(name)
+        except AttributeError:
+            return None
+        return next((path for path, each in self._modules.items() if each is module), None)
 
     def _wanted(self, request: Request, probabilities: Probabilities, owner: str) -> TracedModel:
         asked = request

@@ -26,6 +26,7 @@ from featx.ir.text import format_target
 from featx.module import GraphModule
 from featx.passes.cost import cost
 from featx.tracing.replica.mode_reads import ModeReads
+from featx.tracing.replica.model_context import refuse_uninitialized
 
 # What reads a part or a property of a value, and computes nothing.
 _ACCESSES = frozenset({"getattr", "getitem", "size", "dim", "__getitem__"})
@@ -92,6 +93,7 @@ class TracedRows:
 def traced_rows(tracing: ModelTracing) -> TracedRows:
     """Return the rows of a model in the mode of `tracing`."""
     paths = [path for path, _ in tracing.model.named_modules() if path]
+    refuse_uninitialized(tracing.model)
     graph = tracing.graph([*paths, OUTPUT], keep_source=True)
     found = _nodes_by_name(graph, paths)
     wider = _wider(graph, found, tracing)

@@ -107,7 +107,7 @@ class Edits:
         return {_key_of(name): edit for name, edit in self._of.items() if isinstance(edit, nn.Module)}
 
     def call_modules(self, graph: Graph, path_of: Callable[[str], str]) -> None:
-        """Let a graph call the modules that are edits where the extractor has them: at `path_of` their keys. O(nodes)."""
+        """Let a graph call the modules that are edits where the extractor has them: at `path_of` a key. O(nodes)."""
         for node in list(graph.nodes):
             if node.op == "call_function" and isinstance(node.target, nn.Module):
                 with graph.inserting_before(node):
@@ -285,7 +285,7 @@ def in_place_of(value: torch.Tensor, given: torch.Tensor, name: str) -> torch.Te
     """
     if given.dim() != value.dim() or any(a not in (1, b) for a, b in zip(given.shape, value.shape, strict=True)):
         raise RequestError(
-            f"the edit of '{name}' is a tensor of shape {tuple(given.shape)}; the value has {tuple(value.shape)}. Along "
-            "each dimension it has as many places as the value, or one"
+            f"the edit of '{name}' is a tensor of shape {tuple(given.shape)}; the value has {tuple(value.shape)}. "
+            "Along each dimension it has as many places as the value, or one"
         )
     return given.to(value.device, value.dtype).expand_as(value).clone()

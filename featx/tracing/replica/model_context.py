@@ -67,7 +67,7 @@ class ModelContext:
         self.function: Callable[..., Any] = root.forward if isinstance(root, nn.Module) else root
         self.signature = inspect.signature(self.function)
         paths = {module: path for path, module in walk_modules(self.root)}
-        _refuse_uninitialized(paths)
+        refuse_uninitialized(self.root)
         refuse_ambiguous(paths)
         self.levels = nesting_depth_of(paths.values())
         self.hooked = [path for module, path in paths.items() if has_hooks(module)]
@@ -184,8 +184,9 @@ class ModelTensors:
         return any(memory_of(tensor) in parameters for tensor in self.all if not isinstance(tensor, nn.Parameter))
 
 
-def _refuse_uninitialized(paths: dict[nn.Module, str]) -> None:
-    for module, path in paths.items():
+def refuse_uninitialized(root: nn.Module) -> None:
+    """Raise a TraceError where a lazy module has not run yet: its parameters have no shape."""
+    for path, module in walk_modules(root):
         if isinstance(module, LazyModuleMixin):
             raise TraceError(
                 f"'{path}' is a {type(module).__name__}, whose parameters are not initialized; run the model once on "
