@@ -145,6 +145,11 @@ class OptimizedExtractor(nn.Module):
         super()._apply(fn, recurse)
         if self._dtypes_of_weights() != before:  # after `float()` or `double()` inputs are taken as they are
             self.recipe = replace(self.recipe, dtype=None)
+            warnings.warn(
+                "the weights of an optimized extractor are of another dtype now, which its plan has not measured; "
+                "inputs have to be of that dtype. To measure it, convert the extractor, and optimize that",
+                stacklevel=3,
+            )
         return self
 
     def _dtypes_of_weights(self) -> set[torch.dtype]:

@@ -54,7 +54,8 @@ def optimize(
             later use; by default the example that the extractor was made with.
         tolerance: the largest relative error that a feature may have, by default 1e-2. 0 tries only what gives bit for
             bit the same. With a plan it is that of the plan, or the largest error that the plan may have.
-        budget: seconds after which nothing more is begun. To compile a large model once may take a minute.
+        budget: seconds after which nothing more is begun; the last ones are for the final comparison. To compile a
+            large model once may take a minute, and what has begun is ended.
         checks: further inputs on which errors count, by what they are: `{"my photos": batch}`.
         int8: also try linear layers in int8, for which torchao is needed.
         plan: what an earlier call has found, or the file that it was saved to: it is applied, and nothing is measured.

@@ -28,8 +28,10 @@ from featx.tree import tree_leaves
 _SECONDS, _LAST_SECONDS = 1.5, 5.0
 # What is timed again at the end: so many, and not slower than the best by more than that.
 _FINALISTS, _NEAR = 3, 1.1
-# Whoever takes so much longer in one call is not timed further. What gains less than that is noise.
-_HOPELESS, _GAIN = 2.5, 0.98
+# What takes so much longer in each of a few calls is not timed further: one call alone may have been interrupted.
+_HOPELESS, _CALLS = 2.5, 4
+# What gains less than that is noise.
+_GAIN = 0.98
 # Before anything was compiled, how long that may take; and how far behind what is compiled all the same may be.
 _SECONDS_TO_COMPILE, _MAY_WIN_COMPILED = 20.0, 1.5
 # Compiled code rounds less often: what is off by up to so many tolerances may be within it when it is compiled.
@@ -44,7 +46,7 @@ class Search:
         example: inputs of it, with values.
         checks: further inputs on which errors count, by what they are.
         tolerance: the relative error that a feature may have.
-        budget: seconds after which nothing more is begun.
+        budget: seconds; the last of them are for the final comparison. What has begun is ended.
         int8: also try linear layers in int8.
         progress: shows what is tried.
     """
@@ -58,7 +60,7 @@ class Search:
         self._tolerance = tolerance
         self._int8 = int8
         self._progress = progress
-        self._end = time.perf_counter() + budget
+        self._end = time.perf_counter() + budget - min(_LAST_SECONDS, budget / 4)
         self._wait = waiter_for(tensors_of(extractor))
         self._inputs = {"the example": example}
         self._expected = {"the example": self._exact_given("example_inputs", example)}
@@ -195,6 +197,8 @@ class Search:
         first = self._call(module, self._example)
         if recipe.compile is not None:
             self._seconds_to_compile = time.perf_counter() - start
+        elif (once := self._fastest_of_some(module)) > _HOPELESS:
+            return Trial(recipe, problem=f"not timed: a call takes {once:.1f} times as long")
         errors = relative_errors(self._expected["the example"], first)
         for name, inputs in self._inputs.items():
             # Code is not compiled for another size, which takes seconds, to measure how it rounds.
@@ -204,12 +208,18 @@ class Search:
         limit = self._tolerance if recipe.compile is not None else _MAY_FIT_COMPILED * self._tolerance
         if max(errors.values(), default=0.0) > limit:
             return Trial(recipe, None, errors, "not timed: its error is above the tolerance")
-        exact, other = self._caller(self._extractor), self._caller(module)
-        once = time_once(other, self._wait) / time_once(exact, self._wait)
-        if once > _HOPELESS:
-            return Trial(recipe, once, errors)
-        times = time_in_turn([exact, other], _SECONDS, self._wait)
+        times = time_in_turn([self._caller(self._extractor), self._caller(module)], _SECONDS, self._wait)
         return Trial(recipe, times[1] / times[0], errors)
+
+    def _fastest_of_some(self, module: nn.Module) -> float:
+        """Return the time of the fastest of a few calls by that of the exact extractor; of one if that is promising."""
+        exact, other = self._caller(self._extractor), self._caller(module)
+        ratios: list[float] = []
+        while len(ratios) < _CALLS and time.perf_counter() < self._end:
+            ratios.append(time_once(other, self._wait) / time_once(exact, self._wait))
+            if ratios[-1] <= _HOPELESS:
+                break
+        return min(ratios, default=0.0)
 
     def _chosen(self) -> tuple[OptimizedExtractor, Plan]:
         """Time the fastest once more, all in turn, and return the one that is."""
@@ -218,6 +228,8 @@ class Search:
         callers = [self._caller(module) for module in (self._extractor, *[module for _, module in near])]
         times = time_in_turn(callers, _LAST_SECONDS, self._wait)
         ranked = sorted(zip(times[1:], near, strict=True), key=lambda item: item[0])
+        last = {trial.recipe: took / times[0] for took, (trial, _) in ranked}
+        self._trials = [replace(each, ratio=last.get(each.recipe, each.ratio)) for each in self._trials]
         chosen, module = Trial(Recipe(), 1.0, dict.fromkeys(self.dtypes, 0.0)), None
         if ranked and ranked[0][0] < _GAIN * times[0]:
             took, (trial, module) = ranked[0]

@@ -77,6 +77,41 @@ def test_nothing_slower_is_returned(
     assert torch.equal(optimized(images)["map"], extractor(images)["map"])
 
 
+def test_one_slow_call_ends_no_trial(
+    extractor: DualGraphModule, images: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times_by(monkeypatch, 0.5)
+    calls = iter([90.0, 1.0, *[1.0] * 1000])  # what is tried first is interrupted in its first call
+    monkeypatch.setattr(search, "time_once", lambda function, wait: next(calls))
+    plan = featx.optimize(extractor, images, tolerance=0, progress=False).plan
+    assert plan is not None
+    assert all(trial.ratio == 0.5 for trial in plan.trials if not trial.problem)
+    assert plan.chosen.recipe != Recipe()
+
+
+def test_what_is_slow_in_each_call_is_not_timed(
+    extractor: DualGraphModule, images: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times_by(monkeypatch, 0.5)
+    calls = iter([90.0, 1.0] * 1000)  # in turn what is tried, and the exact extractor
+    monkeypatch.setattr(search, "time_once", lambda function, wait: next(calls))
+    plan = featx.optimize(extractor, images, tolerance=0, progress=False).plan
+    assert plan is not None
+    assert plan.chosen.recipe == Recipe()
+    assert "not timed: a call takes 90.0 times as long" in str(plan)
+
+
+def test_the_table_has_the_last_times(
+    extractor: DualGraphModule, images: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ratios = iter([0.36, 0.64, *[0.64] * 100])
+    times_by(monkeypatch, lambda: next(ratios))
+    plan = featx.optimize(extractor, images, tolerance=0, progress=False).plan
+    assert plan is not None
+    assert plan.chosen.ratio == 0.64
+    assert [trial.ratio for trial in plan.trials if trial.recipe == plan.chosen.recipe] == [0.64]
+
+
 def test_an_input_that_loses_more_counts(
     extractor: DualGraphModule, images: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,11 +258,13 @@ def test_a_moved_extractor_takes_the_dtype_of_its_weights(
     planned: featx.Plan, extractor: DualGraphModule, images: torch.Tensor
 ) -> None:
     module = featx.optimize(extractor, plan=replace(planned, recipe=Recipe(dtype="bfloat16")))
-    module.float()
+    with pytest.warns(UserWarning, match="of another dtype now, which its plan has not measured"):
+        module.float()
     with torch.no_grad():
         found, expected = module(images), extractor(images)
     assert max(relative_errors(expected, found).values()) <= 3e-2
-    module.double()
+    with pytest.warns(UserWarning, match="of another dtype now"):
+        module.double()
     assert {value.dtype for value in module(images.double()).values()} == {torch.float32}
 
 
