@@ -449,3 +449,45 @@ def test_one_module_edits_several_values(model: nn.Module) -> None:
         model, ["layer4"], edits={"layer[12].*.bn1": lambda value: torch.nn.functional.leaky_relu(value, 2.0)}
     )
     assert torch.equal(extractor(images)["layer4"], by_function(images)["layer4"])
+
+
+class _Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.value = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return self.value(x), None
+
+
+class _Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.last = _Attention(), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y, _ = self.attention(x)
+        return self.last(x + y)
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (torch.zeros(2, 8), r"is a tensor, and the value is a tuple of 2; .*lambda value: \(tensor, \*value\[1:\]\)"),
+        (lambda value: value * 2, r"returned a tuple of 4, and gets a tuple of 2; .*\*value\[1:\]"),
+        (lambda value: value[0] * 2, "returned a Tensor, and gets a tuple of 2"),
+    ],
+    ids=["a tensor", "twice as many", "its first part"],
+)
+def test_an_edit_of_a_tuple_is_told_to_give_its_parts(edit: Any, message: str) -> None:
+    x = torch.rand(2, 8)
+    extractor = extractor_of(_Layer().eval(), ["last"], edits={"attention": edit}, example_inputs=x)
+    with pytest.raises(featx.RequestError, match=message):
+        extractor(x)
+
+
+def test_a_part_of_a_tuple_is_edited() -> None:
+    x, model = torch.rand(2, 8), _Layer().eval()
+    edit = lambda value: (value[0] * 2, *value[1:])  # noqa: E731
+    extractor = extractor_of(model, ["last"], edits={"attention": edit}, example_inputs=x)
+    assert torch.equal(extractor(x)["last"], model.last(x + model.attention(x)[0] * 2))

@@ -266,6 +266,11 @@ def checked_edit(result: Any, value: Any, versions: list[int], name: str) -> Any
             f"the edit of '{name}' returned None; an edit returns what the model goes on with, which may be the value "
             "that it was given"
         )
+    if _is_other_container(value, result):
+        raise RequestError(
+            f"the edit of '{name}' returned {_described(result)}, and gets {_described(value)}; it returns as many "
+            "parts: lambda value: (change(value[0]), *value[1:])"
+        )
     if versions_of(value) != versions:
         raise RequestError(
             f"the edit of '{name}' writes into the value that it was given, which is the value of other nodes too; "
@@ -281,11 +286,30 @@ def in_place_of(value: torch.Tensor, given: torch.Tensor, name: str) -> torch.Te
     a mean over the batch, is repeated there. The model may write it.
 
     Raises:
-        RequestError: the shapes do not fit.
+        RequestError: the value is no tensor, or the shapes do not fit.
     """
+    if not isinstance(cast(Any, value), torch.Tensor):
+        raise RequestError(
+            f"the edit of '{name}' is a tensor, and the value is {_described(value)}; edit a part of it by a function: "
+            "lambda value: (tensor, *value[1:])"
+        )
     if given.dim() != value.dim() or any(a not in (1, b) for a, b in zip(given.shape, value.shape, strict=True)):
         raise RequestError(
             f"the edit of '{name}' is a tensor of shape {tuple(given.shape)}; the value has {tuple(value.shape)}. "
             "Along each dimension it has as many places as the value, or one"
         )
     return given.to(value.device, value.dtype).expand_as(value).clone()
+
+
+def _is_other_container(value: Any, result: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return not isinstance(result, (tuple, list)) or len(cast(Any, result)) != len(cast(Any, value))
+    return isinstance(value, Mapping) and not isinstance(result, Mapping)
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, (tuple, list)):
+        return f"a {type(cast(object, value)).__name__} of {len(cast(Any, value))}"
+    if isinstance(value, Mapping):
+        return f"a {type(cast(object, value)).__name__} of {', '.join(map(str, cast(Any, value)))}"
+    return f"a {type(value).__name__}"
