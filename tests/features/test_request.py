@@ -185,7 +185,7 @@ def test_the_result_has_the_order_of_the_request_with_patterns_of_operations() -
 def test_one_value_under_two_keys_is_refused(order: int) -> None:
     model = torchvision.models.resnet18(weights=None).eval()
     wishes = [("layer4", "raw"), (model.layer4, featx.Feature("pooled", pool="avg"))][::order]
-    with pytest.raises(featx.RequestError, match="asks for 'layer4' twice, by its name and by the module"):
+    with pytest.raises(featx.RequestError, match="asks for 'layer4' twice, by its name or by the module"):
         as_request(dict(wishes), "return_nodes", model)  # type: ignore[arg-type]
 
 

@@ -92,7 +92,7 @@ def test_the_list_of_what_has_to_be_given(resnet: nn.Module) -> None:
         featx.RequestError, match=r"from 'layer3\.0\.bn2' alone; inputs must have 'layer3\.0\.downsample' too"
     ):
         started(resnet, ["output"], ["layer3.0.bn2"])
-    with pytest.raises(featx.RequestError, match="inputs must have 'layer1' too"):
+    with pytest.raises(featx.RequestError, match="'layer1' is requested and does not follow from 'layer2'"):
         started(resnet, ["layer1", "output"], ["layer2"])
     # What it names is enough.
     extractor = started(resnet, ["output"], ["layer3.0.bn2", "layer3.0.downsample"])
@@ -289,3 +289,26 @@ def test_the_inputs_from_which_a_missing_value_follows_are_named_too() -> None:
         featx.create_feature_extractor(model, ["last"], inputs=["first"], example_inputs=example)
     extractor = featx.create_feature_extractor(model, ["last"], inputs=["first", "mask"], example_inputs=example)
     assert torch.equal(extractor(model.first(example[0]), example[1])["last"], model(*example))
+
+
+def test_a_requested_value_ahead_of_the_start_is_named() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)).eval()
+    with pytest.raises(featx.RequestError, match=r"'0' is requested and does not follow from '1': it lies ahead"):
+        featx.create_feature_extractor(model, ["0"], inputs=["1"], example_inputs=torch.rand(2, 4))
+
+
+def test_all_that_is_needed_is_named_at_once() -> None:
+    class Masks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor, scale: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            h = self.first(x)
+            if mask.all():
+                h = h * 2
+            return self.last(h + scale)
+
+    inputs = (torch.rand(2, 4), torch.rand(2, 1), torch.ones(2, dtype=torch.bool))
+    with pytest.raises(featx.RequestError, match=r"must have 'scale' too, and 'mask', whose values decide"):
+        featx.create_feature_extractor(Masks().eval(), ["last"], inputs=["first"], example_inputs=inputs)

@@ -194,7 +194,7 @@ class _Parts:
 
     def _put_once(self, name: str, key: _Key) -> None:
         if name in self.keys and name not in {each for names in self.expanded.values() for each in names}:
-            raise RequestError(f"{self._argument} asks for '{name}' twice, by its name and by the module")
+            raise RequestError(f"{self._argument} asks for '{name}' twice, by its name or by the module")
         self._put(name, key)
 
     def _put(self, name: str, key: _Key, groups: tuple[str, ...] | None = None) -> None:

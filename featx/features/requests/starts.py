@@ -129,10 +129,18 @@ def _require_all(graph: Graph, starts: Collection[Node], wanted: Collection[Node
             if source not in seen:
                 seen.add(source)
                 pending.append(source)
+    ahead = [str(node.meta.get("qualified_name", node.name)) for node in wanted if node in missing]
+    if ahead:
+        raise RequestError(
+            f"'{ahead[0]}' is requested and does not follow from {', '.join(map(repr, names))}: it lies ahead of that, "
+            "or in another branch; leave it out, or start further ahead"
+        )
     if crossing:
+        deciding = [name for name in _inputs_whose_values_decide(graph, starts) if name not in crossing]
+        too = f", and {', '.join(map(repr, deciding))}, whose values decide what the model runs" if deciding else ""
         raise RequestError(
             f"the requested values cannot be computed from {', '.join(map(repr, names))} alone; inputs must have "
-            f"{', '.join(map(repr, crossing))} too{_or_inputs(graph, missing, crossing)}"
+            f"{', '.join(map(repr, crossing))} too{_or_inputs(graph, missing, crossing)}{too}"
         )
 
 
@@ -232,7 +240,7 @@ def _drop_guards(graph: Graph, starts: Collection[Node]) -> _Fixed:
             continue
         is_about_inputs = guard.meta.get("is_check_of_input") or guard.meta.get("is_form_check")
         if guard.target not in (check_rank, check_size, check_is_tensor) and not is_about_inputs:
-            if guard.target is not check_dtype and not all(map(_is_of_form, guard.all_input_nodes)):
+            if _is_about_values(guard):
                 missing = [name for name in _placeholders_of(guard) if name in {each.target for each in others}]
                 raise RequestError(
                     f"inputs must have {', '.join(map(repr, missing))} too: "
@@ -242,6 +250,24 @@ def _drop_guards(graph: Graph, starts: Collection[Node]) -> _Fixed:
             fixed.note_guard(guard)
         graph.erase_node(guard)
     return fixed
+
+
+def _inputs_whose_values_decide(graph: Graph, starts: Collection[Node]) -> list[str]:
+    """Return the names of the inputs of the model that are not given, and whose values decide what it runs."""
+    others = _others(graph, starts)
+    from_others = _closure(others, graph)
+    guards = [node for node in graph.nodes if node.meta.get("is_guard") and node in from_others]
+    names = {str(each.target) for each in others}
+    found = (name for guard in guards if _is_about_values(guard) for name in _placeholders_of(guard) if name in names)
+    return list(dict.fromkeys(found))
+
+
+def _is_about_values(guard: Node) -> bool:
+    """Say whether a guard checks more than the form of values, or what the inputs are."""
+    if guard.target in (check_rank, check_size, check_is_tensor, check_dtype, check_aliases):
+        return False
+    is_about_inputs = guard.meta.get("is_check_of_input") or guard.meta.get("is_form_check")
+    return not is_about_inputs and not all(map(_is_of_form, guard.all_input_nodes))
 
 
 def _narrow_aliases(guard: Node, missing: Collection[Node]) -> None:
