@@ -50,8 +50,8 @@ class Backbone(DualGraphModule):
     def freeze(self, until: str | int | None = None) -> Backbone:
         """Train no more what a map depends on, by default everything, and return this backbone.
 
-        The parameters get `requires_grad=False`, and batch norm stays in eval mode, also after `train()`. Both are
-        those of the model, with which the backbone shares them. O(nodes).
+        The parameters get `requires_grad=False`; they are those of the model, with which the backbone shares them.
+        Batch norm stays in eval mode, also after `train()` and `requires_grad_(True)`, until `unfreeze`. O(nodes).
 
         Args:
             until: a key of the result, a stride, or the name of a node of the model such as `"layer2"`.
@@ -73,8 +73,14 @@ class Backbone(DualGraphModule):
         )
         return self
 
+    def unfreeze(self) -> Backbone:
+        """Train everything again, batch norm too, and return this backbone: `backbone.unfreeze().freeze(until=8)`."""
+        self.requires_grad_(True)
+        self.meta["frozen_norms"] = []
+        return self.train(self.training)
+
     def freeze_batch_norm(self) -> Backbone:
-        """Let all batch norms stay in eval mode, train their parameters no more, and return this backbone.
+        """Let all batch norms stay in eval mode until `unfreeze`, train their parameters no more, and return this.
 
         They normalize by their running statistics, which of a network that was never trained are 0 and 1.
         """
@@ -301,7 +307,10 @@ def _chosen(stages: Stages, image: str | None, strides: Any, blocks: Any, model:
     found: dict[str, Stage] = {}
     for number, key in _with_keys(blocks, "blocks").items():
         if not -count <= number < count:
-            raise RequestError(f"{model} has {count} blocks; there is none of number {number}")
+            raise RequestError(
+                f"{model} has {count} blocks; there is none of number {number}. Blocks are those that return a map, or "
+                "tokens of which none stand behind the patches of the image; create_feature_extractor returns any value"
+            )
         if stages.all[number] in found.values():
             raise RequestError(f"blocks has number {number}, which is the same as another one")
         found[key] = stages.all[number]

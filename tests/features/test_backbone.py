@@ -296,6 +296,18 @@ def test_freezing_until_a_map(resnet: Any) -> None:
     assert not backbone.layer2[0].bn1.training
 
 
+def test_unfreezing(resnet: Any) -> None:
+    backbone = featx.create_backbone(resnet, strides=(4, 8, 16)).freeze().freeze_batch_norm().train()
+    assert not any(module.training for module in backbone.modules() if isinstance(module, nn.BatchNorm2d))
+    before = resnet.bn1.running_mean.clone()
+    backbone.unfreeze()(X)
+    assert all(value.requires_grad for value in backbone.parameters())
+    assert not torch.equal(resnet.bn1.running_mean, before)
+    backbone.unfreeze().freeze(until=8)
+    assert {name.split(".")[0] for name, value in backbone.named_parameters() if value.requires_grad} == {"layer3"}
+    assert not backbone.eval().unfreeze().layer3[0].bn1.training
+
+
 @pytest.mark.parametrize("until", ["2", "layer3", 16])
 def test_freezing_by_key_name_or_stride(resnet: nn.Module, until: Any) -> None:
     backbone = featx.create_backbone(resnet).freeze(until=until if until != "2" else "3")

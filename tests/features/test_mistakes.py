@@ -93,3 +93,11 @@ def test_lazy_modules_have_to_run_first(describe: Callable[[nn.Module], object])
     model = nn.Sequential(nn.LazyConv2d(8, 3, stride=2, padding=1)).eval()
     with pytest.raises(featx.TraceError, match=r"'0' is a LazyConv2d.*run the model once"):
         describe(model)
+
+
+def test_an_error_of_the_model_says_on_which_inputs_it_ran() -> None:
+    with pytest.raises(RuntimeError, match="to have 3 channels") as caught:
+        featx.create_feature_extractor(MODEL, ["0"], example_inputs=torch.rand(1, 5, 8, 8))
+    assert caught.value.__notes__ == [
+        "Sequential raised this on example_inputs, whose tensors have the shapes (1, 5, 8, 8)"
+    ]

@@ -418,6 +418,8 @@ class ModelTracing:
             raise
         except Exception as error:
             if example is self._given or self._tracer == "example":
+                if not isinstance(error, FeatxError):
+                    error.add_note(f"{type(self.model).__name__} raised this on {_described(example)}")
                 raise
             try:
                 return self._trace_symbolically(request)
@@ -429,6 +431,13 @@ class ModelTracing:
                     f"cannot trace {type(self.model).__name__} on inputs guessed from {example.source}: {reason} "
                     "Give example_inputs that the model takes."
                 ) from error
+
+
+def _described(example: Example) -> str:
+    """Say which inputs a model ran on, for an error that it raised."""
+    tensors = [leaf for leaf in tree_leaves((example.args, example.kwargs)) if isinstance(leaf, torch.Tensor)]
+    shapes = ", ".join(str(tuple(each.shape)) for each in tensors) or "none"
+    return f"example_inputs, whose tensors have the shapes {shapes}"
 
 
 def _has_placeholder(value: Any) -> bool:
