@@ -376,3 +376,29 @@ def test_output_behind_a_cache_by_size_can_be_requested(names: list[str]) -> Non
     model(x)
     features = extractor(x)
     assert all(torch.equal(features[name], found[name]) for name in names)
+
+
+def _compiled(width: int, dtype: torch.dtype, default: torch.dtype) -> torch.Tensor:
+    return torch.ones(width) if dtype is default else torch.ones(width, dtype=dtype)
+
+
+class ComparesWhileItCompiles(nn.Module):
+    """Looks for shared inputs in the first call alone, as einx does when it compiles an operation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.compiled: dict[str, torch.Tensor] = {}
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if "scale" not in self.compiled:
+            self.compiled["scale"] = _compiled(x.shape[-1], torch.float32, torch.get_default_dtype())
+        return self.linear(x * self.compiled["scale"] + y)
+
+
+def test_a_comparison_in_the_first_call_alone() -> None:
+    torch.manual_seed(0)
+    model, inputs = ComparesWhileItCompiles().eval(), (torch.rand(2, 4), torch.rand(2, 4))
+    extractor = featx.create_feature_extractor(model, ["linear"], example_inputs=inputs)
+    for x, y in (inputs, (torch.rand(3, 4), torch.rand(3, 4))):
+        assert torch.equal(extractor(x, y)["linear"], model(x, y))

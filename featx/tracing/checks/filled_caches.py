@@ -13,6 +13,7 @@ from featx.ir.ancestors import with_ancestors
 from featx.ir.effects import Effects
 from featx.ir.graph import Graph
 from featx.ir.node import Node
+from featx.tracing.guards.guards import check_aliases
 from featx.tracing.recording.lineage import Origin, node_behind
 from featx.tracing.side_effects.forward_side_effects import depends_on_inputs
 from featx.tree import tree_leaves
@@ -86,7 +87,8 @@ class _Values:
         for node in graph.nodes:
             called = _identity_of(node.target)
             number = self.nodes[node] = self._number((node.op, called, self._key(node.args), self._key(node.kwargs)))
-            if node.op in ("placeholder", "output") or depends_on_inputs(node):
+            is_step = node.op in ("placeholder", "output") or depends_on_inputs(node)
+            if is_step and node.target is not check_aliases:  # of which a call without some code needs none
                 found.append(number)
         return found
 
