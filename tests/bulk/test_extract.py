@@ -82,6 +82,7 @@ def test_a_batch_of_one_gives_the_same_bits(net: Net, photos: Path, tmp_path: Pa
     assert torch.equal(table.tensor("logits"), expected(net, photos, table.keys))
 
 
+@pytest.mark.slow
 def test_several_features_in_several_dtypes(net: Net, photos: Path, tmp_path: Path) -> None:
     nodes = {
         "conv": [Feature("half", pool="avg", dtype=torch.float16), Feature("double", pool="max", dtype=torch.float64)],

@@ -352,6 +352,7 @@ print(extract().tensor("1").shape)
 """
 
 
+@pytest.mark.slow
 def test_folder_that_cannot_be_written_is_named_and_the_job_goes_on(photos: Path, tmp_path: Path) -> None:
     job = [sys.executable, "-c", _LIMITED, str(photos), str(tmp_path / "out")]
     found = subprocess.run(job, capture_output=True, text=True, timeout=100, check=False)

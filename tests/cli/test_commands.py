@@ -129,6 +129,7 @@ def as_usual(path: Path, pixels: int) -> torch.Tensor:
         return transform(image.convert("RGB"))
 
 
+@pytest.mark.slow
 def test_features_are_pooled_and_written_as_npz(photos: Path, tmp_path: Path) -> None:
     output = tmp_path / "f.npz"
     shapes = json.loads(

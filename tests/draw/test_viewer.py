@@ -307,6 +307,7 @@ def traced_by_name(name: str) -> featx.GraphModule | featx.Graph:
     }[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["empty", "long way", "two values", "blocks", "resnet50", "googlenet", "densenet121",
@@ -319,6 +320,7 @@ def test_boxes_keep_apart_and_lines_lead_where_they_should(opened: Opened, name:
         assert browser.evaluate(WRONG)["wrong"] == []
 
 
+@pytest.mark.slow
 def test_page_of_ten_thousand_nodes_is_laid_out_in_time(opened: Opened) -> None:
     """No time is asserted; a layout that is quadratic in the nodes would not end."""
 

@@ -578,6 +578,7 @@ def test_patches_of_an_image_that_has_no_whole_number_of_them(side: int, patch: 
     assert is_equal(backbone(x), list(maps))
 
 
+@pytest.mark.slow
 def test_blocks_are_not_the_projections_of_an_attention() -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.SiglipVisionConfig(
@@ -632,6 +633,7 @@ def test_a_module_whose_train_is_no_mode_is_told() -> None:
         featx.create_feature_extractor(Trainer(), ["x"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["retinanet_resnet50_fpn", "ssdlite320_mobilenet_v3_large", "ssd300_vgg16"])
 def test_detection_models_are_told_to_give_their_network(name: str) -> None:
     model = getattr(torchvision.models.detection, name)(weights=None, weights_backbone=None).eval()

@@ -398,6 +398,7 @@ def test_an_edit_that_returns_nothing_or_writes_what_it_was_given_is_told_to(
         assert torch.equal(copied(X)[nodes[-1]], expected[0])
 
 
+@pytest.mark.slow
 def test_an_edited_extractor_is_compiled_whole(model: nn.Module) -> None:
     extractor = extractor_of(model, ["layer2"], edits={"layer1": twice})
     compiled = torch.compile(extractor, backend="eager", fullgraph=True)

@@ -87,6 +87,7 @@ KINDS = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_name_that_torchvision_lists_has_its_value(kind: type[nn.Module]) -> None:
     model = kind().eval()

@@ -3,6 +3,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import pytest
 import torch
 import torch.fx
 from torch import nn
@@ -114,6 +115,7 @@ def test_names_of_children_do_not_collide_with_those_of_the_model() -> None:
     assert torch.equal(parts(X), model(X))
 
 
+@pytest.mark.slow
 def test_random_graphs_have_at_most_the_children_of_torch_fx() -> None:
     for seed in range(40):
         choice = random.Random(seed)

@@ -159,6 +159,7 @@ def test_what_a_scope_sets_around_a_submodule_is_what_the_submodule_reads(scope:
             assert torch.equal(value, seen[name]), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scope", SCOPES.values(), ids=SCOPES)
 def test_submodule_that_cannot_be_opened_is_refused_inside_a_scope(scope: Any) -> None:
     model = Net(scope, Untraceable).eval()
