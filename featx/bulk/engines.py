@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Mapping, Sequence
+import pickle
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
 from typing import Any, Protocol, cast
@@ -16,8 +18,10 @@ from featx.bulk.progress import Progress
 from featx.bulk.shards import PendingSamples, Work, process_shards
 from featx.errors import ExtractionError, FeatxError
 
-# How often a shard is handed out again after what did it was lost.
+# How often a shard is handed out again after what did it was lost, and how many actors may fail to start.
 _ATTEMPTS = 3
+# For how many seconds no actor of Ray may start, and how often that is said.
+_PATIENCE, _SAY_EVERY = 600.0, 30.0
 
 
 class Engine(Protocol):
@@ -60,7 +64,7 @@ class OneProcessPerDevice:
             for device in self.devices[: len(left)]:
                 ours, theirs = context.Pipe()
                 process = context.Process(target=_serve, args=(theirs, work, device))
-                process.start()
+                self._start(process)
                 theirs.close()
                 processes[ours] = process
                 ours.send(left.pop(0))
@@ -78,7 +82,17 @@ class OneProcessPerDevice:
                 process.terminate()
                 process.join()
 
-    def _result(self, connection: Any) -> tuple[int, int, int]:
+    def _start(self, process: Any) -> None:
+        try:
+            process.start()
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise ExtractionError(
+                f"what is computed cannot be sent to the processes of several devices ({error}): transform, load and "
+                "functions of features have to be defined at the top of a file, and be no lambda. One device, or Ray, "
+                "takes them as they are"
+            ) from error
+
+    def _result(self, connection: Any) -> tuple[int, int, int, int]:
         try:
             found = connection.recv()
         except EOFError:
@@ -107,11 +121,11 @@ def _serve(connection: Any, work: Work, device: torch.device) -> None:
         connection.send(done)
 
 
-def process_shard(work: Work, shard: int, numbers: Sequence[int]) -> tuple[int, int, int]:
-    """Do one shard; return how many samples it had, how many bytes it wrote and how many failed."""
+def process_shard(work: Work, shard: int, numbers: Sequence[int]) -> tuple[int, int, int, int]:
+    """Do one shard; return what `Progress.add` takes."""
     progress = Progress(len(numbers), is_shown=False)
     process_shards(work, {shard: numbers}, progress)
-    return progress.samples, progress.bytes, progress.failures
+    return progress.samples, progress.bytes, progress.failures, progress.not_finite
 
 
 @dataclass(frozen=True)
@@ -135,18 +149,23 @@ class Ray:
         device = torch.device("cuda" if self.options.get("num_gpus") else "cpu")
         actor: Any = ray.remote(**self.options)(_Actor) if self.options else ray.remote(_Actor)
         wanted = self.actors or self._room(ray.cluster_resources())
-        idle = [actor.remote(shared, device) for _ in range(min(wanted, len(todo)))]
+        actors = _Actors(ray, lambda: actor.remote(shared, device), min(wanted, len(todo)))
         left, running, attempts = list(todo), dict[Any, tuple[int, Any]](), dict.fromkeys(todo, 0)
         try:
             while left or running:
-                while left and idle:
-                    shard, worker = left.pop(0), idle.pop()
+                while left and actors.idle:
+                    shard, worker = left.pop(0), actors.idle.pop()
                     attempts[shard] += 1
                     running[worker.do.remote(shard, list(todo[shard]))] = shard, worker
-                (done,), _ = ray.wait(list(running))
-                shard, worker = running.pop(done)
+                done, _ = ray.wait([*running, *(actors.starting if left else ())], timeout=_SAY_EVERY)
+                if not done and not running:
+                    self._wait_for_room(actors, ray.cluster_resources(), progress)
+                if not done or actors.note_start(done[0]):
+                    continue
+                shard, worker = running.pop(done[0])
                 try:
-                    progress.add(*ray.get(done))
+                    progress.add(*ray.get(done[0]))
+                    actors.idle.append(worker)
                 except ray.exceptions.RayActorError as error:
                     if attempts[shard] == _ATTEMPTS:
                         raise ExtractionError(
@@ -154,18 +173,79 @@ class Ray:
                             "that was finished is lost: start the job again to go on"
                         ) from error
                     left.append(shard)
-                    worker = actor.remote(shared, device)
+                    actors.start()
                 except ray.exceptions.RayTaskError as error:
                     raise _cause_of(error) from None
-                idle.append(worker)
         finally:
-            for worker in [*idle, *(worker for _, worker in running.values())]:
-                ray.kill(worker)
+            actors.kill(worker for _, worker in running.values())
+
+    def _wait_for_room(self, actors: _Actors, resources: Mapping[str, float], progress: Progress) -> None:
+        """Say that no actor has started so far.
+
+        Raises:
+            ExtractionError: that has lasted too long.
+        """
+        wants = dict(self.options) or {"num_cpus": 1}
+        has = {name: count for name, count in resources.items() if name in ("CPU", "GPU")}
+        text = f"no actor of Ray has started: each one wants {wants}, and the cluster has {has}"
+        if actors.seconds() > _PATIENCE:
+            raise ExtractionError(f"{text}. Give actor_options that fit, or start the job again when there is room")
+        progress.say(f"{text}; waiting")
 
     def _room(self, resources: Mapping[str, float]) -> int:
         cpus = resources.get("CPU", 1) // (self.options.get("num_cpus") or 1)
         gpus = self.options.get("num_gpus")
         return max(1, int(min(cpus, resources.get("GPU", 0) // gpus) if gpus else cpus))
+
+
+class _Actors:
+    """The actors of a job: those that start, and those that have started and have nothing to do.
+
+    Args:
+        ray: the package.
+        make: starts an actor.
+        count: how many there are.
+    """
+
+    def __init__(self, ray: Any, make: Callable[[], Any], count: int) -> None:
+        self._ray = ray
+        self._make = make
+        self._began = time.perf_counter()
+        self._failed = 0
+        self.idle: list[Any] = []
+        # By what tells that they have.
+        self.starting: dict[Any, Any] = {}
+        for _ in range(count):
+            self.start()
+
+    def start(self) -> None:
+        """Start an actor. It gets no shard before it runs: there may be no room for it."""
+        worker = self._make()
+        self.starting[worker.ready.remote()] = worker
+
+    def note_start(self, done: Any) -> bool:
+        """Note that an actor has started, if this tells so; say whether it does."""
+        worker = self.starting.pop(done, None)
+        if worker is None:
+            return False
+        try:
+            self._ray.get(done)
+            self.idle.append(worker)
+        except self._ray.exceptions.RayActorError as error:
+            self._failed += 1
+            if self._failed == _ATTEMPTS:
+                raise ExtractionError(f"actors of Ray do not start: {error}") from error
+            self.start()
+        return True
+
+    def seconds(self) -> float:
+        """Return how long ago the first ones were started."""
+        return time.perf_counter() - self._began
+
+    def kill(self, others: Iterable[Any]) -> None:
+        """End all actors, and `others`."""
+        for worker in [*self.idle, *self.starting.values(), *others]:
+            self._ray.kill(worker)
 
 
 def _cause_of(error: Any) -> Exception:
@@ -187,7 +267,10 @@ class _Actor:
         self._device = device
         self._work: Work | None = None
 
-    def do(self, shard: int, numbers: Sequence[int]) -> tuple[int, int, int]:
+    def ready(self) -> None:
+        """Return, once the actor has started."""
+
+    def do(self, shard: int, numbers: Sequence[int]) -> tuple[int, int, int, int]:
         if self._work is None:
             work: Work = require("ray", "Ray hands out shards to actors").get(self._shared[0])
             self._work = replace(work, runner=work.runner.moved(self._device))

@@ -12,20 +12,22 @@ from torch import nn
 
 from featx.bulk.engines import Engine, OneProcessPerDevice, Ray, ThisProcess
 from featx.bulk.extras import require
-from featx.bulk.first_sample import FirstSample
+from featx.bulk.first_sample import DIFFERS, FirstSample
+from featx.bulk.folder import Folder
 from featx.bulk.formats import Format
 from featx.bulk.job import read_job, start_job
 from featx.bulk.job_plan import OPTIMIZATION, JobOptions, identity_of, make_extractor, make_runner, plan_job
 from featx.bulk.loading import Samples
 from featx.bulk.preprocessing import Preprocessing
 from featx.bulk.progress import Progress, in_units
-from featx.bulk.ranks import share_of
+from featx.bulk.ranks import Share, share_of
 from featx.bulk.reading import Reader
 from featx.bulk.remote import open_folder
 from featx.bulk.shards import Work, finished
 from featx.bulk.sources import Rows, find_source
 from featx.bulk.table import FeatureTable, open_features
 from featx.errors import ArgumentTypeError, ExtractionError
+from featx.features.building.feature_tracer import check_model
 from featx.features.extractor import Nodes
 from featx.features.modes import modes_kept
 
@@ -118,6 +120,10 @@ def extract(
         TraceError, RequestError: as for `create_feature_extractor`.
     """
     require("pyarrow", "pyarrow writes features")
+    if nodes is not None:
+        model = check_model(model)
+    if isinstance(cast(object, timeout), bool) or not isinstance(cast(object, timeout), (int, float)) or timeout <= 0:
+        raise ArgumentTypeError(f"timeout must be a number of seconds above 0, got {timeout!r}")
     _check_numbers(format, batch_size=batch_size, rows_per_shard=rows_per_shard, workers=workers, actors=actors)
     share = share_of(rank, world_size)
     is_list = isinstance(device, (tuple, list))
@@ -140,6 +146,8 @@ def extract(
         if there is None:
             planned = plan_job(identity, len(found.keys), runner, sample.value, options, is_shown=progress)
             planned = replace(planned, recorded={**(recorded or {}), **planned.recorded})
+            if share.world_size == 1:  # before there is a job that another choice would not fit
+                _check_space(folder, planned.samples, planned.bytes)
         else:  # nothing is measured again
             planned = replace(there, identity=identity)
         folder.make()
@@ -197,14 +205,14 @@ def _engine(
 def _do(
     work: Work,
     engine: Engine,
-    share: tuple[int, int],
+    share: Share,
     preprocessing: Preprocessing,
     *,
     retry: bool,
     is_shown: bool,
 ) -> None:
-    job, (rank, world_size) = work.job, share
-    mine = range(rank, job.shards, world_size)
+    job = work.job
+    mine = range(share.rank, job.shards, share.world_size)
     known = finished(job, work.folder, mine)
     todo: dict[int, Sequence[int]] = {shard: job.numbers(shard) for shard in mine if shard not in known}
     if retry:
@@ -216,18 +224,26 @@ def _do(
     needed = total * sum(column.bytes for column in job.columns)
     progress = Progress(total, is_shown=is_shown)
     progress.say(f"source: {work.samples.kind}")
+    if share.world_size > 1:
+        progress.say(f"this process does {share}")
+    if str(job.identity.get("sample", "")).endswith(DIFFERS):
+        progress.say("the transform gives another input each time, so that another run gives other features")
     progress.say(f"{job.samples} samples, {total} to do: {in_units(needed)} of {in_units(job.bytes)}, as {job.format}")
     progress.say(f"transform: {preprocessing.text}; batch size {work.batch_size}, {work.workers} processes read")
-    free = work.folder.free_bytes()
-    if free is not None and needed > free:
-        raise ExtractionError(
-            f"the features of {total} samples take {in_units(needed)}, and the disk of '{work.folder.path}' has "
-            f"{in_units(free)}; pool them, ask for dtype=torch.float16, or choose another disk"
-        )
+    _check_space(work.folder, total, needed)
     if todo:
         with progress:
             engine.run(work, dict(sorted(todo.items())), progress)
         progress.say(progress.summary())
+
+
+def _check_space(folder: Folder, samples: int, needed: int) -> None:
+    free = folder.free_bytes()
+    if free is not None and needed > free:
+        raise ExtractionError(
+            f"the features of {samples} samples take {in_units(needed)}, and the disk of '{folder.path}' has "
+            f"{in_units(free)}; pool them, ask for dtype=torch.float16, or choose another disk"
+        )
 
 
 def _default_workers() -> int:

@@ -14,6 +14,8 @@ from featx.bulk.sources import Rows, Source
 from featx.errors import ArgumentTypeError, ExtractionError
 
 _TRIED_SAMPLES = 100
+# What is noted of a sample whose input is another one each time.
+DIFFERS = "differs each time"
 # So many inputs of a data set, whose keys are numbers, tell it from another one.
 _OTHER_SAMPLES = 8
 
@@ -50,7 +52,7 @@ class FirstSample:
                 continue
             hashes = {fingerprint(value), fingerprint(again)}
             if len(hashes) > 1:
-                return FirstSample(value, f"{number} differs each time")
+                return FirstSample(value, f"{number} {DIFFERS}")
             return FirstSample(value, " ".join([str(number), hashes.pop(), *_hashes_of_others(source, reader)]))
         is_array = "ndarray" in source.kind
         hint = ". The transform is given arrays; if it is for PIL images, give a list of these" if is_array else ""

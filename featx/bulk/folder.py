@@ -100,7 +100,8 @@ class LocalFolder:
 
     def free_bytes(self) -> int:
         """Return how many bytes the disk can take."""
-        return shutil.disk_usage(self._path).free
+        there = next(each for each in (self._path.absolute(), *self._path.absolute().parents) if each.exists())
+        return shutil.disk_usage(there).free
 
     def temporary(self, name: str) -> Path:
         """Return where a file is written before it is published; no other process writes there."""

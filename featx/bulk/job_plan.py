@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import platform
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +36,8 @@ _BYTES_OF_SHARD, _SECONDS_OF_SHARD, _FEWEST_ROWS, _MOST_ROWS, _MOST_SHARDS = 64_
 _LARGEST_VECTOR = 16_384
 # Under this name the job file keeps the plan of `featx.optimize`.
 OPTIMIZATION = "optimization"
+# Whose versions a job notes, where they are loaded.
+_LIBRARIES = ("torchvision", "timm", "transformers", "numpy", "PIL", "featx")
 
 
 @dataclass(frozen=True)
@@ -143,6 +146,9 @@ def plan_job(
     else:
         size, seconds = options.batch_size, seconds_of_sample(runner, example, options.batch_size)
     versions = {"python": platform.python_version(), "torch": torch.__version__}
+    for name in _LIBRARIES:
+        if name in sys.modules:
+            versions[name] = str(getattr(sys.modules[name], "__version__", "unknown"))
     recorded: dict[str, Any] = {"batch_size": size, "device": str(runner.device), "versions": versions}
     if options.tolerance is not None:
         batch = stacked([example] * size)

@@ -22,11 +22,12 @@ class Progress:
         self._total = total
         self._is_shown = is_shown
         self._start = time.perf_counter()
-        self.samples = self.bytes = self.failures = 0
+        self.samples = self.bytes = self.failures = self.not_finite = 0
         self._bar: Any = None
 
-    def add(self, samples: int, size: int, failures: int) -> None:
-        """Count samples that are written."""
+    def add(self, samples: int, size: int, failures: int, not_finite: int = 0) -> None:
+        """Count samples that are written; `not_finite` of them have a NaN or an infinity."""
+        self.not_finite += not_finite
         self.samples += samples
         self.bytes += size
         self.failures += failures
@@ -46,6 +47,7 @@ class Progress:
         return (
             f"{self.samples} samples in {seconds:.1f} s ({rate:.1f} a second), {in_units(self.bytes)}, "
             f"{self.failures} failed"
+            + (f"; {self.not_finite} have features with NaN or infinity" if self.not_finite else "")
         )
 
     def __enter__(self) -> Progress:

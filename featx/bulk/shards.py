@@ -110,6 +110,15 @@ def process_shards(work: Work, todo: PendingSamples, progress: Progress) -> None
             raise
 
 
+def _not_finite(rows: Rows) -> int:
+    """Return how many rows have a value that is no finite number, as float16 gives above 65504."""
+    floats = [values for values in rows.values() if values.is_floating_point() and values.numel()]
+    if not floats:
+        return 0
+    are_finite = torch.stack([values.flatten(1).isfinite().all(1) for values in floats]).all(0)
+    return int((~are_finite).sum())
+
+
 def _chunks(numbers: Sequence[int], size: int) -> Iterator[Sequence[int]]:
     for start in range(0, len(numbers), size):
         yield numbers[start : start + size]
@@ -188,7 +197,7 @@ class _Writing:
             keys = [self._work.keys[number] for number in numbers]
             self._submit(shard.writer.add, keys, rows)
         size = sum(values.nbytes for values in rows.values())
-        self._progress.add(len(numbers) + len(failures), size, len(failures))
+        self._progress.add(len(numbers) + len(failures), size, len(failures), _not_finite(rows))
 
     def finish(self) -> None:
         """Publish the shard, when all of its rows are written."""

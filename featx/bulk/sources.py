@@ -128,9 +128,12 @@ def find_source(source: Any, column: str | None = None, *, has_load: bool = Fals
         ArgumentTypeError: it is nothing of what is known.
         ExtractionError: it does not exist, is empty, or gives one key to two samples.
     """
+    if isinstance(source, (set, frozenset)):
+        raise ArgumentTypeError("a set of samples has no order, and a job that goes on needs one; give sorted(samples)")
     found = _source(source, column, has_load=has_load)
     if not found.keys:
-        raise ExtractionError(f"there is nothing to extract in {found.kind}")
+        hint = "; for files that are no images give load a list of their paths, sorted(glob(...))" if has_load else ""
+        raise ExtractionError(f"there is nothing to extract in {found.kind}{hint}")
     may_have_texts = has_load and column not in (None, *PATH_COLUMNS)
     if may_have_texts and isinstance(found, Paths) and not found.has_file(0):
         return Rows([str(number) for number in range(len(found.keys))], found.kind, found.keys, None)

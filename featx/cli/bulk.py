@@ -63,7 +63,11 @@ def extract(
         "weights": None if weights is None else _absolute(str(weights)), "seed": seed, "fast": fast,
     }  # fmt: skip
     with told():
-        _tell(_run(options, rank=rank, world=world, quiet=quiet))
+        try:
+            _tell(_run(options, rank=rank, world=world, quiet=quiet))
+        except KeyboardInterrupt:
+            typer.echo("interrupted: finished shards are kept, and the same command goes on", err=True)
+            raise
 
 
 def verify(features: Features, as_json: AsJson = False) -> None:
@@ -104,6 +108,8 @@ def _run(
     spec, weights, seed = options["model"], options["weights"], options["seed"]
     if seed is None and weights is None and not options["pretrained"]:
         seed = 0
+        if not quiet:
+            typer.echo("weights: random, seed 0; --pretrained loads trained ones, --weights those of a file", err=True)
     path = None if weights is None else Path(weights)
     model = load_model(spec, pretrained=options["pretrained"], weights=path, seed=seed)
     engine: Literal["ray"] | None = options["engine"]

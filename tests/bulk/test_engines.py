@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import featx
+from featx.bulk import engines
 
 from .conftest import Net, expected, make_photos, pixels
 from .test_resume import parts, run
@@ -139,6 +140,29 @@ def test_the_shard_of_an_actor_that_dies_goes_to_another_one(
     assert (tmp_path / "mark").exists()
     assert featx.verify(tmp_path / "out").is_complete
     assert torch.allclose(table.tensor("logits"), expected(net, photos, table.keys), atol=1e-6)
+
+
+@pytest.mark.slow
+def test_actors_for_which_there_is_no_room_get_no_shard(cluster: Any, net: Net, photos: Path, tmp_path: Path) -> None:
+    options = {"num_cpus": 1}
+    table = run(net, photos, tmp_path / "out", engine="ray", actors=3, actor_options=options)  # of two processors
+    assert table.is_complete
+
+
+@pytest.mark.slow
+def test_a_cluster_without_what_actors_want_is_told(
+    cluster: Any, net: Net, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "_PATIENCE", 2.0)
+    monkeypatch.setattr(engines, "_SAY_EVERY", 1.0)
+    with pytest.raises(featx.ExtractionError, match=r"no actor of Ray has started: each one wants {'num_cpus': 64}"):
+        run(net, photos, tmp_path / "out", engine="ray", actors=1, actor_options={"num_cpus": 64})
+
+
+@pytest.mark.slow
+def test_a_lambda_cannot_be_sent_to_several_devices(net: Net, photos: Path, tmp_path: Path) -> None:
+    with pytest.raises(featx.ExtractionError, match="have to be defined at the top of a file, and be no lambda"):
+        run(net, photos, tmp_path / "out", transform=lambda image: pixels(image), device=["cpu", "cpu"])
 
 
 @pytest.mark.slow

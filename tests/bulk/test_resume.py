@@ -236,7 +236,7 @@ def test_a_job_that_does_not_fit_is_refused_before_it_starts(
     monkeypatch.setattr(LocalFolder, "free_bytes", lambda self: 100)
     with pytest.raises(featx.ExtractionError, match=r"take 400 B, and the disk of .* has 100 B; pool them"):
         run(net, photos, tmp_path / "out")
-    assert parts(tmp_path / "out") == {}
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_full_disk_leaves_what_was_finished(
@@ -317,8 +317,91 @@ def test_launchers_say_the_share(launcher: str) -> None:
     from featx.bulk.ranks import share_of
 
     environment, share = LAUNCHERS[launcher]
-    assert share_of(None, None, environment) == share
-    assert share_of(1, 3, environment) == (1, 3)
+    assert share_of(None, None, environment)[:2] == share
+    assert share_of(1, 3, environment)[:2] == (1, 3)
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"SLURM_ARRAY_TASK_ID": "6", "SLURM_ARRAY_TASK_COUNT": "4", "SLURM_ARRAY_TASK_MIN": "0"},
+        {"RANK": "abc", "WORLD_SIZE": "2"},
+    ],
+    ids=["an array with steps", "no number"],
+)
+def test_variables_that_say_no_share_are_named(environment: dict[str, str]) -> None:
+    from featx.bulk.ranks import share_of
+
+    with pytest.raises(featx.ArgumentTypeError, match=f"{next(iter(environment))}=.* do not say which of how many"):
+        share_of(None, None, environment)
+
+
+def test_a_share_that_a_launcher_says_is_told(
+    net: Net, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in LAUNCHERS["slurm"][0].items():
+        monkeypatch.setenv(name, value)
+    run(net, photos, tmp_path / "out", progress=True)
+    told = capsys.readouterr().err
+    assert "process 1 of 4, as the environment variable SLURM_ARRAY_TASK_ID says; rank=0, world_size=1" in told
+
+
+def test_a_job_for_which_the_disk_is_too_small_leaves_none(
+    net: Net, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as context:
+        context.setattr(LocalFolder, "free_bytes", lambda self: 10)
+        with pytest.raises(featx.ExtractionError, match="or choose another disk"):
+            run(net, photos, tmp_path / "out")
+    assert run(net, photos, tmp_path / "out", {"fc": featx.Feature("logits", dtype=torch.float16)}).is_complete
+
+
+def test_features_that_are_no_finite_numbers_are_counted(
+    net: Net, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    large = {"fc": featx.Feature("logits", apply=_times_1e30, dtype=torch.float16)}
+    table = run(net, photos, tmp_path / "out", large, progress=True)
+    count = int((~table.tensor("logits").isfinite()).any(1).sum())
+    assert count > 0
+    assert f"; {count} have features with NaN or infinity" in capsys.readouterr().err
+
+
+def _times_1e30(value: torch.Tensor) -> torch.Tensor:
+    return value * 1e30
+
+
+def test_a_transform_that_draws_is_told(
+    net: Net, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(net, photos, tmp_path / "out", transform=lambda image: pixels(image) + torch.rand(()), progress=True)
+    assert "the transform gives another input each time" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"timeout": "5"}, "timeout must be a number of seconds"),
+        ({"rank": "0", "world_size": 2}, "must be given together, as in 0 of 8; got '0' of 2"),
+        ({"rank": 2, "world_size": 2}, "with world_size=2 rank is a number from 0 to 1, got 2"),
+    ],
+)
+def test_numbers_are_checked_first(
+    net: Net, photos: Path, tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(featx.ArgumentTypeError, match=message):
+        run(net, photos, tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_no_model_or_has_no_order_is_told(net: Net, photos: Path, tmp_path: Path) -> None:
+    with pytest.raises(featx.ArgumentTypeError, match=r"model must be an nn\.Module, got 'resnet18'"):
+        run("resnet18", photos, tmp_path / "out")  # type: ignore[arg-type]
+    with pytest.raises(featx.ArgumentTypeError, match=r"a set of samples has no order.*sorted"):
+        run(net, set(map(str, photos.glob("*.png"))), tmp_path / "out")
+    (tmp_path / "videos").mkdir()
+    (tmp_path / "videos" / "a.mp4").write_bytes(b"")
+    with pytest.raises(featx.ExtractionError, match="give load a list of their paths"):
+        run(net, tmp_path / "videos", tmp_path / "out", transform=None, load=len)
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
