@@ -170,10 +170,11 @@ def _traced(
     except Exception as error:  # the model's own
         leaves = [leaf for leaf in tree_leaves(example) if isinstance(leaf, torch.Tensor)]
         are_batches = bool(leaves) and all(leaf.dim() > 1 and leaf.shape[1] == 1 for leaf in leaves)
-        hint = ". A sample has no dimension for the batch; take the first item, value[0], of each tensor"
-        raise ExtractionError(
-            f"the model fails on the first sample: {type(error).__name__}: {error}{hint if are_batches else ''}"
-        ) from error
+        shapes = ", ".join(str(tuple(leaf.shape)) for leaf in leaves)
+        hint = f". It got the shape {shapes}; transform=... (--size for pixels) makes another input of a sample"
+        if are_batches:
+            hint = ". A sample has no dimension for the batch; take the first item, value[0], of each tensor"
+        raise ExtractionError(f"the model fails on the first sample: {type(error).__name__}: {error}{hint}") from error
     return extractor.eval()
 
 

@@ -156,6 +156,8 @@ def _source(source: Any, column: str | None, *, has_load: bool = False) -> Sourc
     values = values_of(source, column)
     if values is not None:
         return _source(values, None)
+    if type(source).__name__ == "DataLoader" and hasattr(source, "dataset"):
+        raise ArgumentTypeError("a DataLoader gives batches, in an order of its own; give loader.dataset")
     is_list = isinstance(source, (list, tuple))
     if is_list and any(map(_is_path, cast("Sequence[Any]", source))):
         return _of_list(cast("Sequence[Any]", source))
@@ -201,6 +203,7 @@ def _of_path(path: str, column: str | None, *, has_load: bool) -> Source:
         if (place / "dataset_info.json").exists() or (place / "dataset_dict.json").exists():
             dataset = require("datasets", "datasets reads its own folders").load_from_disk(path)
             return _of_dataset(dataset, column, has_load=has_load)
+        _refuse_column(column, f"the folder '{path}'")
         return _of_folder(place)
     suffix = place.suffix.lower()
     if suffix == ".tar":
@@ -223,6 +226,11 @@ def _of_folder(folder: Path) -> Source:
         others += len(files) - len(images)
     left_out = f", {others} other files left out" if others else ""
     return Paths(sorted(found), f"the folder '{folder}' ({len(found)} images{left_out})", str(folder))
+
+
+def _refuse_column(column: str | None, kind: str) -> None:
+    if column is not None:
+        raise ArgumentTypeError(f"column='{column}' is for tables and data sets, and {kind} has no columns")
 
 
 def _leads_back(folder: Path) -> bool:
@@ -307,7 +315,10 @@ def _of_dataset(dataset: Any, column: str | None, *, has_load: bool) -> Source:
     columns: list[str] | None = getattr(dataset, "column_names", None)
     if isinstance(columns, dict):
         splits = ", ".join(cast("dict[str, Any]", columns))
-        raise ExtractionError(f"the data set has the splits {splits}; give one of them")
+        first = next(iter(cast("dict[str, Any]", columns)))
+        raise ExtractionError(
+            f"the data set has the splits {splits}; give one of them: dataset['{first}'], or the folder '.../{first}'"
+        )
     if columns is not None and getattr(dataset, "format", {}).get("type") == "custom":  # by `with_transform`
         columns = list(dataset[0])
     if columns is not None and column is None:
@@ -319,6 +330,8 @@ def _of_dataset(dataset: Any, column: str | None, *, has_load: bool) -> Source:
                 f"the data set has the columns {', '.join(columns)}; say which one, by column=..., or make an input of "
                 "a row, by load=..."
             )
+    if columns is not None and column is not None and column not in columns:
+        raise ExtractionError(f"the data set has no column '{column}'; its columns are {', '.join(columns)}")
     kind = f"a {type(dataset).__name__} of {len(dataset)} samples"
     has_tokens = column is None and columns is not None and "input_ids" in columns
     return Rows([str(place) for place in range(len(dataset))], kind, dataset, column, has_tokens)

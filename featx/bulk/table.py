@@ -212,7 +212,9 @@ def verify(folder: str | os.PathLike[str]) -> Verification:
     table = open_features(folder)
     job = table.job
     if KEYS_FILE not in place.names():
-        raise ExtractionError(f"'{place.path}' has lost its list of keys, '{KEYS_FILE}'")
+        raise ExtractionError(
+            f"'{place.path}' has lost its list of keys, '{KEYS_FILE}'; run the job again, which writes it"
+        )
     keys, faults, rows, failures = read_keys(place), list[str](), 0, 0
     if hash_of_keys(keys) != job.identity.get("keys"):
         faults.append(f"'{KEYS_FILE}' is not the list of keys of this job; remove it, and run the job again")

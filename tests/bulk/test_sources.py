@@ -486,3 +486,20 @@ def test_rows_of_a_tokenized_data_set_are_inputs_by_name(form: str | None, tmp_p
     other = datasets.Dataset.from_dict({"first": [1, 2], "second": [3, 4]})
     featx.extract(nn.Identity(), {"output": "x"}, other, tmp_path / "other", load=load, workers=0, progress=False)
     assert seen[0] == {"first": 1, "second": 3}
+
+
+def test_what_has_no_such_column_is_told(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    table = datasets.Dataset.from_dict({"image": [0, 1], "label": [1, 2]})
+    with pytest.raises(featx.ExtractionError, match="no column 'pic'; its columns are image, label"):
+        find_source(table, "pic")
+    with pytest.raises(featx.ArgumentTypeError, match=r"column='image' is for tables and data sets, and the folder"):
+        find_source(tmp_path, "image")
+    with pytest.raises(featx.ExtractionError, match=r"splits train; give one of them: dataset\['train'\]"):
+        find_source(datasets.DatasetDict({"train": table}))
+
+
+def test_a_data_loader_is_told_to_be_its_data_set() -> None:
+    loader = torch.utils.data.DataLoader([torch.rand(3)] * 4)
+    with pytest.raises(featx.ArgumentTypeError, match=r"give loader\.dataset"):
+        find_source(loader)
