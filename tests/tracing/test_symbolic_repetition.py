@@ -172,6 +172,54 @@ def test_a_cache_of_what_weights_give_is_filled_in_each_call() -> None:
     assert model.kept == {}
 
 
+WARNED = [False]
+
+
+class WarnsOnce(_Model):
+    def step(self, h: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        if not WARNED[0]:
+            WARNED[0] = True
+        return h + 1
+
+
+def test_a_flag_that_the_first_call_sets_is_allowed() -> None:
+    model, x = WarnsOnce().eval(), torch.randn(2, 8)
+    extractor = featx.create_feature_extractor(model, {"relu": "r"})
+    assert WARNED == [False]
+    assert torch.equal(extractor(x)["r"], model(x))
+
+
+TABLES: dict[str, torch.Tensor] = {}
+
+
+class CachesInAGlobal(_Model):
+    def step(self, h: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        if "table" not in TABLES:
+            TABLES["table"] = self.weight.exp().sum(0)
+        return h + TABLES["table"]
+
+
+def test_nothing_of_a_trace_stays_in_a_global() -> None:
+    model, x = CachesInAGlobal().eval(), torch.randn(2, 8)
+    extractor = featx.create_feature_extractor(model, {"relu": "r"})
+    assert TABLES == {}
+    assert torch.equal(extractor(x)["r"], model(x))
+    TABLES.clear()
+
+
+class CountsForALog(_Model):
+    def step(self, h: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        CALLS[0] += 1
+        return h if CALLS[0] < 100 else h * 2
+
+
+def test_a_count_that_matters_later_is_refused() -> None:
+    before = CALLS[0]
+    with pytest.raises(TraceError, match=r"changes the number 0 .* in each call"):
+        featx.create_feature_extractor(CountsForALog().eval(), {"relu": "r"})
+    assert CALLS[0] == before
+
+
 def test_symbolic_trace_calls_forward_once() -> None:
     model = Rotates(deque([1.0, 2.0]))
     assert "relu" in [node.name for node in featx.symbolic_trace(model).graph.nodes]

@@ -62,11 +62,8 @@ class SymbolicRepetition:
         Raises:
             TraceError: forward keeps state, or asks for something that a graph does not know.
         """
-        number = self._caches.changed_number()
-        if number is not None:
-            raise self._error(f"forward changes the number {number} in its Python file or in a class")
         states = self._states()
-        self._restore()
+        self._caches.accept_numbers()  # a flag that the first call alone sets is no state that later calls change
         hook = ProfileHook([self._on_call])
         try:
             if not hook.start():
@@ -74,7 +71,6 @@ class SymbolicRepetition:
             again = call_again()
         finally:
             hook.stop()
-            self._restore()
         if self._refused is not None:  # raised here, as code of the model may catch what a hook raises
             raise self._refused
         if self._states() != states or not (is_same_graph(graph, again) or self._only_fills_caches(graph, again)):
@@ -82,6 +78,9 @@ class SymbolicRepetition:
                 "its second call runs other operations, or changes an object of Python again. It keeps a counter, an "
                 "iterator, tensors of the last call or similar state, which a graph would not advance"
             )
+        number = self._caches.changed_number()
+        if number is not None:
+            raise self._error(f"forward changes the number {number} in its Python file or in a class in each call")
 
     def _only_fills_caches(self, graph: Graph, again: Graph) -> bool:
         root = self._replica.root
@@ -89,9 +88,6 @@ class SymbolicRepetition:
 
     def end(self) -> None:
         """Put back what the calls have changed in the model's Python files."""
-        self._restore()
-
-    def _restore(self) -> None:
         self._caches.restore(lambda tensor: False)
 
     def _states(self) -> Mapping[str, Any]:

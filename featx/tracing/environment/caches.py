@@ -20,6 +20,7 @@ import torch
 from featx.libraries import is_logging
 from featx.tracing.environment.holders import ContextValue, Holder, Variable, contents_of
 from featx.tracing.guards.scalars import TracedFloat, TracedInt
+from featx.tracing.nodes.proxy import Proxy
 from featx.tracing.objects.containers import containers_in
 from featx.tracing.objects.plain_objects import has_defaults
 from featx.tree import tree_leaves
@@ -149,7 +150,9 @@ class Caches:
 def _holds_of_trace(is_of_trace: Callable[[torch.Tensor], bool], value: Any) -> bool:
     if isinstance(value, (tuple, list)):
         return any(_holds_of_trace(is_of_trace, item) for item in cast(list[Any], value))
-    return isinstance(value, (TracedInt, TracedFloat)) or (isinstance(value, torch.Tensor) and is_of_trace(value))
+    if issubclass(type(value), (TracedInt, TracedFloat, Proxy)):  # a proxy would be asked what it is by isinstance
+        return True
+    return isinstance(value, torch.Tensor) and is_of_trace(value)
 
 
 def empty_functions_that_keep(tensors: list[torch.Tensor]) -> None:
