@@ -122,9 +122,9 @@ def extract(
     require("pyarrow", "pyarrow writes features")
     if nodes is not None:
         model = check_model(model)
-    if isinstance(cast(object, timeout), bool) or not isinstance(cast(object, timeout), (int, float)) or timeout <= 0:
-        raise ArgumentTypeError(f"timeout must be a number of seconds above 0, got {timeout!r}")
-    _check_numbers(format, batch_size=batch_size, rows_per_shard=rows_per_shard, workers=workers, actors=actors)
+    _check_numbers(
+        format, timeout, batch_size=batch_size, rows_per_shard=rows_per_shard, workers=workers, actors=actors
+    )
     share = share_of(rank, world_size)
     is_list = isinstance(device, (tuple, list))
     given = [_device(each) for each in cast("Sequence[Any]", device if is_list else [device]) if each is not None]
@@ -160,9 +160,11 @@ def extract(
     return open_features(output)
 
 
-def _check_numbers(format: Format | None, **numbers: int | None) -> None:
+def _check_numbers(format: Format | None, timeout: object, **numbers: int | None) -> None:
     if format not in (None, *get_args(Format)):
         raise ArgumentTypeError(f"format must be one of {', '.join(get_args(Format))}, got {format!r}")
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or timeout <= 0:
+        raise ArgumentTypeError(f"timeout must be a number of seconds above 0, got {timeout!r}")
     for name, number in numbers.items():
         least = 0 if name == "workers" else 1
         if number is not None and (type(number) is not int or number < least):

@@ -106,6 +106,8 @@ def test_what_cannot_be_done_is_refused_by_name(net: Net, tmp_path: Path) -> Non
     keys = make_photos(photos, 4)
     with pytest.raises(featx.ExtractionError, match="is a file, and features go to a folder"):
         run(net, photos, photos / keys[0])
+    with pytest.raises(featx.FeatxError, match="samples need numbers or paths"):
+        run(net, iter([torch.rand(3)]), tmp_path / "features")
     with pytest.raises(featx.FeatxError, match=r"give loader\.dataset"):
         run(net, torch.utils.data.DataLoader(Numbers()), tmp_path / "features")
     with pytest.raises(featx.FeatxError, match="'y' has no elements"):

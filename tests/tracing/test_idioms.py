@@ -167,3 +167,19 @@ class ReturnsWhatTheDictHeld(Model):
 def test_item_that_is_read_before_it_is_replaced_is_refused(kind: type[Model]) -> None:
     with pytest.raises(featx.TraceError, match=r"earlier call|next time"):
         featx.trace(kind().eval(), images(2, 8))
+
+
+class CountsInAFloatTensor(Model):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(x) * torch.FloatTensor(x.size(0)).fill_(1).sum()
+
+
+@pytest.mark.parametrize("check_sizes", ["full", "none"])
+def test_a_size_that_an_early_constructor_gets_is_that_of_the_example(check_sizes: Any) -> None:
+    """C code gets a plain number there, which no trace can follow."""
+    model, x = CountsInAFloatTensor().eval(), images(2, 8)
+    extractor = featx.create_feature_extractor(model, ["output"], example_inputs=x, check_sizes=check_sizes)
+    assert torch.equal(extractor(x)["output"], model(x))
+    for length in (1, 5):
+        with pytest.raises(featx.SpecializationError):
+            extractor(images(length, 8))

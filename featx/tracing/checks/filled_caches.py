@@ -29,8 +29,7 @@ def differ_only_by_caches(first: Graph, second: Graph, origins: Origins, wanted:
     tensor of `origins`, or a node of `first`, counts as what the first call made it from. What depends on constants and
     sizes alone may be missing. But `second` must compute the value of each node of `first` that is `wanted`, under any
     name; or the first call has put into a cache what it computed from that, and `second` computes nothing else in its
-    place.
-    O(nodes + edges).
+    place. O(nodes + edges).
     """
     values = _Values({})
     before = values.of(first)

@@ -18,6 +18,7 @@ from featx.errors import ControlFlowError, TraceError
 from featx.ir.equality import is_same_graph
 from featx.ir.graph import Graph
 from featx.tracing.checks.filled_caches import differ_only_by_caches, keeps_drawn_numbers
+from featx.tracing.environment.autocast_state import AUTOCAST_QUERIES
 from featx.tracing.environment.caches import Caches
 from featx.tracing.environment.profile_hook import ProfileHook
 from featx.tracing.objects.python_state import PythonState
@@ -28,10 +29,7 @@ from featx.tracing.source.syntax_queries import compares_objects
 from featx.tracing.symbolic.tracer import Tracer
 
 # What code may ask for that is not an input of the graph.
-_MODE_QUERIES = {
-    torch.is_grad_enabled, torch.is_inference_mode_enabled, torch.is_autocast_enabled, torch.is_autocast_cpu_enabled,
-    torch.get_autocast_dtype, torch._C._is_any_autocast_enabled,
-}  # fmt: skip
+_MODE_QUERIES = AUTOCAST_QUERIES | {torch.is_grad_enabled, torch.is_inference_mode_enabled}
 _ADVICE = "To go on, give example_inputs: then forward is followed on real inputs."
 
 

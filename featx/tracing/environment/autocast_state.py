@@ -7,6 +7,13 @@ import operator
 import torch
 
 DEVICES = ("cpu", "cuda", "mps", "xpu")
+# The functions that tell the state of autocast.
+AUTOCAST_QUERIES = frozenset(
+    {
+        torch.is_autocast_enabled, torch.is_autocast_cpu_enabled, torch._C._is_any_autocast_enabled,
+        torch.get_autocast_dtype, torch.get_autocast_cpu_dtype, torch.get_autocast_gpu_dtype,
+    }
+)  # fmt: skip
 # For each of these devices the dtype that operations are cast to; None where they are not cast.
 AutocastDtypes = tuple[torch.dtype | None, ...]
 

@@ -11,7 +11,7 @@ import torch
 from torch.amp import autocast_mode
 
 from featx.ir.node import Node
-from featx.tracing.environment.autocast_state import DEVICES
+from featx.tracing.environment.autocast_state import AUTOCAST_QUERIES, DEVICES
 
 _State = tuple[tuple[str, bool, torch.dtype], ...]
 # The state, and the devices for which a region was observed to be open.
@@ -62,7 +62,7 @@ class AutocastModes:
                 self._open[local["self"].device] -= 1
             elif code is _INIT and local["enabled"] and local["dtype"] is None:
                 self.record_state()
-        elif event == "c_call" and called in _MODE_QUERIES and _is_of_model(frame):
+        elif event == "c_call" and called in AUTOCAST_QUERIES and _is_of_model(frame):
             self.record_state()
 
     def record_state(self) -> None:
@@ -112,7 +112,3 @@ def _state() -> _State:
 _OFF: _State = tuple((device, False, torch.get_autocast_dtype(device)) for device in DEVICES)
 _INIT, _ENTER, _EXIT = (getattr(torch.autocast, name).__code__ for name in ("__init__", "__enter__", "__exit__"))
 _OF_AUTOCAST = {_INIT, _ENTER, _EXIT}
-_MODE_QUERIES = {
-    torch.is_autocast_enabled, torch.is_autocast_cpu_enabled, torch._C._is_any_autocast_enabled,
-    torch.get_autocast_dtype, torch.get_autocast_cpu_dtype, torch.get_autocast_gpu_dtype,
-}  # fmt: skip
