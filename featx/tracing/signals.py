@@ -81,6 +81,14 @@ class SubmoduleNotRepeatable(BaseException):
         self.path, self.reason = path, reason
 
 
+class ReadInNextCall(BaseException):
+    """The second call reads attributes that the first one assigns, and that were taken away for both."""
+
+    def __init__(self, attributes: set[tuple[str, str]]) -> None:
+        super().__init__()
+        self.attributes = attributes
+
+
 class DependsOnAutocast(BaseException):
     """Forward sets or reads the autocast state in a way that only the profiling hook can observe."""
 

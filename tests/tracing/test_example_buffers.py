@@ -77,7 +77,7 @@ def layer_without_weights(model: Any, x: torch.Tensor) -> torch.Tensor:
     return model.activation(x)
 
 
-REFUSED = [registered_once, registered_always, assigned, assigned_of_the_input, counted, grown, parameter, layer]
+REFUSED = [registered_always, assigned, assigned_of_the_input, counted, grown, parameter, layer]
 
 
 @pytest.mark.parametrize("make", REFUSED)
@@ -89,6 +89,15 @@ def test_model_that_makes_a_tensor_of_its_own_is_refused_and_as_before(
     with pytest.raises(featx.TraceError, match=r"assigns a new tensor|does not own"):
         featx.trace(model, image())
     before.check()
+
+
+def test_buffer_of_no_state_dict_that_the_first_call_registers_is_made_by_the_graph(snapshot: Snapshot) -> None:
+    model = Making(registered_once)
+    before = snapshot(model)
+    traced = featx.trace(model, image())
+    before.check()
+    for batch in (2, 5, 2):
+        assert same(traced(image(batch)), model(image(batch)))
 
 
 def test_attribute_that_forward_makes_anew_is_made_by_the_graph_and_not_left_on_the_model(snapshot: Snapshot) -> None:

@@ -307,9 +307,22 @@ class SetsAnOption(nn.Module):
         return x * 2
 
 
-def test_refusal_names_the_option_that_forward_changes() -> None:
+def test_option_that_the_first_call_sets_and_no_later_call_changes_is_followed() -> None:
+    model, x = SetsAnOption(), torch.rand(2)
+    traced = featx.trace(model, x)
+    assert model.config.kind is None
+    assert torch.equal(traced(x), model(x))
+
+
+class CountsInAnOption(SetsAnOption):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.config.kind = 1 + (self.config.kind or 0)
+        return x * 2 if self.config.kind < 100 else x
+
+
+def test_refusal_names_the_option_that_forward_changes_in_each_call() -> None:
     with pytest.raises(featx.TraceError, match=r"attribute 'config\.kind'"):
-        featx.trace(SetsAnOption(), torch.rand(2))
+        featx.trace(CountsInAnOption(), torch.rand(2))
 
 
 class Biased(nn.Module):

@@ -176,9 +176,18 @@ class KeepsASize(nn.Module):
         return x + self.rows
 
 
-def test_size_that_forward_keeps_and_reads_in_the_next_call_is_refused() -> None:
+def test_size_that_forward_keeps_and_that_decides_in_the_next_call_is_fixed() -> None:
+    model, x = KeepsASize(True), torch.ones(1, 3)
+    traced = featx.trace(model, x)
+    for _ in range(2):
+        assert torch.equal(traced(x), model(x))
+    with pytest.raises(featx.SpecializationError, match="its first call"):
+        traced(torch.ones(4, 3))  # a second call with four rows would double them
+
+
+def test_size_that_forward_keeps_and_that_changes_its_next_call_is_refused() -> None:
     with pytest.raises(featx.TraceError, match="'rows'"):
-        featx.trace(KeepsASize(True), torch.ones(1, 3))
+        featx.trace(KeepsASize(True), torch.ones(4, 3))
 
 
 def test_size_that_forward_keeps_and_assigns_anew_is_followed() -> None:

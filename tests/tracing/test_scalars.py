@@ -47,6 +47,15 @@ class Trace:
     def on_conversion(self) -> None:
         pass
 
+    def on_later_use(self, other: Any) -> None:
+        pass
+
+    def is_key_of_cache(self) -> bool:
+        return False
+
+    def is_in_key_of_cache(self) -> bool:
+        return False
+
     def is_message(self) -> bool:
         return False
 

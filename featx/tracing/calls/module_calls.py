@@ -65,6 +65,10 @@ class Opening:
     asked_for: frozenset[str]
     whole: Mapping[str, str]
 
+    def must_open(self, path: str) -> bool:
+        """Say whether a module may not be kept whole instead: the root, and those in which something is asked for."""
+        return not path or (self.opened is not None and path in self.opened)
+
 
 class ModuleCalls:
     """What one trace does with the calls of modules.

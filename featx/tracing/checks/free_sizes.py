@@ -22,8 +22,18 @@ from featx.tracing.calls.tensor_reads import ABOUT_GRADIENTS
 from featx.tracing.checks.data_dependent_numbers import pin_data_dependent_numbers
 from featx.tracing.checks.early_stop import go_on_where_needed
 from featx.tracing.checks.free_dtypes import follow_dtypes
-from featx.tracing.checks.outcomes import FREE, LAYOUT_NOT_VARIED, NOT_EMPTY, TOGETHER, UNTRIED, FreeDims, Outcome
+from featx.tracing.checks.outcomes import (
+    FREE,
+    LAYOUT_NOT_VARIED,
+    NOT_EMPTY,
+    STALE,
+    TOGETHER,
+    UNTRIED,
+    FreeDims,
+    Outcome,
+)
 from featx.tracing.checks.repetition import check_repeats
+from featx.tracing.checks.stale_caches import stale_dims
 from featx.tracing.checks.variation import Dim, Variation, can_be_resized, measures_of
 from featx.tracing.environment.interrupts import free_frames
 from featx.tracing.example.conditions import Conditions, RequestedNodeFinder
@@ -34,10 +44,12 @@ from featx.tracing.guards.guards import check_rank, check_size
 from featx.tracing.guards.scalars import Diverged
 from featx.tracing.objects.structure import Path, Step, leaves_of
 from featx.tracing.replica.mode_reads import ModeReads, set_mode
+from featx.tracing.side_effects.state_checks import Attribute
 from featx.tracing.signals import (
     DependsOnAutocast,
     InternalTraceError,
     NeedsRealValues,
+    ReadInNextCall,
     SubmoduleNotRepeatable,
     ThreadInterference,
 )
@@ -193,6 +205,10 @@ def _trace_checked(
                 tracer.whole[error.path] = error.reason
                 trace.drop_replica()
                 trace = None
+            except ReadInNextCall as error:
+                tracer.read_first |= error.attributes
+                trace.drop_replica()
+                trace = None
             except DependsOnAutocast:
                 tracer.observes_autocast = other_mode.depends_on_autocast = True
                 trace.drop_replica()
@@ -232,6 +248,9 @@ def _free_dims(
         varied = [tensor for _, _, tensor in inputs if can_be_resized(tensor)]
         known = {**dict.fromkeys(known, LAYOUT_NOT_VARIED), **variation.test(varied, other_mode.dims)}
         before = variation.before
+        if trace.has_filled_caches:
+            known.update(stale_dims(variation))
+    trace.checks.left.update(_caches_of_one_length(inputs, known))
     other_mode.note(trace, known)
     if trace.is_real and not tracer.runs_sizes_for_real:  # the other mode may find more dimensions free
         other_mode.graph = None
@@ -248,6 +267,14 @@ def _free_dims(
     _check_inputs(trace, inputs, known, advice_for_sizes(trace.model_context.traced))
     other_mode.before = before if other_mode.graph is not None else None
     return free
+
+
+def _caches_of_one_length(inputs: list[_Input], known: Mapping[Dim, Outcome]) -> Iterator[Attribute]:
+    """Yield what a call leaves that later calls with other lengths would use: such cases must not be mixed."""
+    for name, _, tensor in inputs:
+        for dim, size in enumerate(tensor.shape):
+            if known[id(tensor), dim] == STALE:
+                yield "", f"a cache for length {size} of dimension {dim} of input '{name}'"
 
 
 def _needed(trace: ExampleTrace, find_requested: RequestedNodeFinder | None) -> int | None:

@@ -24,10 +24,15 @@ from featx.tracing.signals import (
     DependsOnAutocast,
     NeedsRealValues,
     NeedsSharedInputs,
+    ReadInNextCall,
     SubmoduleNotRepeatable,
     ThreadInterference,
 )
 
+_WAY_OUT = (
+    "A graph would not repeat that. To go on, put the code that does it into a submodule, which is kept whole, or keep "
+    "the value in a buffer."
+)
 _CHANGES = "changes an object of Python in each call (an iterator, a variable of a closure, an array or the like),"
 
 
@@ -50,12 +55,14 @@ def check_repeats(
 
     Raises:
         DependsOnAutocast: forward does, and that was not observed in `trace`.
+        ReadInNextCall: the second call reads attributes that were taken away.
         SubmoduleNotRepeatable: an opened submodule keeps something from call to call that its next call reads.
         TraceError: the model itself does.
     """
     if trace.may_depend_on_autocast and not tracer.observes_autocast:
         raise DependsOnAutocast
     repeats = _repeats(tracer, args, kwargs, trace)
+    trace.has_filled_caches = trace.checks.cache_message is not None
     if repeats:
         return True
     if trace.recorder.compared_alias is not None:
@@ -110,7 +117,7 @@ def _repeats(tracer: ExampleTracer, args: Any, kwargs: Any, trace: ExampleTrace)
         trace.forget_record()
         return None
     with tracer.log.run(_name(trace), "a second call, against the record of the first", is_real=False):
-        may_change = trace.model_context.caches.iterators or trace.checks.grown_message
+        may_change = trace.model_context.caches.iterators or trace.checks.cache_message
         states = trace.python_states() if may_change else None
         repeats = trace.repeats(args, kwargs)
     trace.forget_record()
@@ -159,11 +166,9 @@ def _check_traces(
     states = trace.python_states()
     second = _next(tracer, args, kwargs, trace, find_requested)
     missing = getattr(second, "name", None) if isinstance(second, AttributeError) else None
-    if missing in {attribute for _, attribute in trace.checks.absent}:  # which were taken away for both calls
-        raise TraceError(
-            f"cannot trace {name}: forward stores a value in the attribute '{missing}', and reads it in the next call. "
-            "To go on, put the code that does it into a submodule, which is kept whole unless a name in it is asked for"
-        )
+    read = {attribute for attribute in trace.checks.absent if attribute[1] == missing}
+    if read:
+        raise ReadInNextCall(read)
     if isinstance(second, BaseException):
         raise TraceError(f"cannot trace {name}: its second call differs from the first one: {second}") from second
     try:
@@ -188,12 +193,13 @@ def _check_traces(
             path = _module_that_differs(trace.graph, second.graph)
             if path and tracer.opened is None and path not in tracer.whole:
                 raise SubmoduleNotRepeatable(path, "it runs other operations in a second call with the same inputs")
+            what = trace.checks.cache_message or "forward keeps a counter, an iterator or similar state,"
             raise TraceError(
-                f"cannot trace {name}: forward runs other operations in a second call with the same inputs. It keeps a "
-                "counter, an iterator or similar state, which a graph would not advance. To go on, put the code that "
-                "does it into a submodule, which is kept whole, or keep the value in a buffer."
+                f"cannot trace {name}: {what.rstrip(',')}, and runs other operations in a second call with the same "
+                f"inputs. {_WAY_OUT}"
             )
         _check_fixed_point(tracer, second, states)
+        checked.has_filled_caches = True
     finally:
         second.drop_replica()
 
@@ -206,12 +212,11 @@ def _check_fixed_point(tracer: ExampleTracer, second: ExampleTrace, states: Mapp
         return
     path = max(changed, key=lambda each: each.count(".") if each else -1)
     owner = f"forward of '{path}'" if path else "forward"
-    what = second.checks.grown_message or f"{owner} {_CHANGES}"
+    what = second.checks.cache_message or f"{owner} {_CHANGES}"
     if path and tracer.opened is None and path not in tracer.whole:
         raise SubmoduleNotRepeatable(path, what.rstrip(","))
     raise TraceError(
-        f"cannot trace {_name(second)}: {what} and a later call may do something else. To go on, put the code that "
-        "does it into a submodule, which is kept whole, or keep the value in a buffer."
+        f"cannot trace {_name(second)}: {what.rstrip(',')}, and a later call may do something else. {_WAY_OUT}"
     )
 
 

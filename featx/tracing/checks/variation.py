@@ -43,7 +43,7 @@ OtherSize = Callable[[int, int, int], int]
 
 
 @dataclass(frozen=True, order=True)
-class _Group:
+class Group:
     """Dimensions that have one length, and change together. `position` is the first of theirs."""
 
     position: int
@@ -77,8 +77,10 @@ class Variation:
         # How many more whole runs for real may try one dimension that is not the first.
         self._runs_left = 0 if self._is_large else _RUNS_ALONE
         self._inputs: list[torch.Tensor] = []
+        # The groups of which the model takes other lengths.
+        self.free_groups: list[Group] = []
         # For groups that the model takes at some other sizes only: the size to try.
-        self._sizes: dict[_Group, OtherSize] = {}
+        self._sizes: dict[Group, OtherSize] = {}
 
     def test(self, inputs: list[torch.Tensor], other_mode: Mapping[Dim, Outcome]) -> dict[Dim, Outcome]:
         """Return what is known of each dimension of the inputs.
@@ -114,13 +116,14 @@ class Variation:
         free = [group for group, outcome in known.items() if outcome in (FREE, TOGETHER)]
         if free and self._outcome(free, disguise=disguise_as_zero) != FREE:
             known.update({group: self._if_small(group, known[group]) for group in free})
+        self.free_groups = [group for group, outcome in known.items() if outcome.is_free]
         return {dim: outcome for group, outcome in known.items() for dim in group.dims}
 
-    def _may_try(self, group: _Group) -> bool:
+    def _may_try(self, group: Group) -> bool:
         asked = self._tracer.check_sizes
         return asked == "full" or (asked == "batch" and group.position == 0)
 
-    def _tried_together(self, likely: list[_Group]) -> list[list[_Group]]:
+    def _tried_together(self, likely: list[Group]) -> list[list[Group]]:
         """Return the groups that are tried at once, in order, until the model takes some."""
         tried = [likely]
         if self._trace.is_real:  # not each alone afterwards; the first dimension may have to be as on the example
@@ -128,7 +131,7 @@ class Variation:
             tried += [others] if len(others) < len(likely) else []
         return [groups for groups in tried if len(groups) > 1]
 
-    def _try_together(self, known: dict[_Group, Outcome]) -> None:
+    def _try_together(self, known: dict[Group, Outcome]) -> None:
         """Try refused dimensions of one length at once, wherever they are: nodes and their adjacency matrix, say."""
         refused = [group for group, outcome in known.items() if _may_be_free_together(outcome)]
         for size in {group.size for group in refused}:
@@ -136,7 +139,7 @@ class Variation:
             dims = tuple(sorted({dim for group in groups for dim in group.dims}))
             if len({position for _, position in dims}) < 2:
                 continue
-            together = _Group(min(group.position for group in groups), size, dims)
+            together = Group(min(group.position for group in groups), size, dims)
             if self._outcome([together]) == FREE:
                 for group in groups:
                     del known[group]
@@ -147,7 +150,7 @@ class Variation:
         if self.before is not None and not self.before.checks.states.are_as_at_the_start():
             self.before = None
 
-    def _alone(self, group: _Group, is_likely: bool) -> Outcome:
+    def _alone(self, group: Group, is_likely: bool) -> Outcome:
         if self._trace.is_real and group.position > 0 and self._runs_left == 0:
             return FREE if self._outcome_without_values([group], disguise_as_larger) == FREE else NOT_ALONE
         outcome = self._outcome([group])
@@ -163,20 +166,20 @@ class Variation:
             outcome = self._free_if(group, outcome, lambda dim, size, number: 4 * size)
         return outcome
 
-    def _if_small(self, group: _Group, outcome: Outcome) -> Outcome:
+    def _if_small(self, group: Group, outcome: Outcome) -> Outcome:
         # C code answers `2.0 * n > 30`, perhaps otherwise for a small n.
         if self._outcome([group], disguise=disguise_as_zero) == FREE:
             return outcome
         return NOT_EMPTY if self._outcome([group], disguise=disguise_as_one) == FREE else CHANGED
 
-    def _free_if(self, group: _Group, reason: Outcome, other: OtherSize) -> Outcome:
+    def _free_if(self, group: Group, reason: Outcome, other: OtherSize) -> Outcome:
         self._sizes[group] = other
         if self._outcome([group]) == FREE:
             return FREE
         del self._sizes[group]
         return reason
 
-    def _outcome(self, groups: list[_Group], disguise: Disguise = disguise_as_larger) -> Outcome:
+    def _outcome(self, groups: list[Group], disguise: Disguise = disguise_as_larger) -> Outcome:
         if self._trace.is_real:
             outcome = self._outcome_without_values(groups, disguise)
             if outcome is not None and (outcome.is_free or self._is_large):
@@ -203,7 +206,7 @@ class Variation:
         join_measured(self._trace.graph, again.graph, self._trace.needed)
         return True
 
-    def _outcome_without_values(self, groups: list[_Group], disguise: Disguise) -> Outcome | None:
+    def _outcome_without_values(self, groups: list[Group], disguise: Disguise) -> Outcome | None:
         """Return what a trace without values finds, which is told what the one for real read of them; None if it fails.
 
         It is told the lengths of results too. The graph checks when it runs that it reads the same values. CHANGED may
@@ -217,7 +220,7 @@ class Variation:
             return None
         return FREE if self._is_same(again) else CHANGED
 
-    def _run(self, groups: list[_Group], disguise: Disguise, *, has_values: bool) -> ExampleTrace:
+    def _run(self, groups: list[Group], disguise: Disguise, *, has_values: bool) -> ExampleTrace:
         changes = self._changes(groups, _other_size_for_real if has_values else _other_size)
         if any(_has_equal_products(tensor, changes) for tensor in self._inputs):
             changes = self._changes(groups, _other_size)
@@ -234,7 +237,18 @@ class Variation:
             self.before = None  # a replica is not called again after that; on a new one the trace repeats itself
             return run(replace(conditions, before=None))
 
-    def _changes(self, groups: list[_Group], usual: OtherSize) -> dict[Dim, int]:
+    def run_at(self, groups: list[Group], size: OtherSize | None, before: ExampleTrace | None = None) -> ExampleTrace:
+        """Return a whole run at other sizes, with `before` as in `Conditions`. Its replica is kept."""
+        first = self._trace
+        usual = size or (_other_size_for_real if first.is_real else _other_size)
+        changes = self._changes(groups, usual)
+        args, kwargs = _resized(self._example, changes, first.is_real)
+        reason = "with caches that a call has filled" if before else "with empty caches"
+        sizes = _reason(groups, changes, disguise_as_larger) if groups else "the example"
+        conditions = Conditions(f"{sizes}, {reason}", first.is_real, first.gradients, before=before)
+        return self._tracer.run_once(first.model_context, args, kwargs, self._wanted_in, conditions)
+
+    def _changes(self, groups: list[Group], usual: OtherSize) -> dict[Dim, int]:
         return {
             dim: self._sizes.get(group, usual)(group.position, group.size, number)
             for number, group in enumerate(groups)
@@ -256,7 +270,7 @@ def _has_equal_products(tensor: torch.Tensor, changes: Mapping[Dim, int]) -> boo
     )
 
 
-def _reason(groups: list[_Group], changes: Mapping[Dim, int], disguise: Disguise) -> str:
+def _reason(groups: list[Group], changes: Mapping[Dim, int], disguise: Disguise) -> str:
     sizes = [f"{group.size} as {changes[group.dims[0]]} at {group.position}" for group in groups]
     shown = "" if disguise is disguise_as_larger else f", shown as {disguise.__name__}"
     return f"other sizes ({', '.join(sizes)}{shown})"
@@ -284,11 +298,11 @@ def _may_be_free_together(outcome: Outcome) -> bool:
     return outcome == NOT_ALONE or (outcome.is_refusal and not outcome.is_assertion)
 
 
-def _was_refused(group: _Group, known: Mapping[Dim, Outcome]) -> bool:
+def _was_refused(group: Group, known: Mapping[Dim, Outcome]) -> bool:
     return all(dim in known and known[dim].is_refusal for dim in group.dims)
 
 
-def _groups_of(inputs: list[torch.Tensor]) -> tuple[list[_Group], list[_Group]]:
+def _groups_of(inputs: list[torch.Tensor]) -> tuple[list[Group], list[Group]]:
     """Return the groups of dimensions of the inputs, and those that are likely to be free."""
     members: dict[tuple[int, int], dict[int, None]] = {}
     likely: set[tuple[int, int]] = set()
@@ -300,7 +314,7 @@ def _groups_of(inputs: list[torch.Tensor]) -> tuple[list[_Group], list[_Group]]:
             )
             if not is_channel:
                 likely.add((dim, size))
-    groups = {key: _Group(*key, tuple((each, key[0]) for each in ids)) for key, ids in sorted(members.items())}
+    groups = {key: Group(*key, tuple((each, key[0]) for each in ids)) for key, ids in sorted(members.items())}
     return list(groups.values()), [group for key, group in groups.items() if key in likely]
 
 

@@ -41,16 +41,19 @@ class RunSetup:
     Args:
         copied: which tensors of the model the replica has copies of: "none", "buffers" or "all".
         absent: attributes that are taken away for the runs, unless forward reads them.
+        read_first: attributes that are not, because forward is known to read them before it assigns them.
         share_stand_ins: whether one tensor that is two inputs gets one stand-in.
     """
 
-    def __init__(self, copied: str, absent: frozenset[Attribute] = frozenset(), *, share_stand_ins: bool) -> None:
+    def __init__(
+        self, copied: str, absent: frozenset[Attribute], read_first: Collection[Attribute], *, share_stand_ins: bool
+    ) -> None:
         self._copied = copied
         self._share_stand_ins = share_stand_ins
         # Attributes that are taken away for the run, because forward seems to assign them before it reads them; and
         # those of which a run without them has shown the contrary.
         self._absent: set[Attribute] = set(absent)
-        self._read_first: set[Attribute] = set()
+        self._read_first: set[Attribute] = set(read_first)
 
     def replica(self, context: ModelContext, training: bool | None) -> tuple[Replica, ModelTensors]:
         """Return a new replica for the next run, and its tensors."""

@@ -81,6 +81,7 @@ class ExampleTrace:
         gradients: whether it runs with gradients switched on.
         early_stop_reason: the message of the error that ended forward early, after all requested values were there.
         needed: how many of its nodes, the first ones, matter for what is wanted; None is all.
+        has_filled_caches: whether a second call was seen to use what this one has computed from sizes and constants.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class ExampleTrace:
         if before is not None:
             before.put_back_tensors()
         earlier = None if before is None else before.checks.states
-        self.checks = StateChecks(recorder, self._check_module, self.replica.paths, earlier)
+        self.checks = StateChecks(recorder, self._check_module, self.replica.paths, earlier, settings.opening.must_open)
         self.checks.opened_modules.add(self.replica.root)
         measured = self._measured = MeasuredCalls(recorder, results, self._torch_calls, model_context, self.replica)
         self._module_calls = ModuleCalls(
@@ -121,6 +122,7 @@ class ExampleTrace:
         self._final_checks = FinalChecks(model_context, recorder, results, self._torch_calls, self.checks, self.inputs)
         self.early_stop_reason: str | None = None
         self.needed: int | None = None
+        self.has_filled_caches = False
         self._kept = KeptTensors(recorder)
         # What puts back what this run changes outside of the replica, until all of it is. Each may be called twice.
         self._restorers: list[Callable[[], None]] = []
@@ -148,6 +150,7 @@ class ExampleTrace:
         if before is not None:
             self.checks.absent, self.checks.read_first = before.checks.absent, before.checks.read_first
             recorder.earlier = before._kept.alive(self.replica.paths)
+            before.numbers.next_call = self.numbers
         if earlier is not None:
             self.numbers.expected, self.numbers.expected_ties = earlier.numbers.values, earlier.numbers.ties
             # Where that was a trace for real, this one may be told what it read.

@@ -102,6 +102,8 @@ class ExampleTracer:
         self.observes_autocast = False
         # Attributes, by path and name, that are taken away for the runs: a trace notes those that forward reads.
         self.absent: frozenset[tuple[str, str]] = frozenset()
+        # Those that are not, because a second call reads them before it assigns them.
+        self.read_first: set[tuple[str, str]] = set()
         self.log = RunLog()
 
     def _settings(self, before: ExampleTrace | None) -> Settings:
@@ -222,6 +224,7 @@ class ExampleTracer:
         setup = RunSetup(
             "buffers" if conditions.is_real else "none",
             self.absent,
+            self.read_first,
             share_stand_ins=first is not None and first.inputs.share_stand_ins,
         )
         attempts = ATTEMPTS

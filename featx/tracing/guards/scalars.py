@@ -52,12 +52,24 @@ class NumberTrace(Protocol):
         """Record that Python saw `function(*args)` to be `result`, so that the graph holds only where it is."""
         ...
 
+    def on_later_use(self, other: Any) -> None:
+        """Take note that code uses the number, perhaps in a later call, alone or with another value."""
+        ...
+
     def on_conversion(self) -> None:
         """Take note that the running code converts a number with `int` or `float` past the trace."""
         ...
 
     def is_message(self) -> bool:
         """Say whether the text that the running code makes only tells a person something."""
+        ...
+
+    def is_key_of_cache(self) -> bool:
+        """Say whether code hashes the number only to look a key up in a cache of the model."""
+        ...
+
+    def is_in_key_of_cache(self) -> bool:
+        """Say whether the running code only looks the text that it makes up in a cache."""
         ...
 
     def node_of(self, origin: Any) -> Node:
@@ -96,6 +108,9 @@ class _Nowhere:
     def is_recording(self) -> bool:
         return False
 
+    def on_later_use(self, other: Any) -> None:
+        pass
+
 
 class _Traced:
     """What traced ints and floats share."""
@@ -130,10 +145,7 @@ class TracedInt(_Traced, int):
         return float(_converted(self))
 
     def __bool__(self) -> bool:
-        plain = _plain(self)
-        if self.trace.is_recording():
-            self.trace.decide(operator.ne, (self, 0), plain != 0)
-        return plain != 0
+        return _is_not_zero(self)
 
 
 class TracedFloat(_Traced, float):
@@ -150,10 +162,7 @@ class TracedFloat(_Traced, float):
         return _converted(self)
 
     def __bool__(self) -> bool:
-        plain = _plain(self)
-        if self.trace.is_recording():
-            self.trace.decide(operator.ne, (self, 0), plain != 0)
-        return plain != 0
+        return _is_not_zero(self)
 
 
 def traced_number(value: int | float, origin: Any, trace: NumberTrace, shown: int | float | None = None) -> Any:
@@ -199,7 +208,18 @@ def pinned(number: Any) -> Any:
         if number.is_disguised:
             raise Diverged  # it would have to be what it was before, and is not
         number.trace.decide(operator.eq, (number, _plain(number)), True)
+    else:
+        number.trace.on_later_use(None)
     return _plain(number)
+
+
+def _is_not_zero(number: Any) -> bool:
+    plain = _plain(number)
+    if number.trace.is_recording():
+        number.trace.decide(operator.ne, (number, 0), plain != 0)
+    else:
+        number.trace.on_later_use(None)
+    return plain != 0
 
 
 def _converted(number: Any) -> Any:
@@ -224,7 +244,10 @@ def _define(kind: type, name: str, function: Callable[..., Any], *, reflected: b
             # int leaves this to float, which would take the plain value.
             of_float: Callable[..., Any] | None = getattr(float, method, None)
             result = of_float(float(_plain(self)), plain_number(others[0])) if of_float else NotImplemented
-        if result is NotImplemented or not self.trace.is_recording():
+        if not self.trace.is_recording():
+            self.trace.on_later_use(None)
+            return result
+        if result is NotImplemented:
             return result
         return self.trace.compute(function, (*others, self) if reflected else (self, *others), result)
 
@@ -239,7 +262,9 @@ def _define_comparison(kind: type, name: str) -> None:
         result = known(_plain(self), plain_number(other))
         if result is NotImplemented and isinstance(other, float):
             result = getattr(float, f"__{name}__")(float(_plain(self)), plain_number(other))
-        if result is not NotImplemented and self.trace.is_recording():
+        if not self.trace.is_recording():
+            self.trace.on_later_use(other)
+        elif result is not NotImplemented:
             self.trace.decide(function, (self, other), result)
         return result
 
@@ -256,15 +281,16 @@ def _define_text(kind: type, name: str) -> None:
     known = cast(Callable[..., str], getattr(kind.__mro__[2], name))
 
     def implementation(self: Any, *args: Any) -> str:
-        is_seen = self.trace.is_recording() and not self.trace.is_message()
-        return known(pinned(self) if is_seen else _plain(self), *args)
+        is_unseen = self.trace.is_recording() and (self.trace.is_message() or self.trace.is_in_key_of_cache())
+        return known(_plain(self) if is_unseen else pinned(self), *args)
 
     setattr(kind, name, implementation)
 
 
 def _hash(self: Any) -> int:
-    # A key of a dict: what is found there depends on the value.
-    return hash(pinned(self))
+    # A key of a dict: what is found there depends on the value, unless the code has put it there itself.
+    is_of_cache = self.trace.is_recording() and self.trace.is_key_of_cache()
+    return hash(_plain(self) if is_of_cache else pinned(self))
 
 
 def _divmod(self: Any, other: Any) -> Any:

@@ -24,6 +24,10 @@ class EarlierCalls:
         self.from_inputs = from_inputs or {}
         self.constants = constants or {}
 
+    def forget(self, tensor: torch.Tensor) -> None:
+        """Take note that a call of the present run has returned the tensor: a module gives what it has kept."""
+        self.from_inputs.pop(id(tensor), None)
+
     def refuse(self, *values: Any) -> None:
         """Raise where one of these is a tensor that an earlier call has computed from its inputs."""
         if self.from_inputs and any(id(leaf) in self.from_inputs for leaf in tree_leaves(values)):

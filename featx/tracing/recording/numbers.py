@@ -21,7 +21,10 @@ from featx.tracing.guards.scalars import (
     traced_number,
 )
 from featx.tracing.recording.lineage import Origin
+from featx.tracing.replica.size_caches import SizeCaches
 from featx.tracing.signals import NeedsConversionTracking
+from featx.tracing.source.cache_lookups import calls_cached_method, dicts_looked_up, dicts_looked_up_by_text
+from featx.tracing.source.frames import is_of_featx, user_of_number
 from featx.tracing.source.syntax_queries import is_comparison, writes_a_message
 
 if TYPE_CHECKING:
@@ -30,6 +33,10 @@ if TYPE_CHECKING:
 
 class Numbers:
     """The sizes and other numbers of one trace. Traced numbers record what is done with them here.
+
+    Args:
+        recorder: makes nodes of them.
+        size_caches: the dicts in which forward keeps things by sizes.
 
     Attributes:
         values: the numbers that the model got, in order.
@@ -44,10 +51,14 @@ class Numbers:
         expected_ties: those of the earlier trace.
         converting: the globals in which calls of `int`, `float` and `len` are followed.
         are_recorded: whether the trace runs still.
+        next_call: those of the next call on the same replica.
+        uses_earlier: whether what forward does depends on a number that an earlier call has kept, other than on its
+            comparison with a number of this call.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, size_caches: SizeCaches) -> None:
         self._recorder = recorder
+        self._size_caches = size_caches
         self.values: list[int | float] = []
         self.origins: list[Origin] = []
         self.expected: list[int | float] | None = None
@@ -61,6 +72,8 @@ class Numbers:
         self.expected_ties: list[bool] = []
         self.converting: list[dict[str, Any]] = []
         self.are_recorded = True
+        self.next_call: Numbers | None = None
+        self.uses_earlier = False
 
     def new(self, value: int | float, origin: Origin) -> Any:
         """Return a number that the model gets, as one whose arithmetic is recorded."""
@@ -102,6 +115,14 @@ class Numbers:
         """Return the names of conversions, with their globals, whose calls are to be followed."""
         return [(namespace, name) for namespace in self.converting for name in CONVERSIONS]
 
+    def on_later_use(self, other: Any) -> None:
+        """Take note that code uses a number, perhaps in the next call, alone or with another value."""
+        later = self.next_call
+        if later is None or not later.is_recording() or is_of_featx(user_of_number().f_code):
+            return
+        is_compared = isinstance(other, (TracedInt, TracedFloat)) and other.trace is later
+        later.uses_earlier = later.uses_earlier or not is_compared
+
     def on_conversion(self) -> None:
         """Ask for another trace, which follows what the running code converts, where that can be.
 
@@ -118,6 +139,23 @@ class Numbers:
         """Say whether the text that the running code makes only tells a person something."""
         frame = self._recorder.model_frame()
         return frame is None or writes_a_message(frame)
+
+    def is_key_of_cache(self) -> bool:
+        """Say whether code hashes the number only to look a key up in a cache of the model."""
+        frame = user_of_number()
+        if is_of_featx(frame.f_code):  # it looks at the caches
+            return True
+        looked_up = dicts_looked_up(frame)
+        return self._are_caches(looked_up) if looked_up else calls_cached_method(frame)
+
+    def is_in_key_of_cache(self) -> bool:
+        """Say whether the running code only looks the text that it makes up in a cache."""
+        frame = self._recorder.model_frame()
+        looked_up = [] if frame is None else dicts_looked_up_by_text(frame)
+        return bool(looked_up) and self._are_caches(looked_up)
+
+    def _are_caches(self, dicts: list[dict[Any, Any]]) -> bool:
+        return self._size_caches.are_caches(dicts)
 
     def compute(self, function: Callable[..., Any], args: tuple[Any, ...], result: Any) -> Any:
         """Record arithmetic on traced numbers."""

@@ -112,6 +112,7 @@ class Results:
         recorder = self._recorder
         if isinstance(value, torch.Tensor):
             recorder.lineage.put(value, origin)
+            recorder.earlier.forget(value)
             recorder.memories.append((value, memory_of(value)))
             if isinstance(origin, Node):
                 recorder.describe(origin, value)

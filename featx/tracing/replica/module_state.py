@@ -66,18 +66,21 @@ class ModuleState:
         """Return the plain attribute of that name as it was, or None."""
         return self._attributes.get(name)
 
-    def changed_values(self) -> list[str]:
-        """Return the attributes that had a number, a string or None before and have another one now.
+    def changed_values(self) -> dict[str, Any]:
+        """Return the attributes that had a number, a string or None before and have another one now, and that one.
 
         By name, and with the key where it lies in a dict or in the attributes of an object: `config.problem_type`.
         """
         state = self._module.__dict__
-        changed = [name for name, before in self._attributes.items() if _is_changed(before, state.get(name))]
+        changed = {
+            name: state[name] for name, before in self._attributes.items() if _is_changed(before, state.get(name))
+        }
         for name, container, items in self._items:
             keys: Any = cast(dict[Any, Any], items) if isinstance(items, dict) else ()
             if not keys and any(_is_changed(before, now) for before, now in _paired(items, container)):
-                changed.append(name)
-            changed += [f"{name}.{key}" for key in keys if _is_changed(items[key], container.get(key, items[key]))]
+                changed[name] = tuple(container)
+            now = {key: container.get(key, items[key]) for key in keys}
+            changed.update({f"{name}.{key}": now[key] for key in keys if _is_changed(items[key], now[key])})
         return changed
 
     def new_attributes(self) -> list[str]:

@@ -22,6 +22,7 @@ from featx.ir.memory import memory_of
 from featx.tracing.objects.module_tree import walk_modules
 from featx.tracing.replica.hook_globals import HookGlobals
 from featx.tracing.replica.object_copies import ObjectCopies
+from featx.tracing.replica.size_caches import SizeCaches
 from featx.tracing.stand_ins.kernels import Kernels
 
 _SHARED = frozenset({bool, int, float, str, type(None), torch.Tensor, nn.Parameter, torch.Size})
@@ -64,6 +65,7 @@ class Replica:
         root: the copy of `model`.
         paths: the paths of its modules, in the order of `named_modules`.
         originals: the module of the model for each module of the replica that has one.
+        size_caches: its dicts in which forward keeps things by the sizes of its inputs.
 
     Raises:
         TraceError: a scripted module cannot be copied.
@@ -88,6 +90,7 @@ class Replica:
         self._twins: list[tuple[nn.Module, nn.Module]] = []
         self.paths: dict[nn.Module, str] = {}
         self.originals: dict[nn.Module, nn.Module] = {}
+        self.size_caches = SizeCaches()
         with torch._C.DisableTorchFunction():
             modules = list(walk_modules(model))
             for _, module in modules:
@@ -126,6 +129,7 @@ class Replica:
         self._twins = []
         self._copies.known.clear()
         self._hook_globals.drop()
+        self.size_caches.forget()
 
     # -- modules -----------------------------------------------------------------------------------------------------
 

@@ -26,11 +26,19 @@ def unsupported_side_effect(
     Writing into a buffer is fine, and so is an attribute that no code reads, or that is made from sizes and constants
     alone: a graph makes it anew.
     """
-    for name in state.changed_values():
-        return f"forward changes the attribute '{name}' (if its first call alone does so, call the model once before)"
+    must_open = checks.must_open(path)
+    for name, value in state.changed_values().items():
+        what = f"forward changes the attribute '{name}' (if its first call alone does so, call the model once before)"
+        if not must_open:
+            return what
+        # Cases of an extractor that leave other values there must not be mixed.
+        checks.note_cache(path, what, [f"{name} = {value!r}"])
     for name in state.new_attributes():
         if is_tested_for(type(module), name):
-            return f"forward tests whether it has already created the attribute '{name}',"
+            what = f"forward tests whether it has already created the attribute '{name}',"
+            if not must_open:
+                return what
+            checks.note_cache(path, what, [name])
     for name, added in state.grown_containers():
         origins = [recorder.lineage.get(value) for value in added]
         # A table by size is made anew by the graph.
@@ -39,15 +47,18 @@ def unsupported_side_effect(
             origin is not None and not depends_on_inputs(recorder.node_of(origin)) for origin in origins
         ):
             # A second call tells whether it finds them there, and whether there are more of them after each call.
-            checks.grown_message = f"forward adds to '{name}' or removes items from it,"
-            checks.left.update((path, each) for each in computed_attributes(recorder, state))
+            what = f"forward adds to '{name}' or removes items from it,"
+            checks.note_cache(path, what, computed_attributes(recorder, state))
     for name, value in state.rebound_buffers(recorder.is_made_here).items():
         before = state.buffer(name)
         # `self.table = self.table.to(x.device)` assigns what was there.
         if not recorder.stand_ins.is_stand_in_of(value, before) and not (
             before is not None and is_alias(value, before)
         ):
-            return f"forward assigns a new tensor to the buffer '{name}'"
+            what = f"forward assigns a new tensor to the buffer '{name}'"
+            if not must_open or is_persistent(module, name) or is_from_inputs(recorder, value):
+                return what
+            checks.note_cache(path, what, [name])
     for name, value in state.replaced_items():
         if is_from_inputs(recorder, value):
             # A second call tells whether it is read there before it is replaced again.
@@ -60,8 +71,16 @@ def unsupported_side_effect(
             return f"forward stores an input-dependent value in the attribute '{name}', and reads it in the next call"
     for name in state.assigned_numbers():
         if is_read(type(module), name) and checks.is_read_first((path, name)):
-            return f"forward stores a number in the attribute '{name}', and reads it in the next call"
+            what = f"forward stores a number in the attribute '{name}', and reads it in the next call"
+            if not must_open or is_from_inputs(recorder, module.__dict__[name]):
+                return what
+            checks.note_cache(path, what, [name])
     return "forward draws from a random generator of its own" if state.drawn_generators() else None
+
+
+def is_persistent(module: nn.Module, name: str) -> bool:
+    """Say whether a buffer is a part of the state dict of its module."""
+    return name not in module._non_persistent_buffers_set
 
 
 def computed_attributes(recorder: Recorder, state: ModuleState) -> set[str]:

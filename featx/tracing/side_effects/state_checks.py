@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 
 from featx.tracing.objects.python_state import PythonState
@@ -29,6 +30,7 @@ class StateChecks:
         check_calls: raises if a torch call did something that a graph would miss.
         paths: the modules of the replica, and their paths; an attribute too.
         earlier: what an earlier call of them found.
+        must_open: says of a path whether the module there cannot be kept whole instead.
 
     Attributes:
         states: what the modules were like at the start, and after their last calls.
@@ -38,13 +40,13 @@ class StateChecks:
         absent: attributes that are not there during this trace.
         read_first: those that forward reads before it assigns them.
         left: attributes of opened modules that hold what forward has computed, and globals that do.
-        grown_message: the container of an opened module to which forward adds what it has computed.
+        cache_message: what forward has left on an opened module, and may be a cache; a second call tells.
         kept_input_message: what forward has kept of its inputs in a container, where a next call may find it.
     """
 
     def __init__(
         self, recorder: Recorder, check_calls: Callable[[], None], paths: Mapping[nn.Module, str],
-        earlier: ModuleStates | None,
+        earlier: ModuleStates | None, must_open: Callable[[str], bool],
     ) -> None:  # fmt: skip
         self._recorder = recorder
         self._check_calls = check_calls
@@ -56,7 +58,8 @@ class StateChecks:
         self.absent: set[Attribute] = set()
         self.read_first: set[Attribute] = set()
         self.left: set[Attribute] = set()
-        self.grown_message: str | None = None
+        self.cache_message: str | None = None
+        self.must_open = must_open
         self.kept_input_message: str | None = None
         # The modules that are being traced through, and those that were, and whose forward has changed attributes.
         self._in_progress: list[nn.Module] = [next(iter(paths))]
@@ -105,7 +108,8 @@ class StateChecks:
             raise UnsupportedSideEffect(f"forward switches '{path}' between train and eval mode")
         self._check_calls()
         state = self.states.initial(module)
-        left = None if state is None else unsupported_side_effect(self, self._recorder, module, path, state)
+        with torch._C.DisableTorchFunction():
+            left = None if state is None else unsupported_side_effect(self, self._recorder, module, path, state)
         if left is not None:
             raise UnsupportedSideEffect(left)
         if state is None:
@@ -166,6 +170,11 @@ class StateChecks:
         name = self.states.changed_attribute(module)
         if name is not None:
             raise UnsupportedSideEffect(f"forward changes the attribute '{name}' of '{path}', a layer of torch,")
+
+    def note_cache(self, path: str, message: str, names: Iterable[str]) -> None:
+        """Take note that forward has left something on an opened module that may be a cache."""
+        self.cache_message = message
+        self.left.update((path, name) for name in names)
 
     def is_read_first(self, attribute: Attribute) -> bool:
         """Say whether forward reads an attribute before it assigns it.

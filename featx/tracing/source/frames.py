@@ -27,6 +27,7 @@ _DISPATCHING = (
     torch.functional.__file__,
     torch.Tensor.split.__code__.co_filename,
 )
+_FILES_OF_NUMBERS = (os.path.join("guards", "scalars.py"), os.path.join("recording", "numbers.py"))
 _PYTHON_FOLDER = os.path.dirname(os.__file__) + os.sep
 
 
@@ -40,6 +41,11 @@ def _is_library(name: str) -> bool:
     return name.startswith(_OWN_FOLDERS) or (name.startswith(_PYTHON_FOLDER) and "-packages" not in name)
 
 
+def is_of_featx(code: CodeType) -> bool:
+    """Say whether `code` is featx's own."""
+    return code.co_filename.startswith(_OWN_FOLDERS[0])
+
+
 def comes_from_featx(error: BaseException) -> bool:
     """Say whether the innermost Python code in the traceback of `error` is featx's own.
 
@@ -48,13 +54,21 @@ def comes_from_featx(error: BaseException) -> bool:
     innermost = error.__traceback__
     while innermost is not None and innermost.tb_next is not None:
         innermost = innermost.tb_next
-    return innermost is not None and innermost.tb_frame.f_code.co_filename.startswith(_OWN_FOLDERS[0])
+    return innermost is not None and is_of_featx(innermost.tb_frame.f_code)
 
 
 def user_frame() -> FrameType | None:
     """Return the innermost frame outside featx's tracing and torch: the line of the model that runs."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and is_library_code(frame.f_code):
+        frame = frame.f_back
+    return frame
+
+
+def user_of_number() -> FrameType:
+    """Return the frame of the code that has called a method of a traced number: of a model, or of featx."""
+    frame: FrameType = sys._getframe(1)
+    while frame.f_code.co_filename.endswith(_FILES_OF_NUMBERS) and frame.f_back is not None:
         frame = frame.f_back
     return frame
 

@@ -1,0 +1,175 @@
+"""Compute what a graph makes of sizes and constants alone, to compare two graphs by those values.
+
+A table of positions is not computed from values of the inputs, so a trace without values can say what is in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import FunctionType
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from featx.ir.arguments import map_arg
+from featx.ir.effects import Effects
+from featx.ir.form import sources_of_values
+from featx.ir.graph import Graph
+from featx.ir.node import Node
+from featx.tracing.guards.scalars import plain_number
+from featx.tracing.recording.lineage import Origin, Part
+from featx.tracing.replica.model_context import ModelContext
+from featx.tree import tree_leaves
+
+# Larger tensors count as unknown.
+_MOST_ELEMENTS = 50_000_000
+_UNKNOWN = object()
+
+
+class ConstantValues:
+    """The values of the nodes of one graph that depend on no values of the inputs, as far as they can be computed.
+
+    Args:
+        graph: a whole graph, of a call that is over.
+        model: has its parameters and buffers.
+        numbers: the numbers that the call got from sizes and the like, by their nodes.
+        calls: numbers what is called with what, for all graphs that are compared.
+        tensors: the values of tensors that stand in arguments, by their ids.
+
+    Raises:
+        NotComparableError: a call writes values of the inputs into such a tensor.
+    """
+
+    def __init__(
+        self, graph: Graph, model: ModelContext, numbers: Mapping[Node, int | float], calls: dict[Any, int],
+        tensors: Mapping[int, torch.Tensor],
+    ) -> None:  # fmt: skip
+        self._model = model
+        self._effects = Effects(graph, model.root)
+        self._numbers = numbers
+        self._tensors = tensors
+        self._numbers_of_calls = calls
+        self._values: dict[Node, Any] = {}
+        self._from_inputs: set[Node] = set()
+        # Nodes whose values are not known, as the numbers of their calls.
+        self._calls: dict[Node, int] = {}
+        # Those that are computed from values of the inputs, in order.
+        self.steps: list[int] = []
+        with torch.no_grad():
+            for node in graph.nodes:
+                self._visit(node)
+
+    def of(self, origin: Origin) -> Any:
+        """Return the value of a node or of a part of it; a marker if it is not known."""
+        if isinstance(origin, Node):
+            return self._values.get(origin, _UNKNOWN)
+        if origin.node is not None and origin.node in self._values:
+            return self._values[origin.node]
+        owner = self.of(origin.owner)
+        return _UNKNOWN if owner is _UNKNOWN else origin.function(owner, origin.key)
+
+    def _visit(self, node: Node) -> None:
+        if node.meta.get("is_guard"):
+            return
+        if node in self._numbers:
+            self._values[node] = self._numbers[node]
+            return
+        if node.op == "placeholder" or not self._from_inputs.isdisjoint(sources_of_values(node)):
+            self._from_inputs.add(node)
+        elif node.op != "output" and (value := self._computed(node)) is not _UNKNOWN:
+            self._values[node] = value
+            return
+        written = () if node.op in ("placeholder", "output") else self._effects.of(node).writes
+        if any(each in self._values for each in written):
+            raise NotComparableError
+        call = node.op, _key_of(node.target), self._key((node.args, node.kwargs))
+        self._calls[node] = self._numbers_of_calls.setdefault(call, len(self._numbers_of_calls))
+        if node.op == "output" or node in self._from_inputs:
+            self.steps.append(self._calls[node])
+
+    def _computed(self, node: Node) -> Any:
+        if node.op == "get_attr":
+            return _tensor_at(self._model.root, str(node.target))
+        if node.target is getattr and node.args[1] == "device":
+            return self._model.device
+        effects = self._effects.of(node) if node.op in ("call_function", "call_method") else None
+        if effects is None or effects.is_opaque or effects.is_random or effects.changes_global_state:
+            return _UNKNOWN
+        if any(source not in self._values for source in node.all_input_nodes):
+            return _UNKNOWN
+        args, kwargs = map_arg((node.args, node.kwargs), self._values.__getitem__)
+        args, kwargs = self._with_tensors(args), self._with_tensors(kwargs)
+        if any(leaf.is_meta for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)):
+            return _UNKNOWN
+        try:
+            called: Any = node.target if node.op == "call_function" else getattr(args[0], str(node.target))
+            value = called(*(args if node.op == "call_function" else args[1:]), **kwargs)
+        except Exception:  # whatever a call does not take: the value is not known then
+            return _UNKNOWN
+        tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+        return _UNKNOWN if any(each.is_meta or each.numel() > _MOST_ELEMENTS for each in tensors) else value
+
+    def _with_tensors(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self._tensors.get(id(value), value)
+        if isinstance(value, (tuple, list)):
+            items = [self._with_tensors(item) for item in cast(list[Any], value)]
+            return type(value)(items) if type(value) in (tuple, list) else value
+        if type(value) is dict:
+            return {key: self._with_tensors(item) for key, item in cast(dict[Any, Any], value).items()}
+        return plain_number(value)
+
+    def _key(self, value: Any) -> Any:
+        """Return what is equal for two arguments that are the same, whatever they were computed by."""
+        if isinstance(value, Node):
+            return self._key(self._values[value]) if value in self._values else ("call", self._calls[value])
+        if isinstance(value, torch.Tensor):
+            known = self._tensors.get(id(value), value)
+            return ("tensor", id(value)) if known.is_meta else ("values", *_content_of(known))
+        if isinstance(value, (tuple, list)):
+            return tuple([self._key(item) for item in cast(list[Any], value)])
+        if isinstance(value, dict):
+            return tuple([(name, self._key(item)) for name, item in cast(dict[Any, Any], value).items()])
+        if isinstance(value, slice):
+            return "slice", self._key(value.start), self._key(value.stop), self._key(value.step)
+        return type(plain_number(value)).__name__, _key_of(plain_number(value))
+
+
+class NotComparableError(Exception):
+    """A graph writes values of the inputs into what it has computed from sizes alone."""
+
+
+def numbers_by_node(values: Iterable[int | float], origins: Iterable[Origin]) -> dict[Node, int | float]:
+    """Return the numbers of a call by their nodes; those that no node stands for are used nowhere."""
+    nodes = [origin.node if isinstance(origin, Part) else origin for origin in origins]
+    return {node: value for node, value in zip(nodes, values, strict=True) if node is not None}
+
+
+def _content_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    whole = tensor.detach().to_dense() if tensor.layout is not torch.strided else tensor.detach()
+    data = whole.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).cpu()
+    return tensor.dtype, tuple(tensor.shape), hash(data.numpy().tobytes())
+
+
+def _tensor_at(root: nn.Module, path: str) -> Any:
+    """Return a tensor that a module of `root` holds, read without code of its class."""
+    *owners, name = path.split(".")
+    module: Any = root
+    for owner in owners:
+        module = module._modules.get(owner) if isinstance(module, nn.Module) else None
+    if not isinstance(module, nn.Module):
+        return _UNKNOWN
+    held: tuple[dict[str, Any], ...] = (module._parameters, module._buffers, module.__dict__)
+    found = next((each[name] for each in held if name in each), None)
+    return found if isinstance(found, torch.Tensor) and not found.is_meta else _UNKNOWN
+
+
+def _key_of(value: Any) -> Any:
+    if isinstance(value, FunctionType):
+        return id(value.__code__)
+    try:
+        hash(value)
+    except TypeError:
+        return id(value)
+    return repr(value) if isinstance(value, float) else value

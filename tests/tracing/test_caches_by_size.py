@@ -1,0 +1,314 @@
+"""Models that keep what they have computed for a size, and find it by that size in a later call."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from agreement import same
+from torch import nn
+
+import featx
+
+Build = Callable[[Any, Any, Any], torch.Tensor]
+
+
+def ramp(h: int, w: int) -> torch.Tensor:
+    return torch.arange(h * w).reshape(h, w) / (h + w)
+
+
+class Keeping(nn.Module):
+    """Adds a table to a map, which `find` looks up or makes for height and width."""
+
+    def __init__(self, find: Build) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+        self.cache: dict[Any, torch.Tensor] = {}
+        self.table: torch.Tensor | None = None
+        self.height = 0
+        self.find = find
+        self.out = nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.conv(x)
+        return self.out(x + self.find(self, x.shape[-2], x.shape[-1]))
+
+    @functools.lru_cache(maxsize=8)  # noqa: B019 - as people write it
+    def cached(self, h: int, w: int) -> torch.Tensor:
+        return ramp(h, w)
+
+
+def by_tuple(model: Any, h: int, w: int) -> torch.Tensor:
+    key = (h, w)
+    if key not in model.cache:
+        model.cache[key] = ramp(h, w)
+    return model.cache[key]
+
+
+def by_tuple_of_new_reads(model: Any, h: int, w: int) -> torch.Tensor:
+    """As SAM 2 does."""
+    key = (h, w)
+    if key in model.cache:
+        return model.cache[key]
+    model.cache[h, w] = ramp(h, w)
+    return model.cache[(h, w)]
+
+
+def by_text(model: Any, h: int, w: int) -> torch.Tensor:
+    key = f"{h}x{w}"
+    if key not in model.cache:
+        model.cache[key] = ramp(h, w)
+    return model.cache[key]
+
+
+def by_joined_text(model: Any, h: int, w: int) -> torch.Tensor:
+    return model.cache.setdefault("_".join([str(h), str(w)]), ramp(h, w))
+
+
+def by_product(model: Any, h: int, w: int) -> torch.Tensor:
+    found = model.cache.get(h * 1000 + w)
+    if found is None:
+        found = model.cache[h * 1000 + w] = ramp(h, w)
+    return found
+
+
+def by_cached_method(model: Any, h: int, w: int) -> torch.Tensor:
+    return model.cached(h, w)
+
+
+def where_the_height_differs(model: Any, h: int, w: int) -> torch.Tensor:
+    if model.height != h or model.table is None or model.table.shape[1] != w:
+        model.height, model.table = h, ramp(h, w)
+    return model.table
+
+
+BY_SIZE: list[Build] = [
+    by_tuple, by_tuple_of_new_reads, by_text, by_joined_text, by_product, by_cached_method, where_the_height_differs,
+]  # fmt: skip
+SHAPES = [(2, 3, 8, 10), (1, 3, 8, 10), (2, 3, 8, 12), (2, 3, 12, 10), (2, 3, 10, 8), (3, 3, 16, 16), (2, 3, 3, 5)]
+
+
+@pytest.mark.parametrize("find", BY_SIZE)
+def test_sizes_that_are_keys_of_a_cache_alone_are_free(find: Build) -> None:
+    model = Keeping(find).eval()
+    extractor = featx.create_feature_extractor(model, ["out"], example_inputs=torch.rand(SHAPES[0]))
+    assert model.cache == {}
+    assert model.height == 0
+    for shape in SHAPES * 2:
+        x = torch.rand(shape)
+        assert same(extractor(x)["out"], model(x))
+
+
+def for_the_first_size(model: Any, h: int, w: int) -> torch.Tensor:
+    if model.table is None:
+        model.table = ramp(h, w).sum()
+    return model.table
+
+
+def by_height_alone(model: Any, h: int, w: int) -> torch.Tensor:
+    if h not in model.cache:
+        model.cache[h] = ramp(h, w).sum()
+    return model.cache[h]
+
+
+def where_the_height_alone_differs(model: Any, h: int, w: int) -> torch.Tensor:
+    if model.height != h:
+        model.height, model.table = h, ramp(h, w).sum()
+    return model.table
+
+
+STALE: dict[Build, list[tuple[int, ...]]] = {
+    for_the_first_size: [(2, 3, 8, 12), (2, 3, 12, 10)],
+    by_height_alone: [(2, 3, 8, 12)],
+    where_the_height_alone_differs: [(2, 3, 8, 12)],
+}
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+@pytest.mark.parametrize("find", STALE)
+def test_sizes_for_which_a_cache_holds_what_was_computed_for_others_are_refused(find: Build, adaptive: bool) -> None:
+    model = Keeping(find).eval()
+    extractor = featx.create_feature_extractor(model, ["out"], example_inputs=torch.rand(SHAPES[0]), adaptive=adaptive)
+    for shape in (SHAPES[0], (5, 3, 8, 10)):
+        x = torch.rand(shape)
+        assert same(extractor(x)["out"], model(x))
+    for shape in STALE[find]:
+        assert not same(model(torch.ones(shape)), Keeping.forward(_fresh(model), torch.ones(shape)))
+        with pytest.raises(featx.SpecializationError, match=r"a cache for|first call|'height'"):
+            extractor(torch.rand(shape))
+
+
+def _fresh(model: Keeping) -> Keeping:
+    fresh = Keeping(model.find).eval()
+    fresh.load_state_dict(model.state_dict())
+    return fresh
+
+
+def where_the_text_is_known(model: Any, h: int, w: int) -> torch.Tensor:
+    return ramp(h, w) * (2 if f"{h}x{w}" == "12x10" else 1)
+
+
+def where_another_key_is_known(model: Any, h: int, w: int) -> torch.Tensor:
+    return ramp(h, w) * {"12x10": 2.0}.get(f"{h}x{w}", 1.0)
+
+
+def where_the_text_goes_elsewhere(model: Any, h: int, w: int) -> torch.Tensor:
+    key = f"{h}x{w}"
+    if key not in model.cache:
+        model.cache[key] = ramp(h, w)
+    return model.cache[key] * (2 if key.startswith("12") else 1)
+
+
+def where_the_dict_was_filled(model: Any, h: int, w: int) -> torch.Tensor:
+    known = {12: torch.tensor(2.0)}
+    return ramp(h, w) * known.get(h, torch.tensor(1.0))
+
+
+@pytest.mark.parametrize(
+    "find",
+    [where_the_text_is_known, where_another_key_is_known, where_the_text_goes_elsewhere, where_the_dict_was_filled],
+)
+def test_keys_that_tell_one_size_from_others_fix_it(find: Build) -> None:
+    model = Keeping(find).eval()
+    extractor = featx.create_feature_extractor(model, ["out"], example_inputs=torch.rand(SHAPES[0]))
+    assert same(extractor(torch.ones(SHAPES[0]))["out"], model(torch.ones(SHAPES[0])))
+    with pytest.raises(featx.SpecializationError):
+        extractor(torch.rand(2, 3, 12, 10))
+
+
+class Rotary(nn.Module):
+    """Keeps cosines of angles for the longest text so far, as language models of 2023 do."""
+
+    def __init__(self, length: int, *, scales: bool = False) -> None:
+        super().__init__()
+        self.scales = scales
+        self.register_buffer("frequencies", 0.1 ** torch.arange(8), persistent=False)
+        self.fill(length)
+
+    def fill(self, length: int) -> None:
+        self.longest = length
+        angles = torch.outer(torch.arange(length, dtype=torch.float32), self.frequencies)
+        self.register_buffer("cosines", (angles / length if self.scales else angles).cos(), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[1] > self.longest:
+            self.fill(x.shape[1])
+        return x * self.cosines[: x.shape[1]]
+
+
+class Text(nn.Module):
+    def __init__(self, rotary: nn.Module) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(20, 8)
+        self.rotary = rotary
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.rotary(self.embedding(ids)).relu()
+
+
+def ids(length: int) -> torch.Tensor:
+    return torch.randint(0, 20, (2, length))
+
+
+def test_table_that_grows_is_as_long_as_needed() -> None:
+    model = Text(Rotary(4)).eval()
+    extractor = featx.create_feature_extractor(model, ["rotary.mul"], example_inputs=ids(10))
+    for length in (10, 7, 30, 12):
+        x = ids(length)
+        assert same(extractor(x)["rotary.mul"].relu(), model(x))
+
+
+def test_table_that_differs_where_it_has_grown_fixes_the_length() -> None:
+    model = Text(Rotary(4, scales=True)).eval()
+    extractor = featx.create_feature_extractor(model, ["rotary.mul"], example_inputs=ids(10))
+    x = ids(10)
+    assert same(extractor(x)["rotary.mul"].relu(), model(x))
+    with pytest.raises(featx.SpecializationError):
+        extractor(ids(7))
+
+
+class RotaryOfLastLength(nn.Module):
+    """Keeps them for the length of the last text, and asks for that only if there was one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cosines: torch.Tensor | None = None
+        self.length = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.cosines is None or x.shape[1] > self.length:
+            self.length = x.shape[1]
+            self.cosines = torch.outer(torch.arange(self.length), 0.1 ** torch.arange(8)).cos()
+        return x * self.cosines[: x.shape[1]]
+
+
+@pytest.mark.parametrize("name", ["rotary.mul", "relu"])
+def test_length_that_only_a_later_call_reads_is_followed(name: str) -> None:
+    model = Text(RotaryOfLastLength()).eval()
+    extractor = featx.create_feature_extractor(model, [name], example_inputs=ids(10))
+    for length in (10, 7, 30, 12):
+        x = ids(length)
+        assert same(extractor(x)[name].relu(), model(x))
+
+
+class Doubling(nn.Module):
+    """Doubles its input if the last one was long."""
+
+    def __init__(self, is_long: Callable[[int], bool]) -> None:
+        super().__init__()
+        self.length = 0
+        self.is_long = is_long
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x * 2 if self.is_long(self.length) else x
+        self.length = x.shape[1]
+        return y + self.length
+
+
+@pytest.mark.parametrize(
+    "is_long",
+    [lambda n: n > 100, lambda n: n * 2 - 1 > 100, lambda n: f"{n}" == "120", lambda n: n in (120, 130)],
+)
+def test_kept_length_that_decides_alone_fixes_the_length(is_long: Callable[[int], bool]) -> None:
+    model = Doubling(is_long)
+    traced = featx.trace(model, torch.ones(1, 3))
+    for _ in range(2):
+        assert same(traced(torch.ones(1, 3)), model(torch.ones(1, 3)))
+    with pytest.raises(featx.SpecializationError):
+        traced(torch.ones(1, 120))
+
+
+class KeepsAResult(nn.Module):
+    """A module that returns what it has kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.length = 0
+        self.kept = torch.zeros(0, 1)
+
+    def forward(self, x: torch.Tensor, length: int) -> torch.Tensor:
+        if length != self.length:
+            self.length, self.kept = length, torch.arange(length, device=x.device)[:, None] * 0.5
+        return self.kept
+
+
+class UsesAResult(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.keeps = KeepsAResult()
+        self.relu = nn.ReLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kept = self.keeps(x, x.shape[1])
+        return self.relu(x + kept if kept.shape[0] > 1 else x)
+
+
+def test_module_that_is_kept_whole_may_return_what_it_has_kept() -> None:
+    model = UsesAResult()
+    extractor = featx.create_feature_extractor(model, ["relu"], example_inputs=torch.rand(2, 5, 3))
+    for length in (5, 4, 9, 5):
+        x = torch.randn(2, length, 3)
+        assert same(extractor(x)["relu"], model(x))
