@@ -43,7 +43,10 @@ _MAY_RETURN_INPUT = frozenset(
     "dropout alpha_dropout feature_dropout feature_alpha_dropout meshgrid atleast_1d atleast_2d atleast_3d "
     "cartesian_prod chain_matmul multi_dot unsafe_chunk unsafe_split unsafe_split_with_sizes dequantize resize".split()
 )
-_RETURNS_SEQUENCE = frozenset("chunk split split_with_sizes tensor_split unbind hsplit vsplit dsplit meshgrid".split())
+_RETURNS_SEQUENCE = frozenset(
+    "chunk split split_with_sizes tensor_split unbind hsplit vsplit dsplit meshgrid unsafe_chunk unsafe_split "
+    "unsafe_split_with_sizes".split()
+)
 _READS_VALUES = frozenset(
     "item tolist numpy __bool__ __int__ __float__ __complex__ __index__ __contains__ __array__ equal is_nonzero "
     "allclose __repr__ __str__ __format__".split()

@@ -408,7 +408,10 @@ class ModelTracing:
         return result
 
     def _either(self, follow: Callable[[Example], Graph], request: Iterable[str] = ()) -> Graph:
-        """Trace on an example where there is one, else symbolically; and so where a guessed example does not do."""
+        """Trace on an example where there is one, else symbolically; and so where the model takes no guessed example.
+
+        What cannot be followed on an example, such as a seed that forward sets, a symbolic trace would not notice.
+        """
         example = self._example()
         if example is None:
             return self._without_inputs(request)
@@ -421,16 +424,22 @@ class ModelTracing:
                 if not isinstance(error, FeatxError):
                     error.add_note(f"{type(self.model).__name__} raised this on {_described(example)}")
                 raise
+            if isinstance(error, FeatxError):
+                raise self._refused_guess(example, error) from error
             try:
                 return self._trace_symbolically(request)
             except NodeNameError:
                 raise
             except Exception:  # the model's own too, which may be the same
-                reason = error if isinstance(error, FeatxError) else f"{type(error).__name__}: {error}."
-                raise TraceError(
-                    f"cannot trace {type(self.model).__name__} on inputs guessed from {example.source}: {reason} "
-                    "Give example_inputs that the model takes."
-                ) from error
+                raise self._refused_guess(example, error) from error
+
+    def _refused_guess(self, example: Example, error: Exception) -> TraceError:
+        cannot = f"cannot trace {type(self.model).__name__}"
+        reason = str(error) if isinstance(error, FeatxError) else f"{type(error).__name__}: {error}."
+        return TraceError(
+            f"{cannot} on inputs guessed from {example.source}: {reason.removeprefix(f'{cannot}: ')} "
+            "Give example_inputs that the model takes."
+        )
 
 
 def _described(example: Example) -> str:

@@ -57,6 +57,10 @@ class MeasuredCalls:
         self.context = model_context
         self.outer_values: OuterValues | None = None
 
+    def has_given(self, tensor: torch.Tensor, name: str) -> bool:
+        """Say whether a call that is one node has returned the tensor with an attribute of this name."""
+        return name in self._results.attributes_given.get(id(tensor), ())
+
     def has_hooks(self, path: str) -> bool:
         """Say whether the module at `path`, or one inside it, has forward hooks."""
         return any(hooked == path or hooked.startswith(f"{path}.") for hooked in self._hooked)
@@ -116,6 +120,8 @@ class MeasuredCalls:
 
     def _result_of(self, call: Callable[[], Any], is_measured: bool) -> Any:
         whole = self._recorder.whole
+        if is_measured:
+            self._torch_calls.check_generator()
         self.context.check_numbers()  # those that the code around the call has changed
         changed = self.changed_for_call() if is_measured else None
         if changed is not None:

@@ -13,6 +13,8 @@ from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 
 from featx.errors import FeatxError
 from featx.ir.module_effects import module_draws, module_writes_state
@@ -20,6 +22,7 @@ from featx.ir.torch_layers import is_torch_layer
 from featx.libraries import collecting_hooks, is_collecting_hook, only_delegates_call
 from featx.tracing.calls.measured_calls import MeasuredCalls
 from featx.tracing.calls.torch_calls import TorchCalls
+from featx.tracing.guards.forms import attributes_given_to
 from featx.tracing.guards.scalars import TracedFloat, TracedInt, plain_numbers
 from featx.tracing.nodes.module_output import mark_output
 from featx.tracing.nodes.scope import Scope, asked_for_by
@@ -112,6 +115,8 @@ class ModuleCalls:
         self.ran_inside_opaque: set[str] = set()
         self.failed_module_path = ""
         self.calls_asked_for: Counter[str] = Counter()
+        # How many modes for functions of torch there are around forward.
+        self.modes_around = 0
 
     def on_call(
         self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -285,6 +290,10 @@ class ModuleCalls:
         self._check_as_built(module, path)
         # What torch's own leaves do is known.
         is_own = not is_torch_layer(type(module)) or bool(module._modules)
+        if torch._C._len_torch_function_stack() > self.modes_around:
+            self._check_modes(path, is_own=is_own)
+        if is_own:
+            self._check_attributes((args, kwargs), path)
         self._left.reveal(module)
         self._checks.check_untouched(module, path)
         if is_own:
@@ -309,6 +318,28 @@ class ModuleCalls:
         for collect in collecting_hooks(module):
             collect(module, args, result)
         return result
+
+    def _check_modes(self, path: str, *, is_own: bool) -> None:
+        """Raise where forward has entered modes for functions of torch around a module that is kept whole.
+
+        `with torch.device(...)` is one of them; layers of torch make no tensors.
+        """
+        modes = _get_current_function_mode_stack()[self.modes_around :]
+        if is_own or any(not isinstance(mode, DeviceContext) for mode in modes):
+            kind = type(modes[-1]).__name__
+            raise ModifiedFromOutside(
+                f"forward enters a TorchFunctionMode ({kind}) around '{path}', which is kept whole,"
+            )
+
+    def _check_attributes(self, values: Any, path: str) -> None:
+        """Raise where forward has given a tensor an attribute that a module which is kept whole may read."""
+        for tensor in tree_leaves(values):
+            given = attributes_given_to(tensor) if isinstance(tensor, torch.Tensor) else {}
+            name = next((name for name in given if not self._measured.has_given(tensor, name)), None)
+            if name is not None:
+                raise ModifiedFromOutside(
+                    f"forward sets the attribute '{name}' of a tensor that '{path}' gets, which is kept whole,"
+                )
 
     def _hide(self, module: nn.Module, changed: set[str]) -> None:
         """Notice reads of the attributes that a call of a module has changed, or may have set to what they were."""

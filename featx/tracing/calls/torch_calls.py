@@ -39,6 +39,8 @@ from featx.tree import tree_leaves
 _RESHAPES = frozenset({"squeeze_", "unsqueeze_", "t_", "transpose_", "swapdims_", "swapaxes_", "as_strided_"})
 # What changes whether gradients flow, and writes no values.
 _CHANGES_HISTORY = frozenset({"detach_", "requires_grad_"})
+# What they return shares memory with their input, and has versions of its own.
+_WITHOUT_COMMON_VERSION = frozenset({"unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes"})
 _MEMORY = frozenset({"untyped_storage", "storage", "_typed_storage", "__dlpack__", "data_ptr"})
 
 
@@ -131,7 +133,7 @@ class TorchCalls:
             raise Untraceable(f"the memory of a tensor is accessed directly ({name})")
         if name in ("resize_", "resize_as_"):
             raise Untraceable(f"a tensor is resized in place ({name})")
-        if name in _CHANGES_HISTORY:  # which counts no version
+        if name in _CHANGES_HISTORY or name in _WITHOUT_COMMON_VERSION:  # which counts no version
             self._recorder.untracked_memory.add(memory_of(args[0]))
         if name == "backward":
             raise Untraceable("forward calls backward, which adds to the gradients of the model's parameters,")
@@ -141,7 +143,10 @@ class TorchCalls:
             raise Untraceable(f"the shape of a tensor with aliases is changed in place ({name})")
 
     def check_switches(self) -> None:
-        """Raise where forward has set a switch of torch, which no graph does."""
+        """Raise where forward has set a switch of torch, or entered a dispatch mode, which no graph does."""
+        kernels = self.kernels
+        if kernels.is_under_another if kernels.depth else not kernels.is_on_top():
+            raise Untraceable("forward enters a TorchDispatchMode,")
         if switches() != self._switches:
             # What would put it back may come later in forward, which ends here.
             raise Untraceable(f"forward sets a switch of torch: {put_back(self._switches)},")
@@ -278,11 +283,14 @@ class TorchCalls:
 
         The second call, which is compared with this one, gets one object for both.
         """
-        if tensor.layout != torch.strided:
-            raise Untraceable("a call returns its input, a sparse tensor, of which no alias can be made")
+        if tensor.layout != torch.strided and tensor.requires_grad:
+            raise Untraceable(
+                "a call returns its input, a sparse tensor that requires gradients, of which no alias can be made"
+            )
         self._aliased_memory.add(memory_of(tensor))
         with torch._C.DisableTorchFunction():
-            alias = torch.ops.aten.alias.default(tensor)
+            is_strided = tensor.layout == torch.strided
+            alias = torch.ops.aten.alias.default(tensor) if is_strided else tensor.detach()
         self._recorder.note_alias(alias, tensor, frame)
         return alias
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import torch
+from torch.nn.modules import module
 from torch.nn.utils import parametrize
 
 
@@ -13,6 +14,12 @@ def _hooks_of_saved_tensors() -> Any:
     """Return the function that packs tensors which are saved for gradients, if it is not one of torch's own."""
     hooks = cast(Any, torch._C)._autograd._top_saved_tensors_default_hooks(True)
     return None if hooks is None or str(hooks[0].__module__).startswith("torch.") else hooks[0]
+
+
+def _hooks_of_all_modules() -> tuple[int, int]:
+    """Return how many forward hooks and pre-hooks hold for all modules."""
+    of_all: Any = module
+    return len(of_all._global_forward_hooks), len(of_all._global_forward_pre_hooks)
 
 
 def _deterministic_algorithms() -> tuple[bool, bool]:
@@ -47,6 +54,7 @@ _SWITCHES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any] | None]] = {
     # What a context manager sets, it puts back itself.
     "the cache of parametrizations (parametrize.cached)": (lambda: parametrize._cache_enabled, None),
     "hooks of saved tensors (saved_tensors_hooks)": (_hooks_of_saved_tensors, None),
+    "forward hooks of all modules (register_module_forward_hook)": (_hooks_of_all_modules, None),
 }
 _GETTERS = tuple([getter for getter, _ in _SWITCHES.values()])
 

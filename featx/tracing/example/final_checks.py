@@ -16,6 +16,7 @@ from featx.tracing.objects.structure import contents_of
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.recording.results import Results
 from featx.tracing.replica.model_context import ModelContext
+from featx.tracing.replica.tensor_attributes import TensorAttributes
 from featx.tracing.side_effects.state_checks import StateChecks
 from featx.tracing.signals import NeedsNumberChecks, ThreadInterference, UnsupportedSideEffect
 from featx.tracing.source.argument_use import functions_reached
@@ -45,7 +46,7 @@ class FinalChecks:
         self._state_checks = state_checks
         self._inputs = inputs
 
-    def check_side_effects(self, generators: SharedGenerators) -> None:
+    def check_side_effects(self, generators: SharedGenerators, attributes: TensorAttributes) -> None:
         """Raise if forward has changed something that a graph of it would not change.
 
         Raises:
@@ -54,6 +55,11 @@ class FinalChecks:
             NeedsNumberChecks: it has changed a number outside of its modules.
         """
         self._state_checks.check_all()
+        changed = attributes.changed()
+        if changed is not None:
+            tensor, name = changed
+            path = self._recorder.owned.get(id(tensor), "a tensor")
+            raise UnsupportedSideEffect(f"forward sets the attribute '{name}' of '{path}'")
         self._check_objects()
         self._torch_calls.check_memory()
         self._torch_calls.check_generator()

@@ -45,6 +45,7 @@ from featx.tracing.replica.model_context import ModelContext, ModelTensors
 from featx.tracing.replica.module_states import ModuleStates
 from featx.tracing.replica.modules import intercept
 from featx.tracing.replica.replica import Replica
+from featx.tracing.replica.tensor_attributes import TensorAttributes
 from featx.tracing.side_effects.forward_side_effects import is_from_inputs
 from featx.tracing.side_effects.kept_tensors import KeptTensors, drop_tensors
 from featx.tracing.side_effects.state_checks import StateChecks
@@ -98,6 +99,7 @@ class ExampleTrace:
         self._is_first_call = conditions.before is None
         self._is_further = conditions.is_further
         self._saved_globals = SavedGlobals(model_context.global_tensors)
+        self._tensor_attributes = TensorAttributes(self.tensors.all)
         recorder = self.recorder = Recorder(
             model_context, self.replica, self.tensors.paths, is_real=self.is_real, keep_source=settings.keep_source
         )
@@ -271,7 +273,7 @@ class ExampleTrace:
             )
         with torch._C.DisableTorchFunction(), kernels.seen():
             self._observers.check_threads()
-            self._final_checks.check_side_effects(generators)
+            self._final_checks.check_side_effects(generators, self._tensor_attributes)
             if self._measured.outer_values is not None and self._measured.outer_values.is_to_run_again():
                 raise ChangesOuterValues
             self.recorder.autocast_modes.leave()
@@ -301,7 +303,7 @@ class ExampleTrace:
         self._restorers += [
             hook.stop, generators.restore, self._torch_calls.generator.restore, self._saved_globals.restore,
             self._restore_caches, around.passing.uninstall, modes.leave, self._results.restore_objects,
-            self._module_calls.end,
+            self._module_calls.end, self._tensor_attributes.restore,
         ]  # fmt: skip
         self.recorder.grad_modes.is_enabled = self.gradients
         if self._settings.reads is not None:
@@ -317,6 +319,7 @@ class ExampleTrace:
             self._measured.outer_values = around.outer_values()
         modes.leave_inference_mode()
         modes.enter(_FunctionMode(self), self._torch_calls.kernels, gradients=self.gradients)
+        self._module_calls.modes_around = torch._C._len_torch_function_stack()
         return generators
 
     def _output_of_call(

@@ -92,6 +92,8 @@ class Results:
         self._recorder = recorder
         # The objects that calls gave, and what they held then.
         self.objects: list[ContentsSnapshot] = []
+        # The attributes of their own that tensors had when calls that are one node returned them, by id.
+        self.attributes_given: dict[int, frozenset[str]] = {}
         # The attributes of objects that have been replaced: the object may be of the model, and outlive the trace.
         self._replaced: list[tuple[Any, str, Any]] = []
 
@@ -201,7 +203,10 @@ class Results:
                 of_tensor = origin
                 for step in path:
                     of_tensor = Part(of_tensor, *step)
-                for name, item in list(attributes_given_to(tensor).items()):
+                given = attributes_given_to(tensor)
+                if given:
+                    self.attributes_given[id(tensor)] = frozenset(given)
+                for name, item in list(given.items()):
                     if isinstance(item, torch.Tensor) or is_structure(item):
                         self._object(item, Part(of_tensor, getattr, name))
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from featx.ir.overloads import Signatures
 from featx.tracing.environment.compiler import not_compiled
@@ -64,6 +64,8 @@ class Kernels(TorchDispatchMode):
         self._generators = TraceGenerators()
         # How many recorded calls the running code is inside of.
         self.depth = 0
+        # Whether the model has entered a dispatch mode around the recorded call that runs, or ran last.
+        self.is_under_another = False
         # How many elements have been computed, where `on_write` is given: a measure of time that is the same each time.
         self.elements = 0
 
@@ -105,6 +107,10 @@ class Kernels(TorchDispatchMode):
         """Whether kernels inside of recorded calls are watched too."""
         return self.on_write is not None or self.shapes.are_expected
 
+    def is_on_top(self) -> bool:
+        """Say whether this is the innermost dispatch mode, and not one that the model has entered."""
+        return _get_current_dispatch_mode() is self
+
     def seen(self) -> _Seen:
         """Return a context for a recorded call."""
         return _Seen(self)
@@ -134,11 +140,11 @@ class _Seen:
     def __enter__(self) -> None:
         kernels = self._kernels
         kernels.depth += 1
-        if kernels.depth == 1 and not kernels.watches_all:
-            top = torch._C._pop_torch_dispatch_stack(None)
-            self._is_off = top is kernels
-            if not self._is_off:  # a mode that the model has entered
-                torch._C._push_on_torch_dispatch_stack(top)
+        if kernels.depth == 1:
+            kernels.is_under_another = not kernels.is_on_top()
+            self._is_off = not kernels.watches_all and not kernels.is_under_another
+            if self._is_off:
+                torch._C._pop_torch_dispatch_stack(None)
 
     def __exit__(self, *error: object) -> None:
         self._kernels.depth -= 1
