@@ -82,7 +82,7 @@ class ControlFlowError(TraceError, TypeError, RuntimeError):
 
 
 class MutationError(TraceError, RuntimeError):
-    """A call writes its arguments, and the tracer was told to refuse that."""
+    """A call writes its arguments: a tracer was told to refuse that, or it has changed a value that is returned."""
 
 
 class ModulePathError(TraceError, NameError):

@@ -35,13 +35,14 @@ _CHECKS = {
             "check_decision check_constant check_not_given check_dtype check_is_tensor check_rank check_size "
             "check_aliases check_form"
         ),
+        "tracing.guards.versions": "version_of check_version",
         "tree": "clone_tensors items_at",
         "features.building.raising_graph": "raise_mode_not_traceable",
     }.items()
     for name in names.split()
 }
 # Those that return nothing.
-_STATEMENTS = frozenset(check.__name__ for check in _CHECKS.values()) - {"clone_tensors", "items_at"}
+_STATEMENTS = frozenset(check.__name__ for check in _CHECKS.values()) - {"clone_tensors", "items_at", "version_of"}
 _KNOWN = frozenset({"torch", "inf", "nan", "device", "NoneType"})
 # In messages that say where a model decides something.
 _FOLDERS = re.compile(r"(?<= at )/\S*/(?:site-packages/)")
@@ -213,7 +214,7 @@ def _functions(known: Mapping[str, Any]) -> tuple[list[str], dict[str, str], lis
             imports.append(_import(alias, value))
     if standalone_checks.check_form in needed:
         needed[standalone_checks.form_of] = None
-    if standalone_checks.check_aliases in needed:
+    if standalone_checks.check_aliases in needed or standalone_checks.version_of in needed:
         needed[standalone_checks.tensors_in] = None
     if len(needed) > 2:
         needed = {standalone_checks.SpecializationError: None, **needed}

@@ -70,6 +70,19 @@ def check_aliases(values: Any, expected: Any) -> None:
         raise SpecializationError("other inputs are one tensor now than on the example")
 
 
+def version_of(value: Any) -> int:
+    """Return how often the tensors in a value were written in place, where torch counts that."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
+        return 0
+    return sum([tensor._version for tensor in tensors_in(value) if not tensor.is_inference()])
+
+
+def check_version(value: Any, version: int, what: str) -> None:
+    """Raise if a value was written in place since its version was taken."""
+    if version_of(value) != version:
+        raise SpecializationError(f"{what}, which did not do that on the example")
+
+
 def tensors_in(value: Any) -> list[torch.Tensor]:
     """List the tensors in nested values."""
     if isinstance(value, (tuple, list)):

@@ -16,6 +16,8 @@ from featx.ir.form import computes_form
 from featx.ir.graph import Graph
 from featx.ir.memory import MemoryGroups
 from featx.ir.node import Node
+from featx.ir.operator_facts import facts_of
+from featx.tracing.guards.versions import check_version, version_of
 from featx.tracing.nodes.module_output import module_output
 from featx.tracing.source.possible_writes import PossiblyReturnedInputs
 from featx.tracing.source.state_writes import StateWrite, tensors_at
@@ -59,18 +61,29 @@ def prune(
     small = Graph(tracer_cls=graph.tracer_cls)
     copies: dict[Node, Node] = {}
     returned: dict[Node, Node] = {}
+    checked = liveness.unknown_calls_behind(node for node in wanted.values() if node not in overwritten)
+    versions: dict[Node, Node] = {}
     for node in graph.nodes:
         if node in liveness.kept:
             copies[node] = returned[node] = small.node_copy(node, copies.__getitem__)
+            if node in checked:
+                versions[node] = small.call_function(version_of, (copies[node],))
             if node in overwritten:
                 # Gradients of what comes behind flow through the value itself only if that goes on with the clone.
                 behind = liveness.nodes_to_clone_behind(node)
                 for each in behind or [node]:
                     clone = small.call_function(clone_tensors, (copies[each],), name=f"{copies[each].name}_clone")
                     (copies if behind else returned)[each] = clone
+    for node, version in versions.items():
+        what = f"'{_name_of(node)}' was written in place by {' or '.join(map(repr, checked[node]))}"
+        small.call_function(check_version, (returned[node], version, what))
     small.output({key: returned[node] for key, node in wanted.items()})
     note_state(small, liveness.state_use())
     return small
+
+
+def _name_of(node: Node) -> str:
+    return str(node.meta.get("qualified_name", node.name))
 
 
 def last_needed(graph: Graph, wanted: Iterable[Node], root: nn.Module) -> Node:
@@ -94,11 +107,22 @@ class _Liveness:
         self._memory = MemoryGroups(graph, self._effects)
         self._join_inputs_that_may_be_returned()
         # What Python decided on the way to the wanted values must still hold.
-        self._required = wanted | self._guards_ahead_of(self._end)
+        hooks = self._gradient_hooks_of_wanted()
+        self._required = wanted | hooks | self._guards_ahead_of(max(wanted | hooks))
         self._sweep()
         while self._require_state_writers():
             self._sweep()
         self._keep_checks()
+
+    def _gradient_hooks_of_wanted(self) -> set[Node]:
+        """Return the calls of `register_hook` and the like on wanted values: they change gradients, and no values."""
+        return {
+            node
+            for node in self._graph.nodes
+            if node.op == "call_method"
+            and node.args[0] in self._wanted
+            and facts_of(str(node.target)).changes_gradients
+        }
 
     def _join_inputs_that_may_be_returned(self) -> None:
         # An input that a module of the user was not seen to return it may return where that is another one. It matters
@@ -129,6 +153,16 @@ class _Liveness:
             return bool(writers)
         # It was not written for the example; but what was copied there may be the same memory for another input.
         return not writers <= self._writers_behind(node, self._memory_as_copied)
+
+    def unknown_calls_behind(self, wanted: Iterable[Node]) -> dict[Node, list[str]]:
+        """Return which kept calls get the memory of wanted values and were only seen not to write it, by value."""
+        calls = [node for node in self._graph.nodes if node in self.kept and "effects" in node.meta]
+        groups = {call: {self._memory.of(source) for source in call.all_input_nodes} for call in calls}
+        found = {
+            node: [_name_of(call) for call in calls if call > node and self._memory.of(node) in groups[call]]
+            for node in wanted
+        }
+        return {node: names for node, names in found.items() if names}
 
     def may_change_in_next_call(self, node: Node) -> bool:
         """Say whether a value may be a tensor of the model's state, which a kept call writes in each call."""

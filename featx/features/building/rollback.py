@@ -66,6 +66,7 @@ class RollbackRunner:
                 for node in graph.nodes
                 if node.op not in ("placeholder", "output")
                 and not node.meta.get("is_guard")
+                and not effects.of(node).is_check
                 and effects.is_impure(node)
             ]
             is_late = any(node.meta.get("is_guard") and traces[0] < node for node in graph.nodes if traces)

@@ -37,6 +37,7 @@ from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.replica.modules import has_own_call
 from featx.tracing.replica.replica import only_sets_flags, replica_of, view_in_mode
 from featx.tracing.side_effects.state_checks import Attribute
+from featx.tracing.signals import Untraceable
 from featx.tracing.source.attributes import is_read, is_tested_for
 from featx.tracing.symbolic.inputs import PHBase
 from featx.tree import tree_leaves
@@ -155,7 +156,7 @@ class ModelTracing:
             )
         tracer = self._new_tracer(request)
         if self._makes_values:
-            tracer.new_comparison = SymbolicRepetition
+            tracer.new_comparison, tracer.refuses_questions = SymbolicRepetition, True
         try:
             return tracer.trace(self.model, self._concrete_args)
         except FeatxError:
@@ -424,7 +425,7 @@ class ModelTracing:
                 if not isinstance(error, FeatxError):
                     error.add_note(f"{type(self.model).__name__} raised this on {_described(example)}")
                 raise
-            if isinstance(error, FeatxError):
+            if isinstance(error, FeatxError) and not self._fails_on(example, error):
                 raise self._refused_guess(example, error) from error
             try:
                 return self._trace_symbolically(request)
@@ -432,6 +433,14 @@ class ModelTracing:
                 raise
             except Exception:  # the model's own too, which may be the same
                 raise self._refused_guess(example, error) from error
+
+    def _fails_on(self, example: Example, error: FeatxError) -> bool:
+        """Say whether an error of a trace comes from one of the model, which takes no such inputs."""
+        causes: list[BaseException] = [error]
+        while causes[-1].__cause__ is not None:
+            causes.append(causes[-1].__cause__)
+        is_of_model = isinstance(causes[-1], Exception) and not isinstance(causes[-1], (FeatxError, Untraceable))
+        return is_of_model and not self._on_example().runs_untraced(self.model, *_inputs(example))
 
     def _refused_guess(self, example: Example, error: Exception) -> TraceError:
         cannot = f"cannot trace {type(self.model).__name__}"

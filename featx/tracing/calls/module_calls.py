@@ -12,8 +12,8 @@ from threading import get_ident
 from typing import Any, cast
 
 import torch
+import torch.overrides
 from torch import nn
-from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
 from featx.errors import FeatxError
@@ -32,7 +32,7 @@ from featx.tracing.recording.recorder import STORED_BY_HOOK, Recorder
 from featx.tracing.replica.left_attributes import LeftAttributes
 from featx.tracing.replica.mode_reads import mode_of
 from featx.tracing.replica.module_state import parts_of, replaced_part
-from featx.tracing.replica.modules import has_hooks, has_own_call
+from featx.tracing.replica.modules import has_backward_hooks, has_hooks, has_own_call
 from featx.tracing.replica.replica import Replica
 from featx.tracing.side_effects.state_checks import StateChecks
 from featx.tracing.signals import (
@@ -213,6 +213,10 @@ class ModuleCalls:
         try:
             if path in self._opening.whole:
                 raise Untraceable(self._opening.whole[path])
+            if has_backward_hooks(module):
+                raise Untraceable(
+                    f"'{path}' has hooks for gradients, which the graph of what is inside would leave out,"
+                )
             self._take_parts((args, kwargs), caller)
             if _packs_padded_batches(module, args, kwargs):
                 raise Untraceable(
@@ -324,7 +328,8 @@ class ModuleCalls:
 
         `with torch.device(...)` is one of them; layers of torch make no tensors.
         """
-        modes = _get_current_function_mode_stack()[self.modes_around :]
+        all_modes: list[Any] = torch.overrides._get_current_function_mode_stack()
+        modes = all_modes[self.modes_around :]
         if is_own or any(not isinstance(mode, DeviceContext) for mode in modes):
             kind = type(modes[-1]).__name__
             raise ModifiedFromOutside(

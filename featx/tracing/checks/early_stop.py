@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from collections import Counter
@@ -30,6 +31,8 @@ from featx.tracing.source.state_writes import tensors_at
 
 # `mul_(...)`, `p.data = ...`, `self.m += ...`, `w[0] = ...`
 _WRITE = re.compile(r"(?<!_)_\(|\.data\b|\bself\.[\w.]+\s*[-+*/]=|\]\s*[-+*/]?=(?!=)")
+
+_GRADIENT_HOOK = re.compile(r"\.register_hook\(")
 
 
 def go_on_where_needed(
@@ -69,6 +72,8 @@ def _missed(tracer: ExampleTracer, args: tuple[Any, ...], kwargs: Mapping[str, A
     if trace.early_stop_reason is None:
         return None
     root = trace.model_context.root
+    if any(_has_line(type(module), _GRADIENT_HOOK, unless_known=False) for module in root.modules()):
+        return "may register a hook for the gradients of a requested value"
     paths = _paths_only_read(trace.graph, trace.model_context, is_training=tracer.training is True)
     missed = trace.missed_state_writes() if paths else ()
     missed_tensors = tensors_at(root, chain.from_iterable(write.written for write in missed))
@@ -103,7 +108,9 @@ def _paths_only_read(graph: Graph, around: ModelContext, *, is_training: bool) -
     reads = [node for node in graph.find_nodes(op="get_attr") if node.target in tensors]
     found = {str(node.target) for node in reads if memory.of(node) not in written}
     buffers = {name for name, _ in around.root.named_buffers(remove_duplicate=False)}
-    if not any(map(_may_write, {type(module) for module in around.root.modules()})):
+    if not any(
+        _has_line(kind, _WRITE, unless_known=True) for kind in {type(module) for module in around.root.modules()}
+    ):
         return sorted(found & buffers)
     called = {
         f"{node.target}."
@@ -114,14 +121,15 @@ def _paths_only_read(graph: Graph, around: ModelContext, *, is_training: bool) -
     return sorted(found | {path for path in tensors if any(map(path.startswith, called))})
 
 
-def _may_write(kind: type[nn.Module]) -> bool:
-    """Say whether a method of a class of the user's has a line that may write a weight, or cannot be read."""
+@functools.lru_cache(maxsize=4096)
+def _has_line(kind: type[nn.Module], line: re.Pattern[str], *, unless_known: bool) -> bool:
+    """Say whether a method of a class of the user's has such a line; `unless_known` where it cannot be read."""
     own = [each for each in kind.__mro__ if each is not object and not is_torch_layer(each)]
     methods = [value for each in own for value in vars(each).values() if inspect.isfunction(value)]
     try:
-        return any(_WRITE.search(inspect.getsource(method)) for method in methods if method.__name__ != "__init__")
+        return any(line.search(inspect.getsource(method)) for method in methods if method.__name__ != "__init__")
     except (OSError, TypeError):
-        return True
+        return unless_known
 
 
 def _tensors_of(root: nn.Module) -> Iterable[tuple[str, torch.Tensor]]:

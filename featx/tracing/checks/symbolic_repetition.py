@@ -25,7 +25,7 @@ from featx.tracing.objects.python_state import PythonState
 from featx.tracing.replica.module_state import plain_attributes
 from featx.tracing.replica.replica import Replica
 from featx.tracing.source.frames import describe, is_library_code
-from featx.tracing.source.syntax_queries import compares_objects
+from featx.tracing.source.syntax_queries import asks_for_kind_of_variable, compares_objects
 from featx.tracing.symbolic.tracer import Tracer
 
 # What code may ask for that is not an input of the graph.
@@ -98,8 +98,8 @@ class SymbolicRepetition:
             code = frame.f_code
             if code not in self._seen:  # mostly it is
                 self._seen.add(code)
-                if not (is_library_code(code) or _is_generated(frame)) and compares_objects(code):
-                    self._refused = self._refused or self._comparison(code)
+                if not (is_library_code(code) or _is_generated(frame)):
+                    self._refused = self._refused or self._question_in(code)
         elif event == "c_call" and called in _MODE_QUERIES and not is_library_code(frame.f_code):
             what = f"forward calls torch.{called.__name__}, whose answer may be another one when the graph runs,"
             self._refused = self._error(f"{what} {describe(frame)}", ControlFlowError)
@@ -108,12 +108,18 @@ class SymbolicRepetition:
         """Do what `_on_call` does, for the forward methods alone: another profiler has Python's hook."""
         for module in self._replica.paths:
             code = getattr(module.forward, "__code__", None)
-            if code is not None and not is_library_code(code) and compares_objects(code):
-                self._refused = self._comparison(code)
+            if code is not None and not is_library_code(code):
+                self._refused = self._refused or self._question_in(code)
 
-    def _comparison(self, code: CodeType) -> TraceError:
+    def _question_in(self, code: CodeType) -> TraceError | None:
+        """Return the error for code that may ask for what a proxy cannot answer."""
         place = f"{code.co_name} ({code.co_filename}:{code.co_firstlineno})"
-        return self._error(f"{place} may use `is` to test whether a call returned its input", ControlFlowError)
+        if compares_objects(code):
+            return self._error(f"{place} may use `is` to test whether a call returned its input", ControlFlowError)
+        if asks_for_kind_of_variable(code):
+            what = "may ask for the type of a traced value: type(), callable(), or `match`"
+            return self._error(f"{place} {what}", ControlFlowError)
+        return None
 
     def _error(self, what: str, kind: type[TraceError] = TraceError) -> TraceError:
         return kind(f"cannot trace {self._tracer.root_module_name} symbolically: {what}. {_ADVICE}")

@@ -15,7 +15,13 @@ from featx.errors import ControlFlowError, TraceError
 from featx.ir.names import name_of_target
 from featx.tracing.nodes.value_types import value_type_of
 from featx.tracing.source.frames import describe, is_library_code, user_frame
-from featx.tracing.source.syntax_queries import is_assertion, is_type_question, unpacked_count
+from featx.tracing.source.syntax_queries import (
+    asks_for_attribute,
+    is_assertion,
+    is_type_question,
+    unpacked_count,
+    writes_a_message,
+)
 
 if TYPE_CHECKING:
     from featx.ir.node import Node
@@ -47,9 +53,20 @@ class Proxy:
         state["node"] = node
 
     def __repr__(self) -> str:
+        if self.tracer.refuses_questions:
+            frame = sys._getframe(1)
+            if not is_library_code(frame.f_code) and not writes_a_message(frame):
+                raise _refusal(self, "a traced value is made into a text")
         return f"Proxy({self.node.name})"
 
+    def __hash__(self) -> int:
+        if self.tracer.refuses_questions and not is_library_code(sys._getframe(1).f_code):
+            raise _refusal(self, "a traced value is looked up in a dict or set")
+        return object.__hash__(self)
+
     def __getattr__(self, name: str) -> Attribute:
+        if self.tracer.refuses_questions and asks_for_attribute(sys._getframe(1)):
+            raise _refusal(self, f"a traced value is asked whether it has an attribute '{name}'")
         if name.startswith("__") and name.endswith("__"):
             # Python's protocols are asked for on the type; an instance that claimed them would mislead copy and numpy.
             raise AttributeError(f"a traced value has no attribute '{name}'")
@@ -330,4 +347,3 @@ for _name in _BINARY:
     _define_reflected(f"__r{_bare}__", getattr(operator, _name))
     # `x += y` writes into a tensor. It is named as torch.fx names it, which records an addition in its place.
     _define_operator(f"__i{_bare}__", getattr(operator, f"i{_bare}"), name=_bare)
-Proxy.__hash__ = object.__hash__  # a class that defines __eq__ would otherwise have none

@@ -43,6 +43,8 @@ class TracerBase:
     refused: TraceError | None = None
     # Refuse calls of functions and methods that write their arguments.
     check_mutable_operations: bool = False
+    # Refuse what a proxy cannot answer, and torch.fx answers by the proxy itself: its hash, its text, `hasattr`.
+    refuses_questions: bool = False
     # The method of the root module that is traced.
     traced_func_name: str = "forward"
 

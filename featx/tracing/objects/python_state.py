@@ -46,8 +46,7 @@ class PythonState:
         if kind in _PLAIN:
             return value
         if isinstance(value, (int, float)):  # a number of a trace among them
-            base = int if isinstance(value, int) else float
-            return kind.__qualname__, base.__repr__(value)
+            return kind.__qualname__, int.__repr__(value) if isinstance(value, int) else float.__repr__(value)
         if id(value) in self._known or issubclass(kind, _OTHERS) or not depth:
             return kind.__qualname__
         self._known[id(value)] = value

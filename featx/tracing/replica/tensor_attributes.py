@@ -24,11 +24,12 @@ class TensorAttributes:
     def restore(self) -> None:
         """Put all of them back. May be called twice."""
         for tensor in self._all:
+            attributes: Any = tensor.__dict__
             for name in self._changed_of(tensor):
-                tensor.__dict__.pop(name, None)
-                tensor.__dict__.update(
-                    (each, value) for each, value in self._before.get(id(tensor), {}).items() if each == name
-                )
+                attributes.pop(name, None)
+                before = self._before.get(id(tensor), {})
+                if name in before:
+                    attributes[name] = before[name]
 
     def _changed_of(self, tensor: torch.Tensor) -> list[str]:
         now, before = tensor.__dict__, self._before.get(id(tensor), {})

@@ -209,6 +209,39 @@ def _is_at_its_end(call: ast.Call, frame: FrameType) -> bool:
     return isinstance(parent_of(call, frame), (ast.Expr, ast.Raise))
 
 
+def asks_for_attribute(frame: FrameType) -> bool:
+    """Say whether `frame` calls the builtin `hasattr`, or `getattr` with a default. Without source: no."""
+    if not {"hasattr", "getattr"}.intersection(frame.f_code.co_names):
+        return False
+    node = node_at(frame)
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+        return False
+    return node.func.id == "hasattr" or (node.func.id == "getattr" and len(node.args) == 3)
+
+
+@functools.lru_cache(maxsize=4096)
+def asks_for_kind_of_variable(code: CodeType) -> bool:
+    """Say whether `code`, or code inside it, asks for the kind of a local variable, in a way that no proxy notices.
+
+    `type(x)` and `callable(x)` of a local variable, and patterns of `match` that stand for sequences and mappings.
+    Without source: no.
+    """
+    source = source_of(code)
+    return source is not None and any(
+        _asks_for_kind(node, each) for each in codes_in(code) for node in _nodes_of([each], source)
+    )
+
+
+def _asks_for_kind(node: ast.AST | None, code: CodeType) -> bool:
+    if isinstance(node, (ast.MatchSequence, ast.MatchMapping)):
+        return True
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or len(node.args) != 1:
+        return False
+    asked = node.args[0]
+    is_local = isinstance(asked, ast.Name) and asked.id in code.co_varnames and asked.id not in ("self", "cls")
+    return is_local and node.func.id in ("type", "callable")
+
+
 @functools.lru_cache(maxsize=4096)
 def compares_objects(code: CodeType) -> bool:
     """Say whether `code`, or code inside it, has an `a is b` of two variables anywhere, or asks for an `id`.

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from featx.ir.overloads import Signatures
 from featx.tracing.environment.compiler import not_compiled
@@ -109,7 +109,7 @@ class Kernels(TorchDispatchMode):
 
     def is_on_top(self) -> bool:
         """Say whether this is the innermost dispatch mode, and not one that the model has entered."""
-        return _get_current_dispatch_mode() is self
+        return torch.utils._python_dispatch._get_current_dispatch_mode() is self
 
     def seen(self) -> _Seen:
         """Return a context for a recorded call."""

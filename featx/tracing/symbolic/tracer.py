@@ -33,7 +33,7 @@ from featx.tracing.nodes.tracer_base import TracerBase
 from featx.tracing.replica.mode_reads import ModeReads, has_set_mode, mode_of, record_mode_reads
 from featx.tracing.replica.model_context import refuse_ambiguous
 from featx.tracing.replica.module_state import ModuleState
-from featx.tracing.replica.modules import intercept
+from featx.tracing.replica.modules import has_backward_hooks, intercept
 from featx.tracing.replica.replica import Replica, replica_of
 from featx.tracing.signals import Untraceable
 from featx.tracing.source.frames import describe, user_frame
@@ -318,6 +318,11 @@ class Tracer(TracerBase):
                 if mode_of(twin) is not self._training[twin]:
                     self._check_mode(twin)
                 return self.create_proxy("call_module", path, args, kwargs)
+            if self.refuses_questions and has_backward_hooks(m):
+                raise TraceError(
+                    f"cannot trace {self.root_module_name}: '{path}' has hooks for gradients, and something in it is "
+                    "asked for, which would leave them out; make it a leaf (leaf_modules), or remove them"
+                )
             if type(m).forward is not nn.Sequential.forward:  # which changes nothing on the module
                 self._keep_state(twin)
             return forward(*args, **kwargs)

@@ -1,0 +1,45 @@
+"""What a graph checks of values that it returns: that no later call has written them in place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from featx.errors import MutationError
+from featx.ir.runtime_checks import runtime_check
+from featx.tree import tree_leaves
+
+
+@runtime_check
+def version_of(value: Any) -> int:
+    """Return how often the tensors in `value` were written in place; 0 where torch does not count that.
+
+    It does not in inference mode, nor do compilers and exporters, for which a graph writes what it says.
+    """
+    if torch.jit.is_scripting():  # pyright: ignore[reportPrivateImportUsage]
+        return 0
+    else:  # noqa: RET505 - TorchScript reads what is behind an `if` that returns
+        return _counted(value)
+
+
+@runtime_check
+def check_version(value: Any, version: int, what: str) -> None:
+    """Raise if a value was written in place since `version_of` gave `version`.
+
+    Raises:
+        MutationError: it was; `what` names it, and the modules that may have done it.
+    """
+    if version_of(value) != version:
+        raise MutationError(
+            f"{what}, which did not do that on the example. To go on, request a name inside that module too, which is "
+            "traced then, or make the extractor with an example for which it writes."
+        )
+
+
+def _counted(value: Any) -> int:
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
+        return 0
+    if isinstance(value, torch.Tensor):
+        return 0 if value.is_inference() else value._version
+    return sum([_counted(leaf) for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)])
