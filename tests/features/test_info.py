@@ -135,10 +135,70 @@ def test_videos_signals_and_texts() -> None:
     signal = nn.Sequential(nn.Conv1d(1, 8, 5, stride=4, padding=2), nn.ReLU())
     conv, relu = info_of(signal, ["0", "1"], example_inputs=torch.rand(1, 1, 400))
     assert (conv.layout, conv.channels, conv.stride) == ("NCL", 8, 4)
-    assert (relu.layout, relu.channels, relu.stride) == (None, None, None)
+    assert (relu.layout, relu.channels, relu.stride) == ("NCL", 8, 4)
     text = nn.Sequential(nn.Embedding(10, 6), nn.Linear(6, 4))
     [info] = info_of(text, ["1"], example_inputs=torch.randint(10, (2, 7)))
     assert (info.layout, info.channels, info.stride) == ("NLC", 4, None)
+
+
+class TextConvolutions(nn.Module):
+    """A text as channels of a signal, as in TextCNN, of which any two sizes may be equal."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(10, 6)
+        self.conv = nn.Conv1d(6, width, 3, padding=1)
+        self.pool = nn.MaxPool1d(2)
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.embed(ids)
+        x = self.pool(self.conv(x.transpose(1, 2)).relu())
+        return self.norm(x.transpose(1, 2))
+
+
+@pytest.mark.parametrize("width", [2, 5, 8, 16])
+def test_dimensions_of_texts_are_told_by_what_changes_with_the_length(width: int) -> None:
+    names = ["embed", "conv", "relu", "pool", "norm"]
+    infos = info_of(TextConvolutions(width), names, example_inputs=torch.randint(10, (2, 8)))
+    assert [info.layout for info in infos] == ["NLC", "NCL", "NCL", "NCL", "NLC"]
+    assert [info.channels for info in infos] == [6, width, width, width, width]
+
+
+class SamplesSecond(nn.Module):
+    """Layers of torch take the samples as the second dimension by default."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(6, 4)
+        self.layer = nn.TransformerEncoderLayer(4, 2, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(self.embed(x).transpose(0, 1)).mean(0)
+
+
+@pytest.mark.parametrize("length", [3, 4, 7])
+def test_samples_may_be_the_second_dimension(length: int) -> None:
+    model, x = SamplesSecond().eval(), torch.rand(3, length, 6)
+    [info] = info_of(model, ["layer"], example_inputs=x)
+    assert (info.layout, info.channels) == ("LNC", 4)
+    pooled = featx.create_feature_extractor(model, {"layer": featx.Feature("a", pool="avg")}, example_inputs=x)
+    assert torch.allclose(pooled(x)["a"], model(x))
+
+
+class ImageWithSamplesSecond(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 8, stride=8)
+        self.layer = nn.TransformerEncoderLayer(16, 2, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(self.stem(x).flatten(2).permute(2, 0, 1))
+
+
+def test_samples_of_images_may_be_the_second_dimension() -> None:
+    infos = info_of(ImageWithSamplesSecond(), ["flatten", "layer"], example_inputs=torch.rand(2, 3, 32, 32))
+    assert [info.layout for info in infos] == ["NCL", "LNC"]
 
 
 def test_what_is_no_tensor_and_what_was_traced_on_symbols_has_no_shape() -> None:

@@ -17,8 +17,8 @@ from featx.features.building.left_attributes import left_by, note_left, state_us
 from featx.features.building.prune import prune
 from featx.features.building.raising_graph import raising_graph
 from featx.features.building.tracing import ModelTracing, TracedModel, TracerName
-from featx.features.describing.images import shapes_of_wider_image
 from featx.features.describing.info import FeatureInfos, infos_of
+from featx.features.describing.other_sizes import OtherSizes
 from featx.features.dual import DualGraphModule
 from featx.features.nodes import warn_of_differences
 from featx.features.requests.edits import Edit, Edits
@@ -203,10 +203,8 @@ class _Mode:
 
     def _infos(self, wanted: Mapping[str, Node], traced: TracedModel, tracing: ModelTracing) -> FeatureInfos:
         image, example = tracing.image, tracing.example
-        if image is None or example is None:
-            return infos_of(wanted, traced.request, tracing.model, image)
-        wider = shapes_of_wider_image(self.graph, tracing.model_in_mode(), example, image)
-        return infos_of(wanted, traced.request, tracing.model, image, wider)
+        other = None if example is None else OtherSizes(lambda: self.graph, tracing.model_in_mode(), example, image)
+        return infos_of(wanted, traced.request, tracing.model, image, other)
 
     @property
     def exceptions(self) -> list[str]:

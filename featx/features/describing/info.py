@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, overload
 
@@ -13,6 +13,7 @@ from torch import nn
 
 from featx.errors import NodeNameError
 from featx.features.describing.images import ImageInput
+from featx.features.describing.other_sizes import OtherSizes
 from featx.features.describing.shapes import forms_of, text_of_shape
 from featx.features.describing.tokens import ImageTokens
 from featx.ir.graph import Graph
@@ -127,7 +128,7 @@ def infos_of(
     names: Mapping[str, str],
     model: nn.Module,
     image: ImageInput | None,
-    wider: Callable[[], Mapping[str, tuple[int, ...]]] = dict,
+    other_sizes: OtherSizes | None = None,
 ) -> FeatureInfos:
     """Return what is known of the wanted nodes of a traced graph. O(features).
 
@@ -136,12 +137,12 @@ def infos_of(
         names: from the names in the request to keys.
         model: has the modules that are named.
         image: the input that is an image; None where there is none.
-        wider: says which shapes come out, by key, for an image of twice the width. It is asked where a shape fits two
-            layouts, such as 64x64x64, and may know nothing.
+        other_sizes: says which shapes come out for inputs of other sizes. It is asked where a shape fits two layouts,
+            such as 64x64x64.
     """
     by_key = {key: name for name, key in names.items()}
     graph = next((node.graph for node in wanted.values()), None)
-    known = _Known(model, graph, image, wider)
+    known = _Known(model, graph, image, other_sizes)
     return FeatureInfos([known.info(key, by_key[key], node) for key, node in wanted.items()])
 
 
@@ -153,12 +154,12 @@ class _Known:
         model: nn.Module,
         graph: Graph | None,
         image: ImageInput | None,
-        wider: Callable[[], Mapping[str, tuple[int, ...]]],
+        other_sizes: OtherSizes | None,
     ) -> None:
         self._modules = dict(model.named_modules())
         self._sizes = None if image is None or 0 in image.sizes else image.sizes
         self._batch = None if image is None else image.batch
-        self._wider = wider
+        self._other_sizes = other_sizes
         is_in_order = self._sizes is not None and tokens_are_in_order(model)
         self._tokens = ImageTokens(model, graph, self._sizes) if self._sizes and is_in_order else None
         self._declared: object = getattr(model, "output_fmt", None)  # of timm: "NHWC" of swin
@@ -175,7 +176,9 @@ class _Known:
         is_of_batch = self._batch in (None, shape[0] if shape else None)
         patches = self._tokens.patches(shape) if self._tokens is not None and is_of_batch else None
         has_layout = "has_no_layout" not in node.meta  # attention from tokens to tokens
-        layout = self._layout(key, shape, module, has_patches=patches is not None) if has_layout else None
+        layout = self._layout(key, shape, module) if has_layout else None
+        if layout != "NLC":
+            patches = None
         channels = None if layout is None else shape[layout.index("C")]
         stride = None
         if self._sizes is not None and layout is not None and is_of_batch:
@@ -201,7 +204,7 @@ class _Known:
             strides.update(each for each in (stride if isinstance(stride, tuple) else (stride,)) if type(each) is int)
         return frozenset(prime for stride in strides for prime in _odd_primes_of(stride))
 
-    def _layout(self, key: str, shape: tuple[int, ...], module: nn.Module | None, *, has_patches: bool) -> str | None:
+    def _layout(self, key: str, shape: tuple[int, ...], module: nn.Module | None) -> str | None:
         dims = len(shape)
         if dims < 2 or dims > 5:
             return None
@@ -210,27 +213,51 @@ class _Known:
         places = "DHW"[5 - dims :] if dims > 3 else "L"
         first, last = f"NC{places}", f"N{places}C"
         sizes = self._sizes
-        if sizes is None or len(sizes) not in (dims - 2, 2):
-            return last if dims == 3 else first
         if dims == 3:
-            if not has_patches and isinstance(module, _CHANNELS_FIRST):
-                return first
-            # An operation on signals says nothing of which dimension is which.
-            return last if len(sizes) == 2 or isinstance(module, _CHANNELS_LAST) else None
+            is_of_tokens = sizes is not None and len(sizes) == 2
+            return self._layout_of_tokens(key, shape, module) if is_of_tokens else self._of_sequence(key, shape, module)
+        if sizes is None or len(sizes) not in (dims - 2, 2):
+            return first
         if isinstance(module, _FIRST_OF_MAPS):
             return first
         fits = [layout for layout in (first, last) if _is_map(layout, shape, sizes)]
         if not fits:
-            there = self._wider().get(key)
+            there = self._shape_of_wider(key)
             return first if there is not None and _is_wider(shape, there) else None
         if len(fits) == 1:
             return fits[0]
         if isinstance(module, _CHANNELS_LAST):
             return last
-        there = self._wider().get(key)
+        there = self._shape_of_wider(key)
         if there is not None and len(there) == dims:
             return first if there[-1] != shape[-1] else last
         return self._declared if self._declared in (first, last) else None
+
+    def _shape_of_wider(self, key: str) -> tuple[int, ...] | None:
+        return None if self._other_sizes is None else self._other_sizes.wider_so_far.get(key)
+
+    def _of_sequence(self, key: str, shape: tuple[int, ...], module: nn.Module | None) -> str | None:
+        """Return the layout of a value of three dimensions where the input is a text or a signal."""
+        found = None if self._other_sizes is None else self._other_sizes.layout_of_sequence(key, shape)
+        if found is not None or not isinstance(module, (*_CHANNELS_FIRST, *_CHANNELS_LAST)):
+            return found
+        return "NCL" if isinstance(module, _CHANNELS_FIRST) else "NLC"
+
+    def _layout_of_tokens(self, key: str, shape: tuple[int, ...], module: nn.Module | None) -> str | None:
+        """Return the layout of a value of three dimensions where the input is an image."""
+        if self._batch != shape[0] and self._batch == shape[1]:
+            return "LNC"
+        turned = (shape[0], shape[2], shape[1])
+        are_patches = [self._tokens is not None and self._tokens.patches(each) is not None for each in (shape, turned)]
+        if not are_patches[0] and isinstance(module, _CHANNELS_FIRST):
+            return "NCL"
+        if not are_patches[1]:
+            return "NLC"
+        # As many channels as there may be patches.
+        there = self._shape_of_wider(key)
+        if there is not None and len(there) == 3 and (there[1] != shape[1]) != (there[2] != shape[2]):
+            return "NLC" if there[1] != shape[1] else "NCL"
+        return "NLC"
 
 
 def _that_made(node: Node) -> Node:

@@ -87,7 +87,7 @@ def nodes_in(value: Any) -> list[Node]:
 
 def is_of_image(stage: Stage, traced: TracedRows) -> bool:
     """Say whether a value grows with the image, as far as the model takes larger ones."""
-    wider = traced.wider()
+    wider = {} if traced.other_sizes is None else traced.other_sizes.wider
     before, there = traced.nodes[stage.name].meta.get("shape"), wider.get(stage.name)
     if not wider or there is None or before is None:
         return not wider

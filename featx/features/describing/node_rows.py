@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,8 +13,8 @@ from torch import nn
 
 from featx.features.building.prune import prune
 from featx.features.building.tracing import ModelTracing
-from featx.features.describing.images import shapes_of_wider_image
 from featx.features.describing.info import infos_of
+from featx.features.describing.other_sizes import OtherSizes
 from featx.features.describing.table import Kind, NodeInfo, NodeTable
 from featx.features.requests.attention import probabilities_beside, with_probabilities
 from featx.features.requests.request import OUTPUT, PROBABILITIES
@@ -75,14 +75,13 @@ class TracedRows:
         rows: the rows, without FLOPs.
         graph: the graph of all that the model does, with marks of what modules return.
         nodes: the node of each row, by name.
-        wider: says which shapes the values have, by name, for an image of twice the width; nothing where the model
-            does not take one.
+        other_sizes: says which shapes the values have, by name, for inputs of other sizes; None without an example.
     """
 
     rows: list[NodeInfo]
     graph: Graph
     nodes: dict[str, Node]
-    wider: Callable[[], Mapping[str, tuple[int, ...]]]
+    other_sizes: OtherSizes | None
 
     @cached_property
     def by_name(self) -> dict[str, NodeInfo]:
@@ -96,8 +95,8 @@ def traced_rows(tracing: ModelTracing) -> TracedRows:
     refuse_uninitialized(tracing.model)
     graph = tracing.graph([*paths, OUTPUT], keep_source=True)
     found = _nodes_by_name(graph, paths)
-    wider = _wider(graph, found, tracing)
-    infos = infos_of(found, {name: name for name in found}, tracing.model, tracing.image, wider)
+    other_sizes = _other_sizes(graph, found, tracing)
+    infos = infos_of(found, {name: name for name in found}, tracing.model, tracing.image, other_sizes)
     modules = dict(tracing.model.named_modules())
     rows = [
         NodeInfo(
@@ -118,7 +117,7 @@ def traced_rows(tracing: ModelTracing) -> TracedRows:
         )
         for info, node in zip(infos, found.values(), strict=True)
     ]
-    return TracedRows(rows, graph, found, wider)
+    return TracedRows(rows, graph, found, other_sizes)
 
 
 def _with_probabilities(rows: list[NodeInfo], traced: TracedRows, modules: Mapping[str, nn.Module]) -> list[NodeInfo]:
@@ -208,24 +207,20 @@ def _operation(node: Node) -> str:
     return format_target(node.target).rpartition(".")[2]
 
 
-def _wider(graph: Graph, found: Mapping[str, Node], tracing: ModelTracing) -> Any:
-    image, example = tracing.image, tracing.example
-    if image is None or example is None:
-        return dict
+def _other_sizes(graph: Graph, found: Mapping[str, Node], tracing: ModelTracing) -> OtherSizes | None:
+    if tracing.example is None:
+        return None
     model = tracing.model_in_mode()
 
-    def shapes() -> Mapping[str, tuple[int, ...]]:
+    def small() -> Graph:
         maps = {name: node for name, node in found.items() if len(node.meta.get("shape") or ()) >= 3}
-        return shapes_of_wider_image(prune(graph, maps, model), model, example, image)()
+        if maps:
+            return prune(graph, maps, model)
+        empty = Graph()
+        empty.output({})
+        return empty
 
-    known: list[Mapping[str, tuple[int, ...]]] = []
-
-    def once() -> Mapping[str, tuple[int, ...]]:
-        if not known:
-            known.append(shapes())
-        return known[0]
-
-    return once
+    return OtherSizes(small, model, tracing.example, tracing.image)
 
 
 def _flops(graph: Graph, tracing: ModelTracing) -> dict[str, int]:

@@ -252,8 +252,8 @@ def _steps(
     steps: _Steps = [_Step("detach")] if feature.detach else []
     if (feature.pool or feature.layout) and layout is None:
         raise RequestError(
-            f"'{info.node}' is not known to have places or channels (its shape is {info.shape}); say "
-            f"of_layout={_likely_layout(info)!r}, or what it is, in its Feature"
+            f"'{info.node}' is not known to have places or channels (its shape is {info.shape}); say in its Feature "
+            f"what it is: {_likely_layouts(info)}"
         )
     if feature.pool is not None and layout != "NC":
         if mask is not None:
@@ -280,8 +280,9 @@ def _steps(
     return steps, _seen_after(steps, replace(info, layout=layout))
 
 
-def _likely_layout(info: FeatureInfo) -> str:
-    return {3: "NCL", 5: "NCDHW"}.get(len(info.shape or ()), "NCHW")
+def _likely_layouts(info: FeatureInfo) -> str:
+    layouts = {3: ("NLC", "NCL"), 5: ("NCDHW", "NDHWC")}.get(len(info.shape or ()), ("NCHW", "NHWC"))
+    return " or ".join(f"of_layout={layout!r}" for layout in layouts)
 
 
 def _with_stride(info: FeatureInfo, stride: int, image: ImageInput | None) -> FeatureInfo:

@@ -1,0 +1,146 @@
+"""What becomes of values where the inputs have another size, to tell what their dimensions mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+
+from featx.errors import FeatxError
+from featx.examples import Example
+from featx.features.describing.images import ImageInput, is_of_places
+from featx.ir.graph import Graph
+from featx.ir.node import Node
+from featx.module import GraphModule
+from featx.passes.shapes import ShapeProp
+from featx.tree import tree_leaves, tree_map
+
+# The shapes that a graph returns, by key.
+Shapes = Mapping[str, tuple[int, ...]]
+# From the shape of an input, another one.
+_Resize = Callable[[torch.Tensor], list[int]]
+
+
+class OtherSizes:
+    """Runs a graph on tensors without values that have other sizes, when it is asked for the first time.
+
+    Args:
+        graph: makes a graph of `model` that returns a dict of the values.
+        model: has the modules that it calls.
+        example: the inputs that were followed.
+        image: the one that is an image; None where there is none.
+    """
+
+    def __init__(
+        self, graph: Callable[[], Graph], model: nn.Module, example: Example, image: ImageInput | None
+    ) -> None:
+        self._graph = graph
+        self._model = model
+        self._example = example
+        self._image = image
+        self._inputs = [
+            leaf
+            for leaf in tree_leaves((example.args, example.kwargs))
+            if isinstance(leaf, torch.Tensor) and leaf.dim()
+        ]
+
+    @property
+    def wider(self) -> Shapes:
+        """The shapes for an image of twice the width; nothing where the graph does not take one."""
+        shapes, is_whole = self._wider
+        return shapes if is_whole else {}
+
+    @property
+    def wider_so_far(self) -> Shapes:
+        """The same; where the graph does not take one, of the values ahead of the node that refuses it."""
+        return self._wider[0]
+
+    @cached_property
+    def _wider(self) -> tuple[Shapes, bool]:
+        image = self._image
+
+        def wider(value: torch.Tensor) -> list[int]:
+            shape = list(value.shape)
+            if image is not None and is_of_places(value) and tuple(shape[2:]) == image.sizes:
+                shape[-1] *= 2
+            return shape
+
+        return self._shapes(wider)
+
+    def layout_of_sequence(self, key: str, shape: tuple[int, ...]) -> str | None:
+        """Return the layout of a value of three dimensions, of which L are the places of a text or a signal.
+
+        None where its dimensions change in another way, and where the graph takes no other sizes.
+        """
+        samples = self._changed(key, shape, [self._more_samples])
+        places = self._changed(key, shape, self._longer)
+        if len(samples) != 1 or len(places) != 1 or samples == places:
+            return None
+        return "".join("N" if dim in samples else "L" if dim in places else "C" for dim in range(len(shape)))
+
+    def _changed(self, key: str, shape: tuple[int, ...], runs: list[Shapes]) -> set[int]:
+        found: set[int] = set()
+        for shapes in runs:
+            there = shapes.get(key, shape)
+            if len(there) == len(shape):
+                found.update(dim for dim, (now, before) in enumerate(zip(there, shape, strict=True)) if now != before)
+        return found
+
+    @cached_property
+    def _more_samples(self) -> Shapes:
+        batch = self._inputs[0].shape[0] if self._inputs else 0
+        return self._shapes(
+            lambda value: [size + (dim == 0 and size == batch) for dim, size in enumerate(value.shape)]
+        )[0]
+
+    @cached_property
+    def _longer(self) -> list[Shapes]:
+        lengths = self._inputs[0].shape[1:] if self._inputs else ()
+        return [self._of_length(length) for length in dict.fromkeys(lengths)]
+
+    def _of_length(self, length: int) -> Shapes:
+        def other(factor: float) -> Shapes:
+            new = max(int(length * factor), 1)
+            shapes, is_whole = self._shapes(
+                lambda value: [new if dim > 0 and size == length else size for dim, size in enumerate(value.shape)]
+            )
+            return shapes if is_whole else {}
+
+        return other(2) or other(0.5)
+
+    def _shapes(self, resize: _Resize) -> tuple[Shapes, bool]:
+        """Return the shapes for other inputs, and whether the graph takes them."""
+
+        def resized(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return value
+            return torch.empty(resize(value), dtype=value.dtype, device="meta")
+
+        args, kwargs = tree_map(resized, (self._example.args, self._example.kwargs))
+        small = Graph()
+        output: Any = small.graph_copy(self._graph(), {})
+        small.output(output)
+        run = _NotesShapes(GraphModule(self._model, small))
+        is_whole = False
+        with suppress(FeatxError, RuntimeError, ValueError, AssertionError, TypeError, IndexError):
+            run.propagate(*args, **kwargs)
+            is_whole = True
+        return {key: run.found[node] for key, node in output.items() if node in run.found}, is_whole
+
+
+class _NotesShapes(ShapeProp):
+    """Notes the shapes of tensors, up to a node that does not take the inputs."""
+
+    def __init__(self, gm: GraphModule) -> None:
+        super().__init__(gm)
+        self.found: dict[Node, tuple[int, ...]] = {}
+
+    def run_node(self, n: Node) -> Any:
+        result = super().run_node(n)
+        if isinstance(result, torch.Tensor):
+            self.found[n] = tuple(result.shape)
+        return result
