@@ -41,6 +41,41 @@ class PartOfList(nn.ModuleList):
         return nn.Module.__repr__(self)
 
 
+class PartOfSequential(nn.Module):
+    """What is left of a `Sequential` whose modules have names; each has the number that it has there.
+
+    Args:
+        names: the names of all modules of the model's, in order.
+    """
+
+    def __init__(self, names: tuple[str, ...] = ()) -> None:
+        super().__init__()
+        self.names = names
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    def __iter__(self) -> Iterator[nn.Module | None]:
+        """Yield the modules that are left."""
+        return iter(self._modules.values())
+
+    def __getitem__(self, idx: int | slice) -> Any:
+        """Return the module that had this number in the model, or those of a slice as a list.
+
+        Raises:
+            IndexError: there is no such module here.
+        """
+        if isinstance(idx, slice):
+            return [self._modules[name] for name in self.names[idx] if name in self._modules]
+        name = self.names[idx]
+        if name not in self._modules:
+            raise IndexError(f"this part of the model has {', '.join(self._modules)}, and not '{name}', number {idx}")
+        return self._modules[name]
+
+    def _get_name(self) -> str:
+        return "Sequential"
+
+
 class PartOfDict(nn.ModuleDict):
     """What is left of a `ModuleDict`, with the keys that it has there."""
 
@@ -50,7 +85,7 @@ class PartOfDict(nn.ModuleDict):
 
 def is_of_graph_module(module: nn.Module) -> bool:
     """Say whether a module is a container that a graph module has made, and none of the user's."""
-    return type(module) in (nn.Module, PartOfList, PartOfDict)
+    return type(module) in (nn.Module, PartOfList, PartOfSequential, PartOfDict)
 
 
 def twin_of(container: nn.Module) -> nn.Module:
@@ -66,6 +101,8 @@ def empty_like(module: nn.Module) -> nn.Module:
     numbered = all(name.isdigit() for name in module._modules)
     if type(module) in (nn.ModuleList, nn.Sequential, PartOfList) and numbered:
         return PartOfList()
+    if type(module) in (nn.Sequential, PartOfSequential):
+        return PartOfSequential(getattr(module, "names", None) or tuple(module._modules))
     return PartOfDict() if type(module) in (nn.ModuleDict, PartOfDict) else nn.Module()
 
 

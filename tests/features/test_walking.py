@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -121,3 +122,27 @@ def test_compilers_take_it(model: nn.Module) -> None:
     exported = torch.export.export(extractor, (X,)).module()
     for each in (compiled, exported):
         assert torch.equal(each(X)["heads.b"], extractor(X)["heads.b"])
+
+
+class Named(nn.Module):
+    """Has a Sequential whose modules have names, as torchvision's RegNet and DenseNet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Sequential(OrderedDict((f"block{number}", Block()) for number in range(1, 5)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.trunk(x)
+
+
+def test_sequential_with_names_is_walked_by_number_too() -> None:
+    model = Named().eval()
+    trunk = extractor_of(model, "trunk.block2", "trunk.block3").trunk
+    assert len(trunk) == 3
+    assert list(trunk) == [model.trunk.block1, model.trunk.block2, model.trunk.block3]
+    assert trunk[0] is trunk.block1 is model.trunk[0]
+    assert trunk[1:] == [model.trunk[1], model.trunk[2]]
+    for copied in (copy.deepcopy(trunk), pickle.loads(pickle.dumps(trunk))):
+        assert copied[2] is copied.block3
+    with pytest.raises(IndexError, match="block1, block2, block3, and not 'block4'"):
+        trunk[3]

@@ -16,6 +16,7 @@ from featx.features.building.decisions import branches_on_inputs, note_random_de
 from featx.features.building.left_attributes import left_by, note_left, state_use_of, tensors_left_out, text_of
 from featx.features.building.prune import prune
 from featx.features.building.raising_graph import raising_graph
+from featx.features.building.reachable import share_reachable_modules
 from featx.features.building.tracing import ModelTracing, TracedModel, TracerName
 from featx.features.describing.info import FeatureInfos, infos_of
 from featx.features.describing.other_sizes import OtherSizes
@@ -83,6 +84,7 @@ def build(model: nn.Module, requests: dict[bool, Request], options: Options, exa
         infos={training: mode.infos for training, mode in modes.items()},
         cases=_cases(model, requests, options, tracing.example) if _is_adapted(modes.values(), options) else None,
     )
+    share_reachable_modules(extractor, model)
     if options.inputs is None and tracing.example is not None:
         extractor.meta["example"] = tracing.example.without_values()
     extractor.meta["free_dims"] = {training: mode.free_dims for training, mode in modes.items()}

@@ -217,7 +217,7 @@ class _Known:
             is_of_tokens = sizes is not None and len(sizes) == 2
             return self._layout_of_tokens(key, shape, module) if is_of_tokens else self._of_sequence(key, shape, module)
         if sizes is None or len(sizes) not in (dims - 2, 2):
-            return first
+            return first if sizes is not None or isinstance(module, _FIRST_OF_MAPS) else None
         if isinstance(module, _FIRST_OF_MAPS):
             return first
         fits = [layout for layout in (first, last) if _is_map(layout, shape, sizes)]

@@ -17,21 +17,26 @@ _ATOMS = frozenset(
 _NOT_FOLLOWED = (type, ModuleType, torch.Tensor, CodeType)
 
 
-def referred_to(module: nn.Module, candidates: Collection[nn.Module]) -> set[nn.Module]:
-    """Return those of `candidates` to which attributes of a module, or of those inside it, lead.
+def is_atom(value: object) -> bool:
+    """Say whether a value leads to no other object that matters: a number, a text, a tensor, a class."""
+    return type(value) in _ATOMS or isinstance(value, type)
+
+
+def referred_to(values: Collection[Any], candidates: Collection[nn.Module]) -> set[nn.Module]:
+    """Return those of `candidates` to which some values lead: modules by their attributes and by those inside them.
 
     Follows containers, objects, closures, bound methods and weak references, and no globals. O(objects inside).
     """
     wanted = {id(candidate): candidate for candidate in candidates}
     found: set[nn.Module] = set()
     seen: set[int] = set()
-    pending: list[Any] = [module]
+    pending: list[Any] = list(values)
     while pending:
         value = pending.pop()
         if type(value) in _ATOMS or id(value) in seen:
             continue
         seen.add(id(value))
-        if id(value) in wanted and value is not module:
+        if id(value) in wanted and not any(value is each for each in values):
             found.add(wanted[id(value)])
             if len(found) == len(wanted):
                 break

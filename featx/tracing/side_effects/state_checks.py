@@ -95,7 +95,7 @@ class StateChecks:
         """
         changed = [each for each in self._changed if self.states.changed_attribute(each) is not None]
         changed += [each for each in self._in_progress if self.states.changed_attribute(each) is not None]
-        for owner in referred_to(module, changed) if changed else ():
+        for owner in referred_to([module], changed) if changed else ():
             raise ModifiedFromOutside(
                 f"forward changes the attribute '{self.states.changed_attribute(owner)}' of '{self.paths[owner]}', "
                 f"which '{path}' may read, and '{path}' is kept whole,"

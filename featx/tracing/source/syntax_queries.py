@@ -223,7 +223,8 @@ def asks_for_attribute(frame: FrameType) -> bool:
 def asks_for_kind_of_variable(code: CodeType) -> bool:
     """Say whether `code`, or code inside it, asks for the kind of a local variable, in a way that no proxy notices.
 
-    `type(x)` and `callable(x)` of a local variable, and patterns of `match` that stand for sequences and mappings.
+    `type(x)`, `callable(x)` and `hasattr(x, "keys")` of a local variable, and patterns of `match` that stand for
+    sequences and mappings.
     Without source: no.
     """
     source = source_of(code)
@@ -235,11 +236,13 @@ def asks_for_kind_of_variable(code: CodeType) -> bool:
 def _asks_for_kind(node: ast.AST | None, code: CodeType) -> bool:
     if isinstance(node, (ast.MatchSequence, ast.MatchMapping)):
         return True
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or len(node.args) != 1:
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or not node.args:
         return False
-    asked = node.args[0]
+    asked, *others = node.args
     is_local = isinstance(asked, ast.Name) and asked.id in code.co_varnames and asked.id not in ("self", "cls")
-    return is_local and node.func.id in ("type", "callable")
+    if node.func.id == "hasattr":  # which a proxy has
+        return is_local and len(others) == 1 and isinstance(others[0], ast.Constant) and others[0].value == "keys"
+    return is_local and not others and node.func.id in ("type", "callable")
 
 
 @functools.lru_cache(maxsize=4096)

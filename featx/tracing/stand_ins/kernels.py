@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -109,7 +109,7 @@ class Kernels(TorchDispatchMode):
 
     def is_on_top(self) -> bool:
         """Say whether this is the innermost dispatch mode, and not one that the model has entered."""
-        return torch.utils._python_dispatch._get_current_dispatch_mode() is self
+        return cast(Any, torch.utils)._python_dispatch._get_current_dispatch_mode() is self
 
     def seen(self) -> _Seen:
         """Return a context for a recorded call."""
