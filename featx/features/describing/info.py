@@ -238,10 +238,15 @@ class _Known:
 
     def _of_sequence(self, key: str, shape: tuple[int, ...], module: nn.Module | None) -> str | None:
         """Return the layout of a value of three dimensions where the input is a text or a signal."""
-        found = None if self._other_sizes is None else self._other_sizes.layout_of_sequence(key, shape)
-        if found is not None or not isinstance(module, (*_CHANNELS_FIRST, *_CHANNELS_LAST)):
+        other = self._other_sizes
+        found = None if other is None else other.layout_of_sequence(key, shape)
+        if found is not None:
             return found
-        return "NCL" if isinstance(module, _CHANNELS_FIRST) else "NLC"
+        if isinstance(module, _CHANNELS_FIRST):
+            return "NCL"
+        # A graph for padded texts is one for their values, and takes no other sizes.
+        known = None if other is None else other.layout_by_size(shape)
+        return "NLC" if known is None and isinstance(module, _CHANNELS_LAST) else known
 
     def _layout_of_tokens(self, key: str, shape: tuple[int, ...], module: nn.Module | None) -> str | None:
         """Return the layout of a value of three dimensions where the input is an image."""

@@ -82,6 +82,18 @@ class OtherSizes:
             return None
         return "".join("N" if dim in samples else "L" if dim in places else "C" for dim in range(len(shape)))
 
+    def layout_by_size(self, shape: tuple[int, ...]) -> str | None:
+        """Return the layout of a value that has as many samples and tokens as the text that is the first input."""
+        first = self._inputs[0] if self._inputs else None
+        if first is None or first.dim() != 2 or first.is_floating_point():
+            return None
+        batch, length = first.shape
+        if shape[:2] == (batch, length):
+            return "NLC"
+        if (shape[0], shape[2]) == (batch, length):
+            return "NCL"
+        return "LNC" if shape[:2] == (length, batch) else None
+
     def _changed(self, key: str, shape: tuple[int, ...], runs: list[Shapes]) -> set[int]:
         found: set[int] = set()
         for shapes in runs:
