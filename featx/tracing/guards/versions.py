@@ -41,5 +41,6 @@ def _counted(value: Any) -> int:
     if torch.compiler.is_compiling() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
         return 0
     if isinstance(value, torch.Tensor):
-        return 0 if value.is_inference() else value._version
+        with torch._C.DisableTorchFunction():  # a trace of the extractor follows no versions
+            return 0 if value.is_inference() else value._version
     return sum([_counted(leaf) for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)])
