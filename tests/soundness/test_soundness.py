@@ -18,7 +18,7 @@ pytestmark = pytest.mark.fuzzing
 DRAWS, CASES = 4, 50
 
 
-# A tensor that forward keeps in an attribute, made of sizes: the model has it after a call, and the graph leaves it out.
+# A tensor made of sizes that forward keeps in an attribute: the model has it after a call, and the graph does not.
 KNOWN = pytest.mark.xfail(reason="one model of draw 1 keeps a table that the graph does not leave on it", strict=False)
 
 
