@@ -18,11 +18,7 @@ pytestmark = pytest.mark.fuzzing
 DRAWS, CASES = 4, 50
 
 
-# A tensor made of sizes that forward keeps in an attribute: the model has it after a call, and the graph does not.
-KNOWN = pytest.mark.xfail(reason="one model of draw 1 keeps a table that the graph does not leave on it", strict=False)
-
-
-@pytest.mark.parametrize("draw", [pytest.param(draw, marks=KNOWN if draw == 1 else ()) for draw in range(DRAWS)])
+@pytest.mark.parametrize("draw", range(DRAWS))
 def test_traced_random_models_give_what_the_models_give_or_refuse(draw: int, library: Library) -> None:
     tally, wrong = Tally(), []
     for number in range(CASES):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -312,3 +313,29 @@ def test_module_that_is_kept_whole_may_return_what_it_has_kept() -> None:
     for length in (5, 4, 9, 5):
         x = torch.randn(2, length, 3)
         assert same(extractor(x)["relu"], model(x))
+
+
+class CountingBeside(Keeping):
+    """Counts its calls in a buffer, of which a graph writes what the model writes, beside a cache."""
+
+    def __init__(self, find: Build) -> None:
+        super().__init__(find)
+        self.register_buffer("calls", torch.zeros(2))
+        self.register_buffer("offset", torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls[:1] += 1
+        self.offset.mul_(1.5)
+        return super().forward(x) + self.calls.sum() * self.offset
+
+
+@pytest.mark.parametrize("find", [by_tuple, where_the_height_differs])
+def test_model_with_a_cache_and_a_counter_is_only_read(find: Build) -> None:
+    model = CountingBeside(find).eval()
+    traced = featx.trace(model, torch.rand(SHAPES[0]))
+    assert model.calls.tolist() == [0.0, 0.0]
+    assert model.offset.item() == 1.0
+    twin = copy.deepcopy(model)
+    for shape in SHAPES:
+        x = torch.rand(shape)
+        assert same(traced(x), twin(x))

@@ -6,7 +6,6 @@ A table of positions is not computed from values of the inputs, so a trace witho
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from types import FunctionType
 from typing import Any, cast
 
 import torch
@@ -16,7 +15,10 @@ from featx.ir.arguments import map_arg
 from featx.ir.effects import Effects
 from featx.ir.form import sources_of_values
 from featx.ir.graph import Graph
+from featx.ir.memory import MemoryGroups
 from featx.ir.node import Node
+from featx.ir.operator_facts import facts_of_call
+from featx.tracing.checks.filled_caches import identity_of
 from featx.tracing.guards.scalars import plain_number
 from featx.tracing.recording.lineage import Origin, Part
 from featx.tracing.replica.model_context import ModelContext
@@ -47,6 +49,9 @@ class ConstantValues:
     ) -> None:  # fmt: skip
         self._model = model
         self._effects = Effects(graph, model.root)
+        self._memory = MemoryGroups(graph, self._effects)
+        # What calls write is computed on copies: the model is only read.
+        self._written = {group for node in graph.nodes for group in self._memory.written_by(node)}
         self._numbers = numbers
         self._tensors = tensors
         self._numbers_of_calls = calls
@@ -83,14 +88,15 @@ class ConstantValues:
         written = () if node.op in ("placeholder", "output") else self._effects.of(node).writes
         if any(each in self._values for each in written):
             raise NotComparableError
-        call = node.op, _key_of(node.target), self._key((node.args, node.kwargs))
+        call = node.op, identity_of(node.target), self._key((node.args, node.kwargs))
         self._calls[node] = self._numbers_of_calls.setdefault(call, len(self._numbers_of_calls))
         if node.op == "output" or node in self._from_inputs:
             self.steps.append(self._calls[node])
 
     def _computed(self, node: Node) -> Any:
         if node.op == "get_attr":
-            return _tensor_at(self._model.root, str(node.target))
+            value = _tensor_at(self._model.root, str(node.target))
+            return value.clone() if value is not _UNKNOWN and self._memory.of(node) in self._written else value
         if node.target is getattr and node.args[1] == "device":
             return self._model.device
         effects = self._effects.of(node) if node.op in ("call_function", "call_method") else None
@@ -98,6 +104,10 @@ class ConstantValues:
             return _UNKNOWN
         if any(source not in self._values for source in node.all_input_nodes):
             return _UNKNOWN
+        if facts_of_call(node).writes_first or "out" in node.kwargs:
+            written = (node.args[0] if node.args else None, node.kwargs.get("out"))
+            if any(isinstance(leaf, torch.Tensor) and id(leaf) not in self._tensors for leaf in tree_leaves(written)):
+                return _UNKNOWN  # a tensor that stands in the graph is not of this class
         args, kwargs = map_arg((node.args, node.kwargs), self._values.__getitem__)
         args, kwargs = self._with_tensors(args), self._with_tensors(kwargs)
         if any(leaf.is_meta for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)):
@@ -133,7 +143,7 @@ class ConstantValues:
             return tuple([(name, self._key(item)) for name, item in cast(dict[Any, Any], value).items()])
         if isinstance(value, slice):
             return "slice", self._key(value.start), self._key(value.stop), self._key(value.step)
-        return type(plain_number(value)).__name__, _key_of(plain_number(value))
+        return type(plain_number(value)).__name__, identity_of(plain_number(value))
 
 
 class NotComparableError(Exception):
@@ -163,13 +173,3 @@ def _tensor_at(root: nn.Module, path: str) -> Any:
     held: tuple[dict[str, Any], ...] = (module._parameters, module._buffers, module.__dict__)
     found = next((each[name] for each in held if name in each), None)
     return found if isinstance(found, torch.Tensor) and not found.is_meta else _UNKNOWN
-
-
-def _key_of(value: Any) -> Any:
-    if isinstance(value, FunctionType):
-        return id(value.__code__)
-    try:
-        hash(value)
-    except TypeError:
-        return id(value)
-    return repr(value) if isinstance(value, float) else value

@@ -84,7 +84,7 @@ class _Values:
         """Return the numbers of what depends on values of the inputs, in order, and that of the output."""
         found: list[int] = []
         for node in graph.nodes:
-            called = _identity_of(node.target)
+            called = identity_of(node.target)
             number = self.nodes[node] = self._number((node.op, called, self._key(node.args), self._key(node.kwargs)))
             is_step = node.op in ("placeholder", "output") or depends_on_inputs(node)
             if is_step and node.target is not check_aliases:  # of which a call without some code needs none
@@ -108,7 +108,7 @@ class _Values:
         if origin.node is not None and origin.node in self.nodes:
             return self.nodes[origin.node]
         owner = self.of_origin(origin.owner)
-        return self._number(("call_function", _identity_of(origin.function), ((0, owner), self._key(origin.key)), ()))
+        return self._number(("call_function", identity_of(origin.function), ((0, owner), self._key(origin.key)), ()))
 
     def _number(self, key: Any) -> int:
         return self.numbers.setdefault(key, len(self.numbers))
@@ -125,10 +125,11 @@ class _Values:
             return tuple([(name, self._key(item)) for name, item in value.items()])
         if isinstance(value, slice):
             return 2, self._key(value.start), self._key(value.stop), self._key(value.step)
-        return type(value).__name__, _identity_of(value)
+        return type(value).__name__, identity_of(value)
 
 
-def _identity_of(value: Any) -> Any:
+def identity_of(value: Any) -> Any:
+    """Return what is equal for targets or constants that are the same; lambdas are made anew in each call."""
     if isinstance(value, FunctionType):
         return id(value.__code__)
     try:
