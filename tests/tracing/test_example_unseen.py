@@ -230,7 +230,7 @@ def in_a_count_that_it_makes(model: Any, x: torch.Tensor) -> torch.Tensor:
 
 REFUSED: dict[Any, str] = {
     in_an_object_that_is_read: "forward reads what it has computed from the inputs of an earlier call",
-    deep_in_an_object: "runs other operations in a second call",
+    deep_in_an_object: "forward adds to .* and runs other operations in a second call",
     in_a_count_that_it_makes: "forward tests whether it has already created the attribute 'count'",
 }
 

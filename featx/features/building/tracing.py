@@ -37,7 +37,6 @@ from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.replica.modules import has_own_call
 from featx.tracing.replica.replica import only_sets_flags, replica_of, view_in_mode
 from featx.tracing.side_effects.state_checks import Attribute
-from featx.tracing.signals import Untraceable
 from featx.tracing.source.attributes import is_read, is_tested_for
 from featx.tracing.symbolic.inputs import PHBase
 from featx.tree import tree_leaves
@@ -439,7 +438,8 @@ class ModelTracing:
         causes: list[BaseException] = [error]
         while causes[-1].__cause__ is not None:
             causes.append(causes[-1].__cause__)
-        is_of_model = isinstance(causes[-1], Exception) and not isinstance(causes[-1], (FeatxError, Untraceable))
+        # Signals of a trace are no Exceptions.
+        is_of_model = isinstance(causes[-1], Exception) and not isinstance(causes[-1], FeatxError)
         return is_of_model and not self._on_example().runs_untraced(self.model, *_inputs(example))
 
     def _refused_guess(self, example: Example, error: Exception) -> TraceError:

@@ -121,7 +121,8 @@ class MeasuredCalls:
     def _result_of(self, call: Callable[[], Any], is_measured: bool) -> Any:
         whole = self._recorder.whole
         if is_measured:
-            self._torch_calls.check_generator()
+            with torch._C.DisableTorchFunction():  # the trace would follow the states that are compared
+                self._torch_calls.check_generator()
         self.context.check_numbers()  # those that the code around the call has changed
         changed = self.changed_for_call() if is_measured else None
         if changed is not None:
