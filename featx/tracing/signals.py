@@ -53,6 +53,10 @@ class NeedsNumberChecks(BaseException):
     """Forward changes a number of its Python file, and it is not known which module does it."""
 
 
+class NeedsFixedKeys(BaseException):
+    """A dict that a size was looked up in as a text has other keys too: what is found there depends on the size."""
+
+
 class ChangesOuterValues(BaseException):
     """Forward sets something outside of its modules for a call that is one node, and a further run knows it."""
 

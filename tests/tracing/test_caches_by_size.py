@@ -168,9 +168,29 @@ def where_the_dict_was_filled(model: Any, h: int, w: int) -> torch.Tensor:
     return ramp(h, w) * known.get(h, torch.tensor(1.0))
 
 
+def where_a_key_is_known_later(model: Any, h: int, w: int) -> torch.Tensor:
+    key = f"{h}x{w}"
+    model.cache["12x10"] = torch.tensor(2.0)
+    return ramp(h, w) * model.cache.get(key, torch.tensor(1.0))
+
+
+def where_a_local_dict_knows_it(model: Any, h: int, w: int) -> torch.Tensor:
+    known: dict[str, float] = {}
+    key = f"{h}"
+    known["12"] = 2.0
+    return ramp(h, w) * known.get(key, 1.0)
+
+
 @pytest.mark.parametrize(
     "find",
-    [where_the_text_is_known, where_another_key_is_known, where_the_text_goes_elsewhere, where_the_dict_was_filled],
+    [
+        where_a_key_is_known_later,
+        where_a_local_dict_knows_it,
+        where_the_text_is_known,
+        where_another_key_is_known,
+        where_the_text_goes_elsewhere,
+        where_the_dict_was_filled,
+    ],
 )
 def test_keys_that_tell_one_size_from_others_fix_it(find: Build) -> None:
     model = Keeping(find).eval()

@@ -53,7 +53,7 @@ class Trace:
     def is_key_of_cache(self) -> bool:
         return False
 
-    def is_in_key_of_cache(self) -> bool:
+    def is_in_key_of_cache(self, text: str) -> bool:
         return False
 
     def is_message(self) -> bool:

@@ -11,6 +11,7 @@ from featx.tracing.side_effects.state_checks import Attribute
 from featx.tracing.signals import (
     ChangesOuterValues,
     NeedsConversionTracking,
+    NeedsFixedKeys,
     NeedsNumberChecks,
     NeedsSharedInputs,
     ReadOrderUnknown,
@@ -18,6 +19,7 @@ from featx.tracing.signals import (
 
 Restart = (
     NeedsConversionTracking
+    | NeedsFixedKeys
     | WritesSharedTensor
     | ReadOrderUnknown
     | NeedsSharedInputs
@@ -27,6 +29,7 @@ Restart = (
 # What a run raises that has to be set up differently.
 RESTARTS = (
     NeedsConversionTracking,
+    NeedsFixedKeys,
     WritesSharedTensor,
     ReadOrderUnknown,
     NeedsSharedInputs,
@@ -77,6 +80,8 @@ class RunSetup:
         """Change what a run has asked to change."""
         if isinstance(restart, NeedsConversionTracking):
             context.converting.append(restart.namespace)
+        elif isinstance(restart, NeedsFixedKeys):
+            context.fixes_keys = True
         elif isinstance(restart, WritesSharedTensor):
             self._copied = "all"
         elif isinstance(restart, NeedsNumberChecks):

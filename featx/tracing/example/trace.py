@@ -52,6 +52,7 @@ from featx.tracing.side_effects.state_checks import StateChecks
 from featx.tracing.signals import (
     AllNeededRecorded,
     ChangesOuterValues,
+    NeedsFixedKeys,
     NeedsRealValues,
     ThreadInterference,
     UnsupportedSideEffect,
@@ -144,6 +145,7 @@ class ExampleTrace:
         recorder, earlier, before = self.recorder, conditions.earlier, conditions.before
         recorder.is_compared = self._settings.is_repeated
         self.numbers.converting = self.model_context.converting
+        self.numbers.are_keys_fixed = self.model_context.fixes_keys
         if conditions.dtype is not None:
             recorder.stand_ins.cast(self.replica.root, conditions.dtype)
         self.numbers.disguise, self.numbers.disguised = conditions.disguise, conditions.disguised
@@ -274,6 +276,8 @@ class ExampleTrace:
         with torch._C.DisableTorchFunction(), kernels.seen():
             self._observers.check_threads()
             self._final_checks.check_side_effects(generators, self._tensor_attributes)
+            if self.replica.size_caches.have_other_keys():
+                raise NeedsFixedKeys
             if self._measured.outer_values is not None and self._measured.outer_values.is_to_run_again():
                 raise ChangesOuterValues
             self.recorder.autocast_modes.leave()

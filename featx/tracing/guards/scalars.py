@@ -68,8 +68,8 @@ class NumberTrace(Protocol):
         """Say whether code hashes the number only to look a key up in a cache of the model."""
         ...
 
-    def is_in_key_of_cache(self) -> bool:
-        """Say whether the running code only looks the text that it makes up in a cache."""
+    def is_in_key_of_cache(self, text: str) -> bool:
+        """Say whether the running code makes `text` of the number only as a part of a key of a cache."""
         ...
 
     def node_of(self, origin: Any) -> Node:
@@ -281,8 +281,10 @@ def _define_text(kind: type, name: str) -> None:
     known = cast(Callable[..., str], getattr(kind.__mro__[2], name))
 
     def implementation(self: Any, *args: Any) -> str:
-        is_unseen = self.trace.is_recording() and (self.trace.is_message() or self.trace.is_in_key_of_cache())
-        return known(_plain(self) if is_unseen else pinned(self), *args)
+        text = known(_plain(self), *args)
+        if not self.trace.is_recording() or not (self.trace.is_message() or self.trace.is_in_key_of_cache(text)):
+            pinned(self)
+        return text
 
     setattr(kind, name, implementation)
 

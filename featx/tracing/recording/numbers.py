@@ -54,6 +54,7 @@ class Numbers:
         next_call: those of the next call on the same replica.
         uses_earlier: whether what forward does depends on a number that an earlier call has kept, other than on its
             comparison with a number of this call.
+        are_keys_fixed: whether numbers are fixed that are a part of a text by which something is looked up.
     """
 
     def __init__(self, recorder: Recorder, size_caches: SizeCaches) -> None:
@@ -74,6 +75,7 @@ class Numbers:
         self.are_recorded = True
         self.next_call: Numbers | None = None
         self.uses_earlier = False
+        self.are_keys_fixed = False
 
     def new(self, value: int | float, origin: Origin) -> Any:
         """Return a number that the model gets, as one whose arithmetic is recorded."""
@@ -146,16 +148,16 @@ class Numbers:
         if is_of_featx(frame.f_code):  # it looks at the caches
             return True
         looked_up = dicts_looked_up(frame)
-        return self._are_caches(looked_up) if looked_up else calls_cached_method(frame)
+        return self._size_caches.are_caches(looked_up) if looked_up else calls_cached_method(frame)
 
-    def is_in_key_of_cache(self) -> bool:
-        """Say whether the running code only looks the text that it makes up in a cache."""
+    def is_in_key_of_cache(self, text: str) -> bool:
+        """Say whether the running code makes `text` of the number only as a part of a key of a cache."""
         frame = self._recorder.model_frame()
-        looked_up = [] if frame is None else dicts_looked_up_by_text(frame)
-        return bool(looked_up) and self._are_caches(looked_up)
-
-    def _are_caches(self, dicts: list[dict[Any, Any]]) -> bool:
-        return self._size_caches.are_caches(dicts)
+        looked_up = [] if frame is None or self.are_keys_fixed else dicts_looked_up_by_text(frame)
+        if not looked_up or not self._size_caches.are_caches(looked_up):
+            return False
+        self._size_caches.note_text(looked_up, text)
+        return True
 
     def compute(self, function: Callable[..., Any], args: tuple[Any, ...], result: Any) -> Any:
         """Record arithmetic on traced numbers."""

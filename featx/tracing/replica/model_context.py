@@ -88,6 +88,8 @@ class ModelContext:
         places = find_names_to_replace(
             self.namespaces, modules, functions, is_recording=True, follows_marked=follows_wrapped
         )  # fmt: skip
+        # Whether sizes are fixed that are looked up as texts; traces find out that it is needed.
+        self.fixes_keys = False
         # Whether each module is asked what numbers of the files it has changed; traces find out that it is needed.
         self.checks_numbers = False
         # The keys and names of those that calls which are one node have changed in this run.

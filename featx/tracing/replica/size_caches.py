@@ -14,6 +14,8 @@ class SizeCaches:
     def __init__(self) -> None:
         # By id; holding them keeps an id from being used again.
         self._known: dict[int, dict[Any, Any]] = {}
+        # The texts of sizes that were a part of keys of each of them.
+        self._texts: dict[int, set[str]] = {}
 
     def are_caches(self, dicts: Iterable[dict[Any, Any]]) -> bool:
         """Say whether all of these are such caches, and remember those that are empty now. O(keys)."""
@@ -25,9 +27,23 @@ class SizeCaches:
         # What a text was made of is not to be seen in it.
         return id(candidate) in self._known and all(type(key) is str or _is_traced(key) for key in candidate)
 
+    def note_text(self, dicts: Iterable[dict[Any, Any]], text: str) -> None:
+        """Take note that a size, which is written so, is a part of a text that these caches are looked up by."""
+        for each in dicts:
+            self._texts.setdefault(id(each), set()).add(text)
+
+    def have_other_keys(self) -> bool:
+        """Say whether one of them has a text as a key that no noted size is a part of. To be asked after a call."""
+        return any(
+            not any(text in key for text in texts)
+            for place, texts in self._texts.items()
+            for key in self._known[place]
+            if type(key) is str
+        )
+
     def forget(self) -> None:
         """Let go of all of them."""
-        self._known = {}
+        self._known, self._texts = {}, {}
 
 
 def _is_traced(key: Any) -> bool:
