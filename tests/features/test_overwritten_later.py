@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 import featx
+from featx.tracing.guards.versions import check_version, version_of
 
 Write = Callable[[torch.Tensor, bool], torch.Tensor]
 X = torch.rand(2, 6)
@@ -118,6 +119,22 @@ def test_versions_do_not_stand_in_the_way_of_compilers(tmp_path: Path) -> None:
         in_inference_mode = extractor(X)
     for got in (compiled(X), exported(X), torch.jit.script(extractor)(X), in_inference_mode):
         assert torch.equal(got["2"], expected["2"])
+
+
+def test_versions_that_were_not_counted_are_not_compared() -> None:
+    written = torch.zeros(2).add_(1)
+    with torch.inference_mode():
+        uncounted = torch.zeros(2)
+    assert [version_of(value) for value in (written, (written, written), uncounted, (written, uncounted))] == [
+        1,
+        2,
+        -1,
+        -1,
+    ]
+    check_version(written, -1, "a value that compiled code has made")
+    check_version(uncounted, 0, "a value of inference mode")
+    with pytest.raises(featx.MutationError):
+        check_version(written, 0, "a value")
 
 
 class Plain(nn.Module):
