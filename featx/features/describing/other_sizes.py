@@ -76,8 +76,13 @@ class OtherSizes:
 
         None where its dimensions change in another way, and where the graph takes no other sizes.
         """
-        samples = self._changed(key, shape, [self._more_samples])
-        places = self._changed(key, shape, self._longer)
+        there = self._three_times_as_many_and_longer.get(key, ())
+        changed = [dim for dim, now in enumerate(there) if len(there) == len(shape) and now != shape[dim]]
+        samples = {dim for dim in changed if there[dim] == 3 * shape[dim]}
+        places = {*changed} - samples
+        if len(samples) != 1 or len(places) != 1:  # one run does not tell, and two may
+            samples = self._changed(key, shape, [self._more_samples])
+            places = self._changed(key, shape, self._longer)
         if len(samples) != 1 or len(places) != 1 or samples == places:
             return None
         return "".join("N" if dim in samples else "L" if dim in places else "C" for dim in range(len(shape)))
@@ -103,10 +108,26 @@ class OtherSizes:
         return found
 
     @cached_property
+    def _three_times_as_many_and_longer(self) -> Shapes:
+        """The shapes for three times as many samples, of twice the length; nothing where there are several lengths."""
+        batch, *lengths = self._inputs[0].shape if self._inputs else (0,)
+        if len(lengths) != 1:
+            return {}
+        length = lengths[0]
+        return self._shapes(
+            lambda value: [
+                3 * size if dim == 0 and size == batch else 2 * size if dim > 0 and size == length else size
+                for dim, size in enumerate(value.shape)
+            ],
+            has_guards=False,
+        )[0]
+
+    @cached_property
     def _more_samples(self) -> Shapes:
         batch = self._inputs[0].shape[0] if self._inputs else 0
         return self._shapes(
-            lambda value: [size + (dim == 0 and size == batch) for dim, size in enumerate(value.shape)]
+            lambda value: [size + (dim == 0 and size == batch) for dim, size in enumerate(value.shape)],
+            has_guards=False,
         )[0]
 
     @cached_property
@@ -118,14 +139,18 @@ class OtherSizes:
         def other(factor: float) -> Shapes:
             new = max(int(length * factor), 1)
             shapes, is_whole = self._shapes(
-                lambda value: [new if dim > 0 and size == length else size for dim, size in enumerate(value.shape)]
+                lambda value: [new if dim > 0 and size == length else size for dim, size in enumerate(value.shape)],
+                has_guards=False,
             )
             return shapes if is_whole else {}
 
         return other(2) or other(0.5)
 
-    def _shapes(self, resize: _Resize) -> tuple[Shapes, bool]:
-        """Return the shapes for other inputs, and whether the graph takes them."""
+    def _shapes(self, resize: _Resize, *, has_guards: bool = True) -> tuple[Shapes, bool]:
+        """Return the shapes for other inputs, and whether the graph takes them.
+
+        Guards ask for values, which decide nothing about shapes where the nodes are the same.
+        """
 
         def resized(value: Any) -> Any:
             if not isinstance(value, torch.Tensor):
@@ -136,6 +161,10 @@ class OtherSizes:
         small = Graph()
         output: Any = small.graph_copy(self._graph(), {})
         small.output(output)
+        if not has_guards:
+            for node in [node for node in small.nodes if node.meta.get("is_guard")]:
+                small.erase_node(node)
+            small.eliminate_dead_code()
         run = _NotesShapes(GraphModule(self._model, small))
         is_whole = False
         with suppress(FeatxError, RuntimeError, ValueError, AssertionError, TypeError, IndexError):
