@@ -49,7 +49,7 @@ class MetaValues(OperatorMode):
         tensors = [*tensors_in(args), *tensors_in(kwargs.values())]
         real = [tensor for tensor in tensors if not tensor.is_meta]
         is_constant = len(real) == len(tensors) and self._may_run(signature, real, args, kwargs)
-        if is_constant and (tensors or not signature.draws):
+        if is_constant and not signature.draws:
             return self._run(signature, args, kwargs)
         if kwargs.get("device") is not None or not tensors:
             kwargs = {**kwargs, "device": _META}

@@ -41,7 +41,7 @@ def preserve_model(
     tensors = [*module.parameters(), *module.buffers(), *inputs]
     leaves = [tensor for tensor in tensors if tensor.grad_fn is None]
     versions = [] if has_values else [(each, each._version) for each in tensors if not each.is_inference()]
-    with _caches_kept(inside, graph), _casts_kept(), _generators_kept(tensors):
+    with _caches_kept(inside, graph), _casts_kept(), _generators_kept(tensors, has_values):
         try:
             yield
         finally:
@@ -92,10 +92,13 @@ def _has_no_values(tensor: torch.Tensor) -> bool:
 
 
 @contextmanager
-def _generators_kept(tensors: Iterable[torch.Tensor]) -> Generator[None]:
+def _generators_kept(tensors: Iterable[torch.Tensor], has_values: bool) -> Generator[None]:
     devices = {tensor.device for tensor in tensors if tensor.device.type not in ("cpu", "meta")}
     with ExitStack() as stack:
         stack.callback(SharedGenerators().restore)
+        if not has_values:  # torch's generators give nothing then, and other threads may draw from them meanwhile
+            yield
+            return
         stack.enter_context(torch.random.fork_rng(devices=[]))
         for device in devices:
             stack.enter_context(torch.random.fork_rng(devices=[device.index or 0], device_type=device.type))

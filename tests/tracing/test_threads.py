@@ -374,3 +374,26 @@ def test_threads_in_which_torch_computes_are_told_apart_from_those_of_python() -
     other.start()
     other.join()
     assert before.have_run()
+
+
+class Block(nn.Module):
+    """Is kept whole, and says which of its modules runs on values and which without."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.norm = nn.BatchNorm1d(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        sys.stdout.write(f"runs {id(self)} {x.device}\n")
+        return self.norm(self.linear(x).mT).mT
+
+
+def test_layouts_are_found_on_modules_that_are_not_those_of_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+    # Runs at other sizes once changed attributes, statistics and version counters of the model, and put them back.
+    model = nn.Sequential(nn.Linear(8, 8), Block(), nn.Linear(8, 4))
+    extractor = featx.create_feature_extractor(model, ["2"], example_inputs=torch.rand(2, 5, 8))
+    assert extractor.feature_info[0].layout == "NLC"
+    runs = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("runs")]
+    assert "meta" in {device for _, _, device in runs}
+    assert str(id(model[1])) not in {module for _, module, _ in runs}

@@ -17,12 +17,15 @@ from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.module import GraphModule
 from featx.passes.shapes import ShapeProp
+from featx.tracing.replica.replica import Replica
 from featx.tree import tree_leaves, tree_map
 
 # The shapes that a graph returns, by key.
 Shapes = Mapping[str, tuple[int, ...]]
 # From the shape of an input, another one.
 _Resize = Callable[[torch.Tensor], list[int]]
+# What a graph raises that does not take other sizes.
+_REFUSALS = (FeatxError, RuntimeError, ValueError, AssertionError, TypeError, IndexError)
 
 
 class OtherSizes:
@@ -165,20 +168,24 @@ class OtherSizes:
             for node in [node for node in small.nodes if node.meta.get("is_guard")]:
                 small.erase_node(node)
             small.eliminate_dead_code()
-        run = _NotesShapes(GraphModule(self._model, small))
         is_whole = False
-        with suppress(FeatxError, RuntimeError, ValueError, AssertionError, TypeError, IndexError):
-            run.propagate(*args, **kwargs)
-            is_whole = True
-        return {key: run.found[node] for key, node in output.items() if node in run.found}, is_whole
+        found: dict[Node, tuple[int, ...]] = {}
+        with suppress(*_REFUSALS):
+            replica = Replica(self._model, copies_tensors="forms")  # other threads may run and train the model
+            try:
+                _NotesShapes(GraphModule(replica.root, small), found).propagate(*args, **kwargs)
+                is_whole = True
+            finally:
+                replica.drop()
+        return {key: found[node] for key, node in output.items() if node in found}, is_whole
 
 
 class _NotesShapes(ShapeProp):
     """Notes the shapes of tensors, up to a node that does not take the inputs."""
 
-    def __init__(self, gm: GraphModule) -> None:
+    def __init__(self, gm: GraphModule, found: dict[Node, tuple[int, ...]]) -> None:
         super().__init__(gm)
-        self.found: dict[Node, tuple[int, ...]] = {}
+        self.found = found
 
     def run_node(self, n: Node) -> Any:
         result = super().run_node(n)

@@ -24,6 +24,7 @@ from featx.ir.node import Node
 from featx.ir.torch_layers import is_torch_layer
 from featx.module import GraphModule
 from featx.passes.shapes import ShapeProp
+from featx.tracing.replica.replica import Replica
 from featx.tree import clone_tensors
 
 # Where the modules are that the user gives for features.
@@ -357,12 +358,12 @@ def _form_after(apply: Callable[..., Any], info: FeatureInfo) -> tuple[Any, dict
     graph = Graph()
     root = nn.Module()
     value = graph.placeholder("value")
-    if isinstance(apply, nn.Module):
-        root.add_module("head", apply)
-        graph.output(graph.call_module("head", (value,)))
-    else:
-        graph.output(graph.call_function(apply, (value,)))
     try:
+        if isinstance(apply, nn.Module):
+            root.add_module("head", Replica(apply, copies_tensors="forms").root)
+            graph.output(graph.call_module("head", (value,)))
+        else:
+            graph.output(graph.call_function(apply, (value,)))
         result = ShapeProp(GraphModule(root, graph)).propagate(torch.empty(info.shape, dtype=info.dtype, device="meta"))
     except Exception as error:  # whatever a function of the user's raises that reads values
         is_of_torch = isinstance(apply, nn.Module) and all(is_torch_layer(type(module)) for module in apply.modules())

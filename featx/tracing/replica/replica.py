@@ -58,7 +58,8 @@ class Replica:
     Args:
         model: what is copied.
         training: the mode that the replica is put into, by its own `train`; None keeps the modes of the model.
-        copies_tensors: "none" shares all tensors; "buffers" copies what is no parameter; "all" copies parameters too.
+        copies_tensors: "none" shares all tensors; "buffers" copies what is no parameter; "all" copies parameters too;
+            "forms" has tensors without values, on the meta device, in place of all.
         namespaces: the ids of the globals that the code of the model uses. Hooks of other files get copies of theirs.
 
     Attributes:
@@ -81,7 +82,8 @@ class Replica:
     ) -> None:
         self._copies = ObjectCopies(self._tensor, self._new)
         self._hook_globals = HookGlobals(self._copies, namespaces)
-        self._copies_buffers, self._copies_parameters = copies_tensors != "none", copies_tensors == "all"
+        self._copies_buffers, self._copies_parameters = copies_tensors != "none", copies_tensors in ("all", "forms")
+        self._has_values = copies_tensors != "forms"
         self._original_tensors: dict[int, torch.Tensor] = {}
         self._copied_scripted = False
         self._storages: dict[int, torch.UntypedStorage] = {}
@@ -229,16 +231,22 @@ class Replica:
     def _copy_of_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         is_plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided
         if not is_plain or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
-            return copy.deepcopy(tensor.detach()).requires_grad_(tensor.requires_grad)
+            twin = copy.deepcopy(tensor.detach()) if self._has_values else tensor.detach().to("meta")
+            return twin.requires_grad_(tensor.requires_grad)
         # One copy of each storage, so that tensors that share memory still do.
         storage = self._storages.get(memory_of(tensor))
         if storage is None:
-            storage = self._storages[memory_of(tensor)] = tensor.untyped_storage().clone()
-        twin = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+            storage = self._storages[memory_of(tensor)] = self._copy_of_storage(tensor.untyped_storage())
+        twin = torch.empty(0, dtype=tensor.dtype, device=storage.device)
         twin.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
         if isinstance(tensor, nn.Parameter):
             return nn.Parameter(twin, requires_grad=tensor.requires_grad)
         return twin.requires_grad_(tensor.requires_grad)
+
+    def _copy_of_storage(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        if self._has_values:
+            return storage.clone()
+        return torch.empty(storage.nbytes(), dtype=torch.uint8, device="meta").untyped_storage()
 
 
 def replica_of(

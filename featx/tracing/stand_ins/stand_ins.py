@@ -21,6 +21,7 @@ from featx.tracing.guards.scalars import TracedFloat, TracedInt, plain_numbers
 from featx.tracing.signals import NeedsRealValues
 from featx.tracing.stand_ins.dynamic_shapes import DynamicShapes
 from featx.tracing.stand_ins.known_results import KnownResults
+from featx.tracing.stand_ins.recurrent import form_of_recurrent, is_recurrent
 from featx.tree import tree_leaves
 
 # From a tensor to what stands for it.
@@ -173,6 +174,8 @@ class StandIns:
         kwargs = self._convert(kwargs, twin_of) if kwargs else kwargs
         if name == "to" and len(args) > 1 and isinstance(args[1], (str, int)):
             args = (args[0], _META, *args[2:])
+        if is_recurrent(function, args, kwargs):
+            return form_of_recurrent(function, args)
         if any(isinstance(value, torch.Tensor) for value in args[:1]):
             return function(*args, **kwargs)
         with _META:  # a factory
