@@ -1,0 +1,106 @@
+"""Inputs of a model, in the form in which it is called with them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from torch import Tensor
+
+from featx.errors import ArgumentTypeError
+from featx.tree import tree_leaves, tree_map
+
+
+@dataclass(frozen=True)
+class Example:
+    """Inputs of a model.
+
+    Attributes:
+        args: positional ones.
+        kwargs: those by name.
+        source: where they come from, for messages: "the first Conv2d".
+        is_for_one_mode: whether the other of train and eval mode takes other inputs.
+    """
+
+    args: tuple[Any, ...]  # Any: models take anything
+    kwargs: dict[str, Any]
+    source: str
+    is_for_one_mode: bool = False
+
+    def options(self) -> dict[str, Any]:
+        """Return the inputs by name that hold no tensor, such as `use_cache=False`."""
+        return {
+            name: value
+            for name, value in self.kwargs.items()
+            if not any(isinstance(leaf, Tensor) for leaf in tree_leaves(value))
+        }
+
+    def with_options(self, options: Mapping[str, Any], forward: Callable[..., Any]) -> Example:
+        """Return these inputs with those of `options` that are not among them."""
+        if not options:
+            return self
+        given = inspect.signature(forward).bind_partial(*self.args, **self.kwargs).arguments
+        further = {name: value for name, value in options.items() if name not in given}
+        return replace(self, kwargs={**further, **self.kwargs})
+
+    def without_values(self) -> Example:
+        """Return these inputs with tensors on the meta device in place of those of floating point."""
+        args, kwargs = tree_map(_without_values, (self.args, self.kwargs))
+        return Example(args, kwargs, self.source, self.is_for_one_mode)
+
+
+def _without_values(value: Any) -> Any:
+    return value.to("meta") if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def as_example(example_inputs: Any) -> Example:
+    """Return what a caller gave: a tensor, a tuple or list of positional inputs, or a dict of keyword inputs.
+
+    Raises:
+        ArgumentTypeError: it is something else, or the keys of the dict are no strings.
+    """
+    source = "example_inputs"
+    if isinstance(example_inputs, Example):
+        return example_inputs
+    if isinstance(example_inputs, Tensor):
+        return Example((example_inputs,), {}, source)
+    if isinstance(example_inputs, (tuple, list)):
+        refuse_shape(cast("list[Any]", example_inputs), f"example_inputs={example_inputs!r:.80}")
+        return Example(tuple(cast("list[Any]", example_inputs)), {}, source)
+    if isinstance(example_inputs, Mapping):
+        inputs = dict(cast("Mapping[Any, Any]", example_inputs))
+        if all(isinstance(key, str) for key in inputs):
+            return Example((), inputs, source)
+    raise ArgumentTypeError(
+        f"example_inputs must be a tensor, a tuple of positional inputs or a dict from parameter names of forward to "
+        f"inputs, got {example_inputs!r:.80}; pass example_inputs=torch.rand(1, 3, 224, 224), say"
+    )
+
+
+def refuse_shape(values: Sequence[Any], what: str) -> None:
+    """Raise if what is given as inputs is the shape of one.
+
+    Raises:
+        ArgumentTypeError: it is.
+    """
+    if len(values) > 2 and all(type(value) is int for value in values):
+        sizes = ", ".join(map(str, values))
+        raise ArgumentTypeError(f"{what} is a shape; give a tensor of it, torch.rand({sizes})")
+
+
+def inputs_of(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], example_inputs: Any
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the inputs of a call: those that are given as in a call, or those in `example_inputs`.
+
+    Raises:
+        ArgumentTypeError: both are given, or as for `as_example`.
+    """
+    if example_inputs is None:
+        return args, dict(kwargs)
+    if args or kwargs:
+        raise ArgumentTypeError("give the inputs as in a call of the model, or as example_inputs, not both")
+    example = as_example(example_inputs)
+    return example.args, example.kwargs
