@@ -12,6 +12,9 @@ from torch import Tensor
 from featx.errors import ArgumentTypeError
 from featx.tree import tree_leaves, tree_map
 
+# How many elements a tensor has at least whose values are not kept.
+_LARGE = 1 << 20
+
 
 @dataclass(frozen=True)
 class Example:
@@ -49,6 +52,15 @@ class Example:
         """Return these inputs with tensors on the meta device in place of those of floating point."""
         args, kwargs = tree_map(_without_values, (self.args, self.kwargs))
         return Example(args, kwargs, self.source, self.is_for_one_mode)
+
+    def without_large_values(self) -> Example:
+        """Return these inputs with tensors on the meta device in place of large ones of floating point."""
+        args, kwargs = tree_map(_without_large_values, (self.args, self.kwargs))
+        return Example(args, kwargs, self.source, self.is_for_one_mode)
+
+
+def _without_large_values(value: Any) -> Any:
+    return _without_values(value) if isinstance(value, Tensor) and value.numel() > _LARGE else value
 
 
 def _without_values(value: Any) -> Any:

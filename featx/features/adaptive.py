@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,8 +12,9 @@ from torch import nn
 
 from featx.errors import TraceError
 from featx.examples import Example
+from featx.features.building.build import CaseTracer
 from featx.features.building.cases import trace_for_input
-from featx.features.building.left_attributes import check_cases
+from featx.features.building.left_attributes import Case, check_case
 from featx.features.building.rollback import RollbackRunner
 from featx.features.describing.info import FeatureInfos
 from featx.features.dual import DualGraphModule
@@ -40,9 +42,13 @@ class AdaptiveExtractor(nn.Module):
         model: where the values come from.
         first: an extractor for `model`.
         build: makes another one from an example.
+        tracer: says whether what forward does with inputs depends on an earlier call.
+        example: the inputs for which `first` was made, if they are known.
     """
 
-    def __init__(self, model: nn.Module, first: DualGraphModule, build: Build) -> None:
+    def __init__(
+        self, model: nn.Module, first: DualGraphModule, build: Build, tracer: CaseTracer, example: Example | None
+    ) -> None:
         super().__init__()
         state = self.__dict__
         for shared in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
@@ -51,6 +57,9 @@ class AdaptiveExtractor(nn.Module):
             training=model.training,
             _model=model,
             _build=build,
+            _tracer=tracer,
+            # The inputs for which the extractors were made; large ones have no values.
+            _examples={first: example},
             _extractors=[first],
             # The same in the order of their last use.
             _used=[first],
@@ -91,9 +100,16 @@ class AdaptiveExtractor(nn.Module):
                 held_last[self.training] = extractor
                 self._note_use(extractor)
                 return result
-        extractor = trace_for_input(lambda: self.__dict__["_build"](Example(args, kwargs, "this input")))
-        check_cases((self._in_mode(each).graph for each in (*self.extractors, extractor)), self.model)
+        example = Example(args, kwargs, "this input")
+        extractor = trace_for_input(lambda: self.__dict__["_build"](example))
+        examples: dict[DualGraphModule, Example | None] = self.__dict__["_examples"]
+        known = [Case(self._in_mode(each).graph, examples[each]) for each in self.extractors]
+        case = Case(self._in_mode(extractor).graph, example.without_large_values())
+        tracer: CaseTracer = self.__dict__["_tracer"]
+        is_unaffected = functools.partial(tracer.is_unaffected, self.model, self.training, frozenset())
+        check_case(case, known, self.model, is_unaffected)
         result = self._in_mode(extractor)(*args, **kwargs)
+        examples[extractor] = case.example
         self.__dict__["_extractors"].append(extractor)
         held_last[self.training] = extractor
         self._note_use(extractor)
@@ -111,6 +127,7 @@ class AdaptiveExtractor(nn.Module):
             _LOGGER.info("%s keeps %d graphs, and drops one", self._get_name(), _MOST)
             for kept in (used, self.__dict__["_extractors"]):
                 kept[:] = [each for each in kept if each is not dropped]
+            del self.__dict__["_examples"][dropped]
             held_last: dict[bool, DualGraphModule] = self.__dict__["_held_last"]
             for mode in [mode for mode, each in held_last.items() if each is dropped]:
                 del held_last[mode]

@@ -11,9 +11,11 @@ import torch
 from torch import nn
 
 from featx.errors import ArgumentTypeError, RequestError
+from featx.examples import Example
 from featx.features.adaptive import AdaptiveExtractor
-from featx.features.building.build import Options, build
+from featx.features.building.build import CaseTracer, Options, build
 from featx.features.building.feature_tracer import check_model
+from featx.features.building.given_example import given_example
 from featx.features.building.tracing import TracerName
 from featx.features.dual import DualGraphModule
 from featx.features.requests.edits import Edit
@@ -177,7 +179,12 @@ def create_feature_extractor(
         )
     first = build(model, requests, options, example_inputs)
     options = replace(options, suppress_diff_warning=True)
-    return AdaptiveExtractor(model, first, functools.partial(build, model, requests, options))
+    if example_inputs is None:
+        example: Example | None = first.meta.get("example")
+    else:
+        example = given_example(model, example_inputs).without_large_values()
+    cases = CaseTracer(requests, options, example)
+    return AdaptiveExtractor(model, first, functools.partial(build, model, requests, options), cases, example)
 
 
 def _requests(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,7 +82,9 @@ def build(model: nn.Module, requests: dict[bool, Request], options: Options, exa
         present_graph=None if present is None else present.graph,
         exceptions={training: mode.exceptions for training, mode in modes.items()},
         infos={training: mode.infos for training, mode in modes.items()},
-        cases=_cases(model, requests, options, tracing.example) if _is_adapted(modes.values(), options) else None,
+        cases=Cases(model, CaseTracer(requests, options, tracing.example), tracing.example)
+        if _is_adapted(modes.values(), options)
+        else None,
     )
     share_reachable_modules(extractor, model)
     if options.inputs is None and tracing.example is not None:
@@ -117,31 +119,45 @@ def _is_adapted(modes: Iterable[_Mode], options: Options) -> bool:
     return options.adaptive is None and any(branches_on_inputs(mode.graph) for mode in modes if mode.free_dims)
 
 
-def _cases(model: nn.Module, requests: dict[bool, Request], options: Options, first: Example | None) -> Cases:
-    chosen = {} if first is None else first.options()
-    return Cases(model, functools.partial(_graph_of_case, requests, options, chosen))
+class CaseTracer:
+    """Traces a model for inputs that no graph fits. What the first example has chosen, such as no cache, holds.
 
+    Args:
+        requests: what is requested, by mode.
+        options: how the extractor is built.
+        first: the inputs of the first graph.
+    """
 
-def _graph_of_case(
-    requests: dict[bool, Request],
-    options: Options,
-    chosen: dict[str, Any],
-    model: nn.Module,
-    training: bool,
-    example: Example,
-    opened: frozenset[str],
-) -> Graph:
-    """Return the graph for an input that no other fits. What the first example has chosen, such as no cache, holds."""
-    example = example.with_options(chosen, model.forward)
-    tracing = _tracing(model, options, example)
-    tracing.opened = opened
-    try:
-        mode = _trace_mode(tracing, requests[training], training, options)
-    finally:
-        tracing.drop()
-    if mode.error is not None:
-        raise mode.error
-    return mode.graph
+    def __init__(self, requests: dict[bool, Request], options: Options, first: Example | None) -> None:
+        self._requests = requests
+        self._options = options
+        self._chosen = {} if first is None else first.options()
+
+    def graph(self, model: nn.Module, training: bool, example: Example, opened: frozenset[str]) -> Graph:
+        """Return the graph of the model in a mode, for these inputs; it looks into the modules with these paths."""
+        with self._tracing(model, example, opened) as tracing:
+            mode = _trace_mode(tracing, self._requests[training], training, self._options)
+        if mode.error is not None:
+            raise mode.error
+        return mode.graph
+
+    def is_unaffected(
+        self, model: nn.Module, training: bool, opened: frozenset[str], example: Example, earlier: Example
+    ) -> bool:
+        """Say whether forward does the same with `example`, whether or not it had a call with `earlier` before."""
+        earlier = earlier.with_options(self._chosen, model.forward)
+        with self._tracing(model, example, opened) as tracing:
+            tracing.training = training
+            return tracing.does_the_same_after(self._requests[training], earlier)
+
+    @contextmanager
+    def _tracing(self, model: nn.Module, example: Example, opened: frozenset[str]) -> Generator[ModelTracing]:
+        tracing = _tracing(model, self._options, example.with_options(self._chosen, model.forward))
+        tracing.opened = opened
+        try:
+            yield tracing
+        finally:
+            tracing.drop()
 
 
 @dataclass

@@ -15,21 +15,20 @@ from torch import nn
 from featx.codegen.bound import with_code_of_its_own
 from featx.errors import NodeNameError, SpecializationError
 from featx.examples import Example
-from featx.features.building.left_attributes import check_cases
+from featx.features.building.left_attributes import Case, check_case
 from featx.features.building.rollback import RollbackRunner
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.tracing.environment.compiler import is_in_jit_trace, not_compiled, not_compiled_itself
 
 if TYPE_CHECKING:
+    from featx.features.building.build import CaseTracer
     from featx.features.dual import DualGraphModule
 
 _LOGGER = logging.getLogger("featx")
 # If more graphs than this are needed, the inputs differ in a property that should be free.
 _MOST = 16
 _Traced = TypeVar("_Traced")
-# Returns the graph of a model in a mode, for these inputs; it looks into the modules with these paths.
-TraceCase = Callable[[nn.Module, bool, Example, frozenset[str]], Graph]
 
 
 class Cases:
@@ -39,17 +38,19 @@ class Cases:
 
     Args:
         model: what is traced again. It is kept, with its parts that no feature needs.
-        trace: makes the graphs.
+        tracer: makes the graphs.
+        first: the inputs of the first graphs, if they are known.
     """
 
-    def __init__(self, model: nn.Module, trace: TraceCase) -> None:
+    def __init__(self, model: nn.Module, tracer: CaseTracer, first: Example | None) -> None:
         self.model = model
-        self._trace = trace
+        self._tracer = tracer
+        self._first = None if first is None else first.without_large_values()
         # How often the first graphs had been edited when the extractor was made.
         self._edits: dict[Graph, int] = {}
         self._attempts = RollbackRunner()
         # The further graphs by mode, with what runs them, and which of all graphs held last: 0 is the first one.
-        self._further: dict[bool, list[tuple[Graph, Callable[..., Any]]]] = {True: [], False: []}
+        self._further: dict[bool, list[tuple[Case, Callable[..., Any]]]] = {True: [], False: []}
         self._held_last = {True: 0, False: 0}
 
     def start(self, firsts: Iterable[Graph]) -> None:
@@ -76,11 +77,11 @@ class Cases:
         """
         if not self.is_for(module.graph):
             return function(module, *args, **kwargs)
-        cases = [(module.graph, function), *self._further[module.training]]
+        cases = [(self._first_case(module), function), *self._further[module.training]]
         last = self._held_last[module.training]
         refused: dict[int, SpecializationError] = {}
         for index in sorted(range(len(cases)), key=lambda each: each != last):
-            graph, run = cases[index]
+            (graph, _), run = cases[index]
             try:
                 result = self._attempts.run(functools.partial(run, module), graph, module, args, kwargs)
             except SpecializationError as error:
@@ -97,14 +98,14 @@ class Cases:
         """Yield the graphs of `module` in its mode, and one for these inputs, which is made when it is asked for."""
         yield module.graph
         if self.is_for(module.graph):
-            yield from (graph for graph, _ in self._further[module.training])
+            yield from (case.graph for case, _ in self._further[module.training])
             refused = SpecializationError("No graph of this extractor holds for these inputs.")
-            yield self._traced(module, args, kwargs, refused)[0]
+            yield self._traced(module, args, kwargs, refused)[0].graph
 
     @not_compiled  # where torch.compile goes on behind a graph that has raised
     def _traced(
         self, module: DualGraphModule, args: Any, kwargs: Any, refused: SpecializationError
-    ) -> tuple[Graph, Callable[..., Any]]:
+    ) -> tuple[Case, Callable[..., Any]]:
         name = type(self.model).__name__
         if len(self._further[module.training]) >= _MOST:
             raise SpecializationError(
@@ -112,8 +113,12 @@ class Cases:
             ) from None
         _LOGGER.info("%s: tracing again for an input of another kind: %s", name, refused)
         example = Example(args, kwargs, "this input")
-        graph = trace_for_input(lambda: self._trace(self.model, module.training, example, self._opened()))
-        check_cases([module.graph, *(known for known, _ in self._further[module.training]), graph], self.model)
+        opened = self._opened()
+        graph = trace_for_input(lambda: self._tracer.graph(self.model, module.training, example, opened))
+        case = Case(graph, example.without_large_values())
+        known = [self._first_case(module), *(each for each, _ in self._further[module.training])]
+        is_unaffected = functools.partial(self._tracer.is_unaffected, self.model, module.training, opened)
+        check_case(case, known, self.model, is_unaffected)
         missing = sorted({str(node.target) for node in graph.nodes if self._is_missing(module, node)})
         if missing:
             raise SpecializationError(
@@ -127,7 +132,10 @@ class Cases:
                 f"{refused} The model has replaced '{replaced}' since this extractor was made, which has the tensor of "
                 "then. Make the extractor again, or with adaptive=True."
             )
-        return graph, run
+        return case, run
+
+    def _first_case(self, module: DualGraphModule) -> Case:
+        return Case(module.graph, self._first)
 
     def _opened(self) -> frozenset[str]:
         """Return the paths of the modules that the first graphs look into: the extractor has parts of them alone."""
@@ -155,7 +163,7 @@ class Cases:
 
     def __getstate__(self) -> dict[str, Any]:
         # Graphs are made again: what runs them is no plain state.
-        return {**vars(Cases(self.model, self._trace))}
+        return {**vars(Cases(self.model, self._tracer, self._first))}
 
 
 def _attribute_at(root: nn.Module, path: str) -> object:

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from torch import nn
 
 from featx.errors import SpecializationError
+from featx.examples import Example
 from featx.ir.graph import Graph
+from featx.tracing.checks.free_sizes import CACHE_OF_ONE_LENGTH
 from featx.tracing.side_effects.state_checks import Attribute
 from featx.tracing.source.state_writes import tensors_at
+
+
+class Case(NamedTuple):
+    """A graph of a model, and the inputs for which it was traced, if they are known; large ones have no values."""
+
+    graph: Graph
+    example: Example | None
+
+
+# Says whether forward does the same with inputs, whether or not it had a call with the second ones before.
+IsUnaffected = Callable[[Example, Example], bool]
 
 
 class StateUse(NamedTuple):
@@ -42,31 +55,45 @@ def left_by(graph: Graph) -> frozenset[Attribute]:
     return found
 
 
-def check_cases(graphs: Iterable[Graph], model: nn.Module) -> None:
-    """Raise where the calls of some of these graphs leave a value in an attribute, and those of others do not.
+def check_case(new: Case, known: Iterable[Case], model: nn.Module, is_unaffected: IsUnaffected) -> None:
+    """Raise where a call of one of these graphs leaves a value in an attribute that changes what another one is for.
 
-    The others may read it. So it is with a tensor of the model that some read and that others, pruned, do not write.
-    O(graphs * attributes).
+    So it is with a tensor of the model that some read and that others, pruned, do not write. O(cases * attributes),
+    and some runs of the model for each graph that leaves other attributes than `new`.
+
+    Args:
+        new: a graph, and the inputs for which it was traced.
+        known: those there were before.
+        model: what is traced.
+        is_unaffected: says whether forward does the same with the first inputs, whether or not it had a call with the
+            second ones before.
 
     Raises:
         SpecializationError: there is such an attribute.
     """
-    graphs = list(graphs)
-    left = [left_by(graph) for graph in graphs]
-    attribute = min(frozenset.union(*left) - frozenset.intersection(*left), default=None)
-    if attribute is not None:
-        raise SpecializationError(
-            f"forward stores what it computes in {text_of(attribute)} for some inputs, and may read it "
-            "in a later call for others, and a graph stores nothing there. To go on, write it into a buffer in place, "
-            "or use an extractor of its own for each kind of input"
-        )
-    uses = list(map(state_use_of, graphs))
+    known = list(known)
+    for case, earlier in (pair for each in known for pair in ((new, each), (each, new))):
+        left = left_by(earlier.graph) - left_by(case.graph)
+        if left and not _is_unaffected(case, earlier, left, is_unaffected):
+            raise SpecializationError(
+                f"forward stores what it computes in {text_of(min(left))} for some inputs, and reads it in a later "
+                "call for others, or may do so, and a graph stores nothing there. To go on, write it into a buffer in "
+                "place, or use an extractor of its own for each kind of input"
+            )
+    uses = [state_use_of(each.graph) for each in (*known, new)]
     if any(tensors_left_out(model, use, other) for use in uses for other in uses):
         raise SpecializationError(
             "for some inputs forward writes into a tensor of the model, such as a buffer, that no requested value is "
             "computed from, and for others one is. The graph for the first ones leaves that out, so that the tensor "
             "would be out of date. To go on, run the model itself on these inputs"
         )
+
+
+def _is_unaffected(case: Case, earlier: Case, left: Iterable[Attribute], ask: IsUnaffected) -> bool:
+    # With an old value out of a cache the graph is the same.
+    if case.example is None or earlier.example is None or any(name.startswith(CACHE_OF_ONE_LENGTH) for _, name in left):
+        return False
+    return ask(case.example, earlier.example)
 
 
 def tensors_left_out(model: nn.Module, use: StateUse, other: StateUse) -> set[int]:

@@ -26,6 +26,7 @@ from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.ir.torch_layers import is_torch_layer
 from featx.tracing.checks.free_sizes import OtherMode, trace_checked, trace_recording_mode_reads
+from featx.tracing.checks.other_calls import does_the_same_after
 from featx.tracing.checks.outcomes import FreeDims
 from featx.tracing.checks.symbolic_repetition import SymbolicRepetition
 from featx.tracing.example.conditions import RequestedNodeFinder
@@ -356,6 +357,25 @@ class ModelTracing:
         if probabilities.names:
             nodes = probabilities.make(graph, nodes, request)
         return TracedModel(graph, request, nodes, found[0] if found else None, self._read_somewhere(left))
+
+    def does_the_same_after(self, request: Request, earlier: Example) -> bool:
+        """Say whether forward does the same with the example, up to what is requested, after a call with `earlier`.
+
+        False also where that cannot be traced.
+        """
+        example = self._example()
+        if example is None:
+            return False
+        find = Finder(request, type(self.model).__name__, self.model_in_mode)
+        # As in `_wanted`.
+        tracers = [self._on_example()]
+        if not request.pending:
+            tracers.insert(0, self._on_example(request, modules_to_open(self._modules, request) | self.opened))
+        for tracer in tracers:
+            is_same = does_the_same_after(tracer, self.model, _inputs(example), _inputs(earlier), find)
+            if is_same is not None:
+                return is_same
+        return False
 
     def _read_somewhere(self, attributes: Iterable[Attribute]) -> frozenset[Attribute]:
         """Return the attributes that code of the model reads, in any mode, and all globals."""

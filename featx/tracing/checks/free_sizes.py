@@ -36,7 +36,7 @@ from featx.tracing.checks.repetition import check_repeats
 from featx.tracing.checks.stale_caches import stale_dims
 from featx.tracing.checks.variation import Dim, Variation, can_be_resized, measures_of
 from featx.tracing.environment.interrupts import free_frames
-from featx.tracing.example.conditions import Conditions, RequestedNodeFinder
+from featx.tracing.example.conditions import Conditions, RequestedNodeFinder, count_needed
 from featx.tracing.example.dict_inputs import without_unread_items
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.tracer import ExampleTracer
@@ -54,6 +54,8 @@ from featx.tracing.signals import (
     ThreadInterference,
 )
 
+# How the name begins under which a trace notes that later calls would use a cache of this one, with old values.
+CACHE_OF_ONE_LENGTH = "a cache for length"
 # An input: its name, where it is (a placeholder and the way to it from there), and the tensor.
 _Input = tuple[str, tuple[Node, Path], torch.Tensor]
 
@@ -274,7 +276,7 @@ def _caches_of_one_length(inputs: list[_Input], known: Mapping[Dim, Outcome]) ->
     for name, _, tensor in inputs:
         for dim, size in enumerate(tensor.shape):
             if known[id(tensor), dim] == STALE:
-                yield "", f"a cache for length {size} of dimension {dim} of input '{name}'"
+                yield "", f"{CACHE_OF_ONE_LENGTH} {size} of dimension {dim} of input '{name}'"
 
 
 def _needed(trace: ExampleTrace, find_requested: RequestedNodeFinder | None) -> int | None:
@@ -284,8 +286,7 @@ def _needed(trace: ExampleTrace, find_requested: RequestedNodeFinder | None) -> 
     )
     if find_requested is None or not has_further_runs:
         return None
-    last = find_requested.last_needed(trace.graph)
-    return None if last is None else 1 + next(place for place, node in enumerate(trace.graph.nodes) if node is last)
+    return count_needed(trace.graph, find_requested)
 
 
 def _asks_for_gradients(graph: Graph) -> bool:

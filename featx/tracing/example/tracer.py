@@ -137,7 +137,7 @@ class ExampleTracer:
             TraceError: what the root module itself does cannot be followed; the message says where and what to do.
         """
         args, kwargs = without_unread_items(root, args, kwargs)
-        around = self._context(root, args, kwargs)
+        around = self.context(root, args, kwargs)
         is_without_values = any(
             value.is_meta for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)
         )
@@ -164,14 +164,15 @@ class ExampleTracer:
             raise _error(around.traced, what, "") from errors[-1]
         raise errors[-1]
 
-    def _context(self, root: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModelContext:
+    def context(self, root: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModelContext:
+        """Return what is known of the model: of earlier traces, if they have left it, else anew."""
         return self.model_context or ModelContext(
             root, (args, kwargs), *self._autowrap, follows_wrapped=self._follows_wrapped
         )
 
     def runs_untraced(self, root: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Say whether the model runs on the example where nothing is recorded; on the meta device, no."""
-        around = self._context(root, args, kwargs)
+        around = self.context(root, args, kwargs)
         replica, tensors = around.replica(self.training, "all")
         if any(tensor.is_meta for tensor in tensors.all):
             return False

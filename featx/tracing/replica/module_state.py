@@ -66,22 +66,29 @@ class ModuleState:
         """Return the plain attribute of that name as it was, or None."""
         return self._attributes.get(name)
 
-    def changed_values(self) -> dict[str, Any]:
-        """Return the attributes that had a number, a string or None before and have another one now, and that one.
+    def changed_values(self) -> list[tuple[str, Any, Any]]:
+        """Return the attributes that had a number, a string or None before and have another one now.
 
-        By name, and with the key where it lies in a dict or in the attributes of an object: `config.problem_type`.
+        Each with its name, the value, and what holds it. The name has the key where that is a dict or the attributes
+        of an object: `config.problem_type`.
         """
         state = self._module.__dict__
-        changed = {
-            name: state[name] for name, before in self._attributes.items() if _is_changed(before, state.get(name))
-        }
+        changed: list[tuple[str, Any, Any]] = [
+            (name, state[name], state)
+            for name, before in self._attributes.items()
+            if _is_changed(before, state.get(name))
+        ]
         for name, container, items in self._items:
             keys: Any = cast(dict[Any, Any], items) if isinstance(items, dict) else ()
             if not keys and any(_is_changed(before, now) for before, now in _paired(items, container)):
-                changed[name] = tuple(container)
+                changed.append((name, tuple(container), container))
             now = {key: container.get(key, items[key]) for key in keys}
-            changed.update({f"{name}.{key}": now[key] for key in keys if _is_changed(items[key], now[key])})
+            changed += [(f"{name}.{key}", now[key], container) for key in keys if _is_changed(items[key], now[key])]
         return changed
+
+    def containers(self) -> list[Any]:
+        """Return the lists, dicts, sets and attributes of objects that the attributes lead to."""
+        return [container for _, container, _ in self._items]
 
     def new_attributes(self) -> list[str]:
         """Return the names of the attributes with plain values, lists, dicts or sets that were not there before."""

@@ -171,6 +171,12 @@ class StateChecks:
         if name is not None:
             raise UnsupportedSideEffect(f"forward changes the attribute '{name}' of '{path}', a layer of torch,")
 
+    def is_held_by_opened(self, container: object) -> bool:
+        """Say whether a module that cannot be kept whole has `container` too, as one config for all modules."""
+        states = [self.states.initial(module) for module, path in self.paths.items() if self.must_open(path)]
+        held = [state.containers() for state in states if state is not None]
+        return any(each is container for containers in held for each in containers)
+
     def note_cache(self, path: str, message: str, names: Iterable[str]) -> None:
         """Take note that forward has left something on an opened module that may be a cache."""
         self.cache_message = message

@@ -1,0 +1,132 @@
+"""Cases of an extractor of which one leaves something on the model that others do not read, or that they read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import featx
+
+
+class Kept(nn.Module):
+    """Stores something where a mask is given, and reads it in other calls where `reads` says so."""
+
+    def __init__(self, keep: str, reads: str) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.keep, self.reads = keep, reads
+        self.kept: Any = None
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        x = self.linear(x)
+        if mask is not None:
+            x = x * mask
+            kept = {"size": x.shape[0], "text": "seen", "flag": True, "number": x.sum().item()}
+            self.kept = kept[self.keep]
+            return x
+        if self.reads == "value" and self.kept is not None:
+            return x * 2
+        if self.reads == "form" and self.kept is not None and x.dim() > 2:  # never here
+            return x + 1
+        return x - 1
+
+
+X = torch.rand(3, 4, generator=torch.Generator().manual_seed(0))
+MASK = torch.tensor([[1.0], [0.0], [1.0]])
+KINDS = ["text", "flag"]
+
+
+def _adaptive(model: nn.Module, with_mask: bool) -> nn.Module:
+    example = {"x": X, "mask": MASK} if with_mask else {"x": X}
+    return featx.create_feature_extractor(model, ["output"], example_inputs=example, adaptive=True)
+
+
+@pytest.mark.parametrize("with_mask", [False, True])
+@pytest.mark.parametrize("reads", ["nothing", "form"])
+@pytest.mark.parametrize("keep", KINDS)
+def test_what_other_calls_do_not_depend_on_may_be_left(keep: str, reads: str, with_mask: bool) -> None:
+    model = Kept(keep, reads).eval()
+    extractor = _adaptive(model, with_mask)
+    for mask in (None, MASK, None, MASK):
+        expected = model(X, mask)
+        out = extractor(X) if mask is None else extractor(X, mask)
+        assert torch.equal(out["output"], expected)
+
+
+@pytest.mark.parametrize("with_mask", [False, True])
+@pytest.mark.parametrize("keep", [*KINDS, "size", "number"])
+def test_what_other_calls_read_is_refused(keep: str, with_mask: bool) -> None:
+    model = Kept(keep, "value").eval()
+    without = model(X)
+    model(X, MASK)
+    assert not torch.equal(model(X), without)
+    model.kept = None
+    extractor = _adaptive(model, with_mask)
+    with pytest.raises(featx.SpecializationError, match="stores what it computes in .*kept"):
+        extractor(X) if with_mask else extractor(X, MASK)
+
+
+class KeptTensor(nn.Module):
+    def __init__(self, reads: bool) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.reads = reads
+        self.kept = torch.zeros(())
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        x = self.linear(x)
+        if mask is not None:
+            self.kept = x.mean()
+            return x * mask + self.kept
+        if self.reads:
+            return x - self.kept
+        return x - 1
+
+
+@pytest.mark.parametrize("with_mask", [False, True])
+def test_tensors_that_are_left(with_mask: bool) -> None:
+    model = KeptTensor(reads=False).eval()
+    extractor = _adaptive(model, with_mask)
+    for mask in (None, MASK, None):
+        out = extractor(X) if mask is None else extractor(X, mask)
+        assert torch.equal(out["output"], model(X, mask))
+    extractor = _adaptive(KeptTensor(reads=True).eval(), with_mask)
+    with pytest.raises(featx.SpecializationError, match="stores what it computes in .*kept"):
+        extractor(X) if with_mask else extractor(X, MASK)
+
+
+def test_sizes_that_are_left_may_be_those_of_the_example_by_chance() -> None:
+    class Sized(Kept):
+        def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+            x = self.linear(x)
+            if mask is not None:
+                self.kept = x.shape[0]
+                return x * mask
+            return x * self.kept
+
+    model = Sized("size", "value").eval()
+    model.kept = 3  # as long as the example
+    extractor = _adaptive(model, with_mask=False)
+    with pytest.raises(featx.SpecializationError, match="stores what it computes in .*kept"):
+        extractor(X, MASK)
+
+
+def test_class_of_labels_that_a_config_remembers() -> None:
+    transformers: Any = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=50, num_labels=3
+    )
+    model = transformers.BertForSequenceClassification(config).eval()
+    ids = torch.tensor([[5, 7, 9, 4], [3, 8, 6, 2]])
+    extractor = featx.create_feature_extractor(model, ["bert.encoder.layer.0", "output"])
+    labels = torch.tensor([2, 0])
+    loss = extractor(input_ids=ids, labels=labels)["output"].loss
+    assert model.config.problem_type is None
+    assert extractor(input_ids=ids)["output"].loss is None
+    with pytest.raises(featx.SpecializationError, match="problem_type"):  # the model has decided by its first labels
+        extractor(input_ids=ids, labels=torch.rand(2, 3))
+    assert torch.equal(loss, model(input_ids=ids, labels=labels).loss)
