@@ -8,15 +8,18 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from featx.cli.errors import UserError
 from featx.ir.paths import did_you_mean
 
 FORMS = "torchvision:resnet50, timm:vit_small_patch16_224, hf:FOLDER-or-name, package.module:function"
+# Under which keys training scripts store a state dict beside other things.
+_NAMES_OF_STATE = ("state_dict", "model_state_dict", "model")
 
 
 def load_model(spec: str, *, pretrained: bool, weights: Path | None, seed: int | None) -> nn.Module:
@@ -119,10 +122,26 @@ def _load_weights(model: nn.Module, path: Path) -> None:
         load = lambda: torch.load(path, map_location="cpu", weights_only=True)  # noqa: E731
     try:
         state = load()
-        state = state.get("state_dict", state.get("model", state)) if isinstance(state, dict) else state
+        if isinstance(state, dict):
+            held = cast("dict[str, Any]", state)
+            state = next((held[name] for name in _NAMES_OF_STATE if name in held), held)
+            _remove_prefix(state, next(iter(model.state_dict()), ""))
         model.load_state_dict(state)
     except Exception as error:  # whatever a file that is no state dict leads to
         raise UserError(f"'{path}' does not fit the model: {_short(error)}") from error
+
+
+def _remove_prefix(state: dict[str, Any], key: str) -> None:
+    """Remove what stands ahead of all keys: "module." of data parallel models, "model." of a Lightning module.
+
+    Args:
+        state: a state dict, which is changed.
+        key: the first key that the model has.
+    """
+    first = next((each for each in state if each.endswith("." + key)), key)
+    prefix = first.removesuffix(key)
+    if prefix and all(each.startswith(prefix) for each in state):
+        consume_prefix_in_state_dict_if_present(state, prefix)
 
 
 def _raised(error: Exception) -> str:

@@ -18,6 +18,8 @@ from typer.testing import CliRunner, Result
 
 import featx
 from featx.cli.commands import make_app
+from featx.cli.errors import UserError
+from featx.cli.models import load_model
 from featx.drawing.components import principal_components
 
 
@@ -219,6 +221,20 @@ def test_weights_of_a_file(tmp_path: Path, photos: Path) -> None:
     assert "there is no folder" in run("features", *arguments).stderr
     torch.save(torchvision.models.resnet34().state_dict(), tmp_path / "other.pt")
     assert "does not fit the model" in failed("nodes", "torchvision:resnet18", "--weights", tmp_path / "other.pt")
+
+
+@pytest.mark.parametrize("prefix", ["module.", "model.", "module._orig_mod."])
+def test_weights_of_a_wrapped_model(tmp_path: Path, prefix: str) -> None:
+    torch.manual_seed(5)
+    model = torchvision.models.resnet18(weights=None)
+    state = {prefix + key: value for key, value in model.state_dict().items()}
+    torch.save({"epoch": 3, "model_state_dict": state}, tmp_path / "w.pt")
+    loaded = load_model("torchvision:resnet18", pretrained=False, weights=tmp_path / "w.pt", seed=None)
+    assert all(torch.equal(value, model.state_dict()[key]) for key, value in loaded.state_dict().items())
+    state["other.weight"] = torch.zeros(1)
+    torch.save(state, tmp_path / "more.pt")
+    with pytest.raises(UserError, match="does not fit the model"):
+        load_model("torchvision:resnet18", pretrained=False, weights=tmp_path / "more.pt", seed=None)
 
 
 @pytest.mark.sweep

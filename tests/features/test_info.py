@@ -186,6 +186,25 @@ def test_samples_may_be_the_second_dimension(length: int) -> None:
     assert torch.allclose(pooled(x)["a"], model(x))
 
 
+class OneLength(nn.Module):
+    """Takes one length alone, as the encoder of Whisper."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Conv1d(6, 8, 3, padding=1)
+        self.positions = nn.Parameter(torch.rand(20, 8))
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert x.shape[-1] == len(self.positions)
+        return self.layer(self.embed(x).mT + self.positions)
+
+
+def test_a_layout_that_no_other_size_tells_is_told_by_the_layers_of_the_module() -> None:
+    infos = info_of(OneLength().eval(), ["embed", "layer"], example_inputs=torch.rand(2, 6, 20))
+    assert [(info.layout, info.channels) for info in infos] == [("NCL", 8), ("NLC", 8)]
+
+
 class ImageWithSamplesSecond(nn.Module):
     def __init__(self) -> None:
         super().__init__()

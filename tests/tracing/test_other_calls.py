@@ -65,7 +65,7 @@ def test_what_other_calls_read_is_refused(keep: str, with_mask: bool) -> None:
     assert not torch.equal(model(X), without)
     model.kept = None
     extractor = _adaptive(model, with_mask)
-    with pytest.raises(featx.SpecializationError, match="stores what it computes in .*kept"):
+    with pytest.raises(featx.SpecializationError, match=r"stores what it computes in .*kept"):
         extractor(X) if with_mask else extractor(X, MASK)
 
 
@@ -94,7 +94,7 @@ def test_tensors_that_are_left(with_mask: bool) -> None:
         out = extractor(X) if mask is None else extractor(X, mask)
         assert torch.equal(out["output"], model(X, mask))
     extractor = _adaptive(KeptTensor(reads=True).eval(), with_mask)
-    with pytest.raises(featx.SpecializationError, match="stores what it computes in .*kept"):
+    with pytest.raises(featx.SpecializationError, match=r"stores what it computes in .*kept"):
         extractor(X) if with_mask else extractor(X, MASK)
 
 
@@ -110,7 +110,7 @@ def test_sizes_that_are_left_may_be_those_of_the_example_by_chance() -> None:
     model = Sized("size", "value").eval()
     model.kept = 3  # as long as the example
     extractor = _adaptive(model, with_mask=False)
-    with pytest.raises(featx.SpecializationError, match="stores what it computes in .*kept"):
+    with pytest.raises(featx.SpecializationError, match=r"stores what it computes in .*kept"):
         extractor(X, MASK)
 
 

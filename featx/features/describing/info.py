@@ -246,7 +246,20 @@ class _Known:
             return "NCL"
         # A graph for padded texts is one for their values, and takes no other sizes.
         known = None if other is None else other.layout_by_size(shape)
-        return "NLC" if known is None and isinstance(module, _CHANNELS_LAST) else known
+        if known is None and (isinstance(module, _CHANNELS_LAST) or self._has_channels_last(shape, module)):
+            return "NLC"
+        return known
+
+    def _has_channels_last(self, shape: tuple[int, ...], module: nn.Module | None) -> bool:
+        """Say whether layers of a module work on the last dimension of its value, and none is as wide as another one.
+
+        That tells where the model takes one length alone, as the encoder of Whisper does.
+        """
+        batch = None if self._other_sizes is None else self._other_sizes.batch
+        if module is None or shape[0] != batch or shape[1] == batch:
+            return False
+        widths = {width for layer in module.modules() for width in _widths_of(layer)}
+        return shape[2] in widths and shape[1] not in widths
 
     def _layout_of_tokens(self, key: str, shape: tuple[int, ...], module: nn.Module | None) -> str | None:
         """Return the layout of a value of three dimensions where the input is an image."""
@@ -263,6 +276,13 @@ class _Known:
         if there is not None and len(there) == 3 and (there[1] != shape[1]) != (there[2] != shape[2]):
             return "NLC" if there[1] != shape[1] else "NCL"
         return "NLC"
+
+
+def _widths_of(layer: nn.Module) -> tuple[int, ...]:
+    """Return the lengths of the dimension that a layer works on, where it is the last one."""
+    if isinstance(layer, nn.Linear):
+        return layer.in_features, layer.out_features
+    return layer.normalized_shape[-1:] if isinstance(layer, nn.LayerNorm) else ()
 
 
 def _that_made(node: Node) -> Node:

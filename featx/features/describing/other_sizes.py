@@ -52,6 +52,11 @@ class OtherSizes:
         ]
 
     @property
+    def batch(self) -> int | None:
+        """The first length of the first input."""
+        return self._inputs[0].shape[0] if self._inputs else None
+
+    @property
     def wider(self) -> Shapes:
         """The shapes for an image of twice the width; nothing where the graph does not take one."""
         shapes, is_whole = self._wider
