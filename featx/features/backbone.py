@@ -176,6 +176,7 @@ def create_backbone(
     tracer_kwargs: Mapping[str, Any] | None = None,
     concrete_args: dict[str, Any] | None = None,
     check_sizes: CheckSizes = "full",
+    adaptive: bool = False,
 ) -> Backbone:
     """Return the maps of a model at some strides, or after some of its blocks, as a module without its head.
 
@@ -201,6 +202,8 @@ def create_backbone(
         tracer_kwargs: as for `create_feature_extractor`.
         concrete_args: as for `create_feature_extractor`.
         check_sizes: as for `create_feature_extractor`.
+        adaptive: trace the model again for images of a size for which no graph so far holds, which takes as long as
+            making the backbone, in place of raising `SpecializationError`. The backbone keeps the model for that.
 
     Raises:
         RequestError: the model has no map of a stride, no such block, or no maps at all; or only one is found, which it
@@ -230,6 +233,7 @@ def create_backbone(
         check_sizes=check_sizes,
         suppress_diff_warning=True,
         edits=edits,
+        keeps_cases=adaptive,
         kind=Backbone,
         is_list=as_list,
     )

@@ -164,6 +164,29 @@ def test_tokens_and_their_prefix(vit: nn.Module) -> None:
     assert is_equal(found, [mid[:, 1:], mid[:, :1], last[:, 1:], last[:, :1]])
 
 
+class BySize(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 2, 2)
+        self.stage = nn.Conv2d(4, 6, 2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.relu() if x.shape[-1] > 40 else x.sigmoid()
+        return self.stage(self.stem(x))
+
+
+def test_sizes_at_which_the_model_does_something_else() -> None:
+    model = BySize().eval()
+    large, small = torch.rand(1, 3, 64, 64), torch.rand(2, 3, 32, 32)
+    with pytest.raises(featx.SpecializationError, match=r"adaptive=True to .* create_backbone"):
+        featx.create_backbone(model, example_inputs=large)(small)
+    backbone = featx.create_backbone(model, (2, 4), example_inputs=large, adaptive=True)
+    for x in (large, small, large):
+        out = backbone(x)
+        assert torch.equal(out["1"], model(x))
+        assert out["0"].shape[1:] == (4, x.shape[2] // 2, x.shape[3] // 2)
+
+
 class Pair(nn.Module):
     """A stage that returns its map with the size of it."""
 

@@ -63,6 +63,14 @@ def extractor_of(model: nn.Module, **options: Any) -> featx.DualGraphModule:
     return extractor
 
 
+def test_a_module_that_a_feature_applies_is_there_in_each_case() -> None:
+    model, probe = ByPadding().eval(), nn.Linear(4, 3)
+    request = {"mix.0": featx.Feature("probed", apply=probe)}
+    extractor = featx.create_feature_extractor(model, request, example_inputs=BATCHES["no mask"])
+    for inputs in BATCHES.values():
+        assert torch.equal(extractor(**inputs)["probed"], probe(seen_by_hook(model, "mix.0", inputs)))
+
+
 @pytest.mark.parametrize("example", BATCHES)
 def test_every_batch_has_the_features_that_a_hook_sees(example: str) -> None:
     model = ByPadding().eval()
@@ -81,6 +89,14 @@ class PassesOn(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.model(*args, **kwargs)
+
+
+def test_a_module_that_a_feature_applies_is_there_in_each_case() -> None:
+    model, probe = ByPadding().eval(), nn.Linear(4, 3)
+    request = {"mix.0": featx.Feature("probed", apply=probe)}
+    extractor = featx.create_feature_extractor(model, request, example_inputs=BATCHES["no mask"])
+    for inputs in BATCHES.values():
+        assert torch.equal(extractor(**inputs)["probed"], probe(seen_by_hook(model, "mix.0", inputs)))
 
 
 @pytest.mark.parametrize("example", BATCHES)

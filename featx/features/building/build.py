@@ -39,6 +39,7 @@ class Options:
     """How an extractor is built: see `create_feature_extractor`.
 
     `is_lenient` lets one mode be left out, `kind` is the class of the extractor, and `is_list` lets it return a list.
+    `keeps_cases` lets it trace the model again where no graph holds, whatever the model decides by.
     """
 
     tracer_kwargs: Mapping[str, Any] | None = None
@@ -52,6 +53,7 @@ class Options:
     inputs: Any = None
     kind: type[DualGraphModule] = DualGraphModule
     is_list: bool = False
+    keeps_cases: bool = False
 
 
 def build(model: nn.Module, requests: dict[bool, Request], options: Options, example_inputs: Any) -> DualGraphModule:
@@ -116,7 +118,7 @@ def _tracing(model: nn.Module, options: Options, example_inputs: Any) -> ModelTr
 
 
 def _is_adapted(modes: Iterable[_Mode], options: Options) -> bool:
-    return options.adaptive is None and any(branches_on_inputs(mode.graph) for mode in modes if mode.free_dims)
+    return options.keeps_cases or options.adaptive is None and any(branches_on_inputs(mode.graph) for mode in modes if mode.free_dims)
 
 
 class CaseTracer:

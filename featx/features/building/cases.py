@@ -149,7 +149,9 @@ class Cases:
             return _attribute_at(module, str(node.target)) is None
         if node.op != "call_module":
             return False
-        return type(_attribute_at(module, str(node.target))) is not type(_attribute_at(self.model, str(node.target)))
+        own, of_model = (_attribute_at(root, str(node.target)) for root in (module, self.model))
+        # A module of a Feature is none of the model's.
+        return own is None or (of_model is not None and type(own) is not type(of_model))
 
     def _replaced_tensor(self, module: DualGraphModule, graph: Graph) -> str | None:
         """Return the path of a tensor that a graph reads, and of which the extractor has another one than the model."""

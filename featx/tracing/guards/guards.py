@@ -35,8 +35,8 @@ _DRAWN = (
 def _hint() -> str:  # a function, because TorchScript reads no global strings
     return (
         "The graph is valid only if this is the same as in the example; for other inputs pass "
-        "adaptive=True to create_feature_extractor (but for one with inputs=...), or trace again with an example like "
-        "this input"
+        "adaptive=True to create_feature_extractor or create_backbone (but for one with inputs=...), or trace again "
+        "with an example like this input"
     )
 
 
