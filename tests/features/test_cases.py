@@ -91,14 +91,6 @@ class PassesOn(nn.Module):
         return self.model(*args, **kwargs)
 
 
-def test_a_module_that_a_feature_applies_is_there_in_each_case() -> None:
-    model, probe = ByPadding().eval(), nn.Linear(4, 3)
-    request = {"mix.0": featx.Feature("probed", apply=probe)}
-    extractor = featx.create_feature_extractor(model, request, example_inputs=BATCHES["no mask"])
-    for inputs in BATCHES.values():
-        assert torch.equal(extractor(**inputs)["probed"], probe(seen_by_hook(model, "mix.0", inputs)))
-
-
 @pytest.mark.parametrize("example", BATCHES)
 def test_every_batch_of_a_model_that_passes_its_inputs_on(example: str) -> None:
     model = PassesOn().eval()

@@ -118,7 +118,9 @@ def _tracing(model: nn.Module, options: Options, example_inputs: Any) -> ModelTr
 
 
 def _is_adapted(modes: Iterable[_Mode], options: Options) -> bool:
-    return options.keeps_cases or options.adaptive is None and any(branches_on_inputs(mode.graph) for mode in modes if mode.free_dims)
+    if options.keeps_cases:
+        return True
+    return options.adaptive is None and any(branches_on_inputs(mode.graph) for mode in modes if mode.free_dims)
 
 
 class CaseTracer:
