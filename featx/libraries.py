@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from contextvars import ContextVar
 from functools import partial
 from types import FrameType, FunctionType
@@ -24,6 +25,9 @@ _REORDERING = frozenset({"Hiera", "HieraEncoder", "ViTMAEEmbeddings"})
 MASK_OF_PADDING = "attention_mask"
 # The input of indices, with padding or without.
 INDICES_OF_TEXT = "input_ids"
+# Where transformers makes masks, and what it does that with.
+_MASKS = "transformers.masking_utils"
+_MASK_MAKERS = ("_vmap_expansion_sdpa", "TransformGetItemToIndex")
 # Python modules whose cached functions log.
 _LOGGING = frozenset({"transformers.utils.logging", "diffusers.utils.logging"})
 _READ_ONLY = frozenset({"torchvision.ops.misc.SqueezeExcitation", "torchvision.ops.misc.FrozenBatchNorm2d"})
@@ -93,7 +97,7 @@ def reads_no_values_when_compiled(frame: FrameType) -> bool:
 
     The code of transformers does that leaves out a mask without padding.
     """
-    is_of_masks = frame.f_globals.get("__name__") == "transformers.masking_utils"
+    is_of_masks = frame.f_globals.get("__name__") == _MASKS
     return is_of_masks and "is_tracing" in frame.f_code.co_names
 
 
@@ -128,6 +132,52 @@ def is_logging(function: Any) -> bool:
 def is_of_einops(value: object) -> bool:
     """Say whether a value is a function of einops, which is one node."""
     return type(value) is FunctionType and str(value.__module__).startswith("einops")
+
+
+def names_of_masks(namespaces: Iterable[dict[str, Any]]) -> list[tuple[dict[str, Any], str]]:
+    """Return where transformers names what it makes masks with by `torch.vmap`, for models of it: see `mask_maker`."""
+    masks = sys.modules.get(_MASKS)
+    if masks is None or not any(str(each.get("__name__")).startswith("transformers.") for each in namespaces):
+        return []
+    return [(masks.__dict__, name) for name in _MASK_MAKERS if name in masks.__dict__]
+
+
+def mask_maker(function: Any) -> Callable[..., Any] | None:
+    """Return what a trace calls in place of a function with which transformers makes masks by `torch.vmap`.
+
+    Its own functions of masks compute from indices alone, so that indices which broadcast give the same. None for
+    other functions.
+    """
+    if getattr(function, "__name__", "") not in _MASK_MAKERS:
+        return None
+    if isinstance(function, type):  # the mode in which tensors are items, which is of no use without vmap
+        return nullcontext if function.__module__.startswith("torch.") else None
+    return partial(_with_broadcasting, function) if function.__module__ == _MASKS else None
+
+
+def _with_broadcasting(expansion: Callable[..., Any], mask: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of indices by batch, head, query and key, which returns the mask."""
+    if not _is_of_transformers(mask):
+        return expansion(mask)
+
+    def by_index(*indices: Any) -> Any:
+        count = len(indices)
+        spread = [index[(None,) * at + (slice(None),) + (None,) * (count - 1 - at)] for at, index in enumerate(indices)]
+        return mask(*spread).expand([index.shape[0] for index in indices])
+
+    return by_index
+
+
+def _is_of_transformers(value: object) -> bool:
+    """Say whether a function, and those that it has from around it, are all of transformers."""
+    if isinstance(value, tuple):
+        return all(map(_is_of_transformers, cast("tuple[Any, ...]", value)))
+    if not isinstance(value, FunctionType):
+        return not callable(value)
+    cells = value.__closure__ or ()
+    return value.__module__.startswith("transformers.") and all(
+        _is_of_transformers(cell.cell_contents) for cell in cells
+    )
 
 
 def einops_among(values: Iterable[object]) -> dict[str, Any]:

@@ -62,7 +62,7 @@ class _TransformersInputs:
         wanted = {*main, *self._ask.required}
         has_image_tokens = self._find("image_token_id", "image_token_index", "audio_token_id") is not None
         if self._images is not None:
-            wanted |= {*self._images.inputs, "mm_token_type_ids"}
+            wanted |= {*self._images.inputs, "mm_token_type_ids", "token_type_ids"}
         if "input_ids" in wanted and not has_image_tokens and not self._is_encoder_decoder:
             wanted.add("pixel_values")  # as CLIP; others see images as tokens, and take text alone too
             if hasattr(self._ask.model, "get_text_features"):
@@ -93,6 +93,8 @@ class _TransformersInputs:
     def mm_token_type_ids(self) -> Tensor:
         """Return which tokens are an image."""
         return (self.input_ids() == self._image_token()).long()
+
+    token_type_ids = mm_token_type_ids
 
     def pixel_values(self) -> Tensor:
         if "grid_thw" in self._ask.required:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import featx
 from featx.examples import find_example
+from featx.libraries import mask_maker
 
 transformers: Any = pytest.importorskip("transformers")
 
@@ -157,6 +158,37 @@ def test_text_alone_and_a_longer_text_with_an_image(build: Callable[[], nn.Modul
         for name, value in inputs.items()
     }
     _check(extractor, model, [text], longer)
+
+
+def test_masks_that_transformers_makes_by_vmap() -> None:
+    model = _made(gemma3)
+    vision, text = _layers(model)
+    example = find_example(model)
+    assert example is not None
+    inputs = {name: value for name, value in example.kwargs.items() if name != "use_cache"}
+    types = inputs["token_type_ids"]
+    assert torch.equal(types, (inputs["input_ids"] == IMAGE).long())
+    without = _by_hooks(model, [text], {name: value for name, value in inputs.items() if value is not types})
+    assert not torch.equal(_tensor(without[text]), _tensor(_by_hooks(model, [text], inputs)[text]))
+    extractor = featx.create_feature_extractor(model, [vision, text])
+    padded = inputs["attention_mask"].clone()
+    padded[1, :2] = 0
+    for mask in (inputs["attention_mask"], padded):
+        _check(extractor, model, [vision, text], {**inputs, "attention_mask": mask})
+
+
+def test_masks_of_other_functions_than_those_of_transformers_are_not_broadcast() -> None:
+    masking = pytest.importorskip("transformers.masking_utils")
+    maker = mask_maker(masking._vmap_expansion_sdpa)
+    assert maker is not None
+    indices = [torch.arange(length) for length in (2, 1, 5, 4)]
+
+    def by_sum(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (query + torch.arange(3)).sum() > 5 * key  # of one query under vmap, of all without
+
+    sliding = masking.sliding_window_causal_mask_function(3)
+    for mask in (sliding, by_sum, masking.or_masks(sliding, by_sum)):
+        assert torch.equal(maker(mask)(*indices), masking._vmap_expansion_sdpa(mask)(*indices))
 
 
 def test_token_of_images_that_the_text_does_not_have_gives_text_alone() -> None:

@@ -12,6 +12,7 @@ import torch
 from featx.errors import TraceError
 from featx.ir.effects import Effects
 from featx.ir.node import Node
+from featx.libraries import mask_maker
 from featx.tracing.calls.measured_calls import MeasuredCalls
 from featx.tracing.calls.torch_calls import TorchCalls
 from featx.tracing.environment.pass_through import is_mode_query, is_reordering, is_seeding, is_switching
@@ -57,6 +58,9 @@ class FunctionCalls:
             return result
         if function is torch.is_grad_enabled:
             return self.on_grad_mode_query()
+        maker = mask_maker(function)
+        if maker is not None:
+            return maker(*args, **kwargs)
         if function is type:
             kind = type(*args, **kwargs)
             return _PLAIN_KINDS.get(kind, kind)

@@ -18,7 +18,7 @@ from typing import Any, TypeVar, cast
 import torch
 
 from featx.errors import ArgumentTypeError, TraceError
-from featx.libraries import einops_among, is_of_einops
+from featx.libraries import einops_among, is_of_einops, names_of_masks
 from featx.tracing.environment.pass_through import GlobalName, is_intercepted, is_random, original_of
 
 _CACHED = functools._lru_cache_wrapper
@@ -102,6 +102,8 @@ def find_names_to_replace(
     for name, value in einops.items():
         if is_of_einops(original_of(value)):
             places[id(einops), name] = einops
+    for namespace, name in names_of_masks(seen) if is_recording else ():
+        places[id(namespace), name] = namespace
     for namespace, name in _random_functions(seen):
         places.setdefault((id(namespace), name), namespace)
     return [(namespace, name) for (_, name), namespace in places.items()]

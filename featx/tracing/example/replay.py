@@ -17,6 +17,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from featx.ir.equality import is_same
+from featx.libraries import mask_maker
 from featx.rebuilding import attributes_of
 from featx.tracing.environment.autocast_state import AutocastDtypes, autocast_dtypes
 from featx.tracing.environment.compiler import not_compiled
@@ -146,7 +147,7 @@ class Replay:
         if self._position < len(events) and events[self._position].called is function:
             with torch._C.DisableTorchFunction():
                 return self.answer(function, args, kwargs)
-        return function(*args, **kwargs)
+        return (mask_maker(function) or function)(*args, **kwargs)
 
     # -- values ------------------------------------------------------------------------------------------------------
 
