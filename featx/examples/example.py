@@ -48,6 +48,13 @@ class Example:
         further = {name: value for name, value in options.items() if name not in given}
         return replace(self, kwargs={**further, **self.kwargs})
 
+    def without(self, name: str, forward: Callable[..., Any]) -> Example:
+        """Return these inputs without one that is given by name, if `forward` does without it too."""
+        parameter = inspect.signature(forward).parameters.get(name)
+        if name not in self.kwargs or parameter is None or parameter.default is parameter.empty:
+            return self
+        return replace(self, kwargs={key: value for key, value in self.kwargs.items() if key != name})
+
     def without_values(self) -> Example:
         """Return these inputs with tensors on the meta device in place of those of floating point."""
         args, kwargs = tree_map(_without_values, (self.args, self.kwargs))

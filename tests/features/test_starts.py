@@ -312,3 +312,16 @@ def test_all_that_is_needed_is_named_at_once() -> None:
     inputs = (torch.rand(2, 4), torch.rand(2, 1), torch.ones(2, dtype=torch.bool))
     with pytest.raises(featx.RequestError, match=r"must have 'scale' too, and 'mask', whose values decide"):
         featx.create_feature_extractor(Masks().eval(), ["last"], inputs=["first"], example_inputs=inputs)
+
+
+def test_text_model_from_a_layer_on_needs_no_mask() -> None:
+    transformers: Any = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=16, vocab_size=50
+    )
+    model = transformers.BertModel(config).eval()
+    extractor = featx.create_feature_extractor(model, ["pooler"], inputs=["encoder.layer.1"])
+    hidden = torch.rand(2, 7, 16)
+    expected = model.pooler(model.encoder.layer[2](hidden))
+    assert torch.equal(extractor(hidden)["pooler"], expected)

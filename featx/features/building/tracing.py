@@ -25,6 +25,7 @@ from featx.features.requests.starts import Starts
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.ir.torch_layers import is_torch_layer
+from featx.libraries import MASK_OF_PADDING
 from featx.tracing.checks.free_sizes import OtherMode, trace_checked, trace_recording_mode_reads
 from featx.tracing.checks.other_calls import does_the_same_after
 from featx.tracing.checks.outcomes import FreeDims
@@ -190,6 +191,9 @@ class ModelTracing:
     def _find_example(self) -> Example | None:
         if self._found is None or self.is_example_for_one_mode:
             self._found = find_example(self.model, self.model.training if self.training is None else self.training)
+            if self._found is not None and self.starts is not None:
+                # A mask decides by its values, and a graph that begins behind it has none.
+                self._found = self._found.without(MASK_OF_PADDING, self.model.forward)
         return self._found
 
     @property
