@@ -219,13 +219,19 @@ def _of_folder(folder: Path) -> Source:
     found: list[str] = []
     others = 0
     for root, folders, files in os.walk(folder, followlinks=True):
-        folders[:] = [each for each in sorted(folders) if not _leads_back(Path(root, each))]
+        folders[:] = [each for each in sorted(folders) if not _leads_back(Path(root, each)) and each[0] != "."]
         inside = Path(root).relative_to(folder)
-        images = [file for file in files if Path(file).suffix.lower() in SUFFIXES]
+        images = [file for file in files if _is_image(file)]
         found += [(inside / file).as_posix() for file in images]
         others += len(files) - len(images)
     left_out = f", {others} other files left out" if others else ""
     return Paths(sorted(found), f"the folder '{folder}' ({len(found)} images{left_out})", str(folder))
+
+
+def _is_image(path: str) -> bool:
+    """Say whether a path below a folder, or in a tar file, is one of an image, and not hidden: `._cat.jpg`."""
+    place = Path(path)
+    return place.suffix.lower() in SUFFIXES and not any(part[0] == "." and part != ".." for part in place.parts)
 
 
 def _refuse_column(column: str | None, kind: str) -> None:
@@ -248,7 +254,7 @@ def _of_url(url: str, column: str | None) -> Source:
             with files.open(root, "rb") as file:
                 keys = read_list(url, file.read(), column)
             return Paths(keys, f"the list '{url}'", folder)
-        found: list[str] = [each for each in files.find(root) if Path(each).suffix.lower() in SUFFIXES]
+        found: list[str] = [each for each in files.find(root) if _is_image(each[len(root) :])]
     except (OSError, ValueError, ImportError) as error:
         raise ExtractionError(f"'{url}' cannot be read: {type(error).__name__}: {error}") from error
     keys = sorted(each[len(root) :].lstrip("/") for each in found)
@@ -290,7 +296,7 @@ def _of_tars(paths: Sequence[str]) -> Source:
         start = f"{Path(path).stem}/" if len(paths) > 1 else ""
         try:
             with _opened(path) as file, tarfile.open(fileobj=file, mode="r:") as tar:
-                images = [each for each in tar if Path(each.name).suffix.lower() in SUFFIXES]
+                images = [each for each in tar if _is_image(each.name)]
                 members = [(each.name, _with_data(tar, each)) for each in images if each.isfile() or each.islnk()]
                 file.seek(tar.offset)
                 is_whole = file.read(tarfile.BLOCKSIZE) == bytes(tarfile.BLOCKSIZE)  # tarfile stops without a word

@@ -163,9 +163,12 @@ def test_files_of_a_folder_that_are_no_images_are_counted(tmp_path: Path, capsys
         image = Image.new("RGB" if suffix != ".pgm" else "L", (16, 16))
         image.save(tmp_path / "photos" / f"a{suffix}", format="JPEG" if suffix in (".jfif", ".jpe") else None)
     (tmp_path / "photos/readme.md").write_text("what this is")
+    # What macOS and viewers of images leave there.
+    (tmp_path / "photos/._a.jpe").write_bytes(b"no image")
+    make_photos(tmp_path / "photos/.thumbnails", 2)
     table = run(tmp_path / "photos", tmp_path, progress=True)
     assert len(table.keys) == 6
-    assert "(6 images, 1 other files left out)" in capsys.readouterr().err
+    assert "(6 images, 2 other files left out)" in capsys.readouterr().err
 
 
 def test_name_that_is_not_utf_8_is_refused_before_anything_is_written(tmp_path: Path) -> None:
