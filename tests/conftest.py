@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,12 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-goldens", action="store_true", help="write what the code does now into tests/golden")
+
+
+def pytest_collection_finish() -> None:
+    """Take what is imported by now out of garbage collection, which goes through all of it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

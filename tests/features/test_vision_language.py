@@ -13,6 +13,8 @@ import featx
 from featx.examples import find_example
 from featx.libraries import mask_maker
 
+pytestmark = pytest.mark.sweep
+
 transformers: Any = pytest.importorskip("transformers")
 
 IMAGE, VIDEO, START, END = 99, 98, 97, 96

@@ -114,6 +114,7 @@ def test_sizes_that_are_left_may_be_those_of_the_example_by_chance() -> None:
         extractor(X, MASK)
 
 
+@pytest.mark.slow
 def test_class_of_labels_that_a_config_remembers() -> None:
     transformers: Any = pytest.importorskip("transformers")
     torch.manual_seed(0)
