@@ -139,6 +139,9 @@ def test_several_patterns_select_rows(table: featx.NodeTable) -> None:
     ("wrong", "message"),
     [
         ({"kind": "layer"}, "kind may be access, input, module, operation, weight"),
+        ({"match": nn.ReLU}, r"for a class, filter\(type=ReLU\)"),
+        ({"stride": "8"}, "stride must be a number, got '8'"),
+        ({"layout": 4}, "layout must be a text such as 'NCHW', got 4"),
         ({"match": nn.ReLU()}, r"match must be a pattern such as 'layer1.\*' or a list of them, got ReLU"),
         ({"type": nn.ReLU()}, "type must be a class of modules, its name or a pattern of it, got ReLU"),
         ({"shape": 64}, r"shape must be lengths, such as \(None, 64, None, None\), got 64"),

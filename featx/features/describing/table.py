@@ -138,6 +138,9 @@ class NodeTable(Sequence[NodeInfo]):
         patterns = None if match is None else _expressions(match)
         wanted_type = None if type is None else _name_of_type(type)
         lengths = None if shape is None else _lengths(shape)
+        _check_kind("stride", stride, (int, float), "a number")
+        _check_kind("depth", depth, (int,), "a number")
+        _check_kind("layout", layout, (str,), "a text such as 'NCHW'")
 
         def holds(row: NodeInfo) -> bool:
             return (
@@ -193,10 +196,18 @@ def _known_kinds(kind: Kind | Collection[Kind]) -> set[str]:
     return kinds
 
 
+def _check_kind(name: str, value: object, kinds: tuple[type, ...], what: str) -> None:
+    if value is not None and (not isinstance(value, kinds) or isinstance(value, bool)):
+        raise ArgumentTypeError(f"{name} must be {what}, got {value!r:.200}")
+
+
 def _expressions(match: object) -> list[re.Pattern[str]]:
     patterns = [match] if isinstance(match, str) else match
     if not isinstance(patterns, (list, tuple, set, frozenset)):
-        raise ArgumentTypeError(f"match must be a pattern such as 'layer1.*' or a list of them, got {match!r:.200}")
+        hint = f"; for a class, filter(type={match.__name__})" if isinstance(match, type) else ""
+        raise ArgumentTypeError(
+            f"match must be a pattern such as 'layer1.*' or a list of them, got {match!r:.200}{hint}"
+        )
     return [expression_of(str(pattern)) for pattern in cast(Collection[object], patterns)]
 
 
