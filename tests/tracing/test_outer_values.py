@@ -6,9 +6,10 @@ import contextvars
 import os
 import threading
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -262,3 +263,27 @@ def test_child_that_refers_to_no_changed_module_stays_whole() -> None:
     extractor = featx.create_feature_extractor(model, ["output"], example_inputs=X)
     assert [node.target for node in extractor.graph.find_nodes(op="call_module")] == ["child"]
     assert torch.equal(extractor(-X)["output"], model(-X))
+
+
+class Makers(OrderedDict[str, Any]):
+    """Makes what is asked for, as the table of activations of transformers does."""
+
+    asked: ClassVar[list[str]] = []
+
+    def __getitem__(self, key: str) -> Any:
+        self.asked.append(key)
+        return super().__getitem__(key)()
+
+
+MAKERS = Makers(relu=nn.ReLU, tanh=nn.Tanh)
+
+
+def test_items_of_a_dict_in_a_file_are_not_asked_for() -> None:
+    class Made(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return MAKERS["relu"](x) if x.dim() > 5 else x + 1
+
+    Makers.asked.clear()
+    featx.create_feature_extractor(Made(), ["add"], example_inputs=torch.rand(2, 3))
+    assert Makers.asked == []
+    assert dict.get(MAKERS, "relu") is nn.ReLU

@@ -79,7 +79,9 @@ def containers_in(values: Iterable[Any], depth: int = _DEPTH) -> Iterator[Any]:
 def copy_of(container: Any) -> Any:
     """Return a plain copy of a list, dict or set; methods that its class overrides are not called."""
     if isinstance(container, dict):
-        return dict.copy(cast(dict[Any, Any], container))
+        held = cast(dict[Any, Any], container)
+        # `dict.copy` of an OrderedDict calls its `__getitem__`.
+        return held.copy() if type(held) is dict else dict(dict.items(held))
     if type(container) is SlotAttributes:
         return dict(container)
     return list(cast(list[Any], container)) if isinstance(container, list) else set(container)
