@@ -98,6 +98,60 @@ def test_tensors_that_are_left(with_mask: bool) -> None:
         extractor(X) if with_mask else extractor(X, MASK)
 
 
+class Settings(nn.Module):
+    """Leaves a constant where a mask is given, in one of several ways, and reads it without one."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+        self.shift: Tensor | None = torch.ones(4)
+        self.seen: set[int] = set()
+        self.options = {"scale": 1.0}
+        self.names = ["plain"]
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        if mask is None:
+            x = x if self.shift is None else x + self.shift
+            return x * (1 + len(self.seen)) * self.options["scale"] * len(self.names[0])
+        if self.way == "none":
+            self.shift = None
+        elif self.way == "set":
+            self.seen.add(1)
+        elif self.way == "other dict":
+            self.options = {"scale": 2.0}
+        elif self.way == "item":
+            self.names[0] = "masked"
+        return x * mask
+
+
+@pytest.mark.parametrize("with_mask", [False, True])
+@pytest.mark.parametrize("way", ["none", "set", "other dict", "item"])
+def test_constants_that_are_left_in_any_way(way: str, with_mask: bool) -> None:
+    model = Settings(way).eval()
+    without = model(X)
+    model(X, MASK)
+    assert not torch.equal(model(X), without)
+    extractor = _adaptive(Settings(way).eval(), with_mask)
+    with pytest.raises(featx.SpecializationError, match=r"stores what it computes in "):
+        extractor(X) if with_mask else extractor(X, MASK)
+
+
+def test_settings_of_each_mode_go_together() -> None:
+    class OfMode(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = 1.0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.scale = 2.0 if self.training else 3.0
+            return x * self.scale
+
+    model = OfMode().eval()
+    extractor = featx.create_feature_extractor(model, ["output"], example_inputs=X)
+    assert torch.equal(extractor(X)["output"], X * 3)
+    assert torch.equal(extractor.train()(X)["output"], X * 2)
+
+
 def test_sizes_that_are_left_may_be_those_of_the_example_by_chance() -> None:
     class Sized(Kept):
         def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -38,7 +38,7 @@ from featx.tracing.replica.mode_reads import ModeReads
 from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.replica.modules import has_own_call
 from featx.tracing.replica.replica import only_sets_flags, replica_of, view_in_mode
-from featx.tracing.side_effects.state_checks import Attribute
+from featx.tracing.side_effects.state_checks import Attribute, name_of
 from featx.tracing.source.attributes import is_read, is_tested_for
 from featx.tracing.symbolic.inputs import PHBase
 from featx.tree import tree_leaves
@@ -384,9 +384,10 @@ class ModelTracing:
     def _read_somewhere(self, attributes: Iterable[Attribute]) -> frozenset[Attribute]:
         """Return the attributes that code of the model reads, in any mode, and all globals."""
         kinds = {type(module) for module in self._modules.values() if not is_torch_layer(type(module))}
+        named = ((attribute, name_of(attribute)) for attribute in attributes)
         return frozenset(
-            (path, name)
-            for path, name in attributes
+            attribute
+            for attribute, name in named
             if not name.isidentifier() or any(is_read(kind, name) for kind in kinds)
         )
 
@@ -395,6 +396,7 @@ class ModelTracing:
 
         Forward runs without them. Where that says nothing, the first one is returned.
         """
+        attributes = frozenset((each[0], name_of(each)) for each in attributes)
         for path, name in sorted(attributes):
             if not name.isidentifier():  # a global
                 return path, name

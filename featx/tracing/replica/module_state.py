@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from itertools import repeat
 from operator import is_
 from typing import Any, cast
@@ -13,7 +14,7 @@ from torch import nn
 
 from featx.ir.memory import memory_of
 from featx.ir.torch_layers import is_torch_layer
-from featx.tracing.objects.containers import DEPTH_IN_MODULES, containers_in, copy_of
+from featx.tracing.objects.containers import DEPTH_IN_MODULES, LARGE, containers_in, copy_of
 
 _ABSENT = object()
 _PARTS = ("_parameters", "_modules")
@@ -134,6 +135,19 @@ class ModuleState:
 
         Those of a tuple or list that was assigned are named one by one.
         """
+        return [(name, item) for name, value in self._changed() for item in _items_of(value)]
+
+    def assigned_constants(self) -> Iterator[str]:
+        """Yield name and value of the attributes with other numbers, texts or None than before, or containers of such.
+
+        As `f"{name} = {value!r}"`; without the value where that is long.
+        """
+        for name, value in self._changed():
+            items = _items_of(value)
+            if all(type(item) in _PLAIN for item in items):
+                yield f"{name} = {value!r}" if len(items) <= LARGE else name
+
+    def _changed(self) -> list[tuple[str, Any]]:
         state, attributes = self._module.__dict__, self._attributes
         changed: list[tuple[str, Any]] = [
             (name, value)
@@ -141,7 +155,7 @@ class ModuleState:
             if name not in _NOT_RESTORED and value is not attributes.get(name, _ABSENT)
         ]
         changed += [(name, container) for name, container, items in self._items if not _has_items(container, items)]
-        return [(name, item) for name, value in changed for item in _items_of(value)]
+        return changed
 
     def assigned_numbers(self) -> list[str]:
         """Return the names of plain attributes with a number before, and now one of another kind, such as a size."""
@@ -298,7 +312,7 @@ def _tensors_in(value: Any) -> list[torch.Tensor]:
 def _items_of(value: Any) -> list[Any]:
     if isinstance(value, dict):
         return list(cast(dict[Any, Any], value).values())
-    return list(cast(list[Any], value)) if isinstance(value, (list, tuple, set)) else [value]
+    return list(cast(list[Any], value)) if isinstance(value, (list, tuple, set, deque)) else [value]
 
 
 def _is_changed(before: object, now: object) -> bool:

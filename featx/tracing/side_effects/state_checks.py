@@ -18,8 +18,15 @@ from featx.tracing.replica.module_states import ModuleStates
 from featx.tracing.side_effects.forward_side_effects import computed_attributes, unsupported_side_effect
 from featx.tracing.signals import ModifiedFromOutside, ReadOrderUnknown, UnsupportedSideEffect
 
-# The path of a module, and the name of an attribute of it.
+# The path of a module, and the name of an attribute of it; with a value behind it, `mode = 'fast'`, where calls that
+# leave another constant there are to be told apart.
 Attribute = tuple[str, str]
+
+
+def name_of(attribute: Attribute) -> str:
+    """Return the name of an attribute of a module without a value, or the text for what is none, such as a global."""
+    name = attribute[1].partition(" = ")[0].partition(".")[0]
+    return name if name.isidentifier() else attribute[1]
 
 
 class StateChecks:
@@ -117,6 +124,7 @@ class StateChecks:
         elif state.difference() is not None:
             self._changed.add(module)
             self.left.update((path, name) for name in computed_attributes(self._recorder, state))
+            self.left.update((path, text) for text in state.assigned_constants())
 
     def check_all(self) -> None:
         """Raise where a module is not what its own calls, or a graph of them, leave it."""
