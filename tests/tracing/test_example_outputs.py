@@ -175,6 +175,23 @@ def test_output_of_transformers_is_built_by_the_graph_and_can_be_a_feature() -> 
     assert same(extractor(image(5))["inner"], compute(image(5) * 2))
 
 
+def test_fields_of_an_output_that_are_set_later_come_last() -> None:
+    outputs = pytest.importorskip("transformers.modeling_outputs")
+
+    def compute(x: torch.Tensor) -> Any:
+        result = outputs.BaseModelOutputWithPooling(last_hidden_state=x + 1, hidden_states=(x, x * 2))
+        result.pooler_output = x.mean(1)  # a field ahead of `hidden_states`
+        return result
+
+    x = image()
+    expected, extractor = compute(x), featx.create_feature_extractor(Returning(compute), ["output"], example_inputs=x)
+    found = extractor(x)["output"]
+    assert list(found) == list(expected) == ["last_hidden_state", "hidden_states", "pooler_output"]
+    assert torch.equal(found[2], expected[2])
+    assert torch.equal(found.pooler_output, x.mean(1))
+    assert type(found) is type(expected)
+
+
 class Output(OrderedDict[str, Any]):
     """A dict whose items are attributes too, as the outputs of diffusers are."""
 

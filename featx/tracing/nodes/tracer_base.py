@@ -159,8 +159,10 @@ class TracerBase:
             return arguments
         fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
         names = attributes_of(items).keys()
-        if fields and arguments.keys() | names <= {field.name for field in fields if field.init}:
-            # An output of diffusers or transformers. A field that is None has no key.
+        is_in_order = [field.name for field in fields if field.name in arguments] == list(arguments)
+        if fields and is_in_order and arguments.keys() | names <= {field.name for field in fields if field.init}:
+            # An output of diffusers or transformers. A field that is None has no key; one that was set later comes
+            # last, also as an item by its number.
             required = [each.name for each in fields if each.init and _has_no_default(each)]
             return self.create_node("call_function", kind, (), {**dict.fromkeys(required), **arguments})
         if names or any("__init__" in vars(base) for base in kind.__mro__ if base not in (OrderedDict, dict, object)):
