@@ -61,13 +61,16 @@ class Example:
         return Example(args, kwargs, self.source, self.is_for_one_mode)
 
     def without_large_values(self) -> Example:
-        """Return these inputs with tensors on the meta device in place of large ones of floating point."""
+        """Return a copy of these inputs with tensors on the meta device in place of large ones of floating point."""
         args, kwargs = tree_map(_without_large_values, (self.args, self.kwargs))
         return Example(args, kwargs, self.source, self.is_for_one_mode)
 
 
 def _without_large_values(value: Any) -> Any:
-    return _without_values(value) if isinstance(value, Tensor) and value.numel() > _LARGE else value
+    if not isinstance(value, Tensor):
+        return value
+    is_large = value.numel() > _LARGE and value.is_floating_point()
+    return value.to("meta") if is_large else value.detach().clone()  # the caller may fill the tensor anew
 
 
 def _without_values(value: Any) -> Any:

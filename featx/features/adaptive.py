@@ -13,7 +13,7 @@ from torch import nn
 from featx.errors import TraceError
 from featx.examples import Example
 from featx.features.building.build import CaseTracer
-from featx.features.building.cases import trace_for_input
+from featx.features.building.cases import has_names_of, trace_for_input, with_defaults
 from featx.features.building.left_attributes import Case, check_case
 from featx.features.building.rollback import RollbackRunner
 from featx.features.describing.info import FeatureInfos
@@ -90,11 +90,15 @@ class AdaptiveExtractor(nn.Module):
             TraceError: the model cannot be traced on these inputs.
             SpecializationError: forward may read what it has left in an attribute in a call with other inputs.
         """
-        kwargs = self._with_defaults(len(args), kwargs)
+        given, kwargs = kwargs, self._with_defaults(len(args), kwargs)
+        examples: dict[DualGraphModule, Example | None] = self.__dict__["_examples"]
         # By mode, as a graph may hold in one and not in the other.
         held_last: dict[bool, DualGraphModule] = self.__dict__["_held_last"]
         last = held_last.get(self.training, self.extractors[0])
         for extractor in [last, *[one for one in self.extractors if one is not last]]:
+            is_first = extractor is self.extractors[0]
+            if not is_first and not has_names_of(self._in_mode(extractor).graph, examples[extractor], given):
+                continue
             result = self._attempt(extractor, args, kwargs)
             if result is not None:
                 held_last[self.training] = extractor
@@ -102,7 +106,6 @@ class AdaptiveExtractor(nn.Module):
                 return result
         example = Example(args, kwargs, "this input")
         extractor = trace_for_input(lambda: self.__dict__["_build"](example))
-        examples: dict[DualGraphModule, Example | None] = self.__dict__["_examples"]
         known = [Case(self._in_mode(each).graph, examples[each]) for each in self.extractors]
         case = Case(self._in_mode(extractor).graph, example.without_large_values())
         tracer: CaseTracer = self.__dict__["_tracer"]
@@ -139,14 +142,7 @@ class AdaptiveExtractor(nn.Module):
         yield self._in_mode(trace_for_input(lambda: self.__dict__["_build"](Example(args, kwargs, "this input"))))
 
     def _with_defaults(self, count: int, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Return inputs by name with those that are left out behind the first `count`, as the first extractor has them.
-
-        In another graph their defaults are what the call has given for which it was traced.
-        """
-        inputs = self._in_mode(self.extractors[0]).graph.find_nodes(op="placeholder")
-        left_out = {node.target: node.args[0] for node in inputs[count:] if node.args and node.target not in kwargs}
-        # Where it is `...`, forward has a list or another object that no graph holds: it stays left out.
-        return {**{name: value for name, value in left_out.items() if value is not ...}, **kwargs}
+        return with_defaults(self._in_mode(self.extractors[0]).graph, count, kwargs)
 
     def _in_mode(self, extractor: DualGraphModule) -> DualGraphModule:
         return extractor if extractor.training is self.training else extractor.train(self.training)

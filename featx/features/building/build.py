@@ -152,7 +152,7 @@ class CaseTracer:
         earlier = earlier.with_options(self._chosen, model.forward)
         with self._tracing(model, example, opened) as tracing:
             tracing.training = training
-            return tracing.does_the_same_after(self._requests[training], earlier)
+            return tracing.does_the_same_after(earlier)
 
     @contextmanager
     def _tracing(self, model: nn.Module, example: Example, opened: frozenset[str]) -> Generator[ModelTracing]:

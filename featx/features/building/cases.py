@@ -77,11 +77,14 @@ class Cases:
         """
         if not self.is_for(module.graph):
             return function(module, *args, **kwargs)
+        given, kwargs = kwargs, with_defaults(module.graph, len(args), kwargs)
         cases = [(self._first_case(module), function), *self._further[module.training]]
         last = self._held_last[module.training]
         refused: dict[int, SpecializationError] = {}
         for index in sorted(range(len(cases)), key=lambda each: each != last):
-            (graph, _), run = cases[index]
+            (graph, example), run = cases[index]
+            if index and not has_names_of(graph, example, given):
+                continue
             try:
                 result = self._attempts.run(functools.partial(run, module), graph, module, args, kwargs)
             except SpecializationError as error:
@@ -91,7 +94,7 @@ class Cases:
                 return result
         if is_in_jit_trace():  # a trace of the model would become a part of that one
             raise refused[0]
-        self._further[module.training].append(case := self._traced(module, args, kwargs, refused[0]))
+        self._further[module.training].append(case := self._traced(module, args, given, refused[0]))
         return case[1](module, *args, **kwargs)
 
     def graphs_for(self, module: DualGraphModule, args: Any, kwargs: Any) -> Iterator[Graph]:
@@ -166,6 +169,27 @@ class Cases:
     def __getstate__(self) -> dict[str, Any]:
         # Graphs are made again: what runs them is no plain state.
         return {**vars(Cases(self.model, self._tracer, self._first))}
+
+
+def with_defaults(first: Graph, count: int, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return inputs by name with those that are left out behind the first `count`, as the first graph has them.
+
+    In another graph their defaults are what the call has given for which it was traced.
+    """
+    inputs = first.find_nodes(op="placeholder")
+    left_out = {node.target: node.args[0] for node in inputs[count:] if node.args and node.target not in kwargs}
+    # Where it is `...`, forward has a list or another object that no graph holds: it stays left out.
+    return {**{name: value for name, value in left_out.items() if value is not ...}, **kwargs}
+
+
+def has_names_of(graph: Graph, example: Example | None, kwargs: dict[str, Any]) -> bool:
+    """Say whether a call gives what forward takes by `**kwargs` under the names of the example of a graph.
+
+    What is left out there has no default: the graph would take what its example had.
+    """
+    named = {node.target for node in graph.find_nodes(op="placeholder")}
+    of_example = set() if example is None else example.kwargs.keys() - named
+    return of_example == kwargs.keys() - named
 
 
 def _attribute_at(root: nn.Module, path: str) -> object:

@@ -11,7 +11,7 @@ from featx.errors import SpecializationError
 from featx.examples import Example
 from featx.ir.graph import Graph
 from featx.tracing.checks.free_sizes import CACHE_OF_ONE_LENGTH
-from featx.tracing.side_effects.state_checks import Attribute
+from featx.tracing.side_effects.state_checks import Attribute, name_of
 from featx.tracing.source.state_writes import tensors_at
 
 
@@ -72,9 +72,10 @@ def check_case(new: Case, known: Iterable[Case], model: nn.Module, is_unaffected
         SpecializationError: there is such an attribute.
     """
     known = list(known)
+    is_of_pairs = _leave_the_same_attributes([left_by(each.graph) for each in (*known, new)])
     for case, earlier in (pair for each in known for pair in ((new, each), (each, new))):
         left = left_by(earlier.graph) - left_by(case.graph)
-        if left and not _is_unaffected(case, earlier, left, is_unaffected):
+        if left and not (is_of_pairs and _is_unaffected(case, earlier, left, is_unaffected)):
             raise SpecializationError(
                 f"forward stores what it computes in {text_of(min(left))} for some inputs, and reads it in a later "
                 "call for others, or may do so, and a graph stores nothing there. To go on, write it into a buffer in "
@@ -87,6 +88,17 @@ def check_case(new: Case, known: Iterable[Case], model: nn.Module, is_unaffected
             "computed from, and for others one is. The graph for the first ones leaves that out, so that the tensor "
             "would be out of date. To go on, run the model itself on these inputs"
         )
+
+
+def _leave_the_same_attributes(left_by_each: list[frozenset[Attribute]]) -> bool:
+    """Say whether all calls that leave something, besides what all of them leave, leave it in the same attributes.
+
+    Then the last such call alone tells what the state is. Else each of two may change nothing for a third one, and both
+    together something.
+    """
+    common = frozenset.intersection(*left_by_each)
+    names = {frozenset((each[0], name_of(each)) for each in left - common) for left in left_by_each}
+    return len(names - {frozenset()}) == 1
 
 
 def _is_unaffected(case: Case, earlier: Case, left: Iterable[Attribute], ask: IsUnaffected) -> bool:

@@ -362,24 +362,15 @@ class ModelTracing:
             nodes = probabilities.make(graph, nodes, request)
         return TracedModel(graph, request, nodes, found[0] if found else None, self._read_somewhere(left))
 
-    def does_the_same_after(self, request: Request, earlier: Example) -> bool:
-        """Say whether forward does the same with the example, up to what is requested, after a call with `earlier`.
+    def does_the_same_after(self, earlier: Example) -> bool:
+        """Say whether forward does the same with the example after a call with `earlier`; False if that is not known.
 
-        False also where that cannot be traced.
+        All modules are looked into.
         """
         example = self._example()
         if example is None:
             return False
-        find = Finder(request, type(self.model).__name__, self.model_in_mode)
-        # As in `_wanted`.
-        tracers = [self._on_example()]
-        if not request.pending:
-            tracers.insert(0, self._on_example(request, modules_to_open(self._modules, request) | self.opened))
-        for tracer in tracers:
-            is_same = does_the_same_after(tracer, self.model, _inputs(example), _inputs(earlier), find)
-            if is_same is not None:
-                return is_same
-        return False
+        return does_the_same_after(self._on_example(), self.model, _inputs(example), _inputs(earlier))
 
     def _read_somewhere(self, attributes: Iterable[Attribute]) -> frozenset[Attribute]:
         """Return the attributes that code of the model reads, in any mode, and all globals."""

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from featx.ir.equality import is_same_graph
+from featx.ir.torch_layers import is_torch_layer
 from featx.tracing.environment.interrupts import free_frames
-from featx.tracing.example.conditions import Conditions, RequestedNodeFinder, count_needed
+from featx.tracing.example.conditions import Conditions
 from featx.tracing.example.dict_inputs import without_unread_items
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.tracer import ExampleTracer
@@ -20,19 +21,18 @@ _NUMBERS = (TracedInt, TracedFloat)
 _Inputs = tuple[tuple[Any, ...], Mapping[str, Any]]
 
 
-def does_the_same_after(
-    tracer: ExampleTracer, root: Any, inputs: _Inputs, earlier: _Inputs, find_requested: RequestedNodeFinder
-) -> bool | None:
+def does_the_same_after(tracer: ExampleTracer, root: Any, inputs: _Inputs, earlier: _Inputs) -> bool:
     """Say whether forward makes the same graph of `inputs` on a new replica and on one that had a call before.
 
-    None where that cannot be traced. Three runs without values, and three on values where these need some.
+    It has to leave the same too. False also where that cannot be traced to the end, and where a module of the model's
+    own is kept whole, which may read what the call before has left. Three runs without values, and three on values
+    where these need some.
 
     Args:
         tracer: the tracer.
         root: the model.
         inputs: arguments of it, by position and by name.
         earlier: those of the call before.
-        find_requested: as for `ExampleTracer.trace`.
     """
     inputs, earlier = (without_unread_items(root, *each) for each in (inputs, earlier))
     tracer.keeps_replicas = True
@@ -40,38 +40,42 @@ def does_the_same_after(
         for is_real in (False, True):
             for gradients in (True,) if torch.is_grad_enabled() else (True, False):
                 try:
-                    return _is_unaffected(tracer, root, inputs, earlier, find_requested, is_real, gradients)
+                    return _is_unaffected(tracer, root, inputs, earlier, is_real, gradients)
                 except Diverged:
                     return False
                 except (NeedsRealValues, ThreadInterference, Exception) as error:
                     free_frames(error)
-        return None
+        return False
     finally:
         tracer.keeps_replicas = False
 
 
 def _is_unaffected(
-    tracer: ExampleTracer, root: Any, inputs: _Inputs, earlier: _Inputs, find: RequestedNodeFinder,
-    is_real: bool, gradients: bool,
-) -> bool:  # fmt: skip
+    tracer: ExampleTracer, root: Any, inputs: _Inputs, earlier: _Inputs, is_real: bool, gradients: bool
+) -> bool:
     context = tracer.context(root, *inputs)
     traces: list[ExampleTrace] = []
 
-    def run(given: _Inputs, reason: str, finder: RequestedNodeFinder | None, before: ExampleTrace | None) -> Any:
-        conditions = Conditions(reason, is_real, gradients, before=before)
-        traces.append(tracer.run_once(context, *given, finder, conditions))
+    def run(given: _Inputs, reason: str, before: ExampleTrace | None) -> ExampleTrace:
+        traces.append(tracer.run_once(context, *given, None, Conditions(reason, is_real, gradients, before=before)))
         return traces[-1]
 
     try:
-        alone = run(inputs, "inputs of another kind", find, None)
-        first = run(earlier, "a call before", None, None)
-        if _leaves_numbers(first):
+        alone = run(inputs, "inputs of another kind", None)
+        first = run(earlier, "a call before", None)
+        if _leaves_numbers(first) or any(map(_keeps_own_module_whole, traces)):
             return False
-        after = run(inputs, "inputs of another kind, after that call", find, first)
-        return is_same_graph(after.graph, alone.graph, first=count_needed(alone.graph, find))
+        after = run(inputs, "inputs of another kind, after that call", first)
+        leaves_more = after.checks.left - alone.checks.left - first.checks.left
+        return not leaves_more and is_same_graph(after.graph, alone.graph)
     finally:
         for trace in traces:
             trace.drop_replica()
+
+
+def _keeps_own_module_whole(trace: ExampleTrace) -> bool:
+    modules = {path: module for module, path in trace.replica.paths.items()}
+    return any(not is_torch_layer(type(modules[path])) for path in trace.checks.opaque_paths)
 
 
 def _leaves_numbers(trace: ExampleTrace) -> bool:
