@@ -109,8 +109,11 @@ class AdaptiveExtractor(nn.Module):
         known = [Case(self._in_mode(each).graph, examples[each]) for each in self.extractors]
         case = Case(self._in_mode(extractor).graph, example.without_large_values())
         tracer: CaseTracer = self.__dict__["_tracer"]
-        is_unaffected = functools.partial(tracer.is_unaffected, self.model, self.training, frozenset())
-        check_case(case, known, self.model, is_unaffected)
+        in_other_mode = [
+            Case(each.eval_graph if self.training else each.train_graph, examples[each]) for each in self.extractors
+        ]
+        is_unaffected = functools.partial(tracer.is_unaffected, self.model, self.training)
+        check_case(case, known, in_other_mode, self.model, is_unaffected)
         result = self._in_mode(extractor)(*args, **kwargs)
         examples[extractor] = case.example
         self.__dict__["_extractors"].append(extractor)

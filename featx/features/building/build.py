@@ -146,13 +146,17 @@ class CaseTracer:
         return mode.graph
 
     def is_unaffected(
-        self, model: nn.Module, training: bool, opened: frozenset[str], example: Example, earlier: Example
-    ) -> bool:
-        """Say whether forward does the same with `example`, whether or not it had a call with `earlier` before."""
+        self, model: nn.Module, training: bool, example: Example, earlier: Example, *, is_in_mode: bool,
+        is_same_mode: bool,
+    ) -> bool:  # fmt: skip
+        """Say whether forward does the same with `example`, whether or not it had a call with `earlier` before.
+
+        `training` is the mode of the new graph; see `IsUnaffected`.
+        """
         earlier = earlier.with_options(self._chosen, model.forward)
-        with self._tracing(model, example, opened) as tracing:
-            tracing.training = training
-            return tracing.does_the_same_after(earlier)
+        with self._tracing(model, example, frozenset()) as tracing:
+            tracing.training = training if is_in_mode else not training
+            return tracing.does_the_same_after(earlier, switches_mode=not is_same_mode)
 
     @contextmanager
     def _tracing(self, model: nn.Module, example: Example, opened: frozenset[str]) -> Generator[ModelTracing]:

@@ -120,8 +120,10 @@ class Cases:
         graph = trace_for_input(lambda: self._tracer.graph(self.model, module.training, example, opened))
         case = Case(graph, example.without_large_values())
         known = [self._first_case(module), *(each for each, _ in self._further[module.training])]
-        is_unaffected = functools.partial(self._tracer.is_unaffected, self.model, module.training, opened)
-        check_case(case, known, self.model, is_unaffected)
+        other = module.eval_graph if module.training else module.train_graph
+        in_other_mode = [Case(other, self._first), *(each for each, _ in self._further[not module.training])]
+        is_unaffected = functools.partial(self._tracer.is_unaffected, self.model, module.training)
+        check_case(case, known, in_other_mode, self.model, is_unaffected)
         missing = sorted({str(node.target) for node in graph.nodes if self._is_missing(module, node)})
         if missing:
             raise SpecializationError(

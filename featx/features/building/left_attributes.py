@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from torch import nn
 
@@ -22,8 +23,16 @@ class Case(NamedTuple):
     example: Example | None
 
 
-# Says whether forward does the same with inputs, whether or not it had a call with the second ones before.
-IsUnaffected = Callable[[Example, Example], bool]
+class IsUnaffected(Protocol):
+    """Says whether forward does the same with inputs, whether or not it had a call with other ones before."""
+
+    def __call__(self, example: Example, earlier: Example, *, is_in_mode: bool, is_same_mode: bool) -> bool:
+        """Say so for `example` after `earlier`.
+
+        `is_in_mode`: in the mode of the new graph, and not in the other one. `is_same_mode`: the call before had the
+        same mode.
+        """
+        ...
 
 
 class StateUse(NamedTuple):
@@ -55,7 +64,9 @@ def left_by(graph: Graph) -> frozenset[Attribute]:
     return found
 
 
-def check_case(new: Case, known: Iterable[Case], model: nn.Module, is_unaffected: IsUnaffected) -> None:
+def check_case(
+    new: Case, known: Iterable[Case], in_other_mode: Iterable[Case], model: nn.Module, is_unaffected: IsUnaffected
+) -> None:
     """Raise where a call of one of these graphs leaves a value in an attribute that changes what another one is for.
 
     So it is with a tensor of the model that some read and that others, pruned, do not write. O(cases * attributes),
@@ -63,31 +74,34 @@ def check_case(new: Case, known: Iterable[Case], model: nn.Module, is_unaffected
 
     Args:
         new: a graph, and the inputs for which it was traced.
-        known: those there were before.
+        known: those there were before in the same one of train and eval mode.
+        in_other_mode: those for the other mode.
         model: what is traced.
-        is_unaffected: says whether forward does the same with the first inputs, whether or not it had a call with the
-            second ones before.
+        is_unaffected: see there.
 
     Raises:
         SpecializationError: there is such an attribute.
     """
-    known = list(known)
-    is_of_pairs = _leave_the_same_attributes([left_by(each.graph) for each in (*known, new)])
-    for case, earlier in (pair for each in known for pair in ((new, each), (each, new))):
+    known, others = list(known), list(in_other_mode)
+    is_of_pairs = _leave_the_same_attributes([left_by(each.graph) for each in (*known, *others, new)])
+    pairs = [(new, each, True) for each in (*known, *others)] + [(each, new, False) for each in (*known, *others)]
+    for case, earlier, is_new in pairs:
         left = left_by(earlier.graph) - left_by(case.graph)
-        if left and not (is_of_pairs and _is_unaffected(case, earlier, left, is_unaffected)):
+        is_same_mode = not any(each is (earlier if is_new else case) for each in others)
+        ask = functools.partial(is_unaffected, is_in_mode=is_new or is_same_mode, is_same_mode=is_same_mode)
+        if left and not (is_of_pairs and _is_unaffected(case, earlier, left, ask)):
             raise SpecializationError(
-                f"forward stores what it computes in {text_of(min(left))} for some inputs, and reads it in a later "
-                "call for others, or may do so, and a graph stores nothing there. To go on, write it into a buffer in "
-                "place, or use an extractor of its own for each kind of input"
+                f"forward stores what it computes in {text_of(min(left))} for some inputs, or in one mode, and reads "
+                "it in a later call for others, or may do so, and a graph stores nothing there. To go on, write it "
+                "into a buffer in place, or use an extractor of its own for each kind of input"
             )
-    uses = [state_use_of(each.graph) for each in (*known, new)]
-    if any(tensors_left_out(model, use, other) for use in uses for other in uses):
-        raise SpecializationError(
-            "for some inputs forward writes into a tensor of the model, such as a buffer, that no requested value is "
-            "computed from, and for others one is. The graph for the first ones leaves that out, so that the tensor "
-            "would be out of date. To go on, run the model itself on these inputs"
-        )
+        if tensors_left_out(model, state_use_of(earlier.graph), state_use_of(case.graph)):
+            raise SpecializationError(
+                "for some inputs forward writes into a tensor of the model, such as a buffer, that no requested value "
+                "is computed from, and for others, or in the other mode, one is. The graph for the first ones leaves "
+                "that out, so that the tensor would be out of date. To go on, run the model itself on these inputs, or "
+                "make the extractor with an example like them"
+            )
 
 
 def _leave_the_same_attributes(left_by_each: list[frozenset[Attribute]]) -> bool:
@@ -101,7 +115,9 @@ def _leave_the_same_attributes(left_by_each: list[frozenset[Attribute]]) -> bool
     return len(names - {frozenset()}) == 1
 
 
-def _is_unaffected(case: Case, earlier: Case, left: Iterable[Attribute], ask: IsUnaffected) -> bool:
+def _is_unaffected(
+    case: Case, earlier: Case, left: Iterable[Attribute], ask: Callable[[Example, Example], bool]
+) -> bool:
     # With an old value out of a cache the graph is the same.
     if case.example is None or earlier.example is None or any(name.startswith(CACHE_OF_ONE_LENGTH) for _, name in left):
         return False

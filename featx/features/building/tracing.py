@@ -362,15 +362,16 @@ class ModelTracing:
             nodes = probabilities.make(graph, nodes, request)
         return TracedModel(graph, request, nodes, found[0] if found else None, self._read_somewhere(left))
 
-    def does_the_same_after(self, earlier: Example) -> bool:
+    def does_the_same_after(self, earlier: Example, *, switches_mode: bool) -> bool:
         """Say whether forward does the same with the example after a call with `earlier`; False if that is not known.
 
-        All modules are looked into.
+        All modules are looked into. With `switches_mode` the call before is one in the other of train and eval mode.
         """
         example = self._example()
         if example is None:
             return False
-        return does_the_same_after(self._on_example(), self.model, _inputs(example), _inputs(earlier))
+        tracer = self._on_example()
+        return does_the_same_after(tracer, self.model, _inputs(example), _inputs(earlier), switches_mode=switches_mode)
 
     def _read_somewhere(self, attributes: Iterable[Attribute]) -> frozenset[Attribute]:
         """Return the attributes that code of the model reads, in any mode, and all globals."""

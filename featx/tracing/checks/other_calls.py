@@ -15,13 +15,16 @@ from featx.tracing.example.dict_inputs import without_unread_items
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.tracer import ExampleTracer
 from featx.tracing.guards.scalars import Diverged, TracedFloat, TracedInt
+from featx.tracing.replica.replica import WritesSharedTensor
 from featx.tracing.signals import NeedsRealValues, ThreadInterference
 
 _NUMBERS = (TracedInt, TracedFloat)
 _Inputs = tuple[tuple[Any, ...], Mapping[str, Any]]
 
 
-def does_the_same_after(tracer: ExampleTracer, root: Any, inputs: _Inputs, earlier: _Inputs) -> bool:
+def does_the_same_after(
+    tracer: ExampleTracer, root: Any, inputs: _Inputs, earlier: _Inputs, *, switches_mode: bool = False
+) -> bool:
     """Say whether forward makes the same graph of `inputs` on a new replica and on one that had a call before.
 
     It has to leave the same too. False also where that cannot be traced to the end, and where a module of the model's
@@ -33,6 +36,7 @@ def does_the_same_after(tracer: ExampleTracer, root: Any, inputs: _Inputs, earli
         root: the model.
         inputs: arguments of it, by position and by name.
         earlier: those of the call before.
+        switches_mode: that call is one in the other of train and eval mode.
     """
     inputs, earlier = (without_unread_items(root, *each) for each in (inputs, earlier))
     tracer.keeps_replicas = True
@@ -40,10 +44,10 @@ def does_the_same_after(tracer: ExampleTracer, root: Any, inputs: _Inputs, earli
         for is_real in (False, True):
             for gradients in (True,) if torch.is_grad_enabled() else (True, False):
                 try:
-                    return _is_unaffected(tracer, root, inputs, earlier, is_real, gradients)
+                    return _is_unaffected(tracer, root, inputs, earlier, is_real, gradients, switches_mode)
                 except Diverged:
                     return False
-                except (NeedsRealValues, ThreadInterference, Exception) as error:
+                except (NeedsRealValues, ThreadInterference, WritesSharedTensor, Exception) as error:
                     free_frames(error)
         return False
     finally:
@@ -51,8 +55,9 @@ def does_the_same_after(tracer: ExampleTracer, root: Any, inputs: _Inputs, earli
 
 
 def _is_unaffected(
-    tracer: ExampleTracer, root: Any, inputs: _Inputs, earlier: _Inputs, is_real: bool, gradients: bool
-) -> bool:
+    tracer: ExampleTracer, root: Any, inputs: _Inputs, earlier: _Inputs, is_real: bool, gradients: bool,
+    switches_mode: bool,
+) -> bool:  # fmt: skip
     context = tracer.context(root, *inputs)
     traces: list[ExampleTrace] = []
 
@@ -62,7 +67,14 @@ def _is_unaffected(
 
     try:
         alone = run(inputs, "inputs of another kind", None)
-        first = run(earlier, "a call before", None)
+        training = tracer.training
+        try:
+            tracer.training = not training if switches_mode and training is not None else training
+            first = run(earlier, "a call before", None)
+        finally:
+            tracer.training = training
+        if switches_mode and training is not None:
+            first.replica.set_mode(training)
         if _leaves_numbers(first) or any(map(_keeps_own_module_whole, traces)):
             return False
         after = run(inputs, "inputs of another kind, after that call", first)

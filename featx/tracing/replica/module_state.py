@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
+from enum import Enum
 from itertools import repeat
 from operator import is_
 from typing import Any, cast
@@ -133,29 +134,29 @@ class ModuleState:
     def assigned_values(self) -> list[tuple[str, Any]]:
         """Return name and value of the plain attributes, and of the items of containers, that are others than before.
 
-        Those of a tuple or list that was assigned are named one by one.
+        Those of a tuple or list that was assigned are named one by one. An item has its key behind the name:
+        `kept['mask']`.
         """
         return [(name, item) for name, value in self._changed() for item in _items_of(value)]
 
     def assigned_constants(self) -> Iterator[str]:
-        """Yield name and value of the attributes with other numbers, texts or None than before, or containers of such.
+        """Yield name and value of what holds other things than before that are no tensors: `mode = 'fast'`.
 
-        As `f"{name} = {value!r}"`; without the value where that is long.
+        Of objects without the value, but with the class.
         """
         for name, value in self._changed():
             items = _items_of(value)
-            if all(type(item) in _PLAIN for item in items):
-                yield f"{name} = {value!r}" if len(items) <= LARGE else name
+            if not any(isinstance(item, torch.Tensor) or _is_traced(item) for item in items):
+                yield f"{name} = {', '.join(map(_described, items[:LARGE]))}"
 
-    def _changed(self) -> list[tuple[str, Any]]:
-        state, attributes = self._module.__dict__, self._attributes
-        changed: list[tuple[str, Any]] = [
-            (name, value)
-            for name, value in state.items()
-            if name not in _NOT_RESTORED and value is not attributes.get(name, _ABSENT)
-        ]
-        changed += [(name, container) for name, container, items in self._items if not _has_items(container, items)]
-        return changed
+    def _changed(self) -> Iterator[tuple[str, Any]]:
+        attributes = self._attributes
+        for name, value in self._module.__dict__.items():
+            if name not in _NOT_RESTORED and value is not attributes.get(name, _ABSENT):
+                yield name, value
+        for name, container, items in self._items:
+            if not _has_items(container, items):
+                yield from _changed_items(name, container, items)
 
     def assigned_numbers(self) -> list[str]:
         """Return the names of plain attributes with a number before, and now one of another kind, such as a size."""
@@ -313,6 +314,32 @@ def _items_of(value: Any) -> list[Any]:
     if isinstance(value, dict):
         return list(cast(dict[Any, Any], value).values())
     return list(cast(list[Any], value)) if isinstance(value, (list, tuple, set, deque)) else [value]
+
+
+def _changed_items(name: str, container: Any, before: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the items of a container that are others than before, or new, and None for those that are gone."""
+    if isinstance(container, (set, frozenset)):
+        yield name, container
+        return
+    is_list = isinstance(container, list)
+    now: dict[Any, Any] = dict(enumerate(cast(list[Any], container))) if is_list else copy_of(container)
+    then: dict[Any, Any] = dict(enumerate(before)) if is_list else before
+    for key in {**then, **now}:
+        item = now.get(key)
+        if key not in then or key not in now or item is not then[key]:
+            yield f"{name}[{key!r}]" if type(key) in _PLAIN else name, item
+
+
+def _is_traced(value: object) -> bool:
+    return isinstance(value, (int, float)) and type(value) not in _PLAIN and not isinstance(value, Enum)
+
+
+def _described(value: Any) -> str:
+    """Return a constant as a text, the same for two that are equal, and of another object its class."""
+    kind = type(value)
+    if kind in _PLAIN or isinstance(value, (Enum, torch.dtype, torch.device)):
+        return repr(value)
+    return getattr(value, "__qualname__", kind.__qualname__)
 
 
 def _is_changed(before: object, now: object) -> bool:

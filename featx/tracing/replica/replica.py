@@ -103,7 +103,7 @@ class Replica:
         self._note_paths(modules)
         self._sets_flags_only = training is None or all(map(only_sets_flags, self.paths))
         if training is not None:
-            self._set_mode(training)
+            self.set_mode(training)
 
     @property
     def has_tensors_of_model(self) -> bool:
@@ -198,7 +198,12 @@ class Replica:
 
     # -- modes -------------------------------------------------------------------------------------------------------
 
-    def _set_mode(self, training: bool) -> None:
+    def set_mode(self, training: bool) -> None:
+        """Put its modules into a mode, by the `train` of the model.
+
+        Raises:
+            WritesSharedTensor: that writes a tensor which is shared with the model.
+        """
         modules = list(self.paths)
         if self._sets_flags_only:
             for module in modules:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -18,6 +19,8 @@ from featx.tracing.replica.module_states import ModuleStates
 from featx.tracing.side_effects.forward_side_effects import computed_attributes, unsupported_side_effect
 from featx.tracing.signals import ModifiedFromOutside, ReadOrderUnknown, UnsupportedSideEffect
 
+# A name, alone or ahead of a key, an attribute or a value.
+_NAME = re.compile(r"([^\W\d]\w*)(?:$|\[| = |\.)")
 # The path of a module, and the name of an attribute of it; with a value behind it, `mode = 'fast'`, where calls that
 # leave another constant there are to be told apart.
 Attribute = tuple[str, str]
@@ -25,8 +28,8 @@ Attribute = tuple[str, str]
 
 def name_of(attribute: Attribute) -> str:
     """Return the name of an attribute of a module without a value, or the text for what is none, such as a global."""
-    name = attribute[1].partition(" = ")[0].partition(".")[0]
-    return name if name.isidentifier() else attribute[1]
+    found = _NAME.match(attribute[1])
+    return found[1] if found else attribute[1]
 
 
 class StateChecks:
