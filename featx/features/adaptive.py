@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,8 +14,9 @@ from torch import nn
 from featx.errors import TraceError
 from featx.examples import Example
 from featx.features.building.build import CaseTracer
-from featx.features.building.cases import has_names_of, trace_for_input, with_defaults
+from featx.features.building.cases import first_in_other_mode, has_names_of, trace_for_input, with_defaults
 from featx.features.building.left_attributes import Case, check_case
+from featx.features.building.raising_graph import is_raising
 from featx.features.building.rollback import RollbackRunner
 from featx.features.describing.info import FeatureInfos
 from featx.features.dual import DualGraphModule
@@ -25,6 +27,14 @@ Build = Callable[[Any], DualGraphModule]
 _LOGGER = logging.getLogger("featx")
 # How many graphs are kept. Inputs that need more differ in a property that should be free.
 _MOST = 64
+
+
+@dataclass
+class _Traced:
+    """The inputs for which an extractor was made, large ones without values, and in which modes it was compared."""
+
+    example: Example | None
+    checked: set[bool]
 
 
 class AdaptiveExtractor(nn.Module):
@@ -58,8 +68,7 @@ class AdaptiveExtractor(nn.Module):
             _model=model,
             _build=build,
             _tracer=tracer,
-            # The inputs for which the extractors were made; large ones have no values.
-            _examples={first: example},
+            _traced={first: _Traced(example, {True, False})},
             _extractors=[first],
             # The same in the order of their last use.
             _used=[first],
@@ -91,14 +100,15 @@ class AdaptiveExtractor(nn.Module):
             SpecializationError: forward may read what it has left in an attribute in a call with other inputs.
         """
         given, kwargs = kwargs, self._with_defaults(len(args), kwargs)
-        examples: dict[DualGraphModule, Example | None] = self.__dict__["_examples"]
+        traced: dict[DualGraphModule, _Traced] = self.__dict__["_traced"]
         # By mode, as a graph may hold in one and not in the other.
         held_last: dict[bool, DualGraphModule] = self.__dict__["_held_last"]
         last = held_last.get(self.training, self.extractors[0])
         for extractor in [last, *[one for one in self.extractors if one is not last]]:
             is_first = extractor is self.extractors[0]
-            if not is_first and not has_names_of(self._in_mode(extractor).graph, examples[extractor], given):
+            if not is_first and not has_names_of(self._in_mode(extractor).graph, traced[extractor].example, given):
                 continue
+            self._check(extractor)
             result = self._attempt(extractor, args, kwargs)
             if result is not None:
                 held_last[self.training] = extractor
@@ -106,20 +116,35 @@ class AdaptiveExtractor(nn.Module):
                 return result
         example = Example(args, kwargs, "this input")
         extractor = trace_for_input(lambda: self.__dict__["_build"](example))
-        known = [Case(self._in_mode(each).graph, examples[each]) for each in self.extractors]
-        case = Case(self._in_mode(extractor).graph, example.without_large_values())
-        tracer: CaseTracer = self.__dict__["_tracer"]
-        in_other_mode = [
-            Case(each.eval_graph if self.training else each.train_graph, examples[each]) for each in self.extractors
-        ]
-        is_unaffected = functools.partial(tracer.is_unaffected, self.model, self.training)
-        check_case(case, known, in_other_mode, self.model, is_unaffected)
-        result = self._in_mode(extractor)(*args, **kwargs)
-        examples[extractor] = case.example
+        traced[extractor] = _Traced(example.without_large_values(), set())
+        try:
+            self._check(extractor)
+            result = self._in_mode(extractor)(*args, **kwargs)
+        except BaseException:
+            del traced[extractor]
+            raise
         self.__dict__["_extractors"].append(extractor)
         held_last[self.training] = extractor
         self._note_use(extractor)
         return result
+
+    def _check(self, extractor: DualGraphModule) -> None:
+        """Raise where the graph of `extractor` in the present mode does not go together with those of the others."""
+        traced: dict[DualGraphModule, _Traced] = self.__dict__["_traced"]
+        if self.training in traced[extractor].checked or is_raising(self._in_mode(extractor).graph):
+            return
+        known = [Case(self._in_mode(each).graph, traced[each].example) for each in self._checked_in(self.training)]
+        others = self._checked_in(not self.training)
+        in_other_mode = [case for each in others for case in first_in_other_mode(each, traced[each].example)]
+        tracer: CaseTracer = self.__dict__["_tracer"]
+        is_unaffected = functools.partial(tracer.is_unaffected, self.model, self.training)
+        case = Case(self._in_mode(extractor).graph, traced[extractor].example)
+        check_case(case, known, in_other_mode, self.model, is_unaffected)
+        traced[extractor].checked.add(self.training)
+
+    def _checked_in(self, training: bool) -> list[DualGraphModule]:
+        traced: dict[DualGraphModule, _Traced] = self.__dict__["_traced"]
+        return [each for each in self.extractors if training in traced[each].checked]
 
     def _note_use(self, extractor: DualGraphModule) -> None:
         """Note that an extractor ran, and drop the one that has not for longest where there are too many."""
@@ -133,7 +158,7 @@ class AdaptiveExtractor(nn.Module):
             _LOGGER.info("%s keeps %d graphs, and drops one", self._get_name(), _MOST)
             for kept in (used, self.__dict__["_extractors"]):
                 kept[:] = [each for each in kept if each is not dropped]
-            del self.__dict__["_examples"][dropped]
+            del self.__dict__["_traced"][dropped]
             held_last: dict[bool, DualGraphModule] = self.__dict__["_held_last"]
             for mode in [mode for mode, each in held_last.items() if each is dropped]:
                 del held_last[mode]

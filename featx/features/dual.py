@@ -14,6 +14,7 @@ from featx.codegen.emit import PythonCode
 from featx.codegen.standalone import is_standalone
 from featx.examples import Example, as_example
 from featx.features.building.cases import Cases, with_cases
+from featx.features.building.left_attributes import leave_the_same
 from featx.features.describing.info import FeatureInfos
 from featx.features.shared_tensors import tensors_kept_shared
 from featx.ir.equality import is_same_graph
@@ -77,7 +78,7 @@ class DualGraphModule(GraphModule):
         cases: Cases | None = None,
     ) -> None:
         self.__dict__["_cases"] = cases
-        if is_same_graph(train_graph, eval_graph):
+        if is_same_graph(train_graph, eval_graph) and leave_the_same(train_graph, eval_graph):
             eval_graph = train_graph
         exceptions = {mode: tuple(paths) for mode, paths in (exceptions or {}).items()}
         first = present_graph or (train_graph if root.training else eval_graph)

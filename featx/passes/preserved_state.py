@@ -15,7 +15,7 @@ from featx.ir.memory import memory_of
 from featx.ir.overloads import Signature, tensors_in
 from featx.passes.operators import OperatorMode
 from featx.tracing.environment.caches import Caches
-from featx.tracing.environment.generators import SharedGenerators
+from featx.tracing.environment.generators import SharedGenerators, TorchGenerator
 from featx.tracing.environment.wrapping import globals_of
 from featx.tracing.replica.module_states import ModuleStates
 from featx.tree import tree_map
@@ -96,7 +96,8 @@ def _generators_kept(tensors: Iterable[torch.Tensor], has_values: bool) -> Gener
     devices = {tensor.device for tensor in tensors if tensor.device.type not in ("cpu", "meta")}
     with ExitStack() as stack:
         stack.callback(SharedGenerators().restore)
-        if not has_values:  # torch's generators give nothing then, and other threads may draw from them meanwhile
+        if not has_values:  # operators draw nothing then, so that other threads may draw meanwhile; code may seed
+            stack.callback(TorchGenerator().restore)
             yield
             return
         stack.enter_context(torch.random.fork_rng(devices=[]))

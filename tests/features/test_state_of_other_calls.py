@@ -9,6 +9,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
@@ -57,6 +58,7 @@ KINDS: dict[str, tuple[Any, Callable[[Any, Tensor], Any], Callable[[Tensor, Any]
     "list": (["a"], lambda model, x: ["b"], doubled_if(lambda kept: kept == ["b"])),
     "dict": ({"scale": 1}, lambda model, x: {"scale": 2}, lambda x, kept: x * kept["scale"]),
     "object": (None, lambda model, x: SimpleNamespace(value=x.mean()), lambda x, kept: x * kept.value if kept else x),
+    "number of numpy": (None, lambda model, x: numpy.float64(2.0), lambda x, kept: x * kept if kept else x + 1),
     "modules": ("modules", lambda model, x: (model.two,), lambda x, kept: kept[0](x)),
 }  # fmt: skip
 
@@ -222,6 +224,64 @@ def test_what_a_further_case_of_one_mode_leaves_for_the_other_one(is_buffer: boo
     is_refused = refuses_or_agrees(extractor, reference, [{"x": X, "mask": MASK}])
     extractor.eval(), reference.eval()
     assert is_refused or not refuses_or_agrees(extractor, reference, [{"x": X}])
+
+
+class InOneMode(nn.Module):
+    """Cannot be traced in train mode, and leaves a text in eval mode where a mask is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.kept = nn.Linear(4, 4), "plain"
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        x = self.linear(x)
+        if self.training:
+            return x * float(x.detach().numpy().sum())
+        if mask is not None:
+            self.kept = "masked"
+            return x * mask
+        return x - 1 if x.dim() < 3 else x * len(self.kept)
+
+
+def test_a_mode_that_cannot_be_traced_is_not_compared() -> None:
+    torch.manual_seed(0)
+    model = InOneMode().eval()
+    reference = copy.deepcopy(model)
+    extractor = featx.create_feature_extractor(model, ["output"], example_inputs={"x": X}, adaptive=True)
+    assert not refuses_or_agrees(extractor, reference, [{"x": X}, {"x": X, "mask": MASK}, {"x": X}])
+    with pytest.raises(featx.TraceError, match="numpy"):
+        extractor.train()(X, MASK)
+
+
+class InAMode(nn.Module):
+    """In one mode a call with a mask leaves what a call without one reads; in the other mode nothing is left."""
+
+    def __init__(self, leaves_in_training: bool) -> None:
+        super().__init__()
+        self.linear, self.kept, self.leaves_in_training = nn.Linear(4, 4), "plain", leaves_in_training
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        x = self.linear(x)
+        is_so = self.training is self.leaves_in_training
+        if mask is not None:
+            if is_so:
+                self.kept = "masked"
+            return x * mask
+        return x * len(self.kept) if is_so else x - 1
+
+
+@pytest.mark.parametrize("leaves_in_training", [False, True])
+def test_graphs_that_are_the_same_in_both_modes_are_compared_in_each(leaves_in_training: bool) -> None:
+    torch.manual_seed(0)
+    model = InAMode(leaves_in_training).train(not leaves_in_training)
+    reference = copy.deepcopy(model)
+    extractor = featx.create_feature_extractor(
+        model, ["output"], example_inputs={"x": X}, adaptive=True, suppress_diff_warning=True
+    )
+    calls = [{"x": X}, {"x": X, "mask": MASK}, {"x": X}]
+    assert not refuses_or_agrees(extractor, reference, calls)
+    extractor.train(leaves_in_training), reference.train(leaves_in_training)
+    assert refuses_or_agrees(extractor, reference, calls)
 
 
 class WithOptions(nn.Module):

@@ -300,6 +300,17 @@ def test_generators_of_python_and_torch_are_put_back() -> None:
     assert draws() == before
 
 
+def test_a_seed_is_put_back_after_a_run_without_values() -> None:
+    class Seeds(nn.Module):
+        def forward(self, x: torch.Tensor):
+            torch.manual_seed(5)
+            return x + torch.rand(3)
+
+    before = torch.get_rng_state()
+    ShapeProp(whole(nn.Sequential(Seeds()))).propagate(torch.empty(3, device="meta"))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_cached_functions_keep_no_tensor_without_values() -> None:
     import functools
 

@@ -16,6 +16,7 @@ from featx.codegen.bound import with_code_of_its_own
 from featx.errors import NodeNameError, SpecializationError
 from featx.examples import Example
 from featx.features.building.left_attributes import Case, check_case
+from featx.features.building.raising_graph import is_raising
 from featx.features.building.rollback import RollbackRunner
 from featx.ir.graph import Graph
 from featx.ir.node import Node
@@ -77,16 +78,16 @@ class Cases:
         """
         if not self.is_for(module.graph):
             return function(module, *args, **kwargs)
-        given, kwargs = kwargs, with_defaults(module.graph, len(args), kwargs)
         cases = [(self._first_case(module), function), *self._further[module.training]]
         last = self._held_last[module.training]
         refused: dict[int, SpecializationError] = {}
         for index in sorted(range(len(cases)), key=lambda each: each != last):
             (graph, example), run = cases[index]
-            if index and not has_names_of(graph, example, given):
+            if index and not has_names_of(graph, example, kwargs):
                 continue
+            inputs = with_defaults(module.graph, len(args), kwargs) if index else kwargs
             try:
-                result = self._attempts.run(functools.partial(run, module), graph, module, args, kwargs)
+                result = self._attempts.run(functools.partial(run, module), graph, module, args, inputs)
             except SpecializationError as error:
                 refused[index] = error
             else:
@@ -94,8 +95,8 @@ class Cases:
                 return result
         if is_in_jit_trace():  # a trace of the model would become a part of that one
             raise refused[0]
-        self._further[module.training].append(case := self._traced(module, args, given, refused[0]))
-        return case[1](module, *args, **kwargs)
+        self._further[module.training].append(case := self._traced(module, args, kwargs, refused[0]))
+        return case[1](module, *args, **with_defaults(module.graph, len(args), kwargs))
 
     def graphs_for(self, module: DualGraphModule, args: Any, kwargs: Any) -> Iterator[Graph]:
         """Yield the graphs of `module` in its mode, and one for these inputs, which is made when it is asked for."""
@@ -118,18 +119,20 @@ class Cases:
         example = Example(args, kwargs, "this input")
         opened = self._opened()
         graph = trace_for_input(lambda: self._tracer.graph(self.model, module.training, example, opened))
-        case = Case(graph, example.without_large_values())
-        known = [self._first_case(module), *(each for each, _ in self._further[module.training])]
-        other = module.eval_graph if module.training else module.train_graph
-        in_other_mode = [Case(other, self._first), *(each for each, _ in self._further[not module.training])]
-        is_unaffected = functools.partial(self._tracer.is_unaffected, self.model, module.training)
-        check_case(case, known, in_other_mode, self.model, is_unaffected)
         missing = sorted({str(node.target) for node in graph.nodes if self._is_missing(module, node)})
         if missing:
             raise SpecializationError(
                 f"{refused} For this input the model uses parts that this extractor does not have: "
                 f"{', '.join(missing[:5])}. With adaptive=True it has all of them."
             )
+        case = Case(graph, example.without_large_values())
+        known = [self._first_case(module), *(each for each, _ in self._further[module.training])]
+        in_other_mode = [
+            *first_in_other_mode(module, self._first),
+            *(each for each, _ in self._further[not module.training]),
+        ]
+        is_unaffected = functools.partial(self._tracer.is_unaffected, self.model, module.training)
+        check_case(case, known, in_other_mode, self.model, is_unaffected)
         run = module.compiled(graph)
         replaced = self._replaced_tensor(module, graph)
         if replaced is not None:
@@ -171,6 +174,12 @@ class Cases:
     def __getstate__(self) -> dict[str, Any]:
         # Graphs are made again: what runs them is no plain state.
         return {**vars(Cases(self.model, self._tracer, self._first))}
+
+
+def first_in_other_mode(module: DualGraphModule, example: Example | None) -> list[Case]:
+    """Return the first case of an extractor in the other one of train and eval mode, if it can be traced there."""
+    graph = module.eval_graph if module.training else module.train_graph
+    return [] if is_raising(graph) else [Case(graph, example)]
 
 
 def with_defaults(first: Graph, count: int, kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,9 @@ from featx.tracing.checks.free_sizes import CACHE_OF_ONE_LENGTH
 from featx.tracing.side_effects.state_checks import Attribute, name_of
 from featx.tracing.source.state_writes import tensors_at
 
+# Characters of what is left that a message shows.
+_LONGEST = 80
+
 
 class Case(NamedTuple):
     """A graph of a model, and the inputs for which it was traced, if they are known; large ones have no values."""
@@ -62,6 +65,11 @@ def left_by(graph: Graph) -> frozenset[Attribute]:
     """Return what was noted; nothing for a graph that was made otherwise."""
     found: frozenset[Attribute] = graph.output_node().meta.get("left_attributes", frozenset())
     return found
+
+
+def leave_the_same(one: Graph, other: Graph) -> bool:
+    """Say whether calls of two graphs leave the same on the model, and use the same of it."""
+    return left_by(one) == left_by(other) and state_use_of(one) == state_use_of(other)
 
 
 def check_case(
@@ -131,5 +139,5 @@ def tensors_left_out(model: nn.Module, use: StateUse, other: StateUse) -> set[in
 
 def text_of(attribute: Attribute) -> str:
     """Return how messages name an attribute of a module, or what lies in a file."""
-    name = attribute[1]
+    name = attribute[1] if len(attribute[1]) <= _LONGEST else f"{attribute[1][:_LONGEST]}..."
     return f"the attribute '{'.'.join(filter(None, attribute))}'" if name.isidentifier() else name

@@ -18,6 +18,11 @@ def raising_graph(like: Graph, error: Exception, mode: str) -> Graph:
     return graph
 
 
+def is_raising(graph: Graph) -> bool:
+    """Say whether a graph is one of `raising_graph`. O(1)."""
+    return bool(graph.find_nodes(op="call_function", target=raise_mode_not_traceable))
+
+
 def raise_mode_not_traceable(mode: str, reason: str) -> NoReturn:
     """Raise what kept a model from being traced in this mode.
 

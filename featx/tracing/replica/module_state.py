@@ -15,7 +15,9 @@ from torch import nn
 
 from featx.ir.memory import memory_of
 from featx.ir.torch_layers import is_torch_layer
+from featx.tracing.guards.scalars import TracedFloat, TracedInt
 from featx.tracing.objects.containers import DEPTH_IN_MODULES, LARGE, containers_in, copy_of
+from featx.tracing.objects.python_state import PythonState
 
 _ABSENT = object()
 _PARTS = ("_parameters", "_modules")
@@ -68,24 +70,23 @@ class ModuleState:
         """Return the plain attribute of that name as it was, or None."""
         return self._attributes.get(name)
 
-    def changed_values(self) -> list[tuple[str, Any, Any]]:
+    def changed_values(self) -> list[tuple[str, Any]]:
         """Return the attributes that had a number, a string or None before and have another one now.
 
-        Each with its name, the value, and what holds it. The name has the key where that is a dict or the attributes
-        of an object: `config.problem_type`.
+        Each with its name and what holds it. The name has the key where that is a dict or the attributes of an object:
+        `config.problem_type`.
         """
         state = self._module.__dict__
-        changed: list[tuple[str, Any, Any]] = [
-            (name, state[name], state)
-            for name, before in self._attributes.items()
-            if _is_changed(before, state.get(name))
+        changed: list[tuple[str, Any]] = [
+            (name, state) for name, before in self._attributes.items() if _is_changed(before, state.get(name))
         ]
         for name, container, items in self._items:
             keys: Any = cast(dict[Any, Any], items) if isinstance(items, dict) else ()
             if not keys and any(_is_changed(before, now) for before, now in _paired(items, container)):
-                changed.append((name, tuple(container), container))
-            now = {key: container.get(key, items[key]) for key in keys}
-            changed += [(f"{name}.{key}", now[key], container) for key in keys if _is_changed(items[key], now[key])]
+                changed.append((name, container))
+            changed += [
+                (f"{name}.{key}", container) for key in keys if _is_changed(items[key], container.get(key, items[key]))
+            ]
         return changed
 
     def containers(self) -> list[Any]:
@@ -140,13 +141,10 @@ class ModuleState:
         return [(name, item) for name, value in self._changed() for item in _items_of(value)]
 
     def assigned_constants(self) -> Iterator[str]:
-        """Yield name and value of what holds other things than before that are no tensors: `mode = 'fast'`.
-
-        Of objects without the value, but with the class.
-        """
+        """Yield name and value of what holds other things than before that are no tensors: `mode = 'fast'`."""
         for name, value in self._changed():
             items = _items_of(value)
-            if not any(isinstance(item, torch.Tensor) or _is_traced(item) for item in items):
+            if not any(isinstance(item, (torch.Tensor, TracedInt, TracedFloat)) for item in items):
                 yield f"{name} = {', '.join(map(_described, items[:LARGE]))}"
 
     def _changed(self) -> Iterator[tuple[str, Any]]:
@@ -330,16 +328,11 @@ def _changed_items(name: str, container: Any, before: Any) -> Iterator[tuple[str
             yield f"{name}[{key!r}]" if type(key) in _PLAIN else name, item
 
 
-def _is_traced(value: object) -> bool:
-    return isinstance(value, (int, float)) and type(value) not in _PLAIN and not isinstance(value, Enum)
-
-
 def _described(value: Any) -> str:
-    """Return a constant as a text, the same for two that are equal, and of another object its class."""
-    kind = type(value)
-    if kind in _PLAIN or isinstance(value, (Enum, torch.dtype, torch.device)):
+    """Return an object that is no tensor as a text, the same for two that hold the same."""
+    if type(value) in _PLAIN or isinstance(value, (Enum, torch.dtype, torch.device)):
         return repr(value)
-    return getattr(value, "__qualname__", kind.__qualname__)
+    return getattr(value, "__qualname__", None) or str(PythonState().of(value))
 
 
 def _is_changed(before: object, now: object) -> bool:

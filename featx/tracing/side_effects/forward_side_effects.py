@@ -27,12 +27,11 @@ def unsupported_side_effect(
     alone: a graph makes it anew.
     """
     must_open = checks.must_open(path)
-    for name, value, holder in state.changed_values():
+    for name, holder in state.changed_values():
         what = f"forward changes the attribute '{name}' (if its first call alone does so, call the model once before)"
         if not must_open and not checks.is_held_by_opened(holder):
             return what
-        # Cases of an extractor that leave other values there must not be mixed.
-        checks.note_cache(path, what, [f"{name} = {value!r}"])
+        checks.note_cache(path, what, ())
     for name in state.new_attributes():
         if is_tested_for(type(module), name):
             what = f"forward tests whether it has already created the attribute '{name}',"

@@ -243,7 +243,7 @@ class Tracer(TracerBase):
 
     def _check_attributes(self, module: nn.Module) -> None:
         path = self.submodule_paths[module] or self.root_module_name
-        for name, _, _ in self._states[module].changed_values():
+        for name, _ in self._states[module].changed_values():
             raise TraceError(
                 f"cannot trace {self.root_module_name}: forward changes the attribute '{name}' of {path}, and a graph "
                 "would repeat what forward did with its present value; make that module a leaf (leaf_modules), or keep "
