@@ -56,7 +56,9 @@ def read_images(
 
 
 def _files_of(path: Path) -> list[Path]:
-    return sorted(each for each in path.iterdir() if each.suffix.lower() in _SUFFIXES) if path.is_dir() else [path]
+    if not path.is_dir():
+        return [path]
+    return sorted(each for each in path.iterdir() if each.suffix.lower() in _SUFFIXES and each.name[0] != ".")
 
 
 def _declared(model: nn.Module, spec: str, pretrained: bool) -> tuple[Callable[[Any], torch.Tensor] | None, str]:

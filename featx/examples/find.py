@@ -18,8 +18,9 @@ def find_example(model: nn.Module, training: bool = False) -> Example | None:
 
     What the model declares comes first (timm, transformers, torchvision), then its first layer whose number of
     channels is known. A module that passes on whatever it is given to its one child, as `nn.DataParallel` and models of
-    peft do, takes what the child takes. The model is not run and not changed. The batch has two samples, so that batch
-    norm works in train mode; values come from a generator of their own, are the same each time, and are on the CPU.
+    peft do, takes what the child takes. The model is not run and not changed; of one that finds images in texts, the
+    part that sees images runs on a copy. The batch has two samples, so that batch norm works in train mode; values come
+    from a generator of their own, are the same each time, and are on the CPU.
 
     Args:
         model: any module.

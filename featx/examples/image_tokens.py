@@ -35,14 +35,17 @@ def images_for_text(ask: Question, image: tuple[int, int, int]) -> ImagesInText 
     """Return images of the shape `image`, if the number of their tokens is known.
 
     The number is that of the vectors which the model's `get_image_features` makes of an image. A copy of the model is
-    asked, which has no values; where that needs values, one that shares the tensors of the model, in eval mode. The
+    asked, which has no values; where that needs values, one that shares the parameters of the model, in eval mode. The
     cost is then that of two images in the part of the model that sees them.
     """
     if "pixel_values" not in ask.parameters or not hasattr(ask.model, "get_image_features"):
         return None
     candidates = list(_candidates(ask, image))
     for device in ("meta", "cpu"):
-        counts_on = _counter(ask.model, device)
+        try:
+            counts_on = _counter(ask.model, device)
+        except UNKNOWN:  # it cannot be copied
+            return None
         for inputs in candidates:
             try:
                 count = counts_on(inputs)
@@ -97,9 +100,10 @@ def _counter(model: nn.Module, device: str) -> Callable[[Mapping[str, Tensor]], 
 
 
 def _copy_on(model: nn.Module, device: str) -> Any:
-    """Return a copy of a model in eval mode, without values on the meta device, and else with the same tensors."""
-    tensors: Iterator[Tensor] = chain(model.parameters(), model.buffers())
-    memo: dict[int, Any] = {id(tensor): _on_meta(tensor) if device == "meta" else tensor for tensor in tensors}
+    """Return a copy of a model in eval mode, without values on the meta device, and else with the same parameters."""
+    memo: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
+    if device == "meta":
+        memo = {id(tensor): _on_meta(tensor) for tensor in chain(model.parameters(), model.buffers())}
     return cast("Any", copy.deepcopy(model, memo)).eval()
 
 

@@ -13,6 +13,7 @@ from featx.errors import InputError
 from featx.passes.meta_execution import replaced
 from featx.tracing.stand_ins.known_results import KnownResults
 from featx.tracing.stand_ins.module_shapes import output_of
+from featx.tracing.stand_ins.recurrent import RECURRENT, form_of_recurrent, is_recurrent
 from featx.tree import tree_leaves
 
 
@@ -44,10 +45,6 @@ def known_output(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
         return _tracked(result, args, needs)
 
 
-# Functions that compare the devices of their arguments before any operator runs.
-_COMPARES_DEVICES = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
-
-
 class ByRule(TorchFunctionMode):
     """Answers calls of torch functions on meta tensors as it has answered equal ones.
 
@@ -67,7 +64,7 @@ class ByRule(TorchFunctionMode):
         is_cast = torch._C._is_any_autocast_enabled() and name != "__get__"
         if is_cast and any(map(_has_no_values, tree_leaves((args, kwargs)))):
             refuse_autocast(name)
-        if name.partition(".")[0] in _COMPARES_DEVICES:
+        if name.partition(".")[0] in RECURRENT:  # which compare the devices of their arguments before any operator runs
             return self._recurrent(func, args, kwargs)
         first = args[0] if args else None
         if isinstance(first, (list, tuple)) and first:
@@ -85,7 +82,11 @@ class ByRule(TorchFunctionMode):
             return func(*args, **kwargs)
         needs = torch.is_grad_enabled() and _needs_gradient((args, kwargs))
         with torch._C.DisableTorchFunction():
-            results = func(*replaced(args, self._stand_in), **replaced(kwargs, self._stand_in))
+            args_there, kwargs_there = replaced(args, self._stand_in), replaced(kwargs, self._stand_in)
+            if is_recurrent(func, args_there, kwargs_there):
+                results = form_of_recurrent(func, args_there)
+            else:
+                results = func(*args_there, **kwargs_there)
             with torch._C._DisableTorchDispatch():
                 return tuple([_tracked(value, args, needs) for value in results])
 

@@ -87,6 +87,13 @@ def _made(build: Callable[[], nn.Module]) -> nn.Module:
     return build().eval()
 
 
+def _guessed(model: nn.Module) -> dict[str, Any]:
+    """Return the inputs that featx finds, as a user gives them."""
+    example = find_example(model)
+    assert example is not None
+    return {name: value for name, value in example.kwargs.items() if name != "use_cache"}
+
+
 def _layers(model: nn.Module) -> list[str]:
     """Return the paths of the second layers of the two parts, which see images and text."""
     paths = [path for path, _ in model.named_modules() if path.endswith((".layers.1", ".blocks.1"))]
@@ -135,9 +142,7 @@ def test_guessed_inputs_are_an_image_in_a_text_and_run(build: Callable[[], nn.Mo
 def test_layers_of_both_parts_are_found_and_exact(build: Callable[[], nn.Module]) -> None:
     model = _made(build)
     vision, text = _layers(model)
-    example = find_example(model)
-    assert example is not None
-    inputs = {name: value for name, value in example.kwargs.items() if name != "use_cache"}
+    inputs = _guessed(model)
     extractor = featx.create_feature_extractor(model, [vision, text])
     _check(extractor, model, [vision, text], inputs)
     ids = inputs["input_ids"].clone()
@@ -150,9 +155,7 @@ def test_layers_of_both_parts_are_found_and_exact(build: Callable[[], nn.Module]
 def test_text_alone_and_a_longer_text_with_an_image(build: Callable[[], nn.Module]) -> None:
     model = _made(build)
     _, text = _layers(model)
-    example = find_example(model)
-    assert example is not None
-    inputs = {name: value for name, value in example.kwargs.items() if name != "use_cache"}
+    inputs = _guessed(model)
     extractor = featx.create_feature_extractor(model, [text])
     _check(extractor, model, [text], {"input_ids": torch.tensor([[5, 9, 7, 3], [4, 8, 2, 6]])})
     longer = {
@@ -165,9 +168,7 @@ def test_text_alone_and_a_longer_text_with_an_image(build: Callable[[], nn.Modul
 def test_masks_that_transformers_makes_by_vmap() -> None:
     model = _made(gemma3)
     vision, text = _layers(model)
-    example = find_example(model)
-    assert example is not None
-    inputs = {name: value for name, value in example.kwargs.items() if name != "use_cache"}
+    inputs = _guessed(model)
     types = inputs["token_type_ids"]
     assert torch.equal(types, (inputs["input_ids"] == IMAGE).long())
     without = _by_hooks(model, [text], {name: value for name, value in inputs.items() if value is not types})

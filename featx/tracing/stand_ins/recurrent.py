@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-_NAMES = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 # `torch.gru` and the function that `nn.GRU` calls are two objects.
-_FUNCTIONS = frozenset(getattr(place, name) for place in (torch, torch._VF) for name in _NAMES)
+_FUNCTIONS = frozenset(getattr(place, name) for place in (torch, torch._VF) for name in RECURRENT)
 _COUNT_OF_ARGS = 9
 
 
