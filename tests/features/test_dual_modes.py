@@ -121,3 +121,42 @@ def test_sizes_are_tried_in_one_mode_where_nothing_asks_for_it() -> None:
             assert extractor.train(mode)(torch.rand(7, 4))["relu"].shape == (14, 4)
             assert extractor.free_dims.of["x"][0] == "free"
     assert runs[0] < runs[1]
+
+
+class Merging(nn.Module):
+    """Adds an update to its weight for eval mode and takes it away for training, as layers of loralib do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base, self.is_merged = nn.Linear(4, 4), False
+        self.down, self.up = nn.Parameter(torch.rand(2, 4)), nn.Parameter(torch.rand(4, 2))
+
+    def train(self, mode: bool = True) -> Merging:
+        super().train(mode)
+        if mode is self.is_merged:
+            self.base.weight.data += (-1 if mode else 1) * (self.up @ self.down)
+            self.is_merged = not mode
+        return self
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base(x) if self.is_merged else self.base(x) + x @ self.down.T @ self.up.T
+
+
+@pytest.mark.parametrize("adaptive", [None, True])
+@pytest.mark.parametrize("name", ["0", "0.base"])
+def test_weights_that_train_changes_are_those_of_the_mode(name: str, adaptive: bool | None) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Merging(), nn.Linear(4, 2)).eval(), torch.rand(3, 4)
+    reference = copy.deepcopy(model)
+    extractor = featx.create_feature_extractor(
+        model, [name, "output"], example_inputs=x, adaptive=adaptive, suppress_diff_warning=True
+    )
+    assert torch.equal(extractor(x)["output"], reference(x))
+    extractor.train(), reference.train()
+    if name == "0.base" and adaptive is None:  # nobody calls train of the module around it
+        with pytest.raises(featx.TraceError, match=r"train\(\) of '0' writes tensors"):
+            extractor(x)
+        return
+    for training in (True, False, True):
+        extractor.train(training), reference.train(training)
+        assert torch.equal(extractor(x)["output"], reference(x))

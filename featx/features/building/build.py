@@ -14,6 +14,7 @@ from featx.examples import Example
 from featx.features.building.cases import Cases
 from featx.features.building.decisions import branches_on_inputs, note_random_decisions
 from featx.features.building.left_attributes import left_by, note_left, state_use_of, tensors_left_out, text_of
+from featx.features.building.own_train import looked_into, opened_writer
 from featx.features.building.prune import prune
 from featx.features.building.raising_graph import raising_graph
 from featx.features.building.reachable import share_reachable_modules
@@ -65,6 +66,7 @@ def build(model: nn.Module, requests: dict[bool, Request], options: Options, exa
     finally:
         tracing.drop()
     _check_state_between(modes, tracing, model.training)
+    _check_own_train(modes, model)
     _handle_untraceable_mode(modes[model.training], modes[not model.training], is_lenient=options.is_lenient)
     present = None
     if tracing.flags() != modes[model.training].flags:
@@ -296,6 +298,19 @@ def _check_state_between(modes: Mapping[bool, _Mode], tracing: ModelTracing, pre
                 "a buffer in place (self.center.copy_(value)); in the other mode alone, the extractor is exact"
             )
             return
+
+
+def _check_own_train(modes: Mapping[bool, _Mode], model: nn.Module) -> None:
+    """Let the mode that the model is not in count as untraceable, if an opened module writes tensors in `train`."""
+    if any(mode.error for mode in modes.values()):
+        return
+    path = opened_writer(model, looked_into(mode.graph for mode in modes.values()))
+    if path is not None:
+        modes[not model.training].error = TraceError(
+            f"train() of '{path}' writes tensors of the model, and an extractor that looks into that module does not "
+            "call it. To go on, request that module as a whole, or make the extractor with adaptive=True; in the "
+            f"present mode, {_name_of(model.training)}, this one is exact"
+        )
 
 
 def _handle_untraceable_mode(present: _Mode, other: _Mode, *, is_lenient: bool) -> None:

@@ -16,6 +16,7 @@ from featx.codegen.bound import with_code_of_its_own
 from featx.errors import NodeNameError, SpecializationError
 from featx.examples import Example
 from featx.features.building.left_attributes import Case, check_case
+from featx.features.building.own_train import looked_into
 from featx.features.building.raising_graph import is_raising
 from featx.features.building.rollback import RollbackRunner
 from featx.ir.graph import Graph
@@ -147,9 +148,7 @@ class Cases:
 
     def _opened(self) -> frozenset[str]:
         """Return the paths of the modules that the first graphs look into: the extractor has parts of them alone."""
-        nodes = [node for first in self._edits for node in first.nodes]
-        whole = {node.target for node in nodes if node.op == "call_module"}
-        return frozenset(path for node in nodes for path in node.meta.get("nn_module_stack", {}) if path not in whole)
+        return looked_into(self._edits)
 
     def _is_missing(self, module: DualGraphModule, node: Node) -> bool:
         """Say whether the extractor does not have what a node calls or reads, or has parts of it alone."""
