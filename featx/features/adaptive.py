@@ -115,7 +115,7 @@ class AdaptiveExtractor(nn.Module):
                 self._note_use(extractor)
                 return result
         example = Example(args, kwargs, "this input")
-        extractor = trace_for_input(lambda: self.__dict__["_build"](example))
+        extractor = self._traced_for(example)
         traced[extractor] = _Traced(example.without_large_values(), set())
         try:
             self._check(extractor)
@@ -167,7 +167,11 @@ class AdaptiveExtractor(nn.Module):
         """Yield the extractors, and one for these inputs, which is made when it is asked for and not kept."""
         kwargs = self._with_defaults(len(args), kwargs)
         yield from map(self._in_mode, self.extractors)
-        yield self._in_mode(trace_for_input(lambda: self.__dict__["_build"](Example(args, kwargs, "this input"))))
+        yield self._in_mode(self._traced_for(Example(args, kwargs, "this input")))
+
+    def _traced_for(self, example: Example) -> DualGraphModule:
+        known = (self._in_mode(each).graph for each in self.extractors)
+        return trace_for_input(lambda: self.__dict__["_build"](example), known)
 
     def _with_defaults(self, count: int, kwargs: dict[str, Any]) -> dict[str, Any]:
         return with_defaults(self._in_mode(self.extractors[0]).graph, count, kwargs)

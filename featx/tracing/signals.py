@@ -49,8 +49,8 @@ class NeedsConversionTracking(BaseException):
         self.namespace = namespace
 
 
-class NeedsNumberChecks(BaseException):
-    """Forward changes a number of its Python file, and it is not known which module does it."""
+class NeedsPlainValueChecks(BaseException):
+    """Forward changes a number or text of its Python file, and it is not known which module does it."""
 
 
 class NeedsFixedKeys(BaseException):

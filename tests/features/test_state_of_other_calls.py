@@ -309,3 +309,25 @@ def test_options_of_a_call_are_not_those_of_later_calls(option: dict[str, Any], 
             found, expected = extractor(**inputs, **options)["output"], model(**inputs, **options)
             assert list(found) == list(expected)
             assert all(torch.equal(found[key], expected[key]) for key in expected)
+
+
+class RemembersSource(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.memory: Tensor | None = None
+
+    def forward(self, source: Tensor | None = None, target: Tensor | None = None) -> Tensor:
+        if source is not None:
+            self.memory = self.encoder(source)
+        assert target is not None
+        memory: Any = self.memory
+        return self.decoder(target) + memory.mean(0)
+
+
+def test_call_that_needs_what_an_earlier_one_has_left_says_so() -> None:
+    example = {"source": X, "target": X}
+    extractor = featx.create_feature_extractor(RemembersSource(), ["output"], example_inputs=example, adaptive=True)
+    extractor(**example)
+    with pytest.raises(featx.SpecializationError, match=r"'NoneType' .* stores what it computes in .* 'memory'"):
+        extractor(target=X)

@@ -238,7 +238,7 @@ def test_context_variable_that_forward_sets_is_put_back() -> None:
             self.steps.set(self.steps.get() + 1)
             return x if self.steps.get() < 9 else x * 2
 
-    with pytest.raises(featx.TraceError, match="changes the number 'variable'"):
+    with pytest.raises(featx.TraceError, match="changes the value 'variable'"):
         featx.trace(Counting(), X)
     assert variable.get() == 0.0
 
@@ -540,6 +540,6 @@ def test_change_of_what_a_cached_function_has_returned_is_refused_and_undone(cha
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x * change(settings("test"))
 
-    with pytest.raises(featx.TraceError, match="changes the number"):
+    with pytest.raises(featx.TraceError, match="changes the value"):
         featx.trace(Changing(), X)
     assert settings("test") == {"calls": 0, "seen": ["test"]}

@@ -215,7 +215,7 @@ class CountsForALog(_Model):
 
 def test_a_count_that_matters_later_is_refused() -> None:
     before = CALLS[0]
-    with pytest.raises(TraceError, match=r"changes the number 0 .* in each call"):
+    with pytest.raises(TraceError, match=r"changes the value 0 .* in each call"):
         featx.create_feature_extractor(CountsForALog().eval(), {"relu": "r"})
     assert CALLS[0] == before
 

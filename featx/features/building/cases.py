@@ -13,15 +13,16 @@ import torch
 from torch import nn
 
 from featx.codegen.bound import with_code_of_its_own
-from featx.errors import NodeNameError, SpecializationError
+from featx.errors import FeatxError, NodeNameError, SpecializationError
 from featx.examples import Example
-from featx.features.building.left_attributes import Case, check_case
+from featx.features.building.left_attributes import Case, check_case, left_by, text_of
 from featx.features.building.own_train import looked_into
 from featx.features.building.raising_graph import is_raising
 from featx.features.building.rollback import RollbackRunner
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.tracing.environment.compiler import is_in_jit_trace, not_compiled, not_compiled_itself
+from featx.tracing.side_effects.state_checks import Attribute
 
 if TYPE_CHECKING:
     from featx.features.building.build import CaseTracer
@@ -119,7 +120,10 @@ class Cases:
         _LOGGER.info("%s: tracing again for an input of another kind: %s", name, refused)
         example = Example(args, kwargs, "this input")
         opened = self._opened()
-        graph = trace_for_input(lambda: self._tracer.graph(self.model, module.training, example, opened))
+        known = [self._first_case(module), *(each for each, _ in self._further[module.training])]
+        graph = trace_for_input(
+            lambda: self._tracer.graph(self.model, module.training, example, opened), [each.graph for each in known]
+        )
         missing = sorted({str(node.target) for node in graph.nodes if self._is_missing(module, node)})
         if missing:
             raise SpecializationError(
@@ -127,7 +131,6 @@ class Cases:
                 f"{', '.join(missing[:5])}. With adaptive=True it has all of them."
             )
         case = Case(graph, example.without_large_values())
-        known = [self._first_case(module), *(each for each, _ in self._further[module.training])]
         in_other_mode = [
             *first_in_other_mode(module, self._first),
             *(each for each, _ in self._further[not module.training]),
@@ -209,11 +212,12 @@ def _attribute_at(root: nn.Module, path: str) -> object:
         return None
 
 
-def trace_for_input(trace: Callable[[], _Traced]) -> _Traced:
-    """Trace a model, of which a graph with the requested values is known, for another input.
+def trace_for_input(trace: Callable[[], _Traced], known: Iterable[Graph]) -> _Traced:
+    """Trace a model, of which graphs with the requested values are known, for another input.
 
     Raises:
-        SpecializationError: for this input the model does not compute a requested value.
+        SpecializationError: for this input the model does not compute a requested value, or it fails and may need what
+            an earlier call, of one of the `known` graphs, would have left in an attribute.
     """
     try:
         return trace()
@@ -223,6 +227,17 @@ def trace_for_input(trace: Callable[[], _Traced]) -> _Traced:
             f"{asked} was computed for an earlier input, and the model does not compute it for this one: the module "
             "does not run, or the operation is not reached. Request what is computed for each input, or use an "
             "extractor of its own for such inputs"
+        ) from error
+    except FeatxError:
+        raise
+    except Exception as error:
+        left = frozenset[Attribute]().union(*map(left_by, known))
+        if not left:
+            raise  # as the model itself does
+        raise SpecializationError(
+            f"for this input forward raises {error!r}. For others it stores what it computes in {text_of(min(left))}. "
+            "If it needs that here, use an extractor of its own, made from the model after such a call: an extractor "
+            "stores nothing on the model"
         ) from error
 
 

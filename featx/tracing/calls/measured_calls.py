@@ -123,7 +123,7 @@ class MeasuredCalls:
         if is_measured:
             with torch._C.DisableTorchFunction():  # the trace would follow the states that are compared
                 self._torch_calls.check_generator()
-        self.context.check_numbers()  # those that the code around the call has changed
+        self.context.check_plain_values()  # those that the code around the call has changed
         changed = self.changed_for_call() if is_measured else None
         if changed is not None:
             raise ModifiedFromOutside(f"forward changes {changed} for a call that is one node,")
@@ -145,7 +145,7 @@ class MeasuredCalls:
 
     def accept_outer_values(self, *, is_measured: bool = True) -> None:
         """Take note that a call which is one node may have changed values outside of the modules: it will again."""
-        self.context.accept_numbers()
+        self.context.accept_plain_values()
         if is_measured and self.outer_values is not None:
             self.outer_values.accept()
 

@@ -206,7 +206,7 @@ class ModuleCalls:
     ) -> Any:
         recorder = self._recorder
         self._left.reveal(module)
-        self._measured.context.check_numbers()  # those that the code around the call has changed
+        self._measured.context.check_plain_values()  # those that the code around the call has changed
         caller, attempt = self._caller, _Checkpoint(recorder, self._checks)
         changed, parts = self._checks.states.changed_by_others(module), parts_of(module)
         changed_outside = self._measured.changed_for_call() if self._may_stay_opaque(module) else None

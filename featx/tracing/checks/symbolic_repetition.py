@@ -61,7 +61,7 @@ class SymbolicRepetition:
             TraceError: forward keeps state, or asks for something that a graph does not know.
         """
         states = self._states()
-        self._caches.accept_numbers()  # a flag that the first call alone sets is no state that later calls change
+        self._caches.accept_plain_values()  # a flag that the first call alone sets is no state that later calls change
         hook = ProfileHook([self._on_call])
         try:
             if not hook.start():
@@ -76,9 +76,9 @@ class SymbolicRepetition:
                 "its second call runs other operations, or changes an object of Python again. It keeps a counter, an "
                 "iterator, tensors of the last call or similar state, which a graph would not advance"
             )
-        number = self._caches.changed_number()
-        if number is not None:
-            raise self._error(f"forward changes the number {number} in its Python file or in a class in each call")
+        name = self._caches.changed_plain_value()
+        if name is not None:
+            raise self._error(f"forward changes the value {name} in its Python file or in a class in each call")
 
     def _only_fills_caches(self, graph: Graph, again: Graph) -> bool:
         root = self._replica.root

@@ -35,8 +35,9 @@ class Caches:
     """The caches that `namespaces` (globals of Python modules) and `kinds` (classes) name.
 
     `restore` puts them back: a cached function that was called with something new is emptied, and dicts, lists and
-    plain objects hold again what they held where a number changed, or where a tensor of the trace came in. A second
-    call that is compared with the first one finds there what that has left (`put_left`). O(names).
+    plain objects hold again what they held where a plain value (a number or text) changed, or where a tensor of the
+    trace came in. A second call that is compared with the first one finds there what that has left (`put_left`).
+    O(names).
     """
 
     def __init__(self, namespaces: Iterable[dict[str, Any]], kinds: Iterable[type]) -> None:
@@ -89,18 +90,18 @@ class Caches:
         """Look after the containers in the result of a cached function too, which is the same at each call."""
         self.holders += [Holder(each) for each in containers_in((value,)) if not isinstance(each, set)]
 
-    def changed_numbers(self) -> Iterator[Any]:
-        """Yield the keys and names of the numbers that the code has changed."""
-        return (key for holder in self.holders for key in holder.changed_numbers())
+    def changed_plain_values(self) -> Iterator[Any]:
+        """Yield the keys and names of the plain values that the code has changed."""
+        return (key for holder in self.holders for key in holder.changed_plain_values())
 
-    def changed_number(self) -> str | None:
-        """Say which number the code has changed, by its key or name; None where there is none."""
-        return next(map(repr, self.changed_numbers()), None)
+    def changed_plain_value(self) -> str | None:
+        """Say which plain value the code has changed, by its key or name; None where there is none."""
+        return next(map(repr, self.changed_plain_values()), None)
 
-    def accept_numbers(self) -> None:
-        """Take the numbers as they are now for unchanged: a call that is one node has changed them, and will again."""
+    def accept_plain_values(self) -> None:
+        """Take plain values as they are now for unchanged: a call that is one node has changed them, and will again."""
         for holder in self.holders:
-            holder.accept_numbers()
+            holder.accept_plain_values()
 
     def are_untouched(self) -> bool:
         """Say whether all of them are as they were, so that this may serve another trace. O(names), and fast."""

@@ -19,7 +19,8 @@ from featx.tracing.objects.containers import LARGE, copy_of
 DEFINITIONS = "functions and classes"
 ENVIRONMENT = "environment variables"
 _EMPTY = object()
-_NUMBERS = frozenset({bool, int, float})
+# The types of plain values, with which code counts or switches between what it does.
+_PLAIN = frozenset({bool, int, float, complex, str, bytes})
 # What code defines once.
 _DEFINITIONS = frozenset(
     {
@@ -35,7 +36,7 @@ class Holder:
     def __init__(self, value: Any) -> None:
         self._value = value
         self._before = self._now()
-        # What it held when numbers were accepted last.
+        # What it held when plain values were accepted last.
         self._accepted: dict[Any, Any] | None = None
 
     def _now(self) -> dict[Any, Any]:
@@ -86,14 +87,14 @@ class Holder:
             get_all = _DefinitionsOf(definitions)
             yield (id(value), DEFINITIONS), get_all, vars(value) if isinstance(value, type) else value
 
-    def changed_numbers(self) -> list[Any]:
-        """Return the keys at which a number was changed, added or taken away, since numbers were accepted last."""
+    def changed_plain_values(self) -> list[Any]:
+        """Return the keys at which a plain value was changed, added or taken away, since they were accepted last."""
         if self.is_untouched():
             return []
         return self._changed_since(self._before if self._accepted is None else self._accepted)
 
-    def accept_numbers(self) -> None:
-        """Take numbers as they are now for unchanged."""
+    def accept_plain_values(self) -> None:
+        """Take plain values as they are now for unchanged."""
         if not self.is_untouched():
             self._accepted = self._now()
 
@@ -102,11 +103,11 @@ class Holder:
         return [
             key
             for key in {**before, **now}
-            if now.get(key) is not before.get(key) and _is_other_number(now.get(key), before.get(key))
+            if now.get(key) is not before.get(key) and _is_other_plain_value(now.get(key), before.get(key))
         ]
 
     def restore(self, holds_of_trace: Callable[[Any], bool]) -> dict[Any, Any]:
-        """Put back what was there where a number changed or something of a trace is now. Return what is of a trace."""
+        """Put back what was there where a plain value changed or something of a trace is now; return the latter."""
         if self.is_untouched():
             return {}
         now, self._accepted = self._now(), None
@@ -282,6 +283,6 @@ def contents_of(cell: CellType) -> Any:
         return _EMPTY
 
 
-def _is_other_number(now: object, before: object) -> bool:
+def _is_other_plain_value(now: object, before: object) -> bool:
     kinds = (type(now), type(before))
-    return not _NUMBERS.isdisjoint(kinds) and (kinds[0] is not kinds[1] or now != before)
+    return not _PLAIN.isdisjoint(kinds) and (kinds[0] is not kinds[1] or now != before)

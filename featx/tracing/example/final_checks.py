@@ -18,7 +18,7 @@ from featx.tracing.recording.results import Results
 from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.replica.tensor_attributes import TensorAttributes
 from featx.tracing.side_effects.state_checks import StateChecks
-from featx.tracing.signals import NeedsNumberChecks, ThreadInterference, UnsupportedSideEffect
+from featx.tracing.signals import NeedsPlainValueChecks, ThreadInterference, UnsupportedSideEffect
 from featx.tracing.source.argument_use import functions_reached
 from featx.tracing.source.location import codes_in
 from featx.tracing.source.state_writes import StateWrite, missed_state_writes
@@ -52,7 +52,7 @@ class FinalChecks:
         Raises:
             UnsupportedSideEffect: it has.
             ThreadInterference: another thread may have.
-            NeedsNumberChecks: it has changed a number outside of its modules.
+            NeedsPlainValueChecks: it has changed a number or text outside of its modules.
         """
         self._state_checks.check_all()
         changed = attributes.changed()
@@ -69,14 +69,14 @@ class FinalChecks:
             raise UnsupportedSideEffect(
                 "forward draws from a random generator of Python or numpy without using a global name"
             )
-        if not self._context.checks_numbers and self._context.caches.changed_number() is not None:
-            raise NeedsNumberChecks
-        self._context.check_numbers()
-        self._check_numbers_of_calls()
+        if not self._context.checks_plain_values and self._context.caches.changed_plain_value() is not None:
+            raise NeedsPlainValueChecks
+        self._context.check_plain_values()
+        self._check_values_of_calls()
 
-    def _check_numbers_of_calls(self) -> None:
-        """Raise where opened code names a number of the model's files that a call which is one node has changed."""
-        changed = self._context.numbers_of_calls
+    def _check_values_of_calls(self) -> None:
+        """Raise where opened code names a plain value of a file that a call which is one node has changed."""
+        changed = self._context.plain_values_of_calls
         if not changed:
             return
         kinds = {type(each) for each in self._state_checks.opened_modules}
@@ -87,7 +87,7 @@ class FinalChecks:
         read = next((name for each in codes for name in (*each.co_names, *each.co_consts) if name in changed), None)
         if read is not None:
             raise UnsupportedSideEffect(
-                f"forward reads the number {read!r} in its Python file or in a class, which a module that is kept "
+                f"forward reads the value {read!r} in its Python file or in a class, which a module that is kept "
                 "whole changes,"
             )
 

@@ -12,7 +12,7 @@ from featx.tracing.signals import (
     ChangesOuterValues,
     NeedsConversionTracking,
     NeedsFixedKeys,
-    NeedsNumberChecks,
+    NeedsPlainValueChecks,
     NeedsSharedInputs,
     ReadOrderUnknown,
 )
@@ -23,7 +23,7 @@ Restart = (
     | WritesSharedTensor
     | ReadOrderUnknown
     | NeedsSharedInputs
-    | NeedsNumberChecks
+    | NeedsPlainValueChecks
     | ChangesOuterValues
 )
 # What a run raises that has to be set up differently.
@@ -33,7 +33,7 @@ RESTARTS = (
     WritesSharedTensor,
     ReadOrderUnknown,
     NeedsSharedInputs,
-    NeedsNumberChecks,
+    NeedsPlainValueChecks,
     ChangesOuterValues,
 )
 
@@ -84,8 +84,8 @@ class RunSetup:
             context.fixes_keys = True
         elif isinstance(restart, WritesSharedTensor):
             self._copied = "all"
-        elif isinstance(restart, NeedsNumberChecks):
-            context.checks_numbers = True
+        elif isinstance(restart, NeedsPlainValueChecks):
+            context.checks_plain_values = True
         elif isinstance(restart, NeedsSharedInputs):
             self._share_stand_ins = True
         elif isinstance(restart, ReadOrderUnknown):  # where forward reads it ahead of that, it will be missing

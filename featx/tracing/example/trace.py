@@ -139,7 +139,7 @@ class ExampleTrace:
 
     def _check_module(self) -> None:
         self._torch_calls.check_module()
-        self.model_context.check_numbers()
+        self.model_context.check_plain_values()
 
     def _apply(self, conditions: Conditions) -> None:
         recorder, earlier, before = self.recorder, conditions.earlier, conditions.before

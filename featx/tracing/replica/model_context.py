@@ -90,10 +90,10 @@ class ModelContext:
         )  # fmt: skip
         # Whether sizes are fixed that are looked up as texts; traces find out that it is needed.
         self.fixes_keys = False
-        # Whether each module is asked what numbers of the files it has changed; traces find out that it is needed.
-        self.checks_numbers = False
+        # Whether each module is asked what plain values of the files it has changed; traces find out that it is needed.
+        self.checks_plain_values = False
         # The keys and names of those that calls which are one node have changed in this run.
-        self.numbers_of_calls: set[Any] = set()
+        self.plain_values_of_calls: set[Any] = set()
         self.passing = PassThroughs(places)
         self.caches = Caches(self.namespaces, self.kinds)
         self._outer_values: OuterValues | None = None
@@ -119,21 +119,21 @@ class ModelContext:
             if isinstance(file, str) and not is_known and converts_by_calls_alone(file, namespace):
                 self.converting.append(namespace)
 
-    def check_numbers(self) -> None:
-        """Raise if the module that runs has changed a number of its file since its last call, where that is checked.
+    def check_plain_values(self) -> None:
+        """Raise if the module that runs has changed a plain value of its file since its last call, where asked for.
 
         Raises:
             UnsupportedSideEffect: it has.
         """
-        number = self.caches.changed_number() if self.checks_numbers else None
-        if number is not None:
-            raise UnsupportedSideEffect(f"forward changes the number {number} in its Python file or in a class")
+        name = self.caches.changed_plain_value() if self.checks_plain_values else None
+        if name is not None:
+            raise UnsupportedSideEffect(f"forward changes the value {name} in its Python file or in a class")
 
-    def accept_numbers(self) -> None:
-        """Take note that a call which is one node may have changed numbers: it will do so again."""
-        if self.checks_numbers:
-            self.numbers_of_calls.update(self.caches.changed_numbers())
-            self.caches.accept_numbers()
+    def accept_plain_values(self) -> None:
+        """Take note that a call which is one node may have changed plain values: it will do so again."""
+        if self.checks_plain_values:
+            self.plain_values_of_calls.update(self.caches.changed_plain_values())
+            self.caches.accept_plain_values()
 
     def refresh_caches(self, *, forget_left: bool) -> None:
         """Let `caches` tell what they hold now, ahead of a trace. O(names), and fast where nothing has changed.
@@ -141,7 +141,7 @@ class ModelContext:
         Args:
             forget_left: forget what earlier calls have left there.
         """
-        self.numbers_of_calls.clear()
+        self.plain_values_of_calls.clear()
         if forget_left:
             self.caches.forget_left()
         if not self.caches.are_untouched():
