@@ -1,4 +1,4 @@
-"""Compare `featx.create_backbone` with timm's `features_only` and `forward_intermediates`, and write docs/backbones.md.
+"""Compare `featx.create_backbone` with what timm and transformers have for it, and write docs/backbones.md.
 
     python benchmarks/backbones.py --jobs 2
     python benchmarks/backbones.py --filter '^resnet' --one-per-family
@@ -12,20 +12,23 @@ from __future__ import annotations
 import argparse
 import gzip
 import inspect
+import itertools
 import json
 import re
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import patch
 
+import backbones_transformers
 import models
 import timm
 import torch
 from models import build, input_shapes, list_names, make_input, seeded
-from parity_records import EQUAL, TRACED, Outcome, Record, Task, load, message_of, states
+from parity_records import EQUAL, TRACED, Library, Outcome, Record, Task, load, message_of, states
 from parity_report import Table
 from parity_values import is_out_of_memory
 from parity_workers import Check, Job
@@ -36,17 +39,17 @@ import featx
 
 _COVERAGE = Path(__file__).resolve().parent / "results" / "coverage.jsonl.gz"
 _MODELS_OF_ONE_WORKER = 20
-_COMPARISONS = ("features_only", "forward_intermediates")
+_COMPARISONS = {"timm": ("features_only", "forward_intermediates"), "transformers": backbones_transformers.COMPARISONS}
 _LARGE = 150_000_000
 _LARGEST = 2_500_000_000
 _BLOCK = 1_000_003
 _DIFFERENT = "different"
 _NOT_COMPARABLE = "not comparable"
 _ABOUT = """\
-# Backbones of timm's models
+# Backbones of timm's and transformers' models
 
-Written by `benchmarks/backbones.py`; do not edit. Made with featx {featx}, torch {torch} and timm {timm}, without
-pretrained weights, in eval mode.
+Written by `benchmarks/backbones.py`; do not edit. Made with featx {featx}, torch {torch}, timm {timm} and
+transformers {transformers}, without pretrained weights, in eval mode.
 
 For each model of timm, `featx.create_backbone` of the plain model is compared with what timm itself offers: the module
 that `timm.create_model(..., features_only=True)` returns, given the same weights, with its maps, channels and
@@ -55,17 +58,23 @@ reductions (by `strides` where they differ from each other, else by `blocks`), a
 images are random, two images at once, and one for models of 150 million parameters and more; those of over 2.5 billion
 run in bfloat16.
 
+For each type of model of which transformers' `AutoBackbone` makes a backbone, `featx.create_backbone` of that module is
+compared with its `feature_maps` (*AutoBackbone*), and so is that of the plain model which `AutoModel` makes, with the
+same weights, where transformers has one (*AutoModel*). AutoBackbone's modules may put a norm of their own, or the final
+norm of the model, behind a map, and the plain model has none there. So they run without it for the second comparison.
+
 | comparison | models | equal | different | not comparable |
 | --- | --- | --- | --- | --- |
 {counts}
 
-{checked} of timm's {all} models were compared. Below is each one that is not equal in both, with the reason.
+{checked} of timm's {all} models and {types} of transformers' {all_types} types were compared. Below is each one that
+is not equal in both, with the reason.
 """
 
 
 def main() -> None:
     """Run what the command line asks for."""
-    parser = parser_of(cast(str, __doc__), "backbones", ["backbone"], ["timm"], seconds=400, memory=16)
+    parser = parser_of(cast(str, __doc__), "backbones", ["backbone"], ["timm", "transformers"], seconds=400, memory=16)
     options = parser.parse_args()
     records = load(options.results)
     if not options.report:
@@ -87,14 +96,20 @@ def _of_other_sweeps() -> dict[Task, Record]:
 
 
 def _tasks(options: argparse.Namespace) -> list[Task]:
-    names = [name for name in list_names("timm") if re.search(options.filter, name)]
-    names = [name for name in names if not options.models or name in options.models]
+    listed: list[tuple[Library, str]] = [("timm", name) for name in list_names("timm")]
+    listed += [("transformers", name) for name in backbones_transformers.list_types()]
+    listed = [each for each in listed if options.library in (each[0], "all") and re.search(options.filter, each[1])]
+    listed = [each for each in listed if not options.models or each[1] in options.models]
     if options.one_per_family:
-        by_family: dict[str, list[str]] = {}
-        for name in names:
-            by_family.setdefault(models.family_of("timm", name), []).append(name)
-        names = [min(group, key=_size) for group in by_family.values()]
-    return [Task("backbone", "timm", name) for name in names]
+        by_family: dict[str, list[tuple[Library, str]]] = {}
+        for library, name in listed:
+            by_family.setdefault(_family_of(library, name), []).append((library, name))
+        listed = [min(group, key=_size_of) for group in by_family.values()]
+    return [Task("backbone", library, name) for library, name in listed]
+
+
+def _size_of(task: tuple[Library, str]) -> int:
+    return _size(task[1]) if task[0] == "timm" else 0
 
 
 def _size(name: str) -> int:
@@ -106,7 +121,7 @@ def _in_short(record: Record) -> str:
 
 
 def _family_of(library: str, name: str) -> str:
-    return models.family_of("timm", name)
+    return models.family_of("timm", name) if library == "timm" else name
 
 
 def _start(folder: Path) -> Check:
@@ -114,7 +129,14 @@ def _start(folder: Path) -> Check:
 
 
 def check(record: Record) -> None:
-    """Fill in whether the backbone of a model is what timm has for it."""
+    """Fill in whether the backbone of a model is what its library has for it."""
+    if record.library == "transformers":
+        backbones_transformers.fill_in(record, _outcome, _compared)
+    else:
+        _check_timm(record)
+
+
+def _check_timm(record: Record) -> None:
     size = _size(record.model)
     dtype = torch.bfloat16 if size > _LARGEST else torch.float32
     with _fast_weights(), models.floats_of(dtype):
@@ -245,7 +267,7 @@ def _compared(backbone: nn.Module, image: torch.Tensor, expected: Sequence[torch
         maps = list(backbone(image).values())
     for place, (found, theirs) in enumerate(zip(maps, expected, strict=True)):
         if found.shape != theirs.shape:
-            return f"map {place} is {tuple(found.shape)}, timm's {tuple(theirs.shape)}"
+            return f"map {place} is {tuple(found.shape)}, expected {tuple(theirs.shape)}"
         if not torch.equal(found, theirs):
             return f"map {place} differs by {float((found - theirs).abs().max()):.2g}"
     return ""
@@ -259,25 +281,30 @@ def _as_nchw(value: torch.Tensor, channels: int) -> torch.Tensor:
 
 def _write_report(records: list[Record], path: Path) -> None:
     counts: list[str] = []
-    for name in _COMPARISONS:
+    for name in itertools.chain(*_COMPARISONS.values()):
         found = Counter(each.modes[name].status for each in records if name in each.modes)
         cells = [found[EQUAL], found[_DIFFERENT], found[_NOT_COMPARABLE]]
         counts.append(f"| `{name}` | {sum(cells)} | {' | '.join(map(str, cells))} |")
+    done = Counter(each.library for each in records if not each.problem)
     about = _ABOUT.format(
         featx=featx.__version__,
         torch=torch.__version__,
         timm=timm.__version__,
         counts="\n".join(counts),
-        checked=sum(not each.problem for each in records),
+        transformers=version("transformers"),
+        checked=done["timm"],
         all=len(list_names("timm")),
+        types=done["transformers"],
+        all_types=len(backbones_transformers.list_types()),
     )
-    table = Table("What is not equal", ["model", "comparison", "what is different"])
-    for record in sorted(records, key=lambda each: each.model):
+    table = Table("What is not equal", ["library", "model", "comparison", "what is different"])
+    for record in sorted(records, key=lambda each: (each.library, each.model)):
         if record.problem:
-            table.add(record.model, "-", record.problem)
+            table.add(record.library, record.model, "-", record.problem)
         for name, outcome in record.modes.items():
             if outcome.status != EQUAL:
-                table.add(record.model, f"`{name}`", outcome.detail or outcome.status)
+                reason = backbones_transformers.REASONS.get((record.model, name), outcome.detail or outcome.status)
+                table.add(record.library, record.model, f"`{name}`", reason)
     stale = "" if len(states(records)) < 2 else "\nThe results come from several states of featx's source.\n"
     path.write_text(f"{about}{stale}\n{table.text()}")
 

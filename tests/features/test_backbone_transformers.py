@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -137,3 +138,20 @@ def test_a_model_with_one_known_map_is_no_backbone(name: str) -> None:
         model = getattr(transformers, f"{name}Model")(getattr(transformers, f"{name}Config")()).eval()
     with pytest.raises(featx.RequestError, match=r"has one map that is known, .*; give strides="):
         featx.create_backbone(model)
+
+
+@pytest.mark.slow
+def test_a_backbone_whose_maps_have_other_strides_by_height_and_width_says_how_to_get_them() -> None:
+    torch.manual_seed(0)
+    config = transformers.CONFIG_MAPPING["pp_lcnet_v4"]()
+    config.out_features = [name for name in config.stage_names if name != "stem"]
+    model, x = transformers.AutoBackbone.from_config(config).eval(), torch.rand(1, 3, SIDE, SIDE)
+    with pytest.raises(
+        featx.RequestError, match=r"one stride in both .* create_feature_extractor\(model, (.*)\)$"
+    ) as raised:
+        featx.create_backbone(model, example_inputs=x)
+    names = ast.literal_eval(str(raised.value).rpartition("model, ")[2].rstrip(")"))
+    with torch.no_grad():
+        found = featx.create_feature_extractor(model, names, example_inputs=x)(x)
+        for value, expected in zip(found.values(), model(x).feature_maps, strict=True):
+            assert torch.equal(value, expected)

@@ -162,7 +162,7 @@ def test_what_changes_from_call_to_call_is_refused(kind: str) -> None:
     make, change = STATES[kind]
     model = Keeping(make(), change())
     # A queue may hand work to another thread, which is heard where another one has run meanwhile.
-    reason = r"a second call with the same inputs|kept between calls|changes the (number|attribute)|adds to|hands work"
+    reason = r"a second call with the same inputs|kept between calls|changes the (value|attribute)|adds to|hands work"
     with pytest.raises(featx.TraceError, match=reason):
         featx.trace(model, X)
     with pytest.raises(featx.TraceError):
@@ -179,7 +179,7 @@ def test_what_changes_from_call_to_call_and_matters_in_a_later_call_is_refused(k
     def after_a_while(held: Any) -> float:
         return 1.0 if advance(held) < 50 else 2.0
 
-    reason = r"changes an object of Python|kept between calls|changes the (number|attribute)|adds to|hands work"
+    reason = r"changes an object of Python|kept between calls|changes the (value|attribute)|adds to|hands work"
     with pytest.raises(featx.TraceError, match=reason):
         featx.trace(Keeping(make(), after_a_while), X)
     with pytest.raises(featx.TraceError):

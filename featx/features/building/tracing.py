@@ -463,9 +463,15 @@ class ModelTracing:
     def _refused_guess(self, example: Example, error: Exception) -> TraceError:
         cannot = f"cannot trace {type(self.model).__name__}"
         reason = str(error) if isinstance(error, FeatxError) else f"{type(error).__name__}: {error}."
+        is_on_meta = any(each.is_meta for each in self.model.parameters())
+        advice = "Give example_inputs that the model takes."
+        if is_on_meta:
+            advice = (
+                "The model is on the meta device, whose tensors have no values, and forward may read some. Make it on "
+                "the CPU, for names and shapes with fewer layers."
+            )
         return TraceError(
-            f"{cannot} on inputs guessed from {example.source}: {reason.removeprefix(f'{cannot}: ')} "
-            "Give example_inputs that the model takes."
+            f"{cannot} on inputs guessed from {example.source}: {reason.removeprefix(f'{cannot}: ')} {advice}"
         )
 
 

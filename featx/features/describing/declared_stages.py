@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from torch import nn
 
+from featx.errors import RequestError
 from featx.features.describing.images import ImageInput
 from featx.features.describing.maps import Stage, all_of, is_of_image, last_at_each_stride, names_of_parts, nodes_in
 from featx.features.describing.node_rows import TracedRows
@@ -30,14 +31,29 @@ def declared_stages(
 
 
 def _feature_maps(model: nn.Module, traced: TracedRows, maps: Mapping[str, list[Stage]]) -> list[Stage]:
-    """Return what a backbone of transformers returns as `feature_maps`, if the model is one."""
+    """Return what a backbone of transformers returns as `feature_maps`, if the model is one.
+
+    Raises:
+        RequestError: one of these has another stride by height than by width.
+    """
     if not hasattr(model, "out_features") or not hasattr(model, "channels"):
         return []
     for node in traced.graph.nodes:
         if "" in node.meta.get("returned_by", ()) and "feature_maps" in node.kwargs:
             names = [str(each.meta.get("qualified_name")) for each in nodes_in(node.kwargs["feature_maps"])]
+            _check_strides(model, names, traced)
             return [maps[name][0] for name in names] if all(name in maps for name in names) else []
     return []
+
+
+def _check_strides(model: nn.Module, names: list[str], traced: TracedRows) -> None:
+    for row in (traced.by_name[name] for name in names if name in traced.by_name):
+        if isinstance(row.stride, tuple):
+            raise RequestError(
+                f"the feature_maps of {type(model).__name__} are no stages of a backbone, with one stride in "
+                f"both directions: that of {row.name!r} is {row.stride}. To get them, use "
+                f"create_feature_extractor(model, {names})"
+            )
 
 
 def _of_timm(
