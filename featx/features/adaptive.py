@@ -20,6 +20,7 @@ from featx.features.building.raising_graph import is_raising
 from featx.features.building.rollback import RollbackRunner
 from featx.features.describing.info import FeatureInfos
 from featx.features.dual import DualGraphModule
+from featx.features.own_conversion import check_conversion
 from featx.features.shared_tensors import tensors_kept_shared
 from featx.tracing.environment.compiler import not_compiled_itself
 
@@ -193,6 +194,8 @@ class AdaptiveExtractor(nn.Module):
         return self
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> AdaptiveExtractor:
+        for extractor in self.extractors:
+            check_conversion(extractor, fn)
         with tensors_kept_shared(self.__dict__["_model"], self.extractors):
             super()._apply(fn, recurse)
             for extractor in self.extractors:

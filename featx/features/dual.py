@@ -16,6 +16,7 @@ from featx.examples import Example, as_example
 from featx.features.building.cases import Cases, with_cases
 from featx.features.building.left_attributes import leave_the_same
 from featx.features.describing.info import FeatureInfos
+from featx.features.own_conversion import check_conversion
 from featx.features.shared_tensors import tensors_kept_shared
 from featx.ir.equality import is_same_graph
 from featx.ir.graph import Graph
@@ -161,6 +162,7 @@ class DualGraphModule(GraphModule):
         return code
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> DualGraphModule:
+        check_conversion(self, fn)
         if self._cases is None:
             super()._apply(fn, recurse)
             return self

@@ -236,6 +236,30 @@ def test_an_input_that_needs_more_of_the_model_is_refused() -> None:
     assert torch.equal(found, seen_by_hook(model, "head", BATCHES["padded"]))
 
 
+def test_parts_without_tensors_in_the_state_dict_are_taken_from_the_model() -> None:
+    class Scaled(ByPadding):
+        def __init__(self) -> None:
+            super().__init__()
+            self.same, self.gate = nn.Identity(), nn.Sequential(nn.Sigmoid())
+            self.factor = torch.tensor(3.0)
+
+        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+            x = self.same(self.embed(input_ids))
+            if attention_mask is not None:
+                x = self.gate(x * self.factor)
+            return self.head(self.mix(x).mean(1))
+
+    model = Scaled().eval()
+    extractor = extractor_of(model)
+    saved = set(extractor.state_dict())
+    for batch in ("padded", "no mask", "more and longer"):
+        with torch.no_grad():
+            found = extractor(**BATCHES[batch])
+        for name in ("mix.0", "head"):
+            assert torch.equal(found[name], seen_by_hook(model, name, BATCHES[batch]))
+    assert set(extractor.state_dict()) == saved
+
+
 @pytest.mark.slow
 def test_inputs_that_always_differ_are_refused_in_the_end() -> None:
     class Counts(nn.Module):

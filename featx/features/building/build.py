@@ -23,6 +23,7 @@ from featx.features.describing.info import FeatureInfos, infos_of
 from featx.features.describing.other_sizes import OtherSizes
 from featx.features.dual import DualGraphModule
 from featx.features.nodes import warn_of_differences
+from featx.features.own_conversion import note_own_conversion
 from featx.features.requests.edits import Edit, Edits
 from featx.features.requests.feature import Feature
 from featx.features.requests.processing import head_path, modules_of, process, with_heads
@@ -91,6 +92,7 @@ def build(model: nn.Module, requests: dict[bool, Request], options: Options, exa
         else None,
     )
     share_reachable_modules(extractor, model)
+    note_own_conversion(extractor, model, (mode.graph for mode in modes.values()))
     if options.inputs is None and tracing.example is not None:
         extractor.meta["example"] = tracing.example.without_values()
     extractor.meta["free_dims"] = {training: mode.free_dims for training, mode in modes.items()}

@@ -21,6 +21,7 @@ from featx.features.building.raising_graph import is_raising
 from featx.features.building.rollback import RollbackRunner
 from featx.ir.graph import Graph
 from featx.ir.node import Node
+from featx.shared_attributes import share
 from featx.tracing.environment.compiler import is_in_jit_trace, not_compiled, not_compiled_itself
 from featx.tracing.side_effects.state_checks import Attribute
 
@@ -125,10 +126,11 @@ class Cases:
             lambda: self._tracer.graph(self.model, module.training, example, opened), [each.graph for each in known]
         )
         missing = sorted({str(node.target) for node in graph.nodes if self._is_missing(module, node)})
-        if missing:
+        stateful = [path for path in missing if _attribute_at(module, path) is not None or _is_saved(self.model, path)]
+        if stateful:
             raise SpecializationError(
                 f"{refused} For this input the model uses parts that this extractor does not have: "
-                f"{', '.join(missing[:5])}. With adaptive=True it has all of them."
+                f"{', '.join(stateful[:5])}. With adaptive=True it has all of them."
             )
         case = Case(graph, example.without_large_values())
         in_other_mode = [
@@ -137,6 +139,8 @@ class Cases:
         ]
         is_unaffected = functools.partial(self._tracer.is_unaffected, self.model, module.training)
         check_case(case, known, in_other_mode, self.model, is_unaffected)
+        for path in missing:
+            share(self.model, module, path)
         run = module.compiled(graph)
         replaced = self._replaced_tensor(module, graph)
         if replaced is not None:
@@ -203,6 +207,14 @@ def has_names_of(graph: Graph, example: Example | None, kwargs: dict[str, Any]) 
     named = {node.target for node in graph.find_nodes(op="placeholder")}
     of_example = set() if example is None else example.kwargs.keys() - named
     return of_example == kwargs.keys() - named
+
+
+def _is_saved(root: nn.Module, path: str) -> bool:
+    """Say whether what is at a path is in the state dict of a module, or has something there."""
+    found = _attribute_at(root, path)
+    if isinstance(found, nn.Module):
+        return bool(found.state_dict()) or any(True for _ in found.buffers())
+    return path in root.state_dict(keep_vars=True)
 
 
 def _attribute_at(root: nn.Module, path: str) -> object:
