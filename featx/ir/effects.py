@@ -292,6 +292,9 @@ def _of_python_operator(node: Node, name: str, sequences: dict[Node, bool]) -> C
 
 
 def _statistics(node: Node) -> tuple[Node, ...]:
+    options = (*node.args[5:6], node.kwargs.get("training"), node.kwargs.get("use_input_stats"))
+    if any(option is False for option in options):  # they are only read
+        return ()
     # F.batch_norm(input, mean, variance, ...), but torch.batch_norm(input, weight, bias, mean, variance, ...).
     first = 1 if inspect.isfunction(node.target) else 3
     values = [node.kwargs.get("running_mean"), node.kwargs.get("running_var"), *node.args[first : first + 2]]

@@ -170,6 +170,25 @@ def test_normalisation_writes_its_statistics(norm: Any) -> None:
     assert Effects(graph).of(graph.call_function(norm, (x, mean, variance))).writes == (mean, variance)
 
 
+@pytest.mark.parametrize(
+    ("norm", "options"),
+    [(functional.batch_norm, {"training": False}), (functional.instance_norm, {"use_input_stats": False})],
+)
+@pytest.mark.parametrize("by_position", [True, False])
+def test_normalisation_by_given_statistics_writes_nothing(
+    norm: Any, options: dict[str, bool], by_position: bool
+) -> None:
+    graph = Graph()
+    x, mean, variance = [graph.placeholder(name) for name in ("x", "mean", "variance")]
+    args = (x, mean, variance, None, None, *options.values()) if by_position else (x, mean, variance)
+    node = graph.call_function(norm, args, {} if by_position else options)
+    assert Effects(graph).of(node).writes == ()
+    statistics = torch.zeros(3), torch.ones(3)
+    norm(torch.rand(2, 3, 4), *statistics, **options)
+    assert torch.equal(statistics[0], torch.zeros(3))
+    assert torch.equal(statistics[1], torch.ones(3))
+
+
 @pytest.mark.parametrize("check", [torch._assert, torch._check])
 def test_assertions_are_checks(check: Any) -> None:
     assert effects_of(lambda graph, x, y: graph.call_function(check, (x, "message"))).is_check

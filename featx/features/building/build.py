@@ -32,6 +32,7 @@ from featx.features.requests.select import IN_ONE_MODE, names_of
 from featx.features.requests.starts import Starts
 from featx.ir.graph import Graph
 from featx.ir.node import Node
+from featx.tracing.checks.free_sizes import CACHE_OF_ONE_LENGTH
 from featx.tracing.checks.outcomes import FreeDims
 from featx.tracing.example.tracer import CheckSizes
 
@@ -291,6 +292,8 @@ def _check_state_between(modes: Mapping[bool, _Mode], tracing: ModelTracing, pre
         return
     for writing, reading in ((True, False), (False, True)):
         left = left_by(modes[writing].graph) - left_by(modes[reading].graph)
+        # A trace of the other mode tells by itself of which length its own caches are.
+        left = frozenset(each for each in left if not each[1].startswith(CACHE_OF_ONE_LENGTH))
         tracing.training = reading
         attribute = tracing.read_of(left) if left else None
         if attribute is not None:
