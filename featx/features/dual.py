@@ -92,7 +92,7 @@ class DualGraphModule(GraphModule):
         self.meta["feature_info"] = dict(infos or {})
         self._show_infos()
         if cases is not None:
-            cases.start((train_graph, eval_graph))
+            cases.start(train_graph, eval_graph, first)
 
     @property
     def free_dims(self) -> Any:
@@ -215,7 +215,7 @@ class DualGraphModule(GraphModule):
         cases = state.get("_cases")
         super().__setstate__({**state, "_cases": None if cases is None else copy.copy(cases)})
         if self._cases is not None:
-            self._cases.start((self.train_graph, self.eval_graph))
+            self._cases.start(self.train_graph, self.eval_graph, self._graph)
 
 
 def _with_graph(module: GraphModule, graph: Graph) -> GraphModule:

@@ -260,6 +260,33 @@ def test_parts_without_tensors_in_the_state_dict_are_taken_from_the_model() -> N
     assert set(extractor.state_dict()) == saved
 
 
+def test_parts_in_train_mode_and_parts_in_eval_mode() -> None:
+    model = ByPadding().eval()
+    model.drop.train()
+    extractor = extractor_of(model)
+    copied = copy.deepcopy(extractor)
+    batches = ("no mask", "padded", "more and longer", "full mask")
+    for batch in batches:
+        torch.manual_seed(0)
+        expected = model(**BATCHES[batch])
+        for each in (extractor, copied):
+            torch.manual_seed(0)
+            assert torch.equal(each(**BATCHES[batch])["head"], expected)
+    extractor.eval()
+    for batch in batches:
+        assert torch.equal(extractor(**BATCHES[batch])["head"], model.eval()(**BATCHES[batch]))
+
+
+def test_parts_that_have_changed_their_mode_since() -> None:
+    model = ByPadding().eval()
+    model.drop.train()
+    extractor = extractor_of(model)
+    model.mix.train()
+    for each in (extractor, copy.deepcopy(extractor)):
+        with pytest.raises(featx.SpecializationError, match="parts in train mode and others in eval mode"):
+            each(**BATCHES["padded"])
+
+
 @pytest.mark.slow
 def test_inputs_that_always_differ_are_refused_in_the_end() -> None:
     class Counts(nn.Module):

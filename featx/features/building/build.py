@@ -73,9 +73,7 @@ def build(model: nn.Module, requests: dict[bool, Request], options: Options, exa
     present = None
     if tracing.flags() != modes[model.training].flags:
         # Somebody has put parts of the model into another mode than the whole.
-        tracing.training = None
-        present = _Mode(model.training, {})
-        present.finish(tracing.wanted(requests[model.training], "as it is now"), tracing, options)
+        present = _trace_as_it_is(tracing, requests[model.training], options)
     if not options.suppress_diff_warning and not any(mode.error for mode in modes.values()):
         warn_of_differences(modes[True].names, modes[False].names, level=4)
     features = {each.key: each for each in (*modes[True].features, *modes[False].features)}
@@ -142,9 +140,14 @@ class CaseTracer:
         self._options = options
         self._chosen = {} if first is None else first.options()
 
-    def graph(self, model: nn.Module, training: bool, example: Example, opened: frozenset[str]) -> Graph:
-        """Return the graph of the model in a mode, for these inputs; it looks into the modules with these paths."""
+    def graph(self, model: nn.Module, training: bool | None, example: Example, opened: frozenset[str]) -> Graph:
+        """Return the graph of the model in a mode, for these inputs; it looks into the modules with these paths.
+
+        `training` is None for the modes that its modules are in.
+        """
         with self._tracing(model, example, opened) as tracing:
+            if training is None:
+                return _trace_as_it_is(tracing, self._requests[model.training], self._options).graph
             mode = _trace_mode(tracing, self._requests[training], training, self._options)
         if mode.error is not None:
             raise mode.error
@@ -283,6 +286,14 @@ def _trace_mode(tracing: ModelTracing, request: Request, training: bool, options
         mode.error = error
     else:
         mode.finish(traced, tracing, options)
+    return mode
+
+
+def _trace_as_it_is(tracing: ModelTracing, request: Request, options: Options) -> _Mode:
+    """Trace the model in the modes that its modules are in."""
+    tracing.training = None
+    mode = _Mode(tracing.model.training, {})
+    mode.finish(tracing.wanted(request, "as it is now"), tracing, options)
     return mode
 
 

@@ -33,6 +33,8 @@ _LOGGER = logging.getLogger("featx")
 # If more graphs than this are needed, the inputs differ in a property that should be free.
 _MOST = 16
 _Traced = TypeVar("_Traced")
+# Train mode, eval mode, or None: as the modules of the model are, some in one and some in the other.
+_Mode = bool | None
 
 
 class Cases:
@@ -54,12 +56,23 @@ class Cases:
         self._edits: dict[Graph, int] = {}
         self._attempts = RollbackRunner()
         # The further graphs by mode, with what runs them, and which of all graphs held last: 0 is the first one.
-        self._further: dict[bool, list[tuple[Case, Callable[..., Any]]]] = {True: [], False: []}
-        self._held_last = {True: 0, False: 0}
+        self._further: dict[_Mode, list[tuple[Case, Callable[..., Any]]]] = {True: [], False: [], None: []}
+        self._held_last: dict[_Mode, int] = {True: 0, False: 0, None: 0}
+        # The first graph for a model with parts in both modes, and the mode that each of its modules had then.
+        self._mixed: Graph | None = None
+        self._flags: dict[str, bool] = {}
 
-    def start(self, firsts: Iterable[Graph]) -> None:
-        """Note that the first graphs are as they were traced."""
+    def start(self, train_graph: Graph, eval_graph: Graph, present: Graph) -> None:
+        """Note that the first graphs are as they were traced.
+
+        `present` is what runs until the mode is set: another one than these two, if parts of the model are in train
+        mode and parts are in eval mode.
+        """
+        firsts = dict.fromkeys((train_graph, eval_graph, present))
         self._edits = {graph: graph.edits for graph in firsts}
+        self._mixed = None if present in (train_graph, eval_graph) else present
+        if self._mixed is not None and not self._flags:  # a copy has them from the original
+            self._flags = _flags_of(self.model)
 
     def is_for(self, graph: Graph) -> bool:
         """Say whether a graph is a first one that was not edited. An edit of it is an edit of no other."""
@@ -81,8 +94,9 @@ class Cases:
         """
         if not self.is_for(module.graph):
             return function(module, *args, **kwargs)
-        cases = [(self._first_case(module), function), *self._further[module.training]]
-        last = self._held_last[module.training]
+        mode = self._mode_of(module)
+        cases = [(self._first_case(module), function), *self._further[mode]]
+        last = self._held_last[mode]
         refused: dict[int, SpecializationError] = {}
         for index in sorted(range(len(cases)), key=lambda each: each != last):
             (graph, example), run = cases[index]
@@ -94,18 +108,18 @@ class Cases:
             except SpecializationError as error:
                 refused[index] = error
             else:
-                self._held_last[module.training] = index
+                self._held_last[mode] = index
                 return result
         if is_in_jit_trace():  # a trace of the model would become a part of that one
             raise refused[0]
-        self._further[module.training].append(case := self._traced(module, args, kwargs, refused[0]))
+        self._further[mode].append(case := self._traced(module, args, kwargs, refused[0]))
         return case[1](module, *args, **with_defaults(module.graph, len(args), kwargs))
 
     def graphs_for(self, module: DualGraphModule, args: Any, kwargs: Any) -> Iterator[Graph]:
         """Yield the graphs of `module` in its mode, and one for these inputs, which is made when it is asked for."""
         yield module.graph
         if self.is_for(module.graph):
-            yield from (case.graph for case, _ in self._further[module.training])
+            yield from (case.graph for case, _ in self._further[self._mode_of(module)])
             refused = SpecializationError("No graph of this extractor holds for these inputs.")
             yield self._traced(module, args, kwargs, refused)[0].graph
 
@@ -114,16 +128,22 @@ class Cases:
         self, module: DualGraphModule, args: Any, kwargs: Any, refused: SpecializationError
     ) -> tuple[Case, Callable[..., Any]]:
         name = type(self.model).__name__
-        if len(self._further[module.training]) >= _MOST:
+        mode = self._mode_of(module)
+        if len(self._further[mode]) >= _MOST:
             raise SpecializationError(
                 f"{refused} This extractor has made {_MOST} more graphs for other inputs, and makes no more"
+            ) from None
+        if mode is None and _flags_of(self.model) != self._flags:
+            raise SpecializationError(
+                f"{refused} The model has parts in train mode and others in eval mode, and these are no longer those "
+                "of the time when this extractor was made. Make it again, or call its train() or eval()"
             ) from None
         _LOGGER.info("%s: tracing again for an input of another kind: %s", name, refused)
         example = Example(args, kwargs, "this input")
         opened = self._opened()
-        known = [self._first_case(module), *(each for each, _ in self._further[module.training])]
+        known = [self._first_case(module), *(each for each, _ in self._further[mode])]
         graph = trace_for_input(
-            lambda: self._tracer.graph(self.model, module.training, example, opened), [each.graph for each in known]
+            lambda: self._tracer.graph(self.model, mode, example, opened), [each.graph for each in known]
         )
         missing = sorted({str(node.target) for node in graph.nodes if self._is_missing(module, node)})
         stateful = [path for path in missing if _attribute_at(module, path) is not None or _is_saved(self.model, path)]
@@ -133,12 +153,7 @@ class Cases:
                 f"{', '.join(stateful[:5])}. With adaptive=True it has all of them."
             )
         case = Case(graph, example.without_large_values())
-        in_other_mode = [
-            *first_in_other_mode(module, self._first),
-            *(each for each, _ in self._further[not module.training]),
-        ]
-        is_unaffected = functools.partial(self._tracer.is_unaffected, self.model, module.training)
-        check_case(case, known, in_other_mode, self.model, is_unaffected)
+        self._check(case, known, module)
         for path in missing:
             share(self.model, module, path)
         run = module.compiled(graph)
@@ -149,6 +164,22 @@ class Cases:
                 "then. Make the extractor again, or with adaptive=True."
             )
         return case, run
+
+    def _mode_of(self, module: DualGraphModule) -> _Mode:
+        return None if module.graph is self._mixed else module.training
+
+    def _check(self, case: Case, known: list[Case], module: DualGraphModule) -> None:
+        """Raise where a new case does not go together with `known`, or with those of another mode."""
+        mode = self._mode_of(module)
+        others = [case for other, further in self._further.items() if other is not mode for case, _ in further]
+        if self._mixed is None:
+            others += first_in_other_mode(module, self._first)
+            is_unaffected = functools.partial(self._tracer.is_unaffected, self.model, module.training)
+        else:
+            firsts = [graph for graph in self._edits if graph is not module.graph and not is_raising(graph)]
+            others += [Case(graph, self._first) for graph in firsts]
+            is_unaffected = _is_never_unaffected
+        check_case(case, known, others, self.model, is_unaffected)
 
     def _first_case(self, module: DualGraphModule) -> Case:
         return Case(module.graph, self._first)
@@ -179,7 +210,16 @@ class Cases:
 
     def __getstate__(self) -> dict[str, Any]:
         # Graphs are made again: what runs them is no plain state.
-        return {**vars(Cases(self.model, self._tracer, self._first))}
+        return {**vars(Cases(self.model, self._tracer, self._first)), "_flags": self._flags}
+
+
+def _flags_of(model: nn.Module) -> dict[str, bool]:
+    return {path: module.training for path, module in model.named_modules()}
+
+
+def _is_never_unaffected(example: Example, earlier: Example, *, is_in_mode: bool, is_same_mode: bool) -> bool:
+    """Let a call count as one that changes later ones: the runs that would tell know of one mode for all modules."""
+    return False
 
 
 def first_in_other_mode(module: DualGraphModule, example: Example | None) -> list[Case]:
