@@ -13,11 +13,13 @@ from torch import nn
 
 from featx.errors import NodeNameError
 from featx.features.describing.images import ImageInput
+from featx.features.describing.input_sources import InputSources
 from featx.features.describing.other_sizes import OtherSizes
 from featx.features.describing.shapes import forms_of, text_of_shape
 from featx.features.describing.tokens import ImageTokens
 from featx.ir.graph import Graph
 from featx.ir.node import Node
+from featx.ir.torch_layers import is_torch_layer
 from featx.libraries import tokens_are_in_order
 from featx.tracing.nodes.module_output import module_output
 
@@ -162,6 +164,8 @@ class _Known:
         self._other_sizes = other_sizes
         is_in_order = self._sizes is not None and tokens_are_in_order(model)
         self._tokens = ImageTokens(model, graph, self._sizes) if self._sizes and is_in_order else None
+        self._sources = None if self._tokens is None or graph is None else InputSources(graph)
+        self._graph = graph
         self._declared: object = getattr(model, "output_fmt", None)  # of timm: "NHWC" of swin
 
     def info(self, key: str, name: str, node: Node) -> FeatureInfo:
@@ -175,6 +179,8 @@ class _Known:
         shape, dtype = forms[""]
         is_of_batch = self._batch in (None, shape[0] if shape else None)
         patches = self._tokens.patches(shape) if self._tokens is not None and is_of_batch else None
+        if patches is not None and self._sources is not None and not self._sources.may_be_patches(node, shape[1]):
+            patches = None
         has_layout = "has_no_layout" not in node.meta  # attention from tokens to tokens
         layout = self._layout(key, shape, module) if has_layout else None
         if layout != "NLC":
@@ -214,8 +220,10 @@ class _Known:
         first, last = f"NC{places}", f"N{places}C"
         sizes = self._sizes
         if dims == 3:
-            is_of_tokens = sizes is not None and len(sizes) == 2
-            return self._layout_of_tokens(key, shape, module) if is_of_tokens else self._of_sequence(key, shape, module)
+            if sizes is not None and len(sizes) == 2:
+                return self._layout_of_tokens(key, shape, module)
+            found = self._of_sequence(key, shape, module)
+            return None if found == "NLC" and self._may_be_length_first else found
         if sizes is None or len(sizes) not in (dims - 2, 2):
             return first if sizes is not None or isinstance(module, _FIRST_OF_MAPS) else None
         if isinstance(module, _FIRST_OF_MAPS):
@@ -250,6 +258,26 @@ class _Known:
             return "NLC"
         return known
 
+    @functools.cached_property
+    def _may_be_length_first(self) -> bool:
+        """Whether layers take the first dimension for the length, as far as the graph does not show that it is turned.
+
+        torch's recurrent layers and attention do by default.
+        """
+        other = self._other_sizes
+        layers = {id(each) for each in self._modules.values() if _is_length_first(each)}
+        if not layers or other is None or self._graph is None:
+            return False
+        calls = [(node, self._modules.get(str(node.target))) for node in self._graph.find_nodes(op="call_module")]
+        shapes = [
+            node.all_input_nodes[0].meta.get("shape")
+            for node, module in calls
+            if module is not None and is_torch_layer(type(module)) and node.all_input_nodes
+            and any(id(part) in layers for part in module.modules())
+        ]  # fmt: skip
+        is_turned = any(shape is not None and other.turns(tuple(shape)) for shape in shapes)
+        return not is_turned and not any(map(_packs_batch_first, self._graph.nodes))
+
     def _has_channels_last(self, shape: tuple[int, ...], module: nn.Module | None) -> bool:
         """Say whether layers of a module work on the last dimension of its value, and none is as wide as another one.
 
@@ -276,6 +304,17 @@ class _Known:
         if there is not None and len(there) == 3 and (there[1] != shape[1]) != (there[2] != shape[2]):
             return "NLC" if there[1] != shape[1] else "NCL"
         return "NLC"
+
+
+def _is_length_first(module: nn.Module) -> bool:
+    return isinstance(module, (nn.RNNBase, nn.MultiheadAttention)) and not module.batch_first
+
+
+def _packs_batch_first(node: Node) -> bool:
+    """Say whether a call packs sequences for recurrent layers, which then are in the order that it says."""
+    if node.op != "call_function" or getattr(node.target, "__name__", "").lstrip("_") != "pack_padded_sequence":
+        return False
+    return bool(node.kwargs.get("batch_first", node.args[2] if len(node.args) > 2 else False))
 
 
 def _widths_of(layer: nn.Module) -> tuple[int, ...]:

@@ -56,6 +56,11 @@ class OtherSizes:
         """The first length of the first input."""
         return self._inputs[0].shape[0] if self._inputs else None
 
+    def turns(self, shape: tuple[int, ...]) -> bool:
+        """Say whether the first two dimensions of a value are those of the first input in the other order."""
+        first = tuple(self._inputs[0].shape[:2]) if self._inputs else ()
+        return len(first) == 2 and first[0] != first[1] and shape[:2] == first[::-1]
+
     @property
     def wider(self) -> Shapes:
         """The shapes for an image of twice the width; nothing where the graph does not take one."""

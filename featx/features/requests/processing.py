@@ -282,7 +282,7 @@ def _steps(
 
 
 def _likely_layouts(info: FeatureInfo) -> str:
-    layouts = {3: ("NLC", "NCL"), 5: ("NCDHW", "NDHWC")}.get(len(info.shape or ()), ("NCHW", "NHWC"))
+    layouts = {3: ("NLC", "LNC", "NCL"), 5: ("NCDHW", "NDHWC")}.get(len(info.shape or ()), ("NCHW", "NHWC"))
     return " or ".join(f"of_layout={layout!r}" for layout in layouts)
 
 

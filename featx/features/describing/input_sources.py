@@ -1,0 +1,55 @@
+"""Which values of a graph are computed from images among its inputs, and which from texts."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+
+from featx.ir.form import sources_of_values
+from featx.ir.graph import Graph
+from featx.ir.node import Node
+
+_IDS = frozenset({torch.int64, torch.int32})
+
+
+class InputSources:
+    """Says whether tokens may be those of patches of an image, for a model that gets ids of a text besides. O(nodes).
+
+    As many tokens as the image has patches are those of the text, if they are computed from as many ids, or are not
+    computed from the image.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self._containers: set[Node] = set()
+        self._from_images: set[Node] = set()
+        # The lengths of the texts that nodes are computed from.
+        self._lengths: dict[Node, frozenset[Any]] = {}
+        for node in graph.nodes:
+            self._visit(node)
+        self._has_texts = any(self._lengths.values())
+        self._has_images = bool(self._from_images)
+
+    def may_be_patches(self, node: Node, tokens: int) -> bool:
+        """Say whether the value of a node may be tokens of patches, which has so many tokens."""
+        if not self._has_texts:
+            return True
+        is_from_image = node in self._from_images or not self._has_images
+        return is_from_image and tokens not in self._lengths[node]
+
+    def _visit(self, node: Node) -> None:
+        inputs = sources_of_values(node)
+        is_item = node.target is operator.getitem and len(inputs) == 1 and inputs[0] in self._containers
+        lengths = frozenset[Any]().union(*(self._lengths[each] for each in inputs))
+        if any(each in self._from_images for each in inputs):
+            self._from_images.add(node)
+        if node.op == "placeholder" or is_item:
+            shape, dtype = node.meta.get("shape"), node.meta.get("dtype")
+            if shape is None or dtype is None:
+                self._containers.add(node)
+            elif dtype.is_floating_point and len(shape) >= 3:
+                self._from_images.add(node)
+            elif dtype in _IDS and len(shape) == 2:
+                lengths |= {shape[1]}
+        self._lengths[node] = lengths
