@@ -198,6 +198,13 @@ def advice_for(value: object) -> str:
     return ""
 
 
+def advice_for_draws(model: object) -> str:
+    """Return what to do about a model that draws random numbers from numpy, or ""."""
+    if getattr(getattr(model, "config", None), "apply_spec_augment", False):  # speech models of transformers
+        return "set model.config.apply_spec_augment = False: SpecAugment draws from numpy in train mode"
+    return ""
+
+
 def advice_for_sizes(model: object) -> str:
     """Return what a model of timm offers for inputs of other sizes, as the end of a message, else ""."""
     if getattr(model, "dynamic_img_size", None) is False:  # vision transformers

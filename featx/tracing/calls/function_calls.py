@@ -12,7 +12,7 @@ import torch
 from featx.errors import TraceError
 from featx.ir.effects import Effects
 from featx.ir.node import Node
-from featx.libraries import mask_maker
+from featx.libraries import advice_for_draws, mask_maker
 from featx.tracing.calls.measured_calls import MeasuredCalls
 from featx.tracing.calls.torch_calls import TorchCalls
 from featx.tracing.environment.pass_through import is_mode_query, is_reordering, is_seeding, is_switching
@@ -132,4 +132,7 @@ class FunctionCalls:
         if self._recorder.whole.depth:
             self._recorder.whole.note_draw()
             return function(*args, **kwargs)
-        raise Untraceable(f"forward draws from a random generator of Python or numpy ({function.__name__})")
+        raise Untraceable(
+            f"forward draws from a random generator of Python or numpy ({function.__name__})",
+            advice=advice_for_draws(self._surroundings.root),
+        )

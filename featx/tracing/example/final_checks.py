@@ -123,8 +123,17 @@ class FinalChecks:
                 )
                 stored_in = container if around is None else around
                 raise UnsupportedSideEffect(
-                    f"forward stores a value in {what}, a {type(stored_in).__name__},", stored_in
-                )
+                    f"forward stores a value in {what}, a {type(stored_in).__name__},", stored_in,
+                    advice=self._advice_for_used_dict(container, before, changed),
+                )  # fmt: skip
+
+    def _advice_for_used_dict(self, container: Any, before: Mapping[Any, Any], changed: list[Any]) -> str:
+        """Say what to do if an earlier call of the model may have put its results into a dict that it was given."""
+        left = [key for key in changed if key in before]
+        rest = {key: item for key, item in before.items() if key not in left}
+        if not left or not self._are_results(container, rest, changed):
+            return ""
+        return f"give a dict without what an earlier call of the model has added to it: {', '.join(map(repr, left))}"
 
     def _are_results(self, container: Any, before: Mapping[Any, Any], changed: list[Any]) -> bool:
         """Say whether forward has only added results to a dict that it was given, which no code asks for ahead of that.
