@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -183,3 +184,33 @@ def test_a_size_that_an_early_constructor_gets_is_that_of_the_example(check_size
     for length in (1, 5):
         with pytest.raises(featx.SpecializationError):
             extractor(images(length, 8))
+
+
+@pytest.mark.parametrize("of_parameter", [False, True])
+def test_requires_grad_that_is_assigned(of_parameter: bool) -> None:
+    class Switching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x[:, None]
+            if of_parameter:
+                self.linear.weight.requires_grad = False
+            else:
+                x.requires_grad = True
+            return self.linear(x)
+
+    model = Switching()
+    reference = copy.deepcopy(model)
+    x = torch.rand(3, 4)
+    extractor = featx.create_feature_extractor(model, ["linear"], example_inputs=x)
+    assert model.linear.weight.requires_grad
+    found, expected = extractor(x)["linear"], reference(x)
+    assert torch.equal(found, expected)
+    found.sum().backward()
+    expected.sum().backward()
+    for own, other in zip(model.parameters(), reference.parameters(), strict=True):
+        assert own.requires_grad is other.requires_grad
+        assert (own.grad is None) is (other.grad is None)
+        assert own.grad is None or other.grad is None or torch.equal(own.grad, other.grad)

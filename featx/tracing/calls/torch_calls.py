@@ -95,6 +95,8 @@ class TorchCalls:
         if name == "set_" or (name == "__set__" and _is_of_backward_hooks(function) and args[1] is None):
             self._storage_was_replaced = self._storage_was_replaced or name == "set_"
             return function(*args, **kwargs)
+        if name == "__set__" and cast(Any, function).__self__.__name__ == "requires_grad":
+            function, name = torch.Tensor.requires_grad_, "requires_grad_"
         self.check_unrecorded()
         if function is torch._C._set_grad_enabled:
             recorder.grad_modes.record(args[0])
