@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from featx.errors import TraceError
 from featx.ir.equality import is_same_graph
 from featx.ir.graph import Graph
 from featx.ir.node import Node
@@ -151,8 +152,15 @@ def trace_checked(
         TraceError: the example cannot be traced.
         Exception: code of featx has failed at another size, an error that is not taken for a refusal of the model.
     """
+    other_mode = other_mode or OtherMode()
     with tracer.log.request(type(root).__name__):
-        return _trace_checked(tracer, root, args, kwargs, find_requested, other_mode or OtherMode())
+        try:
+            return _trace_checked(tracer, root, args, kwargs, find_requested, other_mode)
+        except TraceError:
+            if not tracer.has_forgotten_caches:
+                raise
+            with tracer.keeping_caches():
+                return _trace_checked(tracer, root, args, kwargs, find_requested, other_mode)
 
 
 def trace_recording_mode_reads(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -19,10 +19,15 @@ from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.stand_ins.kernels import Kernels
 
 
-def run_plainly(
-    around: ModelContext, root: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Exception | None:
-    """Run `root`, a replica of the model with tensors of its own; return the error that it raises, if any.
+class PlainRun(NamedTuple):
+    """What a run has returned, or the error that it has raised."""
+
+    result: Any
+    error: Exception | None
+
+
+def run_plainly(around: ModelContext, root: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> PlainRun:
+    """Run `root`, a replica of the model with tensors of its own.
 
     Inputs are copied. Globals of the model's files, torch's modes and random generators are put back.
     """
@@ -38,10 +43,9 @@ def run_plainly(
     around.refresh_caches(forget_left=True)
     try:
         with kernels:
-            root(*call_args, **call_kwargs)
-        return None
+            return PlainRun(root(*call_args, **call_kwargs), None)
     except Exception as error:
-        return error
+        return PlainRun(None, error)
     finally:
         modes.leave()
         generators.restore()

@@ -8,7 +8,8 @@ for a value, the trace starts again with real tensors.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, Literal
 
@@ -21,6 +22,7 @@ from featx.tracing.environment.interrupts import free_frames
 from featx.tracing.environment.thread_modes import ThreadModes
 from featx.tracing.example.conditions import Conditions, RequestedNodeFinder, Settings
 from featx.tracing.example.dict_inputs import without_unread_items
+from featx.tracing.example.earlier_caches import caches_filled_before
 from featx.tracing.example.plain_run import run_plainly
 from featx.tracing.example.run_setup import RESTARTS, RunSetup
 from featx.tracing.example.trace import ExampleTrace
@@ -102,6 +104,9 @@ class ExampleTracer:
         self.observes_autocast = False
         # Attributes, by path and name, that are taken away for the runs: a trace notes those that forward reads.
         self.absent: frozenset[tuple[str, str]] = frozenset()
+        # Whether the model is traced as if it had not run before, as far as that is the same.
+        self.forgets_caches = True
+        self.has_forgotten_caches = False
         # Those that are not, because a second call reads them before it assigns them.
         self.read_first: set[tuple[str, str]] = set()
         self.log = RunLog()
@@ -138,6 +143,9 @@ class ExampleTracer:
         """
         args, kwargs = without_unread_items(root, args, kwargs)
         around = self.context(root, args, kwargs)
+        if around.caches_before is None:
+            around.caches_before = caches_filled_before(around, args, kwargs) if self.forgets_caches else {}
+        self.has_forgotten_caches = bool(around.caches_before)
         is_without_values = any(
             value.is_meta for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)
         )
@@ -164,6 +172,21 @@ class ExampleTracer:
             raise _error(around.traced, what, "") from errors[-1]
         raise errors[-1]
 
+    @contextmanager
+    def keeping_caches(self) -> Generator[None]:
+        """Trace with the caches that the model has filled, since a trace without them has failed."""
+        self.forgets_caches = self.has_forgotten_caches = False
+        context = self.model_context
+        before = None if context is None else context.caches_before
+        if context is not None:
+            context.caches_before = {}
+        try:
+            yield
+        except BaseException:
+            if context is not None:
+                context.caches_before = before
+            raise
+
     def context(self, root: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModelContext:
         """Return what is known of the model: of earlier traces, if they have left it, else anew."""
         return self.model_context or ModelContext(
@@ -177,9 +200,9 @@ class ExampleTracer:
         if any(tensor.is_meta for tensor in tensors.all):
             return False
         with self.log.run(_name(around.traced), "the example, with nothing recorded", is_real=True):
-            error = run_plainly(around, replica.root, args, kwargs)
+            run = run_plainly(around, replica.root, args, kwargs)
         replica.drop()
-        return error is None
+        return run.error is None
 
     def run_once(
         self,

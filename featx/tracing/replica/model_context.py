@@ -94,6 +94,9 @@ class ModelContext:
         self.checks_plain_values = False
         # The keys and names of those that calls which are one node have changed in this run.
         self.plain_values_of_calls: set[Any] = set()
+        # Caches that earlier calls of the model have filled, by path and name, with what replicas have in their place.
+        # None as long as that is not known.
+        self.caches_before: Mapping[tuple[str, str], Any] | None = None
         self.passing = PassThroughs(places)
         self.caches = Caches(self.namespaces, self.kinds)
         self._outer_values: OuterValues | None = None
@@ -165,6 +168,7 @@ class ModelContext:
         if copies_tensors == "buffers" and self._tensors.share_memory_with_parameters:
             copies_tensors = "all"
         replica = replica_of(self.root, training, copies_tensors, namespaces=self.caches.namespaces)
+        replica.put_back(self.caches_before or {})
         return replica, self._tensors if replica.has_tensors_of_model else ModelTensors(replica.paths)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from types import MethodType
 from typing import Any
 
@@ -40,6 +40,10 @@ _OTHER_HOOKS = (
 )  # fmt: skip
 _HOOKS = (*_FORWARD_HOOKS, *_OTHER_HOOKS)
 _LOOKED_AFTER = frozenset({"training", "_parameters", "_buffers", *_HOOKS})
+
+
+# In the place of the value of an attribute: that which the class has for it.
+OF_CLASS = object()
 
 
 class WritesSharedTensor(BaseException):
@@ -123,6 +127,15 @@ class Replica:
     def original_of(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the tensor of the model that `tensor` is a copy of, or `tensor` itself."""
         return self._original_tensors.get(id(tensor), tensor)
+
+    def put_back(self, attributes: Mapping[tuple[str, str], Any]) -> None:
+        """Give attributes, by the path of the module and name, other values; `OF_CLASS` removes one."""
+        for (path, name), value in attributes.items():
+            members = self.root.get_submodule(path).__dict__
+            if value is OF_CLASS:
+                members.pop(name, None)
+            else:
+                members[name] = value
 
     def drop(self) -> None:
         """Empty the modules, which lead to one another, so that all they hold is freed at once."""

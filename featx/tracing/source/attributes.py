@@ -28,6 +28,9 @@ _CHANGING = frozenset(
 )
 
 
+_NO_CONSTANT = object()
+
+
 def is_read(kind: type, attribute: str) -> bool:
     """Say whether a method of a class of modules, or a function beside it, reads an attribute of this name.
 
@@ -58,6 +61,30 @@ def assigned_by(forward: FunctionType, kind: type) -> frozenset[str] | None:
             return None
         found.update(name for node in ast.walk(definition) for name in _changed_by(node))
     return frozenset(found)
+
+
+@lru_cache(maxsize=4096)
+def constants_of_init(kind: type) -> dict[str, Any]:
+    """Return the attributes that `__init__` of a class, or of a base that is no torch layer, sets to a constant alone.
+
+    Nothing without source.
+    """
+    found: dict[str, Any] = {}
+    for base in reversed(kind.__mro__):
+        init = vars(base).get("__init__")
+        definition = None if is_torch_layer(base) or not inspect.isfunction(init) else definition_of(init)
+        for node in () if definition is None else ast.walk(definition):
+            assigned = getattr(node, "value", None)
+            value = assigned.value if isinstance(assigned, ast.Constant) else _NO_CONSTANT
+            for name in _assigned_in(node):
+                found[name] = value if found.get(name, value) is value else _NO_CONSTANT
+    return {name: value for name, value in found.items() if value is not _NO_CONSTANT}
+
+
+def _assigned_in(node: ast.AST) -> list[str]:
+    """Return the attributes of `self`, or of another name, that a statement assigns."""
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    return [each.attr for each in targets if isinstance(each, ast.Attribute) and isinstance(each.value, ast.Name)]
 
 
 def _changed_by(node: ast.AST) -> set[str]:

@@ -1,0 +1,142 @@
+"""Find caches that calls of the model itself have filled ahead of a trace, such as the anchors of a detector.
+
+A class or its `__init__` sets `shape = None`, and `forward` computes the anchors where the shape of its input is
+another one than in the call before. For a model that has run at the size of the example, a graph would have
+the anchors of that size as constants. So it is traced as if it had not run, where that is shown to be the same.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from types import FunctionType
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from featx.ir.torch_layers import is_torch_layer
+from featx.tracing.example.plain_run import run_plainly
+from featx.tracing.replica.model_context import ModelContext
+from featx.tracing.replica.replica import OF_CLASS
+from featx.tracing.side_effects.state_checks import Attribute
+from featx.tracing.source.attributes import assigned_by, constants_of_init
+from featx.tree import tree_leaves, tree_map
+
+_MISSING = object()
+_PLAIN = (int, float, str, tuple, type(None), torch.Tensor)
+
+
+def caches_filled_before(
+    context: ModelContext, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[Attribute, Any]:
+    """Return the attributes in which earlier calls have cached what depends on sizes alone, and what was there before.
+
+    These are attributes that `forward` assigns and for which the class has a value of its own, or `__init__` a
+    constant. In eval mode the model must return the same with them as they are and as they were, bit for bit, and what
+    it computes anew may depend on no parameter and on no value of the inputs. O(modules); three more runs on the
+    example, for real, if there are such attributes.
+
+    Args:
+        context: what is traced.
+        args: the example.
+        kwargs: the example, by name.
+    """
+    before = {
+        (path, name): value
+        for path, module in context.root.named_modules()
+        if not is_torch_layer(type(module))
+        for name, value in _before_calls(module).items()
+    }
+    if not before or _has_no_values(context, (args, kwargs)):
+        return {}
+    names = sorted(before)
+    warm = _run(context, names, (args, kwargs), {})
+    cold = _run(context, names, (args, kwargs), before)
+    varied = _run(context, names, _with_other_values((args, kwargs)), before, varies=True)
+    if warm is None or cold is None or varied is None or not _are_equal(warm.result, cold.result):
+        return {}
+    return before if _depend_on_sizes(cold.caches, varied.caches) else {}
+
+
+class _Run(NamedTuple):
+    """What a copy of the model has returned, and what it has afterwards in the attributes that may be caches."""
+
+    result: Any
+    caches: list[Any]
+
+
+def _run(
+    context: ModelContext, names: list[Attribute], inputs: Any, before: Mapping[Attribute, Any], *, varies: bool = False
+) -> _Run | None:
+    """Run a copy of the model in eval mode, with some attributes as they were before; return None where that fails.
+
+    With `varies`, what is in the state dict has other values, which shows whether a cache depends on it.
+    """
+    replica, _ = context.replica(False, "all")
+    for tensor in _saved_tensors(replica.root) if varies else ():
+        tensor.detach().copy_(_other_value(tensor))
+    replica.put_back(before)
+    with torch.no_grad():
+        result, error = run_plainly(context, replica.root, *inputs)
+    caches = [replica.root.get_submodule(path).__dict__.get(name, _MISSING) for path, name in names]
+    replica.drop()
+    return _Run(result, caches) if error is None else None
+
+
+def _saved_tensors(root: nn.Module) -> Iterator[torch.Tensor]:
+    yield from root.parameters()
+    for module in root.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and name not in module._non_persistent_buffers_set:
+                yield buffer
+
+
+def _depend_on_sizes(caches: list[Any], others: list[Any]) -> bool:
+    """Say whether all caches are filled, with plain values and tensors that are the same for other values."""
+    return all(isinstance(leaf, _PLAIN) for leaf in tree_leaves(caches)) and _are_equal(caches, others)
+
+
+def _before_calls(module: nn.Module) -> dict[str, Any]:
+    """Return the attributes that forward may have assigned, with what they were ahead of that.
+
+    That is what the class has for them, or a constant of `__init__`.
+    """
+    kind, found = type(module), dict[str, Any]()
+    forward = inspect.getattr_static(kind, "forward", None)
+    assigned = assigned_by(forward, kind) if isinstance(forward, FunctionType) else None
+    for name in (assigned or frozenset()) & module.__dict__.keys():
+        if isinstance(inspect.getattr_static(kind, name, _MISSING), _PLAIN):
+            found[name] = OF_CLASS
+        else:
+            value = constants_of_init(kind).get(name, _MISSING)
+            if value is not _MISSING and value is not module.__dict__[name]:
+                found[name] = value
+    return found
+
+
+def _has_no_values(context: ModelContext, inputs: Any) -> bool:
+    tensors = [*context.root.parameters(), *context.root.buffers(), *tree_leaves(inputs)]
+    return torch.is_inference_mode_enabled() or any(each.is_meta for each in tensors if isinstance(each, torch.Tensor))
+
+
+def _with_other_values(inputs: Any) -> Any:
+    return tree_map(lambda value: _other_value(value) if isinstance(value, torch.Tensor) else value, inputs)
+
+
+def _other_value(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = tensor.detach()
+    if tensor.is_floating_point() or tensor.is_complex():
+        return tensor * 0.5 + 0.25
+    return tensor.flip(-1) if tensor.dim() else tensor.clone()
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    leaves = list(tree_leaves(one)), list(tree_leaves(other))
+    return len(leaves[0]) == len(leaves[1]) and all(map(_is_equal, *leaves))
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return isinstance(other, torch.Tensor) and one.dtype == other.dtype and torch.equal(one, other)
+    return type(one) is type(other) and (one == other or one is other)
