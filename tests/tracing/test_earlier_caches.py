@@ -135,3 +135,27 @@ def test_what_the_model_has_kept_otherwise_is_what_its_graph_has(
                 assert x.shape != example.shape
                 continue
             assert torch.equal(found, reference(x))
+
+
+class ChoosesItself(KeepsInput):
+    """Chooses for itself what nobody has chosen, which matters in train mode alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.choice: str | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.choice is None:
+            self.choice = "once"
+        x = self.linear(x)
+        return x * 3 if self.training and self.choice == "thrice" else x
+
+
+def test_what_somebody_has_set_is_no_cache() -> None:
+    torch.manual_seed(0)
+    model, x = ChoosesItself(), torch.rand(3, 4)
+    model.choice = "thrice"
+    extractor = featx.create_feature_extractor(
+        model, ["linear", "output"], example_inputs=x, suppress_diff_warning=True
+    )
+    assert torch.equal(extractor(x)["output"], copy.deepcopy(model)(x))

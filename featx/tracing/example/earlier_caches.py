@@ -33,9 +33,9 @@ def caches_filled_before(
     """Return the attributes in which earlier calls have cached what depends on sizes alone, and what was there before.
 
     These are attributes that `forward` assigns and for which the class has a value of its own, or `__init__` a
-    constant. In eval mode the model must return the same with them as they are and as they were, bit for bit, and what
-    it computes anew may depend on no parameter and on no value of the inputs. O(modules); three more runs on the
-    example, for real, if there are such attributes.
+    constant. In eval mode the model must return the same, and leave the same in them, with what is in them and with
+    what was, bit for bit. What it computes anew may depend on no parameter and on no value of the inputs. O(modules);
+    three more runs on the example, for real, if there are such attributes.
 
     Args:
         context: what is traced.
@@ -54,7 +54,7 @@ def caches_filled_before(
     warm = _run(context, names, (args, kwargs), {})
     cold = _run(context, names, (args, kwargs), before)
     varied = _run(context, names, _with_other_values((args, kwargs)), before, varies=True)
-    if warm is None or cold is None or varied is None or not _are_equal(warm.result, cold.result):
+    if warm is None or cold is None or varied is None or not _are_equal(warm, cold):
         return {}
     return before if _depend_on_sizes(cold.caches, varied.caches) else {}
 
