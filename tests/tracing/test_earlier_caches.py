@@ -159,3 +159,28 @@ def test_what_somebody_has_set_is_no_cache() -> None:
         model, ["linear", "output"], example_inputs=x, suppress_diff_warning=True
     )
     assert torch.equal(extractor(x)["output"], copy.deepcopy(model)(x))
+
+
+class FilledInEvalMode(KeepsInput):
+    """Has a number of the size of the last input in eval mode, which it reads in train mode."""
+
+    shift: float = 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            self.shift = x.shape[0] * 0.5
+        return self.linear(x) + self.shift
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_what_one_mode_reads_of_the_other(training: bool) -> None:
+    torch.manual_seed(0)
+    model, x = FilledInEvalMode().eval(), torch.rand(3, 4)
+    model(torch.rand(5, 4))
+    reference = copy.deepcopy(model).train(training)
+    extractor = featx.create_feature_extractor(
+        model.train(training), ["linear", "output"], example_inputs=x, suppress_diff_warning=True
+    )
+    assert torch.equal(extractor(x)["output"], reference(x))
+    with pytest.raises(featx.TraceError):
+        extractor.train(not training)(x)

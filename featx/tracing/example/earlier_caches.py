@@ -8,6 +8,7 @@ the anchors of that size as constants. So it is traced as if it had not run, whe
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Iterator, Mapping
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -33,9 +34,9 @@ def caches_filled_before(
     """Return the attributes in which earlier calls have cached what depends on sizes alone, and what was there before.
 
     These are attributes that `forward` assigns and for which the class has a value of its own, or `__init__` a
-    constant. In eval mode the model must return the same, and leave the same in them, with what is in them and with
-    what was, bit for bit. What it computes anew may depend on no parameter and on no value of the inputs. O(modules);
-    three more runs on the example, for real, if there are such attributes.
+    constant. In both modes the model must return the same, and leave the same in them, with what is in them and with
+    what was, bit for bit. What it computes anew in eval mode may depend on no parameter and on no value of the inputs.
+    O(modules); five more runs on the example, for real, if there are such attributes.
 
     Args:
         context: what is traced.
@@ -50,13 +51,34 @@ def caches_filled_before(
     }
     if not before or _has_no_values(context, (args, kwargs)):
         return {}
+    is_same = _are_filled_anew(context, (args, kwargs), before) and _trains_alike(context, (args, kwargs), before)
+    return before if is_same else {}
+
+
+def _are_filled_anew(context: ModelContext, inputs: Any, before: Mapping[Attribute, Any]) -> bool:
+    """Say whether forward fills all caches anew in eval mode, with what it would find there, and returns the same."""
     names = sorted(before)
-    warm = _run(context, names, (args, kwargs), {})
-    cold = _run(context, names, (args, kwargs), before)
-    varied = _run(context, names, _with_other_values((args, kwargs)), before, varies=True)
-    if warm is None or cold is None or varied is None or not _are_equal(warm, cold):
-        return {}
-    return before if _depend_on_sizes(cold.caches, varied.caches) else {}
+    warm = _run(context, names, inputs, {}, training=False)
+    cold = _run(context, names, inputs, before, training=False)
+    varied = _run(context, names, _with_other_values(inputs), before, training=False, varies=True)
+    if warm is None or cold is None or varied is None:
+        return False
+    are_plain = all(isinstance(leaf, _PLAIN) for leaf in tree_leaves(cold.caches))
+    is_same = _are_equal((warm.result, warm.caches), (cold.result, cold.caches))
+    return are_plain and is_same and _are_equal(cold.caches, varied.caches)
+
+
+def _trains_alike(context: ModelContext, inputs: Any, before: Mapping[Attribute, Any]) -> bool:
+    """Say whether forward does the same in train mode; it may leave the caches alone there, and return the same."""
+    names = sorted(before)
+    warm, cold = (_run(context, names, inputs, start, training=True) for start in ({}, before))
+    if warm is None or cold is None:
+        return warm is cold  # the model may take other inputs in train mode, such as targets
+    return _are_equal(warm.result, cold.result) and all(
+        _are_equal(warm.caches[place], cold.caches[place])
+        for place in range(len(names))
+        if warm.are_assigned[place] or cold.are_assigned[place]
+    )
 
 
 class _Run(NamedTuple):
@@ -64,24 +86,28 @@ class _Run(NamedTuple):
 
     result: Any
     caches: list[Any]
+    are_assigned: list[bool]
 
 
 def _run(
-    context: ModelContext, names: list[Attribute], inputs: Any, before: Mapping[Attribute, Any], *, varies: bool = False
-) -> _Run | None:
-    """Run a copy of the model in eval mode, with some attributes as they were before; return None where that fails.
+    context: ModelContext, names: list[Attribute], inputs: Any, before: Mapping[Attribute, Any], *, training: bool,
+    varies: bool = False,
+) -> _Run | None:  # fmt: skip
+    """Run a copy of the model in a mode, with some attributes as they were before; return None where that fails.
 
     With `varies`, what is in the state dict has other values, which shows whether a cache depends on it.
     """
-    replica, _ = context.replica(False, "all")
+    replica, _ = context.replica(training, "all")
     for tensor in _saved_tensors(replica.root) if varies else ():
         tensor.detach().copy_(_other_value(tensor))
     replica.put_back(before)
+    members = [(replica.root.get_submodule(path).__dict__, name) for path, name in names]
+    start = [held.get(name, _MISSING) for held, name in members]
     with torch.no_grad():
         result, error = run_plainly(context, replica.root, *inputs)
-    caches = [replica.root.get_submodule(path).__dict__.get(name, _MISSING) for path, name in names]
+    caches = [held.get(name, _MISSING) for held, name in members]
     replica.drop()
-    return _Run(result, caches) if error is None else None
+    return _Run(result, caches, list(map(operator.is_not, start, caches))) if error is None else None
 
 
 def _saved_tensors(root: nn.Module) -> Iterator[torch.Tensor]:
@@ -90,11 +116,6 @@ def _saved_tensors(root: nn.Module) -> Iterator[torch.Tensor]:
         for name, buffer in module._buffers.items():
             if buffer is not None and name not in module._non_persistent_buffers_set:
                 yield buffer
-
-
-def _depend_on_sizes(caches: list[Any], others: list[Any]) -> bool:
-    """Say whether all caches are filled, with plain values and tensors that are the same for other values."""
-    return all(isinstance(leaf, _PLAIN) for leaf in tree_leaves(caches)) and _are_equal(caches, others)
 
 
 def _before_calls(module: nn.Module) -> dict[str, Any]:
