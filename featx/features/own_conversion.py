@@ -35,7 +35,7 @@ def check_conversion(extractor: GraphModule, convert: Callable[[torch.Tensor], t
     noted: Mapping[str, str] = extractor.meta.get(_KEY, {})
     for path, owner in noted.items():
         tensor = operator.attrgetter(path)(extractor)
-        converted = convert(tensor)
+        converted = convert(tensor.new_empty(0))  # which may write what it is given, as share_memory does
         if (converted.dtype, converted.device) != (tensor.dtype, tensor.device):
             raise GraphError(
                 f"cannot convert this extractor to {converted.dtype} on {converted.device}: it reads the tensor "

@@ -34,7 +34,7 @@ _LOGGER = logging.getLogger("featx")
 _MOST = 16
 _Traced = TypeVar("_Traced")
 # Train mode, eval mode, or None: as the modules of the model are, some in one and some in the other.
-_Mode = bool | None
+_ModeOrMixed = bool | None
 
 
 class Cases:
@@ -56,8 +56,8 @@ class Cases:
         self._edits: dict[Graph, int] = {}
         self._attempts = RollbackRunner()
         # The further graphs by mode, with what runs them, and which of all graphs held last: 0 is the first one.
-        self._further: dict[_Mode, list[tuple[Case, Callable[..., Any]]]] = {True: [], False: [], None: []}
-        self._held_last: dict[_Mode, int] = {True: 0, False: 0, None: 0}
+        self._further: dict[_ModeOrMixed, list[tuple[Case, Callable[..., Any]]]] = {True: [], False: [], None: []}
+        self._held_last: dict[_ModeOrMixed, int] = {True: 0, False: 0, None: 0}
         # The first graph for a model with parts in both modes, and the mode that each of its modules had then.
         self._mixed: Graph | None = None
         self._flags: dict[str, bool] = {}
@@ -165,7 +165,7 @@ class Cases:
             )
         return case, run
 
-    def _mode_of(self, module: DualGraphModule) -> _Mode:
+    def _mode_of(self, module: DualGraphModule) -> _ModeOrMixed:
         return None if module.graph is self._mixed else module.training
 
     def _check(self, case: Case, known: list[Case], module: DualGraphModule) -> None:

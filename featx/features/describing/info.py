@@ -164,7 +164,6 @@ class _Known:
         self._other_sizes = other_sizes
         is_in_order = self._sizes is not None and tokens_are_in_order(model)
         self._tokens = ImageTokens(model, graph, self._sizes) if self._sizes and is_in_order else None
-        self._sources = None if self._tokens is None or graph is None else InputSources(graph)
         self._graph = graph
         self._declared: object = getattr(model, "output_fmt", None)  # of timm: "NHWC" of swin
 
@@ -179,7 +178,7 @@ class _Known:
         shape, dtype = forms[""]
         is_of_batch = self._batch in (None, shape[0] if shape else None)
         patches = self._tokens.patches(shape) if self._tokens is not None and is_of_batch else None
-        if patches is not None and self._sources is not None and not self._sources.may_be_patches(node, shape[1]):
+        if patches is not None and self._graph is not None and not self._sources.may_be_patches(node, shape[1]):
             patches = None
         has_layout = "has_no_layout" not in node.meta  # attention from tokens to tokens
         layout = self._layout(key, shape, module) if has_layout else None
@@ -194,6 +193,11 @@ class _Known:
         return FeatureInfo(
             key, name, kind, shape, dtype, layout, channels, stride, 0 if patches is None else patches[1]
         )
+
+    @functools.cached_property
+    def _sources(self) -> InputSources:
+        assert self._graph is not None
+        return InputSources(self._graph)
 
     def _stride(self, layout: str, shape: tuple[int, ...]) -> Any:
         assert self._sizes is not None

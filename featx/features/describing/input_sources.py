@@ -26,16 +26,16 @@ class InputSources:
         self._from_images: set[Node] = set()
         # The lengths of the texts that nodes are computed from.
         self._lengths: dict[Node, frozenset[Any]] = {}
-        for node in graph.nodes:
-            self._visit(node)
+        if any(map(_may_be_text, graph.nodes)):  # mostly there is none
+            for node in graph.nodes:
+                self._visit(node)
         self._has_texts = any(self._lengths.values())
-        self._has_images = bool(self._from_images)
 
     def may_be_patches(self, node: Node, tokens: int) -> bool:
         """Say whether the value of a node may be tokens of patches, which has so many tokens."""
         if not self._has_texts:
             return True
-        is_from_image = node in self._from_images or not self._has_images
+        is_from_image = node in self._from_images or not self._from_images
         return is_from_image and tokens not in self._lengths[node]
 
     def _visit(self, node: Node) -> None:
@@ -50,6 +50,11 @@ class InputSources:
                 self._containers.add(node)
             elif dtype.is_floating_point and len(shape) >= 3:
                 self._from_images.add(node)
-            elif dtype in _IDS and len(shape) == 2:
+            elif _may_be_text(node):
                 lengths |= {shape[1]}
         self._lengths[node] = lengths
+
+
+def _may_be_text(node: Node) -> bool:
+    is_given = node.op == "placeholder" or node.target is operator.getitem
+    return is_given and node.meta.get("dtype") in _IDS and len(node.meta.get("shape", ())) == 2

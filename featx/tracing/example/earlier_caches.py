@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from featx.ir.equality import is_same
 from featx.ir.torch_layers import is_torch_layer
 from featx.tracing.example.plain_run import run_plainly
 from featx.tracing.replica.model_context import ModelContext
@@ -51,8 +52,8 @@ def caches_filled_before(
     }
     if not before or _has_no_values(context, (args, kwargs)):
         return {}
-    is_same = _are_filled_anew(context, (args, kwargs), before) and _trains_alike(context, (args, kwargs), before)
-    return before if is_same else {}
+    inputs = args, kwargs
+    return before if _are_filled_anew(context, inputs, before) and _trains_alike(context, inputs, before) else {}
 
 
 def _are_filled_anew(context: ModelContext, inputs: Any, before: Mapping[Attribute, Any]) -> bool:
@@ -63,9 +64,8 @@ def _are_filled_anew(context: ModelContext, inputs: Any, before: Mapping[Attribu
     varied = _run(context, names, _with_other_values(inputs), before, training=False, varies=True)
     if warm is None or cold is None or varied is None:
         return False
-    are_plain = all(isinstance(leaf, _PLAIN) for leaf in tree_leaves(cold.caches))
-    is_same = _are_equal((warm.result, warm.caches), (cold.result, cold.caches))
-    return are_plain and is_same and _are_equal(cold.caches, varied.caches)
+    returns_the_same = _are_equal(warm.result, cold.result) and _are_equal(warm.caches, cold.caches)
+    return returns_the_same and _are_equal(cold.caches, varied.caches)
 
 
 def _trains_alike(context: ModelContext, inputs: Any, before: Mapping[Attribute, Any]) -> bool:
@@ -153,11 +153,6 @@ def _other_value(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _are_equal(one: Any, other: Any) -> bool:
-    leaves = list(tree_leaves(one)), list(tree_leaves(other))
-    return len(leaves[0]) == len(leaves[1]) and all(map(_is_equal, *leaves))
-
-
-def _is_equal(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor):
-        return isinstance(other, torch.Tensor) and one.dtype == other.dtype and torch.equal(one, other)
-    return type(one) is type(other) and (one == other or one is other)
+    """Say whether two values hold the same tensors, bit for bit, and plain values, and nothing else."""
+    leaves = list(tree_leaves(one))
+    return all(isinstance(leaf, _PLAIN) for leaf in leaves) and is_same(leaves, list(tree_leaves(other)))

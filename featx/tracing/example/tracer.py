@@ -133,10 +133,10 @@ class ExampleTracer:
     ) -> ExampleTrace:
         """Run `root(*args, **kwargs)` and return what was recorded.
 
-        Nothing is computed, unless the model asks for values; then it runs on the example for real. What runs is a
-        replica: the model is only read, and the inputs are copied. Where something fails, `find_requested` is called
-        with the graph so far and the path of the innermost module that failed; if all that is requested is there, the
-        trace ends there.
+        Nothing is computed, unless the model asks for values, or has kept something in an earlier call that may be a
+        cache (see `caches_filled_before`); then it runs on the example for real. What runs is a replica: the model is
+        only read, and the inputs are copied. Where something fails, `find_requested` is called with the graph so far
+        and the path of the innermost module that failed; if all that is requested is there, the trace ends there.
 
         Raises:
             TraceError: what the root module itself does cannot be followed; the message says where and what to do.
