@@ -362,6 +362,22 @@ class Graph:
         to_erase.retire()
         self.node_count -= 1
 
+    def mark(self) -> tuple[Node, int]:
+        """Return what `forget` takes: the last node, and how many names have been given out. O(1)."""
+        return self.root.prev, self._names.mark()
+
+    def forget(self, mark: tuple[Node, int]) -> None:
+        """Erase the nodes that have been added at the end since `mark`, and let their names be given out again.
+
+        Nodes that are added then have the names that they would have had without them. O(nodes erased).
+        """
+        last, names = mark
+        for node in reversed(self.nodes):
+            if node is last:
+                break
+            self.erase_node(node)
+        self._names.forget(names)
+
     def eliminate_dead_code(self, is_impure_node: Callable[[Node], bool] | None = None) -> bool:
         """Erase what has no effect on the output, on the inputs, on the model's state or on random draws.
 

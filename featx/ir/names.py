@@ -25,11 +25,13 @@ class Namespace:
     the caller asks for numbered names out of order.
     """
 
-    __slots__ = ("_counts", "_used")
+    __slots__ = ("_counts", "_given", "_used")
 
     def __init__(self) -> None:
         self._used: set[str] = set()
         self._counts: dict[str, int] = {}
+        # The names given out, in order, each with its base and what the count of that was before.
+        self._given: list[tuple[str, str, int | None]] = []
 
     def create_name(self, candidate: str) -> str:
         """Return `candidate` as an identifier that this namespace has not given out before."""
@@ -49,8 +51,23 @@ class Namespace:
             number += 1
             name = f"{base}_{number}"
         used.add(name)
+        self._given.append((name, base, self._counts.get(base)))
         self._counts[base] = number
         return name
+
+    def mark(self) -> int:
+        """Return what `forget` takes: how many names have been given out."""
+        return len(self._given)
+
+    def forget(self, mark: int) -> None:
+        """Take back the names given out since `mark`: the next ones are what they would have been then."""
+        while len(self._given) > mark:
+            name, base, count = self._given.pop()
+            self._used.discard(name)
+            if count is None:
+                self._counts.pop(base, None)
+            else:
+                self._counts[base] = count
 
     def reserve(self, name: str) -> None:
         """Never give out `name`."""

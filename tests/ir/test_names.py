@@ -33,6 +33,21 @@ FUNCTIONS = [
 
 
 @pytest.mark.parametrize("seed", range(5))
+def test_names_that_were_taken_back_leave_the_namespace_as_it_was(seed: int) -> None:
+    choose = random.Random(seed)
+    wishes = [choose.choice(WISHES) for _ in range(300)]
+    taken_back, other = Namespace(), Namespace()
+    for wish in wishes[:100]:
+        assert taken_back.create_name(wish) == other.create_name(wish)
+    mark = taken_back.mark()
+    for wish in wishes[100:200]:
+        taken_back.create_name(wish)
+    taken_back.forget(mark)
+    for wish in wishes[200:]:
+        assert taken_back.create_name(wish) == other.create_name(wish)
+
+
+@pytest.mark.parametrize("seed", range(5))
 def test_random_wishes_get_the_names_that_torch_fx_gives(seed: int) -> None:
     choose = random.Random(seed)
     theirs, ours = torch.fx.Graph(), featx.Graph()

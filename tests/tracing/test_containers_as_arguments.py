@@ -84,3 +84,43 @@ def test_tensors_of_an_object_that_can_be_called_are_followed(kind: Any) -> None
     data.x = torch.rand(5, 4)
     for other in (data, kind(torch.rand(2, 4))):
         assert torch.equal(extractor(other)["linear"], model(other))
+
+
+@torch.fx.wrap
+def clip(window: list[int], size: list[int]) -> list[int]:
+    for i, length in enumerate(size):
+        if length <= window[i]:
+            window[i] = length
+    return window
+
+
+class WindowAttention(nn.Module):
+    """Clips its window in a function that is one node, as the video Swin of torchvision does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.window = nn.Linear(3, 3), [40, 4]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        height, width = x.shape[1:3]
+        window = clip(self.window.copy(), [height, width])
+        return self.linear(x[:, : window[0], : window[1]])
+
+
+def test_names_of_nodes_that_were_taken_back_are_given_again() -> None:
+    """Runs at other sizes keep the module whole from the start, and are compared with this one by the names."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention, self.head = WindowAttention(), nn.Linear(3, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.attention(x.movedim(1, -1))
+            return self.head(x).reshape(x.shape[0], x.shape[1] * x.shape[2] * 2)
+
+    model = Net().eval()
+    graph_module = featx.trace(model, X)
+    for shape in ((2, 3, 16, 16), (3, 3, 20, 16), (1, 3, 8, 24)):
+        x = torch.rand(shape)
+        assert torch.equal(graph_module(x), model(x))

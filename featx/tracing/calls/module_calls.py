@@ -415,7 +415,7 @@ class _Checkpoint:
     def __init__(self, recorder: Recorder, checks: StateChecks) -> None:
         self._recorder, self._checks = recorder, checks
         self.scope = recorder.scope
-        self._last = recorder.graph.root.prev
+        self._nodes = recorder.graph.mark()
         self._names, self._lineage = recorder.names.mark(), recorder.lineage.mark()
         self._versions, self._memories = len(recorder.versions), len(recorder.memories)
         self._states, self._autocast = checks.states.mark(), recorder.autocast_modes.mark()
@@ -432,10 +432,7 @@ class _Checkpoint:
         del self._events[self._number_of_events :]
         self._checks.states.reset(module, self._states)
         recorder.autocast_modes.forget(self._autocast)
-        for node in reversed(recorder.graph.nodes):
-            if node is self._last:
-                break
-            recorder.graph.erase_node(node)
+        recorder.graph.forget(self._nodes)
 
 
 def _runs_on_tensors_of_its_own(module: nn.Module) -> bool:
