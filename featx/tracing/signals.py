@@ -2,13 +2,47 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from featx.libraries import advice_for
 from featx.tracing.source.frames import describe, line_of, user_frame
 
 
-class Untraceable(BaseException):
+class _Run(threading.local):
+    """What wants to know of the signals that are raised in this thread."""
+
+    note: Callable[[Signal], None] | None = None
+
+
+_RUN = _Run()
+
+
+class Signal(BaseException):
+    """Ends a run, or starts it again.
+
+    A bare `except:` of the model catches it all the same, so the run takes note of each when it is made.
+    """
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        if _RUN.note is not None:
+            _RUN.note(self)
+
+
+@contextmanager
+def note_signals(note: Callable[[Signal], None]) -> Iterator[None]:
+    """Call `note` with each signal that this thread makes in the `with` block."""
+    outer, _RUN.note = _RUN.note, note
+    try:
+        yield
+    finally:
+        _RUN.note = outer
+
+
+class Untraceable(Signal):
     """An opened module does something that a graph cannot express.
 
     `value` is the object that it is about, if there is one; `advice` says what to do.
@@ -21,11 +55,11 @@ class Untraceable(BaseException):
         self.what, self.line, self.place = what, line_of(frame), describe(frame)
 
 
-class NeedsRealValues(BaseException):
+class NeedsRealValues(Signal):
     """The model reads a tensor value, and the tensors of this run have no values."""
 
 
-class AllNeededRecorded(BaseException):
+class AllNeededRecorded(Signal):
     """A repeated run has recorded all nodes that the requested values need."""
 
 
@@ -33,7 +67,7 @@ class UnsupportedValue(Untraceable):
     """A value that no graph can hold is passed to a call that is one node."""
 
 
-class ReadOrderUnknown(BaseException):
+class ReadOrderUnknown(Signal):
     """Forward assigns an input-dependent value to an attribute and reads it; the order of the two is not known."""
 
     def __init__(self, path: str, name: str) -> None:
@@ -41,7 +75,7 @@ class ReadOrderUnknown(BaseException):
         self.attribute = (path, name)
 
 
-class NeedsConversionTracking(BaseException):
+class NeedsConversionTracking(Signal):
     """Code converts a traced number in a file whose names `int`, `float` and `len` are not replaced yet."""
 
     def __init__(self, namespace: dict[str, Any]) -> None:
@@ -49,27 +83,27 @@ class NeedsConversionTracking(BaseException):
         self.namespace = namespace
 
 
-class NeedsPlainValueChecks(BaseException):
+class NeedsPlainValueChecks(Signal):
     """Forward changes a number or text of its Python file, and it is not known which module does it."""
 
 
-class NeedsFixedKeys(BaseException):
+class NeedsFixedKeys(Signal):
     """A dict that a size was looked up in as a text has other keys too: what is found there depends on the size."""
 
 
-class ChangesOuterValues(BaseException):
+class ChangesOuterValues(Signal):
     """Forward sets something outside of its modules for a call that is one node, and a further run knows it."""
 
 
-class NeedsSharedInputs(BaseException):
+class NeedsSharedInputs(Signal):
     """The example has one tensor as two inputs, and the model may notice that the run had two different ones."""
 
 
-class ThreadInterference(BaseException):
+class ThreadInterference(Signal):
     """Another thread may have changed what this trace relies on, so that it has to run again."""
 
 
-class InternalTraceError(BaseException):
+class InternalTraceError(Signal):
     """A bug of featx raised an error in a repeated run; it must not be read as an error of the model."""
 
     def __init__(self, error: Exception) -> None:
@@ -77,7 +111,7 @@ class InternalTraceError(BaseException):
         self.error = error
 
 
-class SubmoduleNotRepeatable(BaseException):
+class SubmoduleNotRepeatable(Signal):
     """The module at `path` is to be kept whole: a later call of it may differ from the first one, as `reason` says."""
 
     def __init__(self, path: str, reason: str) -> None:
@@ -85,7 +119,7 @@ class SubmoduleNotRepeatable(BaseException):
         self.path, self.reason = path, reason
 
 
-class ReadInNextCall(BaseException):
+class ReadInNextCall(Signal):
     """The second call reads attributes that the first one assigns, and that were taken away for both."""
 
     def __init__(self, attributes: set[tuple[str, str]]) -> None:
@@ -93,7 +127,7 @@ class ReadInNextCall(BaseException):
         self.attributes = attributes
 
 
-class DependsOnAutocast(BaseException):
+class DependsOnAutocast(Signal):
     """Forward sets or reads the autocast state in a way that only the profiling hook can observe."""
 
 

@@ -108,7 +108,11 @@ class FunctionCalls:
         plain_args, plain_kwargs = plain_numbers((args, kwargs))
         call = functools.partial(function, *plain_args, **plain_kwargs)
         node = ("call_function", function, arguments, keywords)
-        result = self._measured.run(node, (args, kwargs), call, is_measured=True)
+        try:
+            result = self._measured.run(node, (args, kwargs), call, is_measured=True)
+        except Exception as error:
+            recorder.raised.note_failure(error)
+            raise
         recorder.note_call(function, args, kwargs, result)
         return result
 

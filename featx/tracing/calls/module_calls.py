@@ -135,6 +135,7 @@ class ModuleCalls:
             for collect in collecting_hooks(module):
                 collect(module, args, result)
             return result
+        recorder.raised.check()
         self._torch_calls.check_unrecorded()
         self._torch_calls.check_switches()
         frame = recorder.model_frame()
@@ -159,9 +160,12 @@ class ModuleCalls:
                         raise
                 except RunsOnOtherParameters:
                     pass  # its forward reads them
+                recorder.raised.forget()
             return self._open(module, path, forward, args, kwargs)
-        except BaseException:
+        except BaseException as error:
             self.failed_module_path = self.failed_module_path or path
+            if isinstance(error, Exception):
+                recorder.raised.note_failure(error)
             raise
         finally:
             recorder.scope = outer
@@ -225,6 +229,7 @@ class ModuleCalls:
                 )
             with self._checks.in_progress(module):
                 result = forward(*args, **kwargs)
+            recorder.raised.check()
             if not isinstance(result, (tuple, list, dict)):
                 self._take_parts(result, attempt.scope)
             replaced = replaced_part(module, parts)
@@ -236,7 +241,7 @@ class ModuleCalls:
                 mark_output(recorder.graph, recorder.create_unnamed_arg(result), path)
             return result
         except Untraceable as error:
-            recorder.interrupts.raise_behind(error)
+            recorder.raised.raise_behind(error)
             if not self._may_stay_opaque(module):
                 raise
             if changed is not None:  # a graph that calls it does not change that
@@ -249,6 +254,7 @@ class ModuleCalls:
                     f"forward changes {changed_outside} for '{path}', which is kept whole ({error.what.rstrip(' ,')}),"
                 ) from error
             # The nodes that were recorded inside are erased, and the module becomes one node.
+            recorder.raised.forget()
             attempt.roll_back(module)
             self._measured.accept_outer_values()
             self._caller, self._torch_calls.unseen, self.failed_module_path = caller, None, ""

@@ -36,7 +36,7 @@ from featx.tracing.checks.outcomes import (
 from featx.tracing.checks.repetition import check_repeats
 from featx.tracing.checks.stale_caches import stale_dims
 from featx.tracing.checks.variation import Dim, Variation, can_be_resized, measures_of
-from featx.tracing.environment.interrupts import free_frames
+from featx.tracing.environment.raised_errors import free_frames
 from featx.tracing.example.conditions import Conditions, RequestedNodeFinder, count_needed
 from featx.tracing.example.dict_inputs import without_unread_items
 from featx.tracing.example.trace import ExampleTrace

@@ -9,7 +9,7 @@ import torch
 
 from featx.ir.equality import is_same_graph
 from featx.ir.torch_layers import is_torch_layer
-from featx.tracing.environment.interrupts import free_frames
+from featx.tracing.environment.raised_errors import free_frames
 from featx.tracing.example.conditions import Conditions
 from featx.tracing.example.dict_inputs import without_unread_items
 from featx.tracing.example.trace import ExampleTrace

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from featx.tracing.environment.interrupts import Interrupts
+from featx.tracing.environment.raised_errors import RaisedErrors
 from featx.tracing.environment.recursion import raised_recursion_limit
 from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.replica.modules import has_hooks
@@ -35,22 +35,20 @@ def as_given(bound: inspect.BoundArguments, count: int) -> tuple[tuple[Any, ...]
     return tuple(args), kwargs
 
 
-def call_model(context: ModelContext, root: nn.Module, interrupts: Interrupts, args: Any, kwargs: Any) -> Any:
+def call_model(context: ModelContext, root: nn.Module, raised: RaisedErrors, args: Any, kwargs: Any) -> Any:
     """Call what is traced, with `root` as the copy of the module that it belongs to, and return the result.
 
     Hooks of the root run as well: all else is computed from what they do to its inputs.
 
     Raises:
         KeyboardInterrupt: one has come, also where another error has replaced it.
+        Signal: one was raised, also where the model has caught it.
+        Untraceable: the model has caught the error of a call.
     """
     call: Callable[..., Any]
     if has_hooks(root):
         call = functools.partial(type(root)._call_impl, root)
     else:
         call = root.forward if isinstance(context.traced, nn.Module) else context.traced
-    try:
-        with raised_recursion_limit(context.levels):
-            return call(*args, **kwargs)
-    except BaseException as error:
-        interrupts.raise_behind(error)
-        raise
+    with raised.in_run(), raised_recursion_limit(context.levels):
+        return call(*args, **kwargs)

@@ -28,12 +28,13 @@ from featx.tracing.objects.followed_tuple import plain_tuple
 from featx.tracing.objects.plain_objects import is_plain_object
 from featx.tracing.objects.structure import copy_structure
 from featx.tracing.recording.call_record import Record
+from featx.tracing.signals import Signal
 from featx.tree import tree_leaves
 
 _NUMBERS = (TracedInt, TracedFloat)
 
 
-class _Ended(BaseException):
+class _Ended(Signal):
     """The second call has come to where the first one broke off."""
 
 

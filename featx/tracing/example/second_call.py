@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from featx.tracing.environment.autocast_state import toggle_autocast
-from featx.tracing.environment.interrupts import free_frames
+from featx.tracing.environment.raised_errors import free_frames
 from featx.tracing.environment.thread_modes import ThreadModes
 from featx.tracing.example.model_call import call_model
 from featx.tracing.example.replay import Replay
@@ -80,7 +80,7 @@ class SecondCall:
         def call() -> Any:
             with torch._C.DisableTorchFunction():
                 call_args, call_kwargs = replay.inputs(context.signature, args, kwargs)
-            return call_model(context, self._replica.root, self._recorder.interrupts, call_args, call_kwargs)
+            return call_model(context, self._replica.root, self._recorder.raised, call_args, call_kwargs)
 
         return replay.does_the_same(call) and context.passing.are_installed()
 

@@ -22,7 +22,7 @@ from featx.tracing.calls.module_calls import ModuleCalls
 from featx.tracing.calls.torch_calls import TorchCalls
 from featx.tracing.environment.compiler import not_compiled
 from featx.tracing.environment.generators import SharedGenerators
-from featx.tracing.environment.interrupts import free_frames
+from featx.tracing.environment.raised_errors import free_frames
 from featx.tracing.environment.saved_tensors import SavedGlobals
 from featx.tracing.environment.thread_modes import ThreadModes
 from featx.tracing.example.conditions import Conditions, RequestedNodeFinder, Settings
@@ -331,7 +331,7 @@ class ExampleTrace:
     ) -> Any:
         """Call forward; return its output as an argument of the output node, and as it is."""
         try:
-            result = call_model(self.model_context, self.replica.root, self.recorder.interrupts, args, kwargs)
+            result = call_model(self.model_context, self.replica.root, self.recorder.raised, args, kwargs)
             self._torch_calls.check_unrecorded()
             with torch._C.DisableTorchFunction(), self._torch_calls.kernels.seen():
                 if "" in self._settings.opening.asked_for:
@@ -384,8 +384,14 @@ class ExampleTrace:
     def on_torch_call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer a call of torch."""
         recorder, torch_calls = self.recorder, self._torch_calls
+        recorder.raised.check()
         with torch_calls.kernels.seen():
-            result = torch_calls.on_call(function, args, kwargs)
+            try:
+                result = torch_calls.on_call(function, args, kwargs)
+            except Exception as error:
+                if not recorder.whole.depth:
+                    recorder.raised.note_failure(error)
+                raise
             if recorder.call_record is not None and not recorder.whole.depth:
                 recorder.note_call(function, args, kwargs, result)
             return result

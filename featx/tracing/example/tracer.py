@@ -18,7 +18,7 @@ from torch import nn
 
 from featx.errors import FeatxError, TraceError
 from featx.tracing.calls.module_calls import LeafPolicy, Opening
-from featx.tracing.environment.interrupts import free_frames
+from featx.tracing.environment.raised_errors import free_frames
 from featx.tracing.environment.thread_modes import ThreadModes
 from featx.tracing.example.conditions import Conditions, RequestedNodeFinder, Settings
 from featx.tracing.example.dict_inputs import without_unread_items

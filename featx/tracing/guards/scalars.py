@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
+
+from featx.tracing.signals import Signal
 
 if TYPE_CHECKING:
     from featx.ir.node import Node
@@ -98,8 +100,8 @@ def disguise_as_zero(number: int | float) -> int | float:
     return type(number)(0)
 
 
-class Diverged(BaseException):
-    """A trace at other sizes does something else than the one before. No Exception, so that no model catches it."""
+class Diverged(Signal):
+    """A trace at other sizes does something else than the one before."""
 
 
 class _Nowhere:
@@ -213,6 +215,13 @@ def pinned(number: Any) -> Any:
     return _plain(number)
 
 
+def pin_all(values: Iterable[Any]) -> None:
+    """Record of each traced number among `values` that it must be the same again."""
+    for value in values:
+        if isinstance(value, _Traced):
+            pinned(value)
+
+
 def _is_not_zero(number: Any) -> bool:
     plain = _plain(number)
     if number.trace.is_recording():
@@ -239,7 +248,11 @@ def _define(kind: type, name: str, function: Callable[..., Any], *, reflected: b
         others = list(values)
         if len(others) > 1:  # pow(n, 2, 7)
             return known(pinned(self), *map(plain_number, others))
-        result = known(_plain(self), *map(plain_number, others))
+        try:
+            result = known(_plain(self), *map(plain_number, others))
+        except ArithmeticError:  # the model may catch it, and goes another way then
+            pin_all((self, *others))
+            raise
         if result is NotImplemented and isinstance(others[0], float):
             # int leaves this to float, which would take the plain value.
             of_float: Callable[..., Any] | None = getattr(float, method, None)

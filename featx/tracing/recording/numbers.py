@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
+from types import BuiltinFunctionType
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -15,6 +17,7 @@ from featx.tracing.guards.scalars import (
     TracedFloat,
     TracedInt,
     disguise_as_larger,
+    pin_all,
     pinned,
     plain_number,
     plain_numbers,
@@ -25,10 +28,14 @@ from featx.tracing.replica.size_caches import SizeCaches
 from featx.tracing.signals import NeedsConversionTracking
 from featx.tracing.source.cache_lookups import calls_cached_method, dicts_looked_up, dicts_looked_up_by_text
 from featx.tracing.source.frames import is_of_featx, user_of_number
-from featx.tracing.source.syntax_queries import is_comparison, writes_a_message
+from featx.tracing.source.syntax_queries import is_comparison, is_in_try, writes_a_message
 
 if TYPE_CHECKING:
     from featx.tracing.recording.recorder import Recorder
+
+_DIVISIONS = frozenset({operator.truediv, operator.floordiv, operator.mod})
+# As they are on import: a trace replaces them in `math`.
+_OF_MATH = frozenset(value for value in vars(math).values() if isinstance(value, BuiltinFunctionType))
 
 
 class Numbers:
@@ -163,10 +170,17 @@ class Numbers:
         """Record arithmetic on traced numbers."""
         if not isinstance(result, (int, float)):
             return result
+        self._guard_divisor(function, args)
         arguments = self._recorder.create_args(args)
         node = self._recorder.add_node("call_function", function, arguments, {}, None, None)
         is_disguised = any(isinstance(value, (TracedInt, TracedFloat)) and value.is_disguised for value in args)
         return traced_number(result, node, self, self.disguise(result) if is_disguised else None)
+
+    def _guard_divisor(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        if function in _DIVISIONS and isinstance(args[1], (TracedInt, TracedFloat)):
+            frame = self._recorder.model_frame()
+            if frame is not None and is_in_try(frame):  # which may go on where it is zero
+                self.decide(operator.ne, (args[1], 0), True)
 
     def decide(self, function: Callable[..., Any], args: tuple[Any, ...], result: bool) -> None:
         """Record that Python saw a relation between numbers to hold, or not to."""
@@ -197,8 +211,15 @@ class Numbers:
         recorder.whole.depth += 1
         try:
             result = function(*plain_numbers(args))
+        except (ArithmeticError, ValueError) as error:  # the model may catch it, and goes another way then
+            failure = error
+        else:
+            failure = None
         finally:
             recorder.whole.depth -= 1
+        if failure is not None:
+            pin_all(args)
+            raise failure
         if isinstance(result, bool) or not isinstance(result, (int, float)):
             return result
         node = recorder.add_node("call_function", function, arguments, {}, None, None)
@@ -258,8 +279,8 @@ class Numbers:
 
 def is_of_numbers(function: Callable[..., Any]) -> bool:
     """Say whether a function is one that `Numbers.call` calls."""
-    is_builtin = any(function is each for each in (range, min, max, int, float))
-    return is_builtin or getattr(math, getattr(function, "__name__", ""), None) is function
+    is_of_math = isinstance(function, BuiltinFunctionType) and function in _OF_MATH
+    return is_of_math or any(function is each for each in (range, min, max, int, float))
 
 
 def _extreme_of_mixed(function: Callable[..., Any], items: tuple[Any, ...]) -> Any:

@@ -16,7 +16,7 @@ from featx.ir.arguments import Argument
 from featx.ir.graph import Graph
 from featx.ir.memory import memory_of
 from featx.ir.node import Node, Target
-from featx.tracing.environment.interrupts import Interrupts
+from featx.tracing.environment.raised_errors import RaisedErrors
 from featx.tracing.guards.forms import attributes_given_to, form_of, form_of_result
 from featx.tracing.guards.guards import check_decision, check_form, check_is_tensor, check_result
 from featx.tracing.guards.scalars import Diverged, TracedFloat, TracedInt, plain_number
@@ -70,7 +70,7 @@ class Recorder(TracerBase):
         whole: the call that is one node and that the running code is inside of.
         stand_ins: the tensors without values that stand for those of the model.
         earlier: what earlier calls on the same replica have kept.
-        interrupts: finds those that errors of the trace have replaced.
+        raised: what becomes of the errors that are raised in the run.
         caller: the frame that asked for the trace, while it runs.
         codes: the code that called torch.
         written_at: the lines of opened code that wrote a tensor in place.
@@ -105,7 +105,7 @@ class Recorder(TracerBase):
         self.is_real = is_real
         self.owned = owned
         self.device: torch.device = model_context.device
-        self.interrupts = Interrupts()
+        self.raised = RaisedErrors()
         self.caller: FrameType | None = None
         self.codes: set[CodeType] = set()
         self.written_at: set[Line | None] = set()

@@ -23,6 +23,7 @@ from featx.tracing.objects.module_tree import walk_modules
 from featx.tracing.replica.hook_globals import HookGlobals
 from featx.tracing.replica.object_copies import ObjectCopies
 from featx.tracing.replica.size_caches import SizeCaches
+from featx.tracing.signals import Signal
 from featx.tracing.stand_ins.kernels import Kernels
 
 _SHARED = frozenset({bool, int, float, str, type(None), torch.Tensor, nn.Parameter, torch.Size})
@@ -46,11 +47,8 @@ _LOOKED_AFTER = frozenset({"training", "_parameters", "_buffers", *_HOOKS})
 OF_CLASS = object()
 
 
-class WritesSharedTensor(BaseException):
-    """A tensor that the replica shares with the model is about to be written.
-
-    No Exception, so that no model catches it.
-    """
+class WritesSharedTensor(Signal):
+    """A tensor that the replica shares with the model is about to be written."""
 
 
 class Replica:
