@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,7 +33,7 @@ class Signal(BaseException):
 
 
 @contextmanager
-def note_signals(note: Callable[[Signal], None]) -> Iterator[None]:
+def note_signals(note: Callable[[Signal], None]) -> Generator[None]:
     """Call `note` with each signal that this thread makes in the `with` block."""
     outer, _RUN.note = _RUN.note, note
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
@@ -50,10 +50,9 @@ class BareExceptAroundItem(Net):
 class BaseExceptionAroundAModule(Net):
     def of(self, x: torch.Tensor) -> torch.Tensor:
         try:
-            x = self.a(x) * self.a(x).max()
-        except BaseException:  # noqa: S110
-            pass
-        return x
+            return self.a(x) * self.a(x).max()
+        except BaseException:
+            return x
 
 
 class ReturnInFinally(Net):
@@ -70,7 +69,7 @@ class OtherErrorInItsPlace(Net):
         with contextlib.suppress(ValueError):
             try:
                 x = x * 2
-            except:
+            except:  # noqa: E722
                 raise ValueError("no") from None
         return x
 
@@ -85,22 +84,20 @@ class Quiet:
 class ExitThatCatches(Net):
     def of(self, x: torch.Tensor) -> torch.Tensor:
         with Quiet():
-            x = fails_for_two(x)
+            return fails_for_two(x)
         return x
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    try:
+def quiet() -> Generator[None]:
+    with contextlib.suppress(RuntimeError):
         yield
-    except RuntimeError:
-        pass
 
 
 class ContextManager(Net):
     def of(self, x: torch.Tensor) -> torch.Tensor:
         with quiet():
-            x = fails_for_two(x)
+            return fails_for_two(x)
         return x
 
 

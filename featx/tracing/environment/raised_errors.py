@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 
 from featx.tracing.signals import Signal, Untraceable, note_signals
@@ -27,7 +27,7 @@ class RaisedErrors:
         self._failure: Exception | None = None
 
     @contextmanager
-    def in_run(self) -> Iterator[None]:
+    def in_run(self) -> Generator[None]:
         """Know the signals that are raised in the `with` block, by this thread.
 
         Raises:

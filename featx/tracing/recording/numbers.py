@@ -211,15 +211,13 @@ class Numbers:
         recorder.whole.depth += 1
         try:
             result = function(*plain_numbers(args))
-        except (ArithmeticError, ValueError) as error:  # the model may catch it, and goes another way then
-            failure = error
-        else:
-            failure = None
+        except (ArithmeticError, ValueError):  # the model may catch it, and goes another way then
+            recorder.whole.depth -= 1
+            pin_all(args)
+            recorder.whole.depth += 1
+            raise
         finally:
             recorder.whole.depth -= 1
-        if failure is not None:
-            pin_all(args)
-            raise failure
         if isinstance(result, bool) or not isinstance(result, (int, float)):
             return result
         node = recorder.add_node("call_function", function, arguments, {}, None, None)
