@@ -117,6 +117,7 @@ class ModuleCalls:
         self.calls_asked_for: Counter[str] = Counter()
         # How many modes for functions of torch there are around forward.
         self.modes_around = 0
+        checks.states.note_opened(replica.root, _assigned_in_forward(replica.root))
 
     def on_call(
         self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -227,6 +228,7 @@ class ModuleCalls:
                     f"'{path}' packs a padded batch into a nested tensor where gradients are off (use_nested_tensor), "
                     "which no trace sees,"
                 )
+            self._checks.states.note_opened(module, _assigned_in_forward(module))
             with self._checks.in_progress(module):
                 result = forward(*args, **kwargs)
             recorder.raised.check()
@@ -308,11 +310,12 @@ class ModuleCalls:
         self._checks.check_untouched(module, path)
         if is_own:
             self._checks.check_references(module, path)
+            self._checks.check_reads_no_notes(module, path)
         shown = (args, kwargs) if recorder.numbers.expected is None else plain_numbers((args, kwargs))
         result = self._measured.run(
             ("call_module", path, arguments, keywords),
             shown if kwargs else shown[0],
-            functools.partial(self._result_of, module, *shown),
+            functools.partial(self._result_for_all if is_own else self._result_of, module, *shown),
             is_measured=is_own,
             is_opaque_module=not is_leaf,
             taken_in=self._caller,
@@ -354,9 +357,7 @@ class ModuleCalls:
 
     def _hide(self, module: nn.Module, changed: set[str]) -> None:
         """Notice reads of the attributes that a call of a module has changed, or may have set to what they were."""
-        forward = module.__dict__.get("forward", type(module).forward)
-        assigned = assigned_by(inspect.unwrap(getattr(forward, "__func__", forward)), type(module))
-        for name in self._left.hide(module, changed | (assigned or frozenset())):
+        for name in self._left.hide(module, changed | _assigned_in_forward(module)):
             if any(is_read(type(each), name) for each in self._checks.opened_modules):
                 self._refuse_left(module, name)
 
@@ -394,6 +395,25 @@ class ModuleCalls:
             key in before or is_collecting_hook(hook) for key, hook in hooks.items()
         )
 
+    def _result_for_all(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the result of a call, if all that it leaves is its own.
+
+        Raises:
+            UnsupportedValue: it has put a plain value, such as a size, where other modules may read it. A graph would
+                have that as a constant. What it has put there is taken away.
+        """
+        states = self._checks.states
+        mark = states.mark()
+        result = self._result_of(module, args, kwargs)
+        noted = states.noted_for_others(module, _assigned_in_forward)
+        if noted is not None:
+            states.reset(module, mark)
+            raise UnsupportedValue(
+                f"'{self._replica.paths[module]}' is kept whole and puts a number or text into '{noted}', which other "
+                "modules have too,"
+            )
+        return result
+
     def _result_of(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # Without its hooks: they are to run when the extractor does, and not before.
         recorder, whole = self._recorder, self._recorder.whole
@@ -427,6 +447,8 @@ class _Checkpoint:
         self._states, self._autocast = checks.states.mark(), recorder.autocast_modes.mark()
         self._events = [] if recorder.call_record is None else recorder.call_record.events
         self._number_of_events = len(self._events)
+        self._called = recorder.called or {}
+        self._number_of_called = len(self._called)
 
     def roll_back(self, module: nn.Module) -> None:
         """Take back what was recorded since this was made, and what the module has changed of itself."""
@@ -436,9 +458,17 @@ class _Checkpoint:
         recorder.lineage.forget(self._lineage)
         del recorder.versions[self._versions :], recorder.memories[self._memories :]
         del self._events[self._number_of_events :]
+        while len(self._called) > self._number_of_called:
+            self._called.popitem()
         self._checks.states.reset(module, self._states)
         recorder.autocast_modes.forget(self._autocast)
         recorder.graph.forget(self._nodes)
+
+
+def _assigned_in_forward(module: nn.Module) -> frozenset[str]:
+    """Return the attributes that forward of a module may assign or change, as far as its source tells."""
+    forward = module.__dict__.get("forward", type(module).forward)
+    return assigned_by(inspect.unwrap(getattr(forward, "__func__", forward)), type(module)) or frozenset()
 
 
 def _runs_on_tensors_of_its_own(module: nn.Module) -> bool:

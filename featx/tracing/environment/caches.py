@@ -98,6 +98,12 @@ class Caches:
         """Say which plain value the code has changed, by its key or name; None where there is none."""
         return next(map(repr, self.changed_plain_values()), None)
 
+    def places_of_changed(self) -> Iterator[tuple[Holder, Any]]:
+        """Yield where the plain values are that the code has changed: what holds them, and their keys or names."""
+        for holder in self.holders:
+            for key in holder.changed_plain_values():
+                yield holder, key
+
     def accept_plain_values(self) -> None:
         """Take plain values as they are now for unchanged: a call that is one node has changed them, and will again."""
         for holder in self.holders:

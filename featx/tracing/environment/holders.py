@@ -7,20 +7,24 @@ import functools
 import operator
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from types import BuiltinFunctionType, CellType, FunctionType, ModuleType
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
 from typing import Any, cast
 
 import torch
 
 from featx.tracing.environment.pass_through import original_of
-from featx.tracing.objects.containers import LARGE, copy_of
+from featx.tracing.objects.containers import LARGE, containers_in, copy_of
 
 # The keys of what has one place altogether: the definitions of a namespace, and the environment variables.
 DEFINITIONS = "functions and classes"
 ENVIRONMENT = "environment variables"
+# The key of the numbers and texts in a list or dict, of which there may be more later.
+PLAIN_ITEMS = "numbers and texts"
 _EMPTY = object()
 # The types of plain values, with which code counts or switches between what it does.
 _PLAIN = frozenset({bool, int, float, complex, str, bytes})
+# With the numbers of a trace.
+_PLAIN_OR_TRACED = (*_PLAIN,)
 # What code defines once.
 _DEFINITIONS = frozenset(
     {
@@ -64,6 +68,7 @@ class Holder:
         if isinstance(value, list):
             if len(value) <= LARGE:
                 yield (id(value), None), _Known().items_of, value
+                yield (id(value), PLAIN_ITEMS), _Known().plain_items_of, value
             return
         is_namespace = isinstance(value, type) or (isinstance(value, dict) and "__builtins__" in value)
         if not is_namespace and len(cast(Any, value)) > LARGE:
@@ -83,6 +88,7 @@ class Holder:
             definitions = [key for key in definitions if not key.startswith("__") and key not in vars(builtins)]
         else:
             yield (id(value), None), dict.__len__ if isinstance(value, dict) else len, value
+            yield (id(value), PLAIN_ITEMS), _Known().plain_entries_of, value
         if definitions and (is_namespace or type(value) is dict):
             get_all = _DefinitionsOf(definitions)
             yield (id(value), DEFINITIONS), get_all, vars(value) if isinstance(value, type) else value
@@ -92,6 +98,13 @@ class Holder:
         if self.is_untouched():
             return []
         return self._changed_since(self._before if self._accepted is None else self._accepted)
+
+    def may_be_read_by(self, code: CodeType, namespace: Mapping[str, Any], key: Any) -> bool:
+        """Say whether code, which has these globals, names the value at `key`: it or, where it is no text, its list."""
+        if type(key) is str:
+            return key in set(_names_in(code))
+        named = (namespace.get(name) for name in code.co_names)
+        return key in code.co_consts or any(each is self._value for each in containers_in(named))
 
     def accept_plain_values(self) -> None:
         """Take plain values as they are now for unchanged."""
@@ -161,6 +174,15 @@ class _Known:
     def items_of(self, value: list[Any]) -> tuple[Any, ...]:
         """Return the items of a list."""
         return self.of(tuple(value))
+
+    def plain_items_of(self, value: list[Any]) -> tuple[Any, ...]:
+        """Return the numbers and texts in a list."""
+        return self.of(tuple(item for item in value if isinstance(item, _PLAIN_OR_TRACED)))
+
+    def plain_entries_of(self, value: Mapping[Any, Any]) -> tuple[Any, ...]:
+        """Return the numbers and texts in a dict."""
+        items: Any = dict.values(value) if isinstance(value, dict) else value.values()
+        return self.plain_items_of(items)
 
     def entries_of(self, value: Mapping[Any, Any]) -> tuple[Any, ...]:
         """Return the keys and values of a mapping of texts, which are other objects when they are set again."""
@@ -234,6 +256,10 @@ class ContextValue(Holder):
     def _now(self) -> dict[Any, Any]:
         return {self._value.name: self._current()}
 
+    def may_be_read_by(self, code: CodeType, namespace: Mapping[str, Any], key: Any) -> bool:
+        """Say whether code may read a context variable."""
+        return "get" in code.co_names
+
     def _current(self) -> Any:
         try:
             return self._value.get()
@@ -283,6 +309,15 @@ def contents_of(cell: CellType) -> Any:
         return _EMPTY
 
 
+def _names_in(code: CodeType) -> Iterator[str]:
+    """Yield the names and the texts in a piece of code, among them the keys of dicts."""
+    yield from (*code.co_names, *code.co_freevars)
+    for constant in code.co_consts:
+        yield from filter(lambda each: type(each) is str, constant if isinstance(constant, tuple) else (constant,))
+
+
 def _is_other_plain_value(now: object, before: object) -> bool:
     kinds = (type(now), type(before))
+    if kinds == (float, float):
+        return True  # computed anew, if perhaps from the same inputs
     return not _PLAIN.isdisjoint(kinds) and (kinds[0] is not kinds[1] or now != before)

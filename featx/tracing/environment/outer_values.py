@@ -12,9 +12,11 @@ from operator import is_
 from typing import Any
 
 from featx.libraries import is_collecting_variable
-from featx.tracing.environment.holders import DEFINITIONS, ENVIRONMENT, Holder
+from featx.tracing.environment.holders import DEFINITIONS, ENVIRONMENT, PLAIN_ITEMS, Holder
 
 _PLAIN = frozenset({bool, int, float, complex, str, type(None)})
+# With the numbers of a trace.
+_PLAIN_OR_TRACED = (*_PLAIN,)
 _ABSENT = object()
 # The id of what holds a value, and its key there; None for the length of a list or dict.
 _Place = tuple[int, Any]
@@ -103,11 +105,12 @@ class OuterValues:
         return [get(key) for get, key in zip(self._getters, self._keys, strict=True)]
 
     def _is_plain(self, number: int, value: Any) -> bool:
-        return self._places[number][1] is not None and type(value) in _PLAIN
+        key = self._places[number][1]
+        return key is PLAIN_ITEMS or (key is not None and isinstance(value, _PLAIN_OR_TRACED))
 
     def _name_of(self, number: int) -> str:
         key = self._places[number][1]
-        if key is None:
+        if key is None or key is PLAIN_ITEMS:
             return "a list or dict in its Python file"
         if key is ENVIRONMENT:
             return "an environment variable"

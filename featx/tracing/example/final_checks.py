@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from types import CodeType
 from typing import Any
 
-from featx.ir.torch_layers import is_torch_layer
 from featx.libraries import advice_for
 from featx.tracing.calls.torch_calls import TorchCalls
 from featx.tracing.environment.generators import SharedGenerators
@@ -19,8 +18,6 @@ from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.replica.tensor_attributes import TensorAttributes
 from featx.tracing.side_effects.state_checks import StateChecks
 from featx.tracing.signals import NeedsPlainValueChecks, ThreadInterference, UnsupportedSideEffect
-from featx.tracing.source.argument_use import functions_reached
-from featx.tracing.source.location import codes_in
 from featx.tracing.source.state_writes import StateWrite, missed_state_writes
 from featx.tracing.source.syntax_queries import asks_for_key
 
@@ -75,21 +72,14 @@ class FinalChecks:
         self._check_values_of_calls()
 
     def _check_values_of_calls(self) -> None:
-        """Raise where opened code names a plain value of a file that a call which is one node has changed."""
-        changed = self._context.plain_values_of_calls
-        if not changed:
-            return
-        kinds = {type(each) for each in self._state_checks.opened_modules}
-        functions = [(inspect.unwrap(self._context.function), type(self._context.root))]
-        functions += [(kind.forward, kind) for kind in kinds if not is_torch_layer(kind)]
-        reached = (each.__code__ for function, kind in functions for each, _ in functions_reached(function, kind))
-        codes = (inner for code in reached for inner in codes_in(code))
-        read = next((name for each in codes for name in (*each.co_names, *each.co_consts) if name in changed), None)
-        if read is not None:
-            raise UnsupportedSideEffect(
-                f"forward reads the value {read!r} in its Python file or in a class, which a module that is kept "
-                "whole changes,"
-            )
+        """Raise where opened code may read a plain value of a file that a call which is one node has changed."""
+        called = self._recorder.called
+        for holder, key in self._context.plain_values_of_calls:
+            if called is None or any(holder.may_be_read_by(code, names, key) for code, names in called.items()):
+                raise UnsupportedSideEffect(
+                    f"forward may read the value {key!r} in its Python file or in a class, which a module that is "
+                    "kept whole changes,"
+                )
 
     def codes_that_ran(self) -> set[CodeType]:
         """Return the code that has called torch, and that of opened modules."""

@@ -11,6 +11,7 @@ from featx.tracing.environment.profile_hook import ProfileCallback, ProfileHook,
 from featx.tracing.example.conditions import Settings
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.signals import PossibleThreadInterference
+from featx.tracing.source.frames import is_library_code
 
 
 class Observers:
@@ -21,15 +22,23 @@ class Observers:
         torch_calls: is notified of torch's generator, and of work that is given to other threads.
         settings: what is to be observed.
         uses_threading: whether files of the model name threads.
+        notes_code: whether to note what code runs.
     """
 
     def __init__(
-        self, recorder: Recorder, torch_calls: TorchCalls, settings: Settings, *, uses_threading: bool
+        self,
+        recorder: Recorder,
+        torch_calls: TorchCalls,
+        settings: Settings,
+        *,
+        uses_threading: bool,
+        notes_code: bool,
     ) -> None:
         self._recorder = recorder
         self._torch_calls = torch_calls
         self._settings = settings
         self._uses_threading = uses_threading
+        self._notes_code = notes_code
         self._is_hooked = False
         # Tells whether other threads ran, where their results would have values and so not be noticed.
         self._others: AllThreads | None = None
@@ -41,6 +50,8 @@ class Observers:
         )
         if self._settings.observes_autocast:
             callbacks.append(self._on_autocast)
+        if self._notes_code:
+            callbacks.append(self._on_code)
         # On stand-ins alone, what another thread computes has no values, and is seen where forward uses it. Where some
         # inputs have values, it is cheaper to ask afterwards whether another thread has run.
         if self._recorder.is_real or (has_values and (self._settings.uses_profile_hook or self._uses_threading)):
@@ -52,6 +63,7 @@ class Observers:
     def start(self, hook: ProfileHook) -> None:
         """Start the hook. Where a profiler has it already, the run goes on without."""
         self._is_hooked = hook.start()
+        self._recorder.called = {} if self._is_hooked and self._notes_code else None
         self._torch_calls.generator.has_profile_hook = self._is_hooked and self._settings.uses_profile_hook
 
     def record_autocast(self) -> None:
@@ -67,6 +79,12 @@ class Observers:
         """
         if self._others is not None and self._others.have_run():
             raise PossibleThreadInterference("another thread has run, and forward may have given work to it")
+
+    def _on_code(self, frame: FrameType, event: str, called: Any) -> None:
+        called = self._recorder.called
+        if event != "call" or called is None or self._is_inside_of_call() or is_library_code(frame.f_code):
+            return
+        called.setdefault(frame.f_code, frame.f_globals)
 
     def _on_handover(self, frame: FrameType, event: str, called: Any) -> None:
         if not self._is_inside_of_call() and delegates_work(frame, event, called):

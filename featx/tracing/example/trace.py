@@ -121,7 +121,10 @@ class ExampleTrace:
         self.inputs = RunInputs(
             recorder, results, model_context.signature, functools.partial(keys_read_by, model_context.traced)
         )
-        self._observers = Observers(recorder, self._torch_calls, settings, uses_threading=model_context.uses_threading)
+        self._observers = Observers(
+            recorder, self._torch_calls, settings,
+            uses_threading=model_context.uses_threading, notes_code=model_context.checks_plain_values,
+        )  # fmt: skip
         self._final_checks = FinalChecks(model_context, recorder, results, self._torch_calls, self.checks, self.inputs)
         self.early_stop_reason: str | None = None
         self.needed: int | None = None

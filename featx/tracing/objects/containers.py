@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterable, Iterator, MutableMapping
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, cast
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
 from torch import nn
@@ -99,6 +100,8 @@ def _container(value: Any) -> Any:
     kind = type(value)
     if isinstance(value, threading.local):
         return value.__dict__
+    if isinstance(value, (WeakKeyDictionary, WeakValueDictionary)):
+        return cast(Any, value).data
     if isinstance(value, _OTHERS) or (kind is not SimpleNamespace and kind.__module__.partition(".")[0] in _LIBRARIES):
         return None
     try:

@@ -73,6 +73,7 @@ class Recorder(TracerBase):
         raised: what becomes of the errors that are raised in the run.
         caller: the frame that asked for the trace, while it runs.
         codes: the code that called torch.
+        called: the code that ran outside of calls that are one node, with its globals; None where it is not noted.
         written_at: the lines of opened code that wrote a tensor in place.
         dtype_checks: the checks of dtypes that Python has seen.
         versions: the tensors that nodes gave, with the version that they had then.
@@ -108,6 +109,7 @@ class Recorder(TracerBase):
         self.raised = RaisedErrors()
         self.caller: FrameType | None = None
         self.codes: set[CodeType] = set()
+        self.called: dict[CodeType, dict[str, Any]] | None = None
         self.written_at: set[Line | None] = set()
         self.dtype_checks: list[Node] = []
         self.versions: list[tuple[Node, torch.Tensor, int]] = []

@@ -15,7 +15,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from featx.errors import TraceError
 from featx.ir.memory import memory_of
 from featx.tracing.environment.caches import Caches
-from featx.tracing.environment.holders import outside_of_files
+from featx.tracing.environment.holders import Holder, outside_of_files
 from featx.tracing.environment.outer_values import OuterValues
 from featx.tracing.environment.pass_through import PassThroughs
 from featx.tracing.environment.profile_hook import is_threading_object
@@ -92,8 +92,8 @@ class ModelContext:
         self.fixes_keys = False
         # Whether each module is asked what plain values of the files it has changed; traces find out that it is needed.
         self.checks_plain_values = False
-        # The keys and names of those that calls which are one node have changed in this run.
-        self.plain_values_of_calls: set[Any] = set()
+        # Those that calls which are one node have changed in this run: what holds them, and their keys.
+        self.plain_values_of_calls: list[tuple[Holder, Any]] = []
         # Caches that earlier calls of the model have filled, by path and name, with what replicas have in their place.
         # None as long as that is not known.
         self.caches_before: Mapping[tuple[str, str], Any] | None = None
@@ -135,7 +135,7 @@ class ModelContext:
     def accept_plain_values(self) -> None:
         """Take note that a call which is one node may have changed plain values: it will do so again."""
         if self.checks_plain_values:
-            self.plain_values_of_calls.update(self.caches.changed_plain_values())
+            self.plain_values_of_calls += self.caches.places_of_changed()
             self.caches.accept_plain_values()
 
     def refresh_caches(self, *, forget_left: bool) -> None:

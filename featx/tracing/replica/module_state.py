@@ -89,9 +89,9 @@ class ModuleState:
             ]
         return changed
 
-    def containers(self) -> list[Any]:
-        """Return the lists, dicts, sets and attributes of objects that the attributes lead to."""
-        return [container for _, container, _ in self._items]
+    def containers(self) -> list[tuple[str, Any]]:
+        """Return the lists, dicts, sets and attributes of objects that the attributes lead to, with their names."""
+        return [(name, container) for name, container, _ in self._items]
 
     def new_attributes(self) -> list[str]:
         """Return the names of the attributes with plain values, lists, dicts or sets that were not there before."""
@@ -166,6 +166,17 @@ class ModuleState:
             and isinstance(now := state.get(name), (int, float))
             and type(now) not in _PLAIN
         ]
+
+    def noted_values(self) -> Iterator[tuple[str, Any]]:
+        """Yield the containers in which there are other plain values than before, with the attribute that leads there.
+
+        A number, a text, None, or a tuple of such. Equal numbers that were computed anew are others, too.
+        """
+        for name, container, items in self._items:
+            if not _has_items(container, items):
+                now, then = _by_key(container), _by_key(items)
+                if any(_is_plain(item) and item is not then.get(key, _ABSENT) for key, item in now.items()):
+                    yield name, container
 
     def had(self, name: str) -> bool:
         """Say whether there was a plain attribute of that name."""
@@ -302,6 +313,11 @@ def is_alias(value: Any, tensor: torch.Tensor) -> bool:
     return (value.stride(), int(value.storage_offset())) == (tensor.stride(), int(tensor.storage_offset()))
 
 
+def holds_plain_values(container: Any) -> bool:
+    """Say whether a number, a text, None, or a tuple of such is in a list, dict or set."""
+    return any(map(_is_plain, _by_key(container).values()))
+
+
 def _tensors_in(value: Any) -> list[torch.Tensor]:
     if isinstance(value, (list, tuple)):
         return [item for item in cast(list[Any], value) if isinstance(item, torch.Tensor)]
@@ -319,13 +335,21 @@ def _changed_items(name: str, container: Any, before: Any) -> Iterator[tuple[str
     if isinstance(container, (set, frozenset)):
         yield name, container
         return
-    is_list = isinstance(container, list)
-    now: dict[Any, Any] = dict(enumerate(cast(list[Any], container))) if is_list else copy_of(container)
-    then: dict[Any, Any] = dict(enumerate(before)) if is_list else before
+    now, then = _by_key(container), _by_key(before)
     for key in {**then, **now}:
         item = now.get(key)
         if key not in then or key not in now or item is not then[key]:
             yield f"{name}[{key!r}]" if type(key) in _PLAIN else name, item
+
+
+def _by_key(container: Any) -> dict[Any, Any]:
+    if isinstance(container, (set, frozenset)):
+        return {item: item for item in cast(set[Any], container)}
+    return dict(enumerate(cast(list[Any], container))) if isinstance(container, list) else copy_of(container)
+
+
+def _is_plain(value: Any) -> bool:
+    return type(value) in _PLAIN or (isinstance(value, tuple) and all(map(_is_plain, cast(tuple[Any, ...], value))))
 
 
 def _described(value: Any) -> str:

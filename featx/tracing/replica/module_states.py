@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any
 
 from torch import nn
 
 from featx.ir.torch_layers import is_torch_layer
 from featx.tracing.objects.module_tree import modules_of
-from featx.tracing.replica.module_state import LayerState, ModuleState, parts_of, put_back_parts, replaced_part
+from featx.tracing.replica.module_state import (
+    LayerState,
+    ModuleState,
+    holds_plain_values,
+    parts_of,
+    put_back_parts,
+    replaced_part,
+)
 
 _State = ModuleState | LayerState
+# A container, and where it is: modules, and the names of their attributes.
+_Shared = tuple[Any, list[tuple[nn.Module, str]]]
 
 
 class ModuleStates:
@@ -35,6 +45,8 @@ class ModuleStates:
         # What each entry of `_latest` was ahead of a call that changed it.
         self._earlier: list[tuple[nn.Module, _State]] = []
         self._inside: dict[nn.Module, list[nn.Module]] = {}
+        self._shared: dict[nn.Module, list[_Shared]] = {}
+        self._written: set[int] = set()
 
     @property
     def _layers(self) -> dict[nn.Module, _State]:
@@ -75,7 +87,63 @@ class ModuleStates:
         for inner in self._at_or_inside(module):
             state = self._latest[inner]
             if isinstance(state, ModuleState):
-                yield inner, {name for name, _ in state.assigned_values()}
+                assigned = {name for name, _ in state.assigned_values()}
+                yield inner, assigned.union(name for name, _ in state.noted_values())
+
+    def noted_for_others(self, module: nn.Module, assigned: Callable[[nn.Module], Collection[str]]) -> str | None:
+        """Return the attribute of a container in which a call of `module` has put plain values, if others have it too.
+
+        Others are modules that are not inside of `module`. To be asked ahead of `note_call`. `assigned` tells which
+        attributes the code of a module changes: what it puts there may be what was there.
+        """
+        for container, places in self._containers_of_others(module):
+            inner, name = places[0]
+            state = self._latest[inner]
+            if isinstance(state, ModuleState) and any(noted is container for _, noted in state.noted_values()):
+                return name
+            if holds_plain_values(container):
+                found = (name for inner, name in places if name in assigned(inner))
+                name = next(found, None)
+                if name is not None:
+                    return name
+        return None
+
+    def note_opened(self, module: nn.Module, assigned: Collection[str]) -> None:
+        """Take note that the code of a module is traced, which changes the attributes `assigned`."""
+        state = self._initial[module]
+        if assigned and isinstance(state, ModuleState):
+            self._written.update(id(container) for name, container in state.containers() if name in assigned)
+
+    def noted_by_opened(self, module: nn.Module) -> str | None:
+        """Return the attribute of a container of `module` in which code that is traced has put plain values, if any.
+
+        What it has put there may be what was there: `changed_by_others` compares.
+        """
+        if not self._written:
+            return None
+        for container, places in self._containers_of_others(module):
+            if id(container) in self._written and holds_plain_values(container):
+                return places[0][1]
+        return None
+
+    def _containers_of_others(self, module: nn.Module) -> list[_Shared]:
+        """Return the containers of a module, and of those inside it, that other modules have too.
+
+        Each with the modules that have it here, and the names of their attributes.
+        """
+        known = self._shared.get(module)
+        if known is None:
+            inside = self._at_or_inside(module)
+            outside = (state for other, state in self._initial.items() if other not in inside)
+            held = {id(each) for state in outside if isinstance(state, ModuleState) for _, each in state.containers()}
+            found: dict[int, _Shared] = {}
+            for inner in inside if held else ():
+                state = self._initial[inner]
+                for name, container in state.containers() if isinstance(state, ModuleState) else ():
+                    if id(container) in held:
+                        found.setdefault(id(container), (container, []))[1].append((inner, name))
+            known = self._shared[module] = list(found.values())
+        return known
 
     @property
     def are_changed_by_calls(self) -> bool:

@@ -89,6 +89,14 @@ class StateChecks:
                 f"forward changes the attribute '{name}' of or inside '{path}', which is kept whole,"
             )
 
+    def check_reads_no_notes(self, module: nn.Module, path: str) -> None:
+        """Raise where code around a module that is kept whole may put plain values where it reads them."""
+        name = self.states.noted_by_opened(module)
+        if name is not None:
+            raise ModifiedFromOutside(
+                f"forward puts a number or text into '{name}', which '{path}' has too, and '{path}' is kept whole,"
+            )
+
     @contextmanager
     def in_progress(self, module: nn.Module) -> Generator[None]:
         """Take note that a module is being traced through."""
@@ -186,7 +194,7 @@ class StateChecks:
         """Say whether a module that cannot be kept whole has `container` too, as one config for all modules."""
         states = [self.states.initial(module) for module, path in self.paths.items() if self.must_open(path)]
         held = [state.containers() for state in states if state is not None]
-        return any(each is container for containers in held for each in containers)
+        return any(each is container for containers in held for _, each in containers)
 
     def note_cache(self, path: str, message: str, names: Iterable[str]) -> None:
         """Take note that forward has left something on an opened module that may be a cache."""

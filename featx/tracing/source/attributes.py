@@ -59,7 +59,8 @@ def assigned_by(forward: FunctionType, kind: type) -> frozenset[str] | None:
         definition = definition_of(function)
         if definition is None:
             return None
-        found.update(name for node in ast.walk(definition) for name in _changed_by(node))
+        for node in ast.walk(definition):
+            found |= _changed_by(node) | _changed_by_callee(node, function)
     return frozenset(found)
 
 
@@ -88,16 +89,53 @@ def _assigned_in(node: ast.AST) -> list[str]:
 
 
 def _changed_by(node: ast.AST) -> set[str]:
-    changed: ast.AST | None = None
+    return {_attribute_in(part) for part in _changed_parts(node)} - {""}
+
+
+def _changed_parts(node: ast.AST) -> list[ast.expr]:
+    """Return the expression whose value a piece of code assigns or changes, if it does."""
     if isinstance(node, (ast.Attribute, ast.Subscript)) and isinstance(node.ctx, (ast.Store, ast.Del)):
-        changed = node
-    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _CHANGING:
-        changed = node.func.value
+        return [node]
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _CHANGING:
+        return [node.func.value]
+    return []
+
+
+def _attribute_in(part: ast.expr) -> str:
+    """Return the first attribute in `module.sizes["x"]`, that of a name; "" where there is none."""
     name = ""
-    while isinstance(changed, (ast.Attribute, ast.Subscript)):
-        name = changed.attr if isinstance(changed, ast.Attribute) else name
-        changed = changed.value
-    return {name} - {""} if isinstance(changed, ast.Name) else set()
+    while isinstance(part, (ast.Attribute, ast.Subscript)):
+        name = part.attr if isinstance(part, ast.Attribute) else name
+        part = part.value
+    return name if isinstance(part, ast.Name) else ""
+
+
+def _root_of(part: ast.expr) -> str:
+    while isinstance(part, (ast.Attribute, ast.Subscript)):
+        part = part.value
+    return part.id if isinstance(part, ast.Name) else ""
+
+
+def _changed_by_callee(node: ast.AST, caller: FunctionType) -> set[str]:
+    """Return the attributes that a call hands to a function which changes what it is given: `note(self.info, size)`."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+        return set()
+    callee = caller.__globals__.get(node.func.id)
+    given = [(place, _attribute_in(each)) for place, each in enumerate(node.args)]
+    given += [(each.arg, _attribute_in(each.value)) for each in node.keywords]
+    if not isinstance(callee, FunctionType) or not any(name for _, name in given):
+        return set()
+    changed = _changed_parameters(callee)
+    return {name for place, name in given if name and place in changed}
+
+
+@lru_cache(maxsize=4096)
+def _changed_parameters(function: FunctionType) -> frozenset[int | str | None]:
+    """Return the names and places of the parameters that a function changes by subscripts, attributes or methods."""
+    definition = definition_of(function)
+    names = function.__code__.co_varnames[: function.__code__.co_argcount]
+    changed = {_root_of(part) for node in ast.walk(definition) for part in _changed_parts(node)} if definition else ()
+    return frozenset(each for place, name in enumerate(names) if name in changed for each in (place, name))
 
 
 def is_read_once(kind: type, attribute: str) -> bool:
