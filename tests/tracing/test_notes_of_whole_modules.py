@@ -228,6 +228,12 @@ def test_what_is_read_of_a_global_is_that_of_this_input(
     check(kind, writer, names, has_run=False)
 
 
+@pytest.mark.parametrize("writer", OUTSIDE)
+def test_what_was_left_in_a_global_before_is_not_read(writer: type[Writer]) -> None:
+    """The child is traced and the reader is kept whole: a graph leaves nothing there for it."""
+    check(Siblings, writer, ["child.conv", "output"], has_run=True)
+
+
 def test_number_that_no_other_code_reads_keeps_a_module_whole() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:

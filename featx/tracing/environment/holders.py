@@ -68,7 +68,7 @@ class Holder:
         if isinstance(value, list):
             if len(value) <= LARGE:
                 yield (id(value), None), _Known().items_of, value
-                yield (id(value), PLAIN_ITEMS), _Known().plain_items_of, value
+                yield (id(value), PLAIN_ITEMS), _PlainItems(), value
             return
         is_namespace = isinstance(value, type) or (isinstance(value, dict) and "__builtins__" in value)
         if not is_namespace and len(cast(Any, value)) > LARGE:
@@ -88,7 +88,8 @@ class Holder:
             definitions = [key for key in definitions if not key.startswith("__") and key not in vars(builtins)]
         else:
             yield (id(value), None), dict.__len__ if isinstance(value, dict) else len, value
-            yield (id(value), PLAIN_ITEMS), _Known().plain_entries_of, value
+            # Those that are replaced have places of their own.
+            yield (id(value), PLAIN_ITEMS), _PlainItems(besides=len(cast(Any, value))), value
         if definitions and (is_namespace or type(value) is dict):
             get_all = _DefinitionsOf(definitions)
             yield (id(value), DEFINITIONS), get_all, vars(value) if isinstance(value, type) else value
@@ -175,15 +176,6 @@ class _Known:
         """Return the items of a list."""
         return self.of(tuple(value))
 
-    def plain_items_of(self, value: list[Any]) -> tuple[Any, ...]:
-        """Return the numbers and texts in a list."""
-        return self.of(tuple(item for item in value if isinstance(item, _PLAIN_OR_TRACED)))
-
-    def plain_entries_of(self, value: Mapping[Any, Any]) -> tuple[Any, ...]:
-        """Return the numbers and texts in a dict."""
-        items: Any = dict.values(value) if isinstance(value, dict) else value.values()
-        return self.plain_items_of(items)
-
     def entries_of(self, value: Mapping[Any, Any]) -> tuple[Any, ...]:
         """Return the keys and values of a mapping of texts, which are other objects when they are set again."""
         entries = (*value, *value.values())
@@ -196,6 +188,20 @@ class _Known:
                 return known
         self._known.append(items)
         return items
+
+
+class _PlainItems:
+    """Returns the numbers and texts in a list or dict; () where it has the length `besides`."""
+
+    def __init__(self, besides: int = -1) -> None:
+        self._besides = besides
+        self._known = _Known()
+
+    def __call__(self, value: Any) -> tuple[Any, ...]:
+        if len(value) == self._besides:
+            return ()
+        items: Any = value if isinstance(value, list) else copy_of(value).values()
+        return self._known.of(tuple(item for item in items if isinstance(item, _PLAIN_OR_TRACED)))
 
 
 class _DefinitionsOf:

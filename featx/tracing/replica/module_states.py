@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import cached_property
 from typing import Any
 
 from torch import nn
@@ -133,17 +134,22 @@ class ModuleStates:
         """
         known = self._shared.get(module)
         if known is None:
-            inside = self._at_or_inside(module)
-            outside = (state for other, state in self._initial.items() if other not in inside)
-            held = {id(each) for state in outside if isinstance(state, ModuleState) for _, each in state.containers()}
-            found: dict[int, _Shared] = {}
-            for inner in inside if held else ():
-                state = self._initial[inner]
-                for name, container in state.containers() if isinstance(state, ModuleState) else ():
-                    if id(container) in held:
-                        found.setdefault(id(container), (container, []))[1].append((inner, name))
-            known = self._shared[module] = list(found.values())
+            inside = set(self._at_or_inside(module)) if self._held_by_several else set[nn.Module]()
+            known = self._shared[module] = [
+                (container, own)
+                for container, places in self._held_by_several
+                if 0 < len(own := [place for place in places if place[0] in inside]) < len(places)
+            ]
         return known
+
+    @cached_property
+    def _held_by_several(self) -> list[_Shared]:
+        """The containers that several modules have."""
+        found: dict[int, _Shared] = {}
+        for module, state in self._initial.items():
+            for name, container in state.containers() if isinstance(state, ModuleState) else ():
+                found.setdefault(id(container), (container, []))[1].append((module, name))
+        return [each for each in found.values() if len({module for module, _ in each[1]}) > 1]
 
     @property
     def are_changed_by_calls(self) -> bool:
