@@ -26,7 +26,7 @@ from featx.tracing.source.attributes import assigned_by, constants_of_init
 from featx.tree import tree_leaves, tree_map
 
 _MISSING = object()
-_PLAIN = (int, float, str, tuple, type(None), torch.Tensor)
+_PLAIN = (int, float, str, tuple, type(None), torch.dtype, torch.device, torch.Tensor)
 
 
 def caches_filled_before(

@@ -34,7 +34,7 @@ from featx.tracing.recording.lineage import Lineage, Origin, Part
 from featx.tracing.recording.made_inside import MadeInside
 from featx.tracing.recording.numbers import Numbers
 from featx.tracing.recording.opaque_call import OpaqueCall
-from featx.tracing.replica.hooks import tensors_kept_by_hooks
+from featx.tracing.replica.hooks import names_changed_by_hooks, tensors_kept_by_hooks
 from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.replica.replica import Replica, WritesSharedTensor
 from featx.tracing.signals import AllNeededRecorded, NeedsRealValues, UnsupportedValue, Untraceable
@@ -508,6 +508,11 @@ class Recorder(TracerBase):
             return False
         held = (each for module in self._replica.paths for _, each in tensors_of(module))
         return not any(address in _addresses_of(each) for each in held)
+
+    def names_changed_by_hooks(self, paths: Iterable[str]) -> frozenset[str]:
+        """Return the names of what the forward hooks of modules may change, of those at `paths` or inside of these."""
+        inside = [path for path in self._hooked if any(f"{path}.".startswith(f"{each}.") for each in paths)]
+        return names_changed_by_hooks(map(self._model.get_submodule, inside))
 
     @functools.cached_property
     def _kept_by_hooks(self) -> set[int]:

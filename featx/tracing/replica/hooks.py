@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from featx.tracing.objects.containers import containers_in
+from featx.tracing.source.attributes import names_changed_in
 
 
 def tensors_kept_by_hooks(modules: Iterable[nn.Module]) -> set[int]:
@@ -36,6 +37,24 @@ def tensors_kept_by_hooks(modules: Iterable[nn.Module]) -> set[int]:
         found.update(id(item) for item in items if isinstance(item, torch.Tensor))
     registered = (module._parameters | module._buffers for module in values if isinstance(module, nn.Module))
     return found - {id(tensor) for tensors in registered for tensor in tensors.values()}
+
+
+def names_changed_by_hooks(modules: Iterable[nn.Module]) -> frozenset[str]:
+    """Return the names of attributes and of other things that forward hooks of `modules` may change."""
+    hooks = (
+        each for module in modules for each in (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    )
+    return frozenset(name for hook in hooks for name in _names_changed_by(hook))
+
+
+def _names_changed_by(hook: Any) -> frozenset[str]:
+    while isinstance(hook, functools.partial):
+        hook = hook.func
+    function = getattr(
+        hook, "__func__", hook if inspect.isfunction(hook) else inspect.getattr_static(type(hook), "__call__", None)
+    )
+    owner = getattr(hook, "__self__", hook)
+    return names_changed_in(inspect.unwrap(function), type(owner)) if inspect.isfunction(function) else frozenset()
 
 
 def _held_by(hook: Any) -> Iterator[Any]:

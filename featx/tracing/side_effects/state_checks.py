@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,12 +13,13 @@ from torch import nn
 
 from featx.tracing.objects.python_state import PythonState
 from featx.tracing.objects.references import referred_to
-from featx.tracing.recording.recorder import Recorder
+from featx.tracing.recording.recorder import STORED_BY_HOOK, Recorder
 from featx.tracing.replica.mode_reads import mode_of
 from featx.tracing.replica.module_state import plain_attributes
 from featx.tracing.replica.module_states import ModuleStates
 from featx.tracing.side_effects.forward_side_effects import computed_attributes, unsupported_side_effect
-from featx.tracing.signals import ModifiedFromOutside, ReadOrderUnknown, UnsupportedSideEffect
+from featx.tracing.signals import ModifiedFromOutside, ReadOrderUnknown, UnsupportedSideEffect, Untraceable
+from featx.tracing.source.attributes import names_read_in
 
 # A name, alone or ahead of a key, an attribute or a value.
 _NAME = re.compile(r"([^\W\d]\w*)(?:$|\[| = |\.)")
@@ -132,7 +134,12 @@ class StateChecks:
             raise UnsupportedSideEffect(left)
         if state is None:
             self._check_layer(module, path)
-        elif state.difference() is not None:
+            return
+        changed = self._recorder.names_changed_by_hooks(self.opaque_paths)
+        read = changed & names_read_in(inspect.unwrap(type(module).forward), type(module)) if changed else ()
+        if read:
+            raise Untraceable(f"{STORED_BY_HOOK} perhaps in '{min(read)}',")
+        if state.difference() is not None:
             self._changed.add(module)
             self.left.update((path, name) for name in computed_attributes(self._recorder, state))
             self.left.update((path, text) for text in state.assigned_constants())

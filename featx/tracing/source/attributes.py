@@ -24,7 +24,8 @@ _REPEATED = (
 _BY_NAME = frozenset("hasattr getattr delattr setattr get pop setdefault attrgetter methodcaller".split())
 # Methods that change a list, dict or set.
 _CHANGING = frozenset(
-    "append extend insert pop remove clear reverse sort update setdefault popitem add discard".split()
+    "append extend insert pop remove clear reverse sort update setdefault popitem add discard appendleft".split()
+    + ["__setitem__"]
 )
 
 
@@ -114,6 +115,45 @@ def _root_of(part: ast.expr) -> str:
     while isinstance(part, (ast.Attribute, ast.Subscript)):
         part = part.value
     return part.id if isinstance(part, ast.Name) else ""
+
+
+@lru_cache(maxsize=4096)
+def names_changed_in(function: FunctionType, kind: type | None) -> frozenset[str]:
+    """Return the attributes and the names, of what is not its own, that a call of a function may assign or change.
+
+    Of `self.block.cond = y` that is cond, of `self.kept[0].append(y)` kept, of `FOUND["x"] = y` FOUND.
+    """
+    found: set[str] = set()
+    for reached, _ in functions_reached(function, kind):
+        definition = definition_of(reached)
+        for node in ast.walk(definition) if definition else ():
+            found |= {_nearest_name(part) for part in _changed_parts(node)}
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "setattr":
+                found |= {
+                    each.value for each in node.args if isinstance(each, ast.Constant) and type(each.value) is str
+                }
+    return frozenset(found)
+
+
+@lru_cache(maxsize=4096)
+def names_read_in(forward: FunctionType, kind: type) -> frozenset[str]:
+    """Return the attributes and names that a call of forward may read, but for those that it only changes."""
+    found: set[str] = set()
+    for function, _ in functions_reached(forward, kind):
+        definition = definition_of(function)
+        nodes = list(ast.walk(definition)) if definition else []
+        changed = {id(part) for node in nodes for part in _changed_parts(node)}
+        own = {*function.__code__.co_varnames, *function.__code__.co_cellvars}
+        read = [node for node in nodes if id(node) not in changed]
+        found |= {node.attr for node in read if isinstance(node, ast.Attribute)}
+        found |= {node.id for node in read if isinstance(node, ast.Name) and node.id not in own}
+    return frozenset(found)
+
+
+def _nearest_name(part: ast.expr) -> str:
+    while isinstance(part, ast.Subscript):
+        part = part.value
+    return part.attr if isinstance(part, ast.Attribute) else part.id if isinstance(part, ast.Name) else ""
 
 
 def _changed_by_callee(node: ast.AST, caller: FunctionType) -> set[str]:
