@@ -34,12 +34,10 @@ def preserve_model(
     inside = [each for each in module.modules() if each is not module]
     states = ModuleStates(inside)
     # Attributes of torch's modules too: weight norm assigns `weight`.
-    # A scripted module has no dicts of parts: what it holds is C++'s.
+    # A scripted module has other mappings of its parts, which are C++'s.
+    parts: list[Any] = [each for each in inside if not isinstance(each, torch.jit.ScriptModule)]
     dicts: list[dict[str, Any]] = [
-        held
-        for each in inside
-        for held in (each.__dict__, each._parameters, each._buffers, each._modules)
-        if isinstance(held, dict)
+        held for each in parts for held in (each.__dict__, each._parameters, each._buffers, each._modules)
     ]
     kept = [(held, held.copy()) for held in dicts]
     tensors = [*module.parameters(), *module.buffers(), *inputs]

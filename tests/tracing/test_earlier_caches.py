@@ -44,9 +44,17 @@ class AnchoredInInit(Anchored):
         self.anchors: Any = None
 
 
+class AnchoredByDevice(AnchoredInInit):
+    def decoded(self, x: Tensor) -> Tensor:
+        key: Any = (x.shape[2], x.shape[3], x.device, x.dtype)
+        if self.shape != key:
+            self.shape, self.anchors = key, torch.arange(key[0] * key[1], device=x.device).reshape(key[:2]) + 0.5
+        return x + self.anchors
+
+
 @pytest.mark.parametrize("before", SIZES)
 @pytest.mark.parametrize("names", [["conv", "output"], ["output"]])
-@pytest.mark.parametrize("build", [Anchored, AnchoredInInit])
+@pytest.mark.parametrize("build", [Anchored, AnchoredInInit, AnchoredByDevice])
 def test_sizes_of_a_model_that_has_run_are_as_free_as_those_of_one_that_has_not(
     build: Callable[[], nn.Module], before: tuple[int, ...], names: list[str]
 ) -> None:

@@ -161,8 +161,8 @@ def _check_form(feature: Feature, info: FeatureInfo) -> None:
     if info.shapes and given:
         raise RequestError(
             f"{' and '.join(given)} in the Feature of '{info.node}' is for one tensor, and the value holds "
-            f"{len(info.shapes)}: {', '.join(info.shapes)}. Request one of them (featx.nodes names them), or do all of "
-            "it in apply=lambda value: ..."
+            f"{len(info.shapes)}: {', '.join(info.shapes)}. Do all of it in apply, which gets the value as it is, "
+            "such as apply=lambda value: value[0].mean(1)"
         )
     if feature.of_layout is not None and info.shape is not None and len(info.shape) != len(feature.of_layout):
         raise RequestError(

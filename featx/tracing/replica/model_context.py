@@ -67,6 +67,7 @@ class ModelContext:
         self.function: Callable[..., Any] = root.forward if isinstance(root, nn.Module) else root
         self.signature = inspect.signature(self.function)
         paths = {module: path for path, module in walk_modules(self.root)}
+        refuse_distributed(self.root)
         refuse_uninitialized(self.root)
         refuse_ambiguous(paths)
         self.levels = nesting_depth_of(paths.values())
@@ -198,6 +199,15 @@ def refuse_uninitialized(root: nn.Module) -> None:
                 f"'{path}' is a {type(module).__name__}, whose parameters are not initialized; run the model once on "
                 "an input, which gives them their shapes, and trace it then"
             )
+
+
+def refuse_distributed(root: nn.Module) -> None:
+    """Raise a TraceError for a model in DistributedDataParallel, whose forward exchanges gradients and buffers."""
+    if isinstance(root, nn.parallel.DistributedDataParallel):
+        raise TraceError(
+            "the model is in DistributedDataParallel, whose forward talks to other processes; trace what is in it, "
+            "`model.module`, and put the result into DistributedDataParallel"
+        )
 
 
 def refuse_ambiguous(paths: Mapping[nn.Module, str]) -> None:

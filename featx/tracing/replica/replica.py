@@ -230,7 +230,13 @@ class Replica:
                 raise WritesSharedTensor
 
         with Kernels(lambda *kernel: None, refuse_write):
-            self.root.train(training)
+            try:
+                self.root.train(training)
+            except NotImplementedError as error:
+                raise TraceError(
+                    f"{type(self.root).__name__}.train({training}) is not implemented ({error}), and an extractor has "
+                    "both modes. Of a program of torch.export, make the extractor of the model that was exported"
+                ) from error
         # What `train` does may go beyond flags: layers that are merged into one have gone.
         self.paths = {module: path for path, module in walk_modules(self.root)}
 
