@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -343,9 +344,11 @@ def test_page_in_the_frame_of_a_notebook_works(browser: Chromium, tmp_path: Path
     (tmp_path / "notebook.html").write_text(f"<!DOCTYPE html><meta charset=utf-8>{frame}<script>{script}</script>")
     browser.open(tmp_path / "notebook.html")
     assert browser.problems() == []
-    picture = tmp_path / "notebook.png"
+    picture, end = tmp_path / "notebook.png", time.monotonic() + 30
     browser.screenshot(picture)
-    assert len(picture.read_bytes()) > 10_000  # an empty frame takes about 5,000
+    while len(picture.read_bytes()) <= 10_000:  # an empty frame takes about 5,000, and it is drawn a little later
+        assert time.monotonic() < end
+        browser.screenshot(picture)
 
 
 # -- ticks and thumbnails ------------------------------------------------------------------------------------------
