@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import itertools
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -52,9 +54,39 @@ class AnchoredByDevice(AnchoredInInit):
         return x + self.anchors
 
 
-@pytest.mark.parametrize("before", SIZES)
+class AnchoredInADict(AnchoredInInit):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = {}
+
+    def decoded(self, x: Tensor) -> Tensor:
+        key: Any = (x.shape[2], x.shape[3])
+        if key not in self.tables:
+            self.tables[key] = torch.arange(key[0] * key[1], device=x.device).reshape(key) + 0.5
+        return x + self.tables[key]
+
+
+def test_entry_of_a_dict_that_somebody_has_set_is_kept() -> None:
+    model = AnchoredInADict().eval()
+    model.tables[6, 6] = torch.zeros(6, 6)  # pyright: ignore[reportUnknownMemberType]
+    x = torch.rand(2, 3, 4, 4)
+    model(x)
+    extractor = featx.create_feature_extractor(model, ["output"], example_inputs=x)
+    for side in (4, 6, 8):
+        x = torch.rand(2, 3, side, side)
+        with contextlib.suppress(featx.SpecializationError):
+            assert torch.equal(extractor(x)["output"], model(x))
+
+
 @pytest.mark.parametrize("names", [["conv", "output"], ["output"]])
-@pytest.mark.parametrize("build", [Anchored, AnchoredInInit, AnchoredByDevice])
+@pytest.mark.parametrize(
+    ("build", "before"),
+    [
+        *itertools.product([Anchored, AnchoredInInit, AnchoredByDevice], SIZES),
+        # With an entry for another size than that of the example, it is one that somebody may have set.
+        *itertools.product([AnchoredInADict], SIZES[:2]),
+    ],
+)
 def test_sizes_of_a_model_that_has_run_are_as_free_as_those_of_one_that_has_not(
     build: Callable[[], nn.Module], before: tuple[int, ...], names: list[str]
 ) -> None:

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
+import featx
 from featx import Graph, Node
 from featx.tracing.guards.scalars import (
     Diverged,
@@ -204,3 +206,21 @@ def test_code_in_c_sees_another_value_of_a_disguised_number() -> None:
     )  # fmt: skip
     with pytest.raises(Diverged):
         hash(six)
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        lambda x: 2 if x.shape[0].__class__ is int else 3,
+        lambda x: 2 if x.max().item().__class__ is float else 3,
+        lambda x: {int: 2, float: 3}.get(x.shape[0].__class__, 5),
+        lambda x: 2 if x.shape[0].__class__.__name__ == "int" else 3,
+    ],
+)
+def test_class_of_a_number_is_that_of_a_plain_one(number: Callable[[torch.Tensor], int]) -> None:
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * number(x)
+
+    x = torch.rand(3, 4)
+    assert torch.equal(featx.trace(Model(), torch.rand(2, 4))(x), x * 2)

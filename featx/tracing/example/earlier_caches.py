@@ -8,10 +8,9 @@ the anchors of that size as constants. So it is traced as if it had not run, whe
 from __future__ import annotations
 
 import inspect
-import operator
 from collections.abc import Iterator, Mapping
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -64,7 +63,7 @@ def _are_filled_anew(context: ModelContext, inputs: Any, before: Mapping[Attribu
     varied = _run(context, names, _with_other_values(inputs), before, training=False, varies=True)
     if warm is None or cold is None or varied is None:
         return False
-    returns_the_same = _are_equal(warm.result, cold.result) and _are_equal(warm.caches, cold.caches)
+    returns_the_same = _are_equal(warm.result, cold.result) and all(map(_are_alike, warm.caches, cold.caches))
     return returns_the_same and _are_equal(cold.caches, varied.caches)
 
 
@@ -75,7 +74,7 @@ def _trains_alike(context: ModelContext, inputs: Any, before: Mapping[Attribute,
     if warm is None or cold is None:
         return warm is cold  # the model may take other inputs in train mode, such as targets
     return _are_equal(warm.result, cold.result) and all(
-        _are_equal(warm.caches[place], cold.caches[place])
+        _are_alike(warm.caches[place], cold.caches[place])
         for place in range(len(names))
         if warm.are_assigned[place] or cold.are_assigned[place]
     )
@@ -106,8 +105,10 @@ def _run(
     with torch.no_grad():
         result, error = run_plainly(context, replica.root, *inputs)
     caches = [held.get(name, _MISSING) for held, name in members]
+    are_assigned = [now is not then or isinstance(now, dict) for then, now in zip(start, caches, strict=True)]
+    caches = [cast(Any, cache).copy() if isinstance(cache, dict) else cache for cache in caches]
     replica.drop()
-    return _Run(result, caches, list(map(operator.is_not, start, caches))) if error is None else None
+    return _Run(result, caches, are_assigned) if error is None else None
 
 
 def _saved_tensors(root: nn.Module) -> Iterator[torch.Tensor]:
@@ -121,7 +122,7 @@ def _saved_tensors(root: nn.Module) -> Iterator[torch.Tensor]:
 def _before_calls(module: nn.Module) -> dict[str, Any]:
     """Return the attributes that forward may have assigned, with what they were ahead of that.
 
-    That is what the class has for them, or a constant of `__init__`.
+    That is what the class has for them, or a constant of `__init__`; of a dict that is none, an empty one.
     """
     kind, found = type(module), dict[str, Any]()
     forward = inspect.getattr_static(kind, "forward", None)
@@ -131,7 +132,7 @@ def _before_calls(module: nn.Module) -> dict[str, Any]:
             found[name] = OF_CLASS
         else:
             value = constants_of_init(kind).get(name, _MISSING)
-            if value is not _MISSING and value is not module.__dict__[name]:
+            if value is not _MISSING and value is not module.__dict__[name] and module.__dict__[name] != {}:
                 found[name] = value
     return found
 
@@ -150,6 +151,17 @@ def _other_value(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_floating_point() or tensor.is_complex():
         return tensor * 0.5 + 0.25
     return tensor.flip(-1) if tensor.dim() else tensor.clone()
+
+
+def _are_alike(warm: Any, cold: Any) -> bool:
+    """Say whether what a call has found in a cache is what it fills it with.
+
+    In a dict there may be nothing else: somebody may have put an entry there that holds for other inputs.
+    """
+    if isinstance(warm, dict) and isinstance(cold, dict):
+        held, filled = cast(dict[Any, Any], warm), cast(dict[Any, Any], cold)
+        return held.keys() == filled.keys() and all(_are_equal(held[key], value) for key, value in filled.items())
+    return _are_equal(warm, cold)
 
 
 def _are_equal(one: Any, other: Any) -> bool:

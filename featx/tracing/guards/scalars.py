@@ -140,6 +140,11 @@ class _Traced:
 class TracedInt(_Traced, int):
     """An int of a trace."""
 
+    @property
+    def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """What code that asks for the class of a number is told: `n.__class__ is int`."""
+        return int
+
     def __int__(self) -> int:
         return _converted(self)
 
@@ -152,6 +157,11 @@ class TracedInt(_Traced, int):
 
 class TracedFloat(_Traced, float):
     """A float of a trace."""
+
+    @property
+    def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """What code that asks for the class of a number is told."""
+        return float
 
     def is_integer(self) -> bool:
         """Say whether the number has no fraction, and record what the remainder was seen to be."""

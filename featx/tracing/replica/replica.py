@@ -24,6 +24,7 @@ from featx.tracing.replica.hook_globals import HookGlobals
 from featx.tracing.replica.object_copies import ObjectCopies
 from featx.tracing.replica.size_caches import SizeCaches
 from featx.tracing.signals import Signal
+from featx.tracing.source.attributes import EMPTY_DICT
 from featx.tracing.stand_ins.kernels import Kernels
 
 _SHARED = frozenset({bool, int, float, str, type(None), torch.Tensor, nn.Parameter, torch.Size})
@@ -127,13 +128,16 @@ class Replica:
         return self._original_tensors.get(id(tensor), tensor)
 
     def put_back(self, attributes: Mapping[tuple[str, str], Any]) -> None:
-        """Give attributes, by the path of the module and name, other values; `OF_CLASS` removes one."""
+        """Give attributes, by the path of the module and name, other values.
+
+        `OF_CLASS` removes one, `EMPTY_DICT` stands for an empty dict of their own.
+        """
         for (path, name), value in attributes.items():
             members = self.root.get_submodule(path).__dict__
             if value is OF_CLASS:
                 members.pop(name, None)
             else:
-                members[name] = value
+                members[name] = {} if value is EMPTY_DICT else value
 
     def drop(self) -> None:
         """Empty the modules, which lead to one another, so that all they hold is freed at once."""

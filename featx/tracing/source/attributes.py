@@ -30,6 +30,8 @@ _CHANGING = frozenset(
 
 
 _NO_CONSTANT = object()
+# In the place of an empty dict, of which there is a new one each time.
+EMPTY_DICT = object()
 
 
 def is_read(kind: type, attribute: str) -> bool:
@@ -69,18 +71,24 @@ def assigned_by(forward: FunctionType, kind: type) -> frozenset[str] | None:
 def constants_of_init(kind: type) -> dict[str, Any]:
     """Return the attributes that `__init__` of a class, or of a base that is no torch layer, sets to a constant alone.
 
-    Nothing without source.
+    An empty dict counts as one: `EMPTY_DICT`. Nothing without source.
     """
     found: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
         init = vars(base).get("__init__")
         definition = None if is_torch_layer(base) or not inspect.isfunction(init) else definition_of(init)
         for node in () if definition is None else ast.walk(definition):
-            assigned = getattr(node, "value", None)
-            value = assigned.value if isinstance(assigned, ast.Constant) else _NO_CONSTANT
+            value = _constant_in(getattr(node, "value", None))
             for name in _assigned_in(node):
                 found[name] = value if found.get(name, value) is value else _NO_CONSTANT
     return {name: value for name, value in found.items() if value is not _NO_CONSTANT}
+
+
+def _constant_in(assigned: object) -> Any:
+    if isinstance(assigned, ast.Constant):
+        return assigned.value
+    is_empty = isinstance(assigned, ast.Dict) and not assigned.keys
+    return EMPTY_DICT if is_empty else _NO_CONSTANT
 
 
 def _assigned_in(node: ast.AST) -> list[str]:
