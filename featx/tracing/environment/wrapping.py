@@ -110,11 +110,15 @@ def find_names_to_replace(
 
 
 def globals_of(function: Callable[..., Any], kinds: Iterable[type]) -> list[dict[str, Any]]:
-    """Return the globals of `function` and of the forward methods of classes of modules, each once."""
+    """Return the globals of `function` and of the forward methods of classes of modules, each once.
+
+    Those of a method that is decorated, as by `torch.autocast`, are those of what is decorated, too.
+    """
     found: dict[int, dict[str, Any]] = {}
     # torch's own modules are leaves, and hold no function that anybody wraps.
     own: list[Any] = [kind for kind in kinds if kind.__module__[:6] != "torch."]
-    for candidate in (inspect.unwrap(function), *(kind.forward for kind in own)):
+    forwards = (each for kind in own for each in (kind.forward, inspect.unwrap(kind.forward)))
+    for candidate in (inspect.unwrap(function), *forwards):
         namespace = getattr(candidate, "__globals__", None)
         if namespace is not None:
             found[id(namespace)] = namespace

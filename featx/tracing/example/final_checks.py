@@ -114,11 +114,17 @@ class FinalChecks:
                 stored_in = container if around is None else around
                 raise UnsupportedSideEffect(
                     f"forward stores a value in {what}, a {type(stored_in).__name__},", stored_in,
-                    advice=self._advice_for_used_dict(container, before, changed),
+                    advice=self._advice_for_containers(container, before, changed),
                 )  # fmt: skip
 
-    def _advice_for_used_dict(self, container: Any, before: Mapping[Any, Any], changed: list[Any]) -> str:
-        """Say what to do if an earlier call of the model may have put its results into a dict that it was given."""
+    def _advice_for_containers(self, container: Any, before: Mapping[Any, Any], changed: list[Any]) -> str:
+        """Say what to do about a list or dict of the caller, which an earlier call may have put its results into."""
+        is_given = any(container is each for _, each, _ in self._inputs.contents)
+        if is_given and isinstance(container, list):
+            return (
+                "put the model into a module whose forward makes the list of its own arguments, such as `return "
+                "self.model([slow, fast])`"
+            )
         left = [key for key in changed if key in before]
         rest = {key: item for key, item in before.items() if key not in left}
         if not left or not self._are_results(container, rest, changed):
