@@ -203,3 +203,36 @@ def test_weights_of_an_attention_that_adds_positions_have_their_shape(kind: str)
 def test_attention_with_other_options_is_left_to_torch(options: dict[str, Any]) -> None:
     x = torch.ones(2, 3, 4, device="meta")
     assert output_of(nn.MultiheadAttention(4, 2, batch_first=True), (x, x, x), options) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell])
+def test_rule_of_a_recurrent_cell(kind: type[nn.Module], bias: bool, dtype: torch.dtype) -> None:
+    cell: Any = kind(4, 6, bias=bias)
+    cell.to(dtype)
+    inputs = [torch.randn(2, 4), torch.randn(1, 4), torch.randn(2, 3, 4)[:, 1], torch.randn(4, 2).t(), torch.randn(4)]
+    answers = 0
+    for x, rows in ((x.to(dtype), x.shape[0] if x.dim() == 2 else 2) for x in inputs):
+        step = torch.randn(rows, 6).to(dtype)
+        pairs = (None, (step, step), (step, step.t().contiguous().t()), step, [step, step])
+        for state in pairs if kind is nn.LSTMCell else (None, step, step.t().contiguous().t(), step.float()):
+            args = (x,) if state is None else (x, state)
+            answer = output_of(cell, on_meta(args), {})
+            if answer is not None:
+                with torch.no_grad():
+                    result = cell(*args)
+                assert tuple(map(form, answer if kind is nn.LSTMCell else [answer])) == tuple(
+                    map(form, result if kind is nn.LSTMCell else [result])
+                )
+                answers += 1
+    assert answers >= 6
+
+
+@pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell])
+def test_recurrent_cell_says_what_it_refuses(kind: type[nn.Module]) -> None:
+    cell: Any = kind(4, 6)
+    for x in (torch.ones(2, 5), torch.ones(2, 4, dtype=torch.float64), torch.ones(2, 2, 4)):
+        assert output_of(cell, (on_meta(x),), {}) is None
+    other = torch.ones(3, 6)
+    assert output_of(cell, on_meta((torch.ones(2, 4), (other, other) if kind is nn.LSTMCell else other)), {}) is None

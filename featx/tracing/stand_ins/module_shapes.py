@@ -20,6 +20,8 @@ def output_of(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     """Return a value of the form that `module(*args)` has, on the meta device, or None where no rule applies. O(1)."""
     if type(module) is nn.MultiheadAttention:
         return _attention(module, args, kwargs)
+    if type(module) is nn.LSTMCell or type(module) is nn.GRUCell:
+        return None if kwargs else _cell(module, *args)
     rule = _RULES.get(type(module))
     if rule is None or kwargs or len(args) != 1:
         return None
@@ -65,6 +67,27 @@ def _attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
     # In memory the sequence comes first.
     output = _fresh(args[0], (length, batch, width)).transpose(0, 1)
     return output, _fresh(args[0], (batch, length, source)) if kwargs.get("need_weights", True) else None
+
+
+def _cell(module: Any, x: Any = None, state: Any = None, *others: object) -> Any:
+    """One step of a recurrent cell. On the meta device torch decomposes it in Python, which takes milliseconds."""
+    is_lstm = type(module) is nn.LSTMCell
+    given: list[Any] = [] if state is None else [*state] if is_lstm and type(state) is tuple else [state]
+    if others or len(given) not in (0, 1 + is_lstm) or not all(map(_is_plain_matrix, (x, *given))):
+        return None
+    shape, weight = (x.shape[0], module.hidden_size), module.weight_ih
+    if x.shape[1] != module.input_size or any(each.shape != shape or not each.is_contiguous() for each in given):
+        return None
+    if not all(each.dtype == x.dtype for each in (*module._parameters.values(), *given) if each is not None):
+        return None
+    if not (weight.is_contiguous() and module.weight_hh.is_contiguous()) or 0 in shape:
+        return None
+    step = torch.empty(shape, dtype=x.dtype, device=_META)
+    return (step, torch.empty(shape, dtype=x.dtype, device=_META)) if is_lstm else step
+
+
+def _is_plain_matrix(x: Any) -> bool:
+    return type(x) is torch.Tensor and x.is_meta and x.is_floating_point() and x.dim() == 2
 
 
 def _fresh(x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
