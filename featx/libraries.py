@@ -198,6 +198,16 @@ def advice_for(value: object) -> str:
     return ""
 
 
+def advice_for_code(namespace: dict[str, Any]) -> str:
+    """Return what to do about code of a library that cannot be followed, by its globals, or ""."""
+    if str(namespace.get("__name__")).partition(".")[0] == "accelerate":  # what device_map="auto" and offloading set up
+        return (
+            "load the model on one device, and take away the hooks with which accelerate moves inputs between devices: "
+            "accelerate.hooks.remove_hook_from_submodules(model)"
+        )
+    return ""
+
+
 def advice_for_draws(model: object) -> str:
     """Return what to do about a model that draws random numbers from numpy, or ""."""
     if getattr(getattr(model, "config", None), "apply_spec_augment", False):  # speech models of transformers

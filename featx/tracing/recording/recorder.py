@@ -16,6 +16,7 @@ from featx.ir.arguments import Argument
 from featx.ir.graph import Graph
 from featx.ir.memory import memory_of
 from featx.ir.node import Node, Target
+from featx.libraries import advice_for_code
 from featx.tracing.environment.raised_errors import RaisedErrors
 from featx.tracing.guards.forms import attributes_given_to, form_of, form_of_result
 from featx.tracing.guards.guards import check_decision, check_form, check_is_tensor, check_result
@@ -150,7 +151,10 @@ class Recorder(TracerBase):
                 f"{what} in a function with a `try` or `with`, and no source tells whether it catches errors,",
                 advice="put the model into a file: source of code from standard input or `exec` cannot be read",
             )
-        raise Untraceable(f"{what} in a `try` that catches errors, and other inputs may cause one")
+        raise Untraceable(
+            f"{what} in a `try` that catches errors, and other inputs may cause one",
+            advice=advice_for_code(frame.f_globals),
+        )
 
     def require_own_parameters(self) -> None:
         """Let the trace run for real on copies of the parameters, for code that reads or adds to their gradients.
