@@ -114,7 +114,7 @@ class FinalChecks:
                 stored_in = container if around is None else around
                 raise UnsupportedSideEffect(
                     f"forward stores a value in {what}, a {type(stored_in).__name__},", stored_in,
-                    advice=self._advice_for_containers(container, before, changed),
+                    advice=advice_for(stored_in) or self._advice_for_containers(container, before, changed),
                 )  # fmt: skip
 
     def _advice_for_containers(self, container: Any, before: Mapping[Any, Any], changed: list[Any]) -> str:
