@@ -35,7 +35,7 @@ class RaisedErrors:
             Signal: the model has caught it, or another error has replaced it.
             Untraceable: the model has caught the error of a call.
         """
-        self._signal = self._failure = None
+        self.forget()
         try:
             with note_signals(self.note_signal):
                 yield
@@ -47,7 +47,7 @@ class RaisedErrors:
         else:
             self.check()
         finally:
-            self._signal = self._failure = None
+            self.forget()
 
     def note_signal(self, signal: Signal) -> None:
         """Take note of a signal that is about to be raised. `forget` it where featx catches it itself."""

@@ -119,8 +119,7 @@ class FinalChecks:
 
     def _advice_for_containers(self, container: Any, before: Mapping[Any, Any], changed: list[Any]) -> str:
         """Say what to do about a list or dict of the caller, which an earlier call may have put its results into."""
-        is_given = any(container is each for _, each, _ in self._inputs.contents)
-        if is_given and isinstance(container, list):
+        if self._is_given(container) and isinstance(container, list):
             return (
                 "put the model into a module whose forward makes the list of its own arguments, such as `return "
                 "self.model([slow, fast])`"
@@ -136,7 +135,11 @@ class FinalChecks:
 
         As sentence-transformers does. The dict of the caller stays as it is.
         """
-        is_given = any(container is each for _, each, _ in self._inputs.contents)
-        if not is_given or not isinstance(container, dict) or not before or not before.keys().isdisjoint(changed):
+        if not self._is_given(container) or not isinstance(container, dict):
+            return False
+        if not before or not before.keys().isdisjoint(changed):
             return False
         return not any(asks_for_key(code, frozenset(changed)) for code in self.codes_that_ran())
+
+    def _is_given(self, container: object) -> bool:
+        return any(container is each for _, each, _ in self._inputs.contents)
