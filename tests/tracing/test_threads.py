@@ -305,6 +305,14 @@ def test_work_that_forward_hands_over_without_naming_threads_is_refused(monkeypa
         featx.trace(Hidden(lambda function: POOL.submit(function).result()), torch.rand(2, 4))
 
 
+def test_the_smallest_work_of_a_thread_that_was_there_before_is_noticed() -> None:
+    POOL.submit(int).result()
+    for _ in range(1000):
+        others = AllThreads()
+        POOL.submit(int).result()
+        assert others.have_run()
+
+
 def test_threads_that_end_at_any_moment_are_no_trouble() -> None:
     is_over = threading.Event()
 
