@@ -105,11 +105,12 @@ def create_feature_extractor(
         model: where the values come from.
         return_nodes: a dict from node names to keys of the result, or a list of names that are the keys too. See
             `get_graph_node_names`; the path of a module means what its last call returned, or where it is a name in
-            that list, that call. "output" is what the model returns. A name may also be a pattern (`"blocks.*"`,
-            `"layer[34].*.conv2"`; `*` is one part of a path, `**` any number of them), a module of the model, or a
-            class of modules; of what they stand for, modules that do not run are left out. In the keys of these `*`
-            is what was matched: `{"layer*": "C*"}`. A `Feature` in the place of a key says what is done to the
-            value, and a list of keys and features returns it several times. The result has the order of the request.
+            that list, that call. "output" is what the model returns, if it has no child of that name; `model` itself
+            is that in any case. A name may also be a pattern (`"blocks.*"`, `"layer[34].*.conv2"`; `*` is one part of
+            a path, `**` any number of them), a module of the model, or a class of modules; of what they stand for,
+            modules that do not run are left out. In the keys of these `*` is what was matched: `{"layer*": "C*"}`. A
+            `Feature` in the place of a key says what is done to the value, and a list of keys and features returns it
+            several times. The result has the order of the request.
         train_return_nodes: what train mode returns, where the modes differ; together with `eval_return_nodes`.
         eval_return_nodes: what eval mode returns.
         tracer_kwargs: as for `get_graph_node_names`.

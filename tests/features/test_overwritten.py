@@ -419,3 +419,31 @@ def test_a_value_that_may_be_memory_of_another_one_in_the_result(rows: int, othe
     assert torch.equal(found["add_"], model.linear(X4[:rows]).t() + 1)
     if others:
         assert all(map(torch.equal, found["output"], model(X4[:rows])))
+
+
+class CopiesForSomeSizes(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if x.shape[0] > 3 else x.clone()
+
+
+class ReturnsWhatMayBeOverwritten(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.copies = nn.Linear(4, 4), CopiesForSomeSizes()
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.linear(x)
+        z = self.copies(y)
+        z.add_(1)
+        return z, y
+
+
+@pytest.mark.parametrize("names", [["copies", "output"], ["linear", "copies", "output"]], ids=" ".join)
+@pytest.mark.parametrize("rows", [2, 5])
+def test_a_value_in_the_result_that_a_whole_module_returns_for_other_sizes(names: list[str], rows: int) -> None:
+    torch.manual_seed(0)
+    model = ReturnsWhatMayBeOverwritten().eval()
+    x = torch.rand(rows, 4)
+    found = featx.create_feature_extractor(model, names, example_inputs=torch.rand(2, 4))(x)
+    assert torch.equal(found["copies"], model.linear(x))
+    assert all(map(torch.equal, found["output"], model(x)))

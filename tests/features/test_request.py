@@ -240,3 +240,31 @@ def test_a_value_that_two_patterns_match_is_returned_for_each() -> None:
     for key, each in expected.items():
         torch.testing.assert_close(found[key], each)
     assert list(featx.create_feature_extractor(model, ["*", "[02]"], example_inputs=x)(x)) == ["0", "1", "2"]
+
+
+class HasOutput(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.output = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.output(x))
+
+
+def test_the_model_itself_is_what_it_returns_also_where_a_child_is_called_output() -> None:
+    torch.manual_seed(0)
+    model, x = HasOutput().eval(), torch.randn(2, 4)
+    child = featx.create_feature_extractor(model, ["output"], example_inputs=x)(x)
+    whole = featx.create_feature_extractor(model, {"output": "child", model: "whole"}, example_inputs=x)(x)
+    assert torch.equal(child["output"], model.output(x))
+    assert torch.equal(whole["child"], model.output(x))
+    assert torch.equal(whole["whole"], model(x))
+    listed = featx.create_feature_extractor(model, [model], example_inputs=x)(x)
+    assert list(listed) == ["output"]
+    assert torch.equal(listed["output"], model(x))
+
+
+def test_the_model_itself_is_its_output_for_edits_and_inputs_too(model: nn.Module) -> None:
+    doubled = extracted(model, [model], edits={model: lambda value: value * 2})
+    assert torch.equal(doubled["output"], model(X) * 2)
+    assert torch.equal(extracted(model, {model: "logits"})["logits"], model(X))

@@ -105,6 +105,7 @@ class _Liveness:
         self._wanted = wanted
         self._effects = Effects(graph, root)
         self._memory = MemoryGroups(graph, self._effects)
+        self._possibly_returned: list[tuple[Node, Node]] = []  # calls, and inputs that they may return
         self._join_inputs_that_may_be_returned()
         # What Python decided on the way to the wanted values must still hold.
         hooks = self._gradient_hooks_of_wanted()
@@ -142,6 +143,7 @@ class _Liveness:
                     is_new = True
                     for source in call.all_input_nodes:
                         self._memory.join(call, source)
+                        self._possibly_returned.append((call, source))
 
     def is_overwritten(self, node: Node) -> bool:
         """Say whether a kept call behind `node` may write into its memory."""
@@ -204,7 +206,12 @@ class _Liveness:
     @cached_property
     def _memory_without_marks(self) -> MemoryGroups:
         # A mark of what a module has returned joins the memory of all that is in a tuple.
-        return MemoryGroups(self._graph, self._effects, self._marks) if self._marks else self._memory
+        if not self._marks:
+            return self._memory
+        memory = MemoryGroups(self._graph, self._effects, self._marks)
+        for call, source in self._possibly_returned:
+            memory.join(call, source)
+        return memory
 
     @cached_property
     def _shared_with_others(self) -> set[Node]:

@@ -100,8 +100,8 @@ def as_request(return_nodes: Any, argument: str, model: nn.Module | None = None)
 
     Args:
         return_nodes: a dict from names to keys, or a list of names that are the keys too. A name is a text, which may
-            be a pattern (`"blocks.*"`), a module of the model, or a class of modules. A key may be a `Feature`, or a
-            list of keys and features, which return the value several times.
+            be a pattern (`"blocks.*"`), a module of the model or the model itself, or a class of modules. A key may be
+            a `Feature`, or a list of keys and features, which return the value several times.
         argument: what it is called, for messages.
         model: whose modules are meant.
 
@@ -126,6 +126,9 @@ def as_request(return_nodes: Any, argument: str, model: nn.Module | None = None)
     paths = {} if model is None else {path: module for path, module in model.named_modules() if path}
     named = {name for name, _ in wishes if isinstance(name, str)}
     for wish, key in wishes:
+        if wish is model and model is not None:
+            # A child of that name would be taken for it.
+            wish, key = ("" if OUTPUT in paths else OUTPUT), OUTPUT if key is None else key
         if isinstance(return_nodes, Mapping) and not _is_key(key):
             raise ArgumentTypeError(
                 f"{argument} must give texts, a featx.Feature or a list of them as keys, got {key!r:.200} for "
