@@ -52,19 +52,18 @@ def package_of(path: Path) -> str:
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
-def imports(tree: ast.AST) -> Iterator[tuple[str, list[str], bool]]:
+def imports(tree: ast.AST, at_import: bool = True) -> Iterator[tuple[str, list[str], bool]]:
     """Yield each imported module, the names taken from it, and whether the import runs when the file is imported."""
-    at_import = set(ast.walk(tree))
-    for node in ast.walk(tree):
-        is_checked_only = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-        if is_checked_only or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            at_import -= set(ast.walk(node))
-    for node in ast.walk(tree):
+    for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.ImportFrom):
-            yield node.module or "", [alias.name for alias in node.names], node in at_import
+            yield node.module or "", [alias.name for alias in node.names], at_import
         elif isinstance(node, ast.Import):
             for alias in node.names:
-                yield alias.name, [], node in at_import
+                yield alias.name, [], at_import
+        elif isinstance(node, ast.stmt | ast.ExceptHandler | ast.match_case):
+            is_checked_only = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+            is_later = is_checked_only or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            yield from imports(node, at_import and not is_later)
 
 
 def room_of(module: str) -> str | None:
@@ -166,7 +165,8 @@ def uses_torch_fx(tree: ast.AST) -> bool:
         for module, names, _ in imports(tree)
     )
     return imported or any(
-        isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.fx" for node in ast.walk(tree)
+        isinstance(node, ast.Attribute) and node.attr == "fx" and ast.unparse(node) == "torch.fx"
+        for node in ast.walk(tree)
     )
 
 

@@ -155,6 +155,7 @@ def test_module_inside_a_module_is_copied_with_it(duplicate: Callable[[Any], Any
     assert torch.equal(duplicate(model)(X), model(X))
 
 
+@pytest.mark.slow
 @COPIES
 def test_long_chain_of_modules_is_copied_without_recursion(duplicate: Callable[[Any], Any]) -> None:
     module = symbolic_trace(nn.Sequential(*[nn.Identity() for _ in range(500)]))

@@ -101,6 +101,7 @@ def _best(logits: torch.Tensor) -> torch.Tensor:
     return logits.argmax(1)
 
 
+@pytest.mark.slow
 def test_maps_go_into_arrow_files(net: Net, photos: Path, tmp_path: Path) -> None:
     table = run(net, photos, tmp_path / "out", {"conv": "map"})
     assert all(path.endswith(".arrow") for path in table.paths)

@@ -83,6 +83,7 @@ def test_a_job_that_goes_on_looks_for_nothing(model: nn.Module, tmp_path: Path, 
     assert again.job == table.job
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("first", "second"), [(2e-2, None), (None, 2e-2), (2e-2, 1e-3)])
 def test_another_tolerance_is_another_job(
     first: float | None, second: float | None, model: nn.Module, tmp_path: Path

@@ -223,6 +223,7 @@ def test_weights_of_a_file(tmp_path: Path, photos: Path) -> None:
     assert "does not fit the model" in failed("nodes", "torchvision:resnet18", "--weights", tmp_path / "other.pt")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefix", ["module.", "model.", "module._orig_mod."])
 def test_weights_of_a_wrapped_model(tmp_path: Path, prefix: str) -> None:
     torch.manual_seed(5)

@@ -63,6 +63,7 @@ def test_share_of_a_digit_leaves_the_class_token_out(example: Any) -> None:
     assert example.share_on_digit(attention, torch.tensor([[False, True, True]])) == pytest.approx(0.8)
 
 
+@pytest.mark.slow
 def test_patches_of_a_scene_are_those_of_its_digit(example: Any) -> None:
     digits = (torch.full((20, 12, 12), 2.0), torch.arange(20) % 10)
     scenes, _, is_digit = example.make_scenes(30, digits, torch.Generator().manual_seed(0))

@@ -338,6 +338,7 @@ def test_freezing_by_key_name_or_stride(resnet: nn.Module, until: Any) -> None:
     assert trainable == {"layer4"}
 
 
+@pytest.mark.slow
 def test_freezing_all(resnet: nn.Module) -> None:
     assert not any(value.requires_grad for value in featx.create_backbone(resnet).freeze().parameters())
     with pytest.raises(featx.RequestError, match="no map has stride 3"):

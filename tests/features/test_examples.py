@@ -277,6 +277,7 @@ SPEECH = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options", "shapes"),
     [

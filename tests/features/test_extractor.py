@@ -250,6 +250,7 @@ def blocks_that_run(extractor: nn.Module, x: torch.Tensor) -> int:
     return len(ran)
 
 
+@pytest.mark.slow
 def test_7_vit_cut_at_block_5_runs_six_blocks(capture: Capture) -> None:
     model, x, name = small_vit(), image(1), "encoder.layers.encoder_layer_5"
     expected = capture(model, [name], x)[name][0]

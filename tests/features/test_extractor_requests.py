@@ -234,6 +234,7 @@ def test_model_that_takes_several_inputs_and_keywords() -> None:
     assert torch.equal(masked(x, y, 2.0, y)["mul_1"], model(x, y, 2.0, y))
 
 
+@pytest.mark.slow
 def test_difference_between_the_modes_is_warned_of_unless_suppressed() -> None:
     model = torchvision.models.googlenet(init_weights=False)
     with pytest.warns(UserWarning, match="eval mode") as caught:

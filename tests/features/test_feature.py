@@ -319,6 +319,7 @@ def test_a_head_that_does_not_fit_is_refused_when_the_extractor_is_made() -> Non
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "apply", [lambda x: x.mul_(2), nn.Hardswish(inplace=True), nn.Sequential(nn.ReLU(inplace=True))]
 )

@@ -177,6 +177,7 @@ class SamplesSecond(nn.Module):
         return self.layer(self.embed(x).transpose(0, 1)).mean(0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [3, 4, 7])
 def test_samples_may_be_the_second_dimension(length: int) -> None:
     model, x = SamplesSecond().eval(), torch.rand(3, length, 6)

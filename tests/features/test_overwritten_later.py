@@ -108,6 +108,7 @@ def test_names_inside_and_an_example_that_is_written_help() -> None:
         assert torch.equal(got["last"], model(100 * X))
 
 
+@pytest.mark.slow
 def test_versions_do_not_stand_in_the_way_of_compilers(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(6, 6), nn.Sequential(nn.Linear(6, 6), Plain()), nn.Linear(6, 6)).eval()
     extractor = featx.create_feature_extractor(model, ["0", "2"], example_inputs=X)

@@ -171,6 +171,7 @@ def test_names_with_the_characters_of_patterns_are_names_where_a_module_has_them
     assert dict(as_request(["a?"], "return_nodes", model)) == {"a*": "a*", "ab": "ab"}
 
 
+@pytest.mark.slow
 def test_the_result_has_the_order_of_the_request_with_patterns_of_operations() -> None:
     model = torchvision.models.resnet18(weights=None).eval()
     x = torch.rand(1, 3, 32, 32)

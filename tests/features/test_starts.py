@@ -314,6 +314,7 @@ def test_all_that_is_needed_is_named_at_once() -> None:
         featx.create_feature_extractor(Masks().eval(), ["last"], inputs=["first"], example_inputs=inputs)
 
 
+@pytest.mark.slow
 def test_text_model_from_a_layer_on_needs_no_mask() -> None:
     transformers: Any = pytest.importorskip("transformers")
     torch.manual_seed(0)

@@ -154,6 +154,7 @@ class SharesConfig(nn.Module):
         return self.part(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", [OtherKeys, AtTheEnd, Chained, SharesConfig])
 def test_calls_that_read_what_others_have_left_are_refused(build: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)

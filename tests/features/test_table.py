@@ -248,6 +248,7 @@ def test_probabilities_of_torchs_module_have_their_shape(options: dict[str, bool
     assert featx.nodes(model, x)["attention.probabilities"].shape == tuple(model(x).shape)
 
 
+@pytest.mark.slow
 def test_heads_and_tokens_are_no_places_of_an_image() -> None:
     model = timm.create_model("vit_tiny_patch16_224", depth=1, num_classes=0).eval()
     table = featx.nodes(model, torch.rand(2, 3, 224, 224))

@@ -59,6 +59,7 @@ def test_blocks_have_their_numbers(model: nn.Module) -> None:
         extractor.blocks[4]
 
 
+@pytest.mark.slow
 def test_there_may_be_gaps(model: nn.Module) -> None:
     extractor = extractor_of(model, "layers.3")
     assert len(extractor.layers) == 3

@@ -299,6 +299,7 @@ class OverRows(nn.Module):
         return self.last(sum((self.linear(row) for row in self.rows(x)), torch.zeros(4)))
 
 
+@pytest.mark.slow
 def test_number_of_values_that_a_whole_module_returns_is_checked() -> None:
     torch.manual_seed(0)
     model = OverRows()

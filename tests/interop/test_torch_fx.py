@@ -453,6 +453,7 @@ def test_nodes_that_nobody_reads_stay(assert_same: Any) -> None:
     assert torch.equal(converted(X.clone()), X + 1)
 
 
+@pytest.mark.slow
 def test_long_graphs_do_not_recurse(assert_same: Any) -> None:
     graph = featx.Graph()
     x = graph.placeholder("x")

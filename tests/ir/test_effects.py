@@ -70,6 +70,7 @@ def report(calls: dict[str, tuple[str, Any, Callable[..., Any]]]) -> dict[str, s
     return {name: effects for name, effects in checked.items() if effects}
 
 
+@pytest.mark.slow
 def test_every_tensor_method_writes_shares_and_draws_no_more_than_is_known() -> None:
     calls: dict[str, Any] = {}
     for name in dir(torch.Tensor):

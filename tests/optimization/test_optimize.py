@@ -68,6 +68,7 @@ def test_tolerance_0_tries_what_is_exact(extractor: DualGraphModule, images: tor
     assert plan.trials[0].error == 0
 
 
+@pytest.mark.slow
 def test_nothing_slower_is_returned(
     extractor: DualGraphModule, images: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

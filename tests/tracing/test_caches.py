@@ -64,6 +64,7 @@ LOOKS: dict[str, Callable[[Any, int], torch.Tensor]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LOOKS)
 def test_model_runs_as_before_after_traces_and_after_traces_of_traces(name: str) -> None:
     model = Cached(LOOKS[name])

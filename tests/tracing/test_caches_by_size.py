@@ -234,6 +234,7 @@ def ids(length: int) -> torch.Tensor:
     return torch.randint(0, 20, (2, length))
 
 
+@pytest.mark.slow
 def test_table_that_grows_is_as_long_as_needed() -> None:
     model = Text(Rotary(4)).eval()
     extractor = featx.create_feature_extractor(model, ["rotary.mul"], example_inputs=ids(10))
@@ -242,6 +243,7 @@ def test_table_that_grows_is_as_long_as_needed() -> None:
         assert same(extractor(x)["rotary.mul"].relu(), model(x))
 
 
+@pytest.mark.slow
 def test_table_that_differs_where_it_has_grown_fixes_the_length() -> None:
     model = Text(Rotary(4, scales=True)).eval()
     extractor = featx.create_feature_extractor(model, ["rotary.mul"], example_inputs=ids(10))

@@ -130,6 +130,7 @@ MODELS = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [["output"], ["b"], ["a", "b"]], ids=" ".join)
 @pytest.mark.parametrize("kind", MODELS)
 def test_extractor_is_right_or_refused(kind: type[Net], names: list[str]) -> None:

@@ -78,6 +78,7 @@ def test_entry_of_a_dict_that_somebody_has_set_is_kept() -> None:
             assert torch.equal(extractor(x)["output"], model(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [["conv", "output"], ["output"]])
 @pytest.mark.parametrize(
     ("build", "before"),
@@ -151,6 +152,7 @@ class KeepsMask(KeepsInput):
         return self.linear(x) * self.memory
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", [KeepsInput, KeepsInputOfInit, KeepsWeights, KeepsTable, KeepsMask])
 @pytest.mark.parametrize("length", [None, 3, 5])
 def test_what_the_model_has_kept_otherwise_is_what_its_graph_has(

@@ -231,6 +231,7 @@ def test_einops_can_be_traced_again_and_again() -> None:
     assert same(model(image(5, 8)), featx.trace(model, image(5, 8))(image(5, 8)))
 
 
+@pytest.mark.slow
 def test_every_function_and_layer_of_einops_gives_the_same_again_and_again() -> None:
     einops = pytest.importorskip("einops")
     layers = pytest.importorskip("einops.layers.torch")

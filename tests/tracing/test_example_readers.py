@@ -88,6 +88,7 @@ DECISIONS: dict[str, Callable[[Tensor, Any], bool]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DECISIONS)
 def test_decision_that_is_another_one_for_smaller_sizes_is_not_taken_for_theirs(name: str) -> None:
     decide = DECISIONS[name]

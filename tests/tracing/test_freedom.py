@@ -320,6 +320,7 @@ LIMITS: dict[str, Callable[[Any, torch.Tensor], bool]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", LIMITS.values(), ids=LIMITS)
 @pytest.mark.parametrize("length", [8, 5])
 def test_example_may_be_as_long_as_the_model_takes(limit: Callable[[Any, torch.Tensor], bool], length: int) -> None:

@@ -198,7 +198,10 @@ def check(kind: type[nn.Module], writer: type[Writer], names: list[str], *, has_
         assert torch.equal(got, model(x))
 
 
-@pytest.mark.parametrize("has_run", [False, True], ids=["new", "has run"])
+HAS_RUN = [False, pytest.param(True, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("has_run", HAS_RUN, ids=["new", "has run"])
 @pytest.mark.parametrize("names", [["head", "output"], ["child.conv", "output"], ["output"]], ids=" ".join)
 @pytest.mark.parametrize("writer", SHARED)
 def test_what_a_parent_reads_of_a_shared_object_is_that_of_this_input(
@@ -207,7 +210,8 @@ def test_what_a_parent_reads_of_a_shared_object_is_that_of_this_input(
     check(Parent, writer, names, has_run=has_run)
 
 
-@pytest.mark.parametrize("has_run", [False, True], ids=["new", "has run"])
+@pytest.mark.slow
+@pytest.mark.parametrize("has_run", HAS_RUN, ids=["new", "has run"])
 @pytest.mark.parametrize(
     "names", [["output"], ["child.conv", "output"], ["reader.layer", "output"], ["child", "reader", "output"]],
     ids=" ".join,

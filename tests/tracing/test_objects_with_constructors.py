@@ -219,6 +219,7 @@ def test_a_copy_of_it_holds_what_it_held(make: Callable[[torch.Tensor], Any]) ->
         assert_same(featx.create_feature_extractor(model, nodes, example_inputs=X)(X + 1)["inner"], expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", WITH_ATTRIBUTES.values(), ids=WITH_ATTRIBUTES)
 def test_attributes_of_a_tuple_or_dict_are_returned_too(make: Callable[[torch.Tensor], Any]) -> None:
     model = Returning(make)
@@ -230,6 +231,7 @@ def test_attributes_of_a_tuple_or_dict_are_returned_too(make: Callable[[torch.Te
         assert not hasattr(expected, "mean") or torch.equal(found.mean, expected.mean)
 
 
+@pytest.mark.slow
 def test_items_that_are_attributes_stay_so() -> None:
     found = featx.trace(Returning(lambda x: ItemsAsAttributes(logits=x)), X)(X)
     found.extra = 3

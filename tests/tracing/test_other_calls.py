@@ -44,6 +44,7 @@ def _adaptive(model: nn.Module, with_mask: bool) -> nn.Module:
     return featx.create_feature_extractor(model, ["output"], example_inputs=example, adaptive=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_mask", [False, True])
 @pytest.mark.parametrize("reads", ["nothing", "form"])
 @pytest.mark.parametrize("keep", KINDS)

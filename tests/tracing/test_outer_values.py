@@ -140,6 +140,7 @@ class Net(nn.Module):
         return self.behind(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scope", "request_of"),
     [*((scope, ["output"]) for scope in SCOPES), ("tensor", ["child"]), ("tensor", ["behind", "before"])],

@@ -33,6 +33,7 @@ def _forms(values: Any) -> list[tuple[Any, ...]]:
     return [(each.shape, each.stride(), each.dtype, each.requires_grad) for each in values]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 @pytest.mark.parametrize("batch_first", [False, True])
 @pytest.mark.parametrize("has_gradient", [False, True])
@@ -65,6 +66,7 @@ class _Speech(nn.Module):
         return self.head(outputs).mean(1) + last.sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 def test_features_at_other_lengths_are_those_of_the_model(kind: Any) -> None:
     torch.manual_seed(0)
@@ -90,6 +92,7 @@ class _Packed(nn.Module):
         return self.head(pad_packed_sequence(outputs, batch_first=True)[0])
 
 
+@pytest.mark.slow
 def test_packed_sequences() -> None:
     torch.manual_seed(0)
     model = _Packed().eval()

@@ -284,6 +284,7 @@ def test_submodule_that_keeps_numbers_of_its_first_call_is_kept_whole() -> None:
         assert torch.equal(traced(x), model(x))
 
 
+@pytest.mark.slow
 def test_cache_by_size_that_the_first_call_fills_is_no_state() -> None:
     class Caching(nn.Module):
         def __init__(self) -> None:

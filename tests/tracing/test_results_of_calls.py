@@ -262,6 +262,7 @@ def test_an_object_whose_tensor_is_overwritten_later_is_no_feature(holder: Any) 
     assert torch.equal(features["mul_1"], (x * 2 + 1) * 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Box, Slots, Frozen, Deep, lambda number, x: [{"kept": Box(number, x)}]])
 def test_a_call_that_writes_a_tensor_in_an_object(kind: Any) -> None:
     class Model(nn.Module):

@@ -124,6 +124,7 @@ def test_scripted_extractor_computes_what_the_extractor_does(name: str, gradient
         torch.testing.assert_close(torch.jit.script(module)(X), module(X), rtol=0, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "inputs", "keywords"),
     [

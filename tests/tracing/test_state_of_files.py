@@ -196,6 +196,7 @@ class DrawsEachTime(Base):
         return self.linear(x) + self.noise
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entry", ENTRIES, ids=["extractor", "trace"])
 @pytest.mark.parametrize("kind", [KeepsLog, FillsTable, DrawsEachTime])
 def test_state_that_no_call_depends_on_is_allowed(kind: type[Base], entry: Callable[[nn.Module], Any]) -> None:

@@ -137,6 +137,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", REFUSED, ids=lambda kind: kind.__name__)
 def test_what_a_graph_would_not_repeat_is_refused(kind: type[_Model]) -> None:
     make_kept = REFUSED[kind]

@@ -141,6 +141,7 @@ def test_values_of_a_model_that_others_trace_and_of_their_extractors_are_right(n
     assert not any(module.training for module in model.modules())
 
 
+@pytest.mark.slow
 def test_functions_of_a_python_module_are_its_own_again() -> None:
     before = {name: id(value) for name, value in globals().items()}
     model = Net()
@@ -264,6 +265,7 @@ STARTS: dict[str, Callable[[nn.Module, torch.Tensor], Callable[[], Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("needs_values", [False, True], ids=["without values", "for real"])
 @pytest.mark.parametrize("start", STARTS)
