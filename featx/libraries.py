@@ -180,10 +180,10 @@ def _is_of_transformers(value: object) -> bool:
     )
 
 
-def einops_among(values: Iterable[object]) -> dict[str, Any]:
-    """Return the globals of einops where it is one of `values`, else an empty dict."""
+def globals_of_einops() -> dict[str, Any]:
+    """Return the globals of einops where something has imported it, else an empty dict."""
     einops = sys.modules.get("einops")
-    return einops.__dict__ if einops is not None and any(value is einops for value in values) else {}
+    return einops.__dict__ if einops is not None else {}
 
 
 def torchvision_operators() -> Any:

@@ -196,8 +196,8 @@ class Effects:
             return _of_python_operator(node, short, self._sequences)
         if isinstance(function, type) or name == "getattr":
             return CallEffects(shares=_nodes(node))
-        if isinstance(function, torch._ops.OpOverload):
-            return self._from_schemas(node, [function._schema], function._schema.name.rpartition("::")[2])
+        if isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+            return self._of_overloads(node, function)
         if not module or module.split(".")[0] in _PURE_MODULES:
             return CallEffects(shares=_nodes(node))
         if module == "torch" or module.startswith(("torch.nn.functional", "torch._C", "torch.Tensor", "torch.ops")):
@@ -234,6 +234,17 @@ class Effects:
                 writes=writes + _out_argument(node), shares=_nodes(node), is_random=_is_random(node, name)
             )
         return self._from_schemas(node, schemas, name)
+
+    def _of_overloads(self, node: Node, function: torch._ops.OpOverload | torch._ops.OpOverloadPacket) -> CallEffects:
+        # An operator of `torch.ops`, perhaps one of another library that has the name of one of torch's.
+        is_one = isinstance(function, torch._ops.OpOverload)
+        overloads = [function] if is_one else [getattr(function, name) for name in function.overloads()]
+        namespace, _, name = overloads[0]._schema.name.partition("::")
+        if namespace == "aten" and (not is_one or name == "set_" or facts_of(name).writes_statistics):
+            return self._of_operator(node, name)
+        effects = self._from_schemas(node, [each._schema for each in overloads], name)
+        is_random = any(torch.Tag.nondeterministic_seeded in each.tags for each in overloads)
+        return dataclasses.replace(effects, is_random=True) if is_random else effects
 
     def _from_schemas(self, node: Node, schemas: list[Any], name: str) -> CallEffects:
         writes: dict[Node, None] = dict.fromkeys(_out_argument(node))

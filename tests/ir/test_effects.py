@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from featx import Graph, Node
+from featx import Graph, Node, create_feature_extractor
 from featx.ir.effects import CallEffects, Effects
 from featx.ir.module_effects import module_effects
 from featx.ir.operator_facts import facts_of
@@ -349,3 +349,59 @@ def test_what_a_traced_graph_checks_changes_nothing(check: Any) -> None:
     effects = Effects(graph, nn.Module()).of(graph.call_function(check, (x, 1, "x")))
     assert effects.is_check
     assert not effects.writes
+
+
+@pytest.fixture
+def operators_of_a_library() -> Iterator[Any]:
+    with torch.library._scoped_library("featx_tests", "DEF") as library:
+        library.define("scale(Tensor(a0!) x) -> ()")
+        library.impl("scale", lambda x: (x.mul_(2), None)[1], "CompositeExplicitAutograd")
+        library.define("noise(Tensor x) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
+        library.define("plain(Tensor x) -> Tensor")
+        yield torch.ops.featx_tests
+
+
+@pytest.mark.parametrize("is_overload", [True, False])
+def test_operators_of_a_library_do_what_their_schemas_and_tags_say(
+    operators_of_a_library: Any, is_overload: bool
+) -> None:
+    graph = Graph()
+    x = graph.placeholder("x")
+
+    def effects(name: str) -> CallEffects:
+        operator = getattr(operators_of_a_library, name)
+        return Effects(graph).of(graph.call_function(operator.default if is_overload else operator, (x,)))
+
+    assert effects("scale").writes == (x,)
+    assert effects("noise").is_random
+    assert effects("plain") == CallEffects()
+
+
+class Scales(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x)
+        torch.ops.featx_tests.scale(y)
+        return self.second(y)
+
+
+@pytest.mark.usefixtures("operators_of_a_library")
+def test_operator_of_a_library_that_writes_is_kept_in_an_extractor() -> None:
+    torch.manual_seed(0)
+    model, x = Scales().eval(), torch.rand(2, 4)
+    extractor = create_feature_extractor(model, ["first", "second"], example_inputs=x)
+    with torch.no_grad():
+        found = extractor(x)
+        assert torch.equal(found["first"], model.first(x))
+        assert torch.equal(found["second"], model(x))
+
+
+def test_operator_of_torch_writes_the_statistics_that_its_schema_leaves_out() -> None:
+    graph = Graph()
+    x, mean, variance = (graph.placeholder(name) for name in ("x", "mean", "variance"))
+    arguments = (x, None, None, mean, variance, True, 0.1, 1e-5)
+    for function in (torch.ops.aten.native_batch_norm, torch.ops.aten.native_batch_norm.default):
+        assert Effects(graph).of(graph.call_function(function, arguments)).writes == (mean, variance)

@@ -231,6 +231,21 @@ def test_einops_can_be_traced_again_and_again() -> None:
     assert same(model(image(5, 8)), featx.trace(model, image(5, 8))(image(5, 8)))
 
 
+class ImportsInForward(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        from einops import rearrange
+
+        b, c, h, w = x.shape
+        return rearrange(rearrange(x, "b c h w -> b (h w) c").relu(), "b (h w) c -> b c h w", h=h)
+
+
+def test_einops_may_be_imported_within_a_function() -> None:
+    pytest.importorskip("einops")
+    traced = featx.trace(ImportsInForward(), torch.randn(2, 3, 8, 8))
+    for x in (torch.randn(1, 3, 8, 8), torch.randn(4, 3, 10, 6)):
+        assert torch.equal(traced(x), ImportsInForward()(x))
+
+
 @pytest.mark.slow
 def test_every_function_and_layer_of_einops_gives_the_same_again_and_again() -> None:
     einops = pytest.importorskip("einops")

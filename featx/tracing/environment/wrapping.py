@@ -18,7 +18,7 @@ from typing import Any, TypeVar, cast
 import torch
 
 from featx.errors import ArgumentTypeError, TraceError
-from featx.libraries import einops_among, is_of_einops, names_of_masks
+from featx.libraries import globals_of_einops, is_of_einops, names_of_masks
 from featx.tracing.environment.pass_through import GlobalName, is_intercepted, is_random, original_of
 
 _CACHED = functools._lru_cache_wrapper
@@ -98,8 +98,8 @@ def find_names_to_replace(
             is_answered = is_intercepted(original) and not _is_of_torch(namespace)
             if _is_opaque_to_proxies(original) or (is_recording and (isinstance(original, _CACHED) or is_answered)):
                 places[id(namespace), name] = namespace
-    einops = einops_among(value for namespace in seen for value in namespace.copy().values())
-    for name, value in einops.items():
+    einops = globals_of_einops()  # code may import them within a function
+    for name, value in einops.copy().items():
         if is_of_einops(original_of(value)):
             places[id(einops), name] = einops
     for namespace, name in names_of_masks(seen) if is_recording else ():
