@@ -22,9 +22,7 @@ ENVIRONMENT = "environment variables"
 PLAIN_ITEMS = "numbers and texts"
 _EMPTY = object()
 # The types of plain values, with which code counts or switches between what it does.
-_PLAIN = frozenset({bool, int, float, complex, str, bytes})
-# With the numbers of a trace.
-_PLAIN_OR_TRACED = (*_PLAIN,)
+_PLAIN = (bool, int, float, complex, str, bytes)
 # What code defines once.
 _DEFINITIONS = frozenset(
     {
@@ -201,7 +199,7 @@ class _PlainItems:
         if len(value) == self._besides:
             return ()
         items: Any = value if isinstance(value, list) else copy_of(value).values()
-        return self._known.of(tuple(item for item in items if isinstance(item, _PLAIN_OR_TRACED)))
+        return self._known.of(tuple(item for item in items if isinstance(item, _PLAIN)))  # also numbers of a trace
 
 
 class _DefinitionsOf:
@@ -326,4 +324,4 @@ def _is_other_plain_value(now: object, before: object) -> bool:
     kinds = (type(now), type(before))
     if kinds == (float, float):
         return True  # computed anew, if perhaps from the same inputs
-    return not _PLAIN.isdisjoint(kinds) and (kinds[0] is not kinds[1] or now != before)
+    return any(kind in _PLAIN for kind in kinds) and (kinds[0] is not kinds[1] or now != before)

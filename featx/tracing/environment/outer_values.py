@@ -14,9 +14,7 @@ from typing import Any
 from featx.libraries import is_collecting_variable
 from featx.tracing.environment.holders import DEFINITIONS, ENVIRONMENT, PLAIN_ITEMS, Holder
 
-_PLAIN = frozenset({bool, int, float, complex, str, type(None)})
-# With the numbers of a trace.
-_PLAIN_OR_TRACED = (*_PLAIN,)
+_PLAIN = (bool, int, float, complex, str, type(None))
 _ABSENT = object()
 # The id of what holds a value, and its key there; None for the length of a list or dict.
 _Place = tuple[int, Any]
@@ -106,7 +104,7 @@ class OuterValues:
 
     def _is_plain(self, number: int, value: Any) -> bool:
         key = self._places[number][1]
-        return key is PLAIN_ITEMS or (key is not None and isinstance(value, _PLAIN_OR_TRACED))
+        return key is PLAIN_ITEMS or (key is not None and isinstance(value, _PLAIN))  # also numbers of a trace
 
     def _name_of(self, number: int) -> str:
         key = self._places[number][1]

@@ -110,19 +110,20 @@ def _changed_parts(node: ast.AST) -> list[ast.expr]:
     return []
 
 
+def _names_along(part: ast.expr) -> list[str]:
+    """Return the names in `self.block.sizes["x"]`: self, block, sizes. The first is "" for what is no name: `f().x`."""
+    attributes: list[str] = []
+    while isinstance(part, (ast.Attribute, ast.Subscript)):
+        if isinstance(part, ast.Attribute):
+            attributes.append(part.attr)
+        part = part.value
+    return [part.id if isinstance(part, ast.Name) else "", *reversed(attributes)]
+
+
 def _attribute_in(part: ast.expr) -> str:
     """Return the first attribute in `module.sizes["x"]`, that of a name; "" where there is none."""
-    name = ""
-    while isinstance(part, (ast.Attribute, ast.Subscript)):
-        name = part.attr if isinstance(part, ast.Attribute) else name
-        part = part.value
-    return name if isinstance(part, ast.Name) else ""
-
-
-def _root_of(part: ast.expr) -> str:
-    while isinstance(part, (ast.Attribute, ast.Subscript)):
-        part = part.value
-    return part.id if isinstance(part, ast.Name) else ""
+    root, *attributes = _names_along(part)
+    return attributes[0] if root and attributes else ""
 
 
 @lru_cache(maxsize=4096)
@@ -135,7 +136,7 @@ def names_changed_in(function: FunctionType, kind: type | None) -> frozenset[str
     for reached, _ in functions_reached(function, kind):
         definition = definition_of(reached)
         for node in ast.walk(definition) if definition else ():
-            found |= {_nearest_name(part) for part in _changed_parts(node)}
+            found |= {_names_along(part)[-1] for part in _changed_parts(node)}
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "setattr":
                 found |= {
                     each.value for each in node.args if isinstance(each, ast.Constant) and type(each.value) is str
@@ -158,12 +159,6 @@ def names_read_in(forward: FunctionType, kind: type) -> frozenset[str]:
     return frozenset(found)
 
 
-def _nearest_name(part: ast.expr) -> str:
-    while isinstance(part, ast.Subscript):
-        part = part.value
-    return part.attr if isinstance(part, ast.Attribute) else part.id if isinstance(part, ast.Name) else ""
-
-
 def _changed_by_callee(node: ast.AST, caller: FunctionType) -> set[str]:
     """Return the attributes that a call hands to a function which changes what it is given: `note(self.info, size)`."""
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
@@ -182,7 +177,9 @@ def _changed_parameters(function: FunctionType) -> frozenset[int | str | None]:
     """Return the names and places of the parameters that a function changes by subscripts, attributes or methods."""
     definition = definition_of(function)
     names = function.__code__.co_varnames[: function.__code__.co_argcount]
-    changed = {_root_of(part) for node in ast.walk(definition) for part in _changed_parts(node)} if definition else ()
+    changed = (
+        {_names_along(part)[0] for node in ast.walk(definition) for part in _changed_parts(node)} if definition else ()
+    )
     return frozenset(each for place, name in enumerate(names) if name in changed for each in (place, name))
 
 
