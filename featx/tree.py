@@ -55,7 +55,7 @@ def clone_tensors(value: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]: ..
 
 
 def clone_tensors(value: Any) -> Any:  # noqa: F811
-    """Return `value` with each tensor in it cloned; gradients flow through, and strides are kept.
+    """Return `value` with each tensor in it cloned once; gradients flow through, and strides are kept.
 
     Code behind a clone may ask for strides without saying so: `x.reshape(-1)` is a view of x, or a copy.
 
@@ -63,12 +63,24 @@ def clone_tensors(value: Any) -> Any:  # noqa: F811
         RequestError: `value` holds an object that may have tensors and is no structure (see `tree_map`).
     """
     if not torch.jit.is_scripting():
-        return tree_map(_clone_leaf, value)
+        return tree_map(_clone_leaf if torch.compiler.is_compiling() else _ClonedOnce().of, value)
     if isinstance(value, torch.Tensor):
         return _clone(value)
     if isinstance(value, list):
         return [_clone(item) for item in value]
     return {key: _clone(item) for key, item in value.items()}
+
+
+class _ClonedOnce:
+    """Clones of tensors: items that are one tensor are one clone."""
+
+    def __init__(self) -> None:
+        self._clones: dict[int, Any] = {}
+
+    def of(self, leaf: Any) -> Any:
+        if id(leaf) not in self._clones:
+            self._clones[id(leaf)] = _clone_leaf(leaf)
+        return self._clones[id(leaf)]
 
 
 def _clone_leaf(leaf: Any) -> Any:

@@ -33,13 +33,20 @@ _CHECKS = {
     for module, names in {
         "tracing.guards.guards": (
             "check_decision check_constant check_not_given check_dtype check_is_tensor check_rank check_size "
-            "check_aliases check_form"
+            "check_aliases check_same_items check_form"
         ),
         "tracing.guards.versions": "version_of check_version",
         "tree": "clone_tensors items_at",
         "features.building.raising_graph": "raise_mode_not_traceable",
     }.items()
     for name in names.split()
+}
+# What they call.
+_CALLED_BY: dict[Any, tuple[Any, ...]] = {
+    standalone_checks.check_form: (standalone_checks.form_of,),
+    standalone_checks.check_aliases: (standalone_checks.aliases_of, standalone_checks.tensors_in),
+    standalone_checks.check_same_items: (standalone_checks.aliases_of, standalone_checks.tensors_in),
+    standalone_checks.version_of: (standalone_checks.tensors_in,),
 }
 # Those that return nothing.
 _STATEMENTS = frozenset(check.__name__ for check in _CHECKS.values()) - {"clone_tensors", "items_at", "version_of"}
@@ -212,10 +219,8 @@ def _functions(known: Mapping[str, Any]) -> tuple[list[str], dict[str, str], lis
             imports.append(f"{alias} = namedtuple({value.__name__!r}, {list(value._fields)!r})")
         else:
             imports.append(_import(alias, value))
-    if standalone_checks.check_form in needed:
-        needed[standalone_checks.form_of] = None
-    if standalone_checks.check_aliases in needed or standalone_checks.version_of in needed:
-        needed[standalone_checks.tensors_in] = None
+    for check in list(needed):
+        needed.update(dict.fromkeys(_CALLED_BY.get(check, ())))
     if len(needed) > 2:
         needed = {standalone_checks.SpecializationError: None, **needed}
     # Imports stand ahead of the classes of tuples.

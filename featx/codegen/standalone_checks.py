@@ -65,9 +65,21 @@ def check_size(value: torch.Tensor, dim: int, expected: int | None, what: str) -
 
 def check_aliases(values: Any, expected: Any) -> None:
     """Raise unless the same inputs are one tensor as on the example; None is different ones."""
-    tensors = [id(value) for value in tensors_in(values)]
-    if tuple(map(tensors.index, tensors)) != (expected or tuple(range(len(tensors)))):
+    aliases = aliases_of(values)
+    if aliases != (expected or tuple(range(len(aliases)))):
         raise SpecializationError("other inputs are one tensor now than on the example")
+
+
+def check_same_items(value: Any, expected: Any, what: str) -> None:
+    """Raise unless the same items of a result are one tensor as on the example."""
+    if aliases_of(value) != expected:
+        raise SpecializationError(f"other items of {what} are one tensor than on the example")
+
+
+def aliases_of(values: Any) -> Any:
+    """Return for each tensor in a value the position of the first one that is the same object."""
+    tensors = [id(value) for value in tensors_in(values)]
+    return tuple(map(tensors.index, tensors))
 
 
 def version_of(value: Any) -> int:
@@ -121,13 +133,16 @@ def raise_mode_not_traceable(mode: str, reason: str) -> None:
     raise SpecializationError(f"there is no code for {mode} mode, in which the model could not be traced: {reason}")
 
 
-def clone_tensors(value: Any) -> Any:
-    """Return a value with each tensor in it cloned, which the model overwrites later."""
+def clone_tensors(value: Any, clones: Any = None) -> Any:
+    """Return a value with each tensor in it cloned once, which the model overwrites later."""
+    clones = {} if clones is None else clones
     if isinstance(value, torch.Tensor):
-        return value.clone()
+        if id(value) not in clones:
+            clones[id(value)] = value.clone()
+        return clones[id(value)]
     if isinstance(value, (tuple, list)):
-        return type(value)([clone_tensors(item) for item in value])
-    return {key: clone_tensors(item) for key, item in value.items()} if isinstance(value, dict) else value
+        return type(value)([clone_tensors(item, clones) for item in value])
+    return {key: clone_tensors(item, clones) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 def read_safetensors(path: Any) -> dict[str, torch.Tensor]:

@@ -324,6 +324,7 @@ CHECKS: dict[str, list[tuple[Any, ...]]] = {
         ((X, X), None), ((X, X + 1), None), ((1, 1), None), ((X, {"a": [X]}), None), ((X, [X]), (0, 0)),
         ((X, X + 1), (0, 0)), ((X, X, X + 1), (0, 0, 2)), ((X, X + 1, X), (0, 0, 2)),
     ],
+    "check_same_items": [((X, X), (0, 0), "x"), ([X, X + 1], (0, 0), "x"), ({"a": X, "b": X + 1}, (0, 1), "x")],
     "check_form": [
         ((X, [1, None, True]), ("tuple", "tensor of 4 dimensions", ("list", "int", None, True)), "x"),
         ({"a": X}, ("dict", ("a", "tensor of 4 dimensions")), "x"), (X, "tensor of 3 dimensions", "x"),

@@ -447,3 +447,81 @@ def test_a_value_in_the_result_that_a_whole_module_returns_for_other_sizes(names
     found = featx.create_feature_extractor(model, names, example_inputs=torch.rand(2, 4))(x)
     assert torch.equal(found["copies"], model.linear(x))
     assert all(map(torch.equal, found["output"], model(x)))
+
+
+class ReturnsItsInputForSomeSizes(nn.Module):
+    """In a tuple, a dict, a list, a view or alone."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.linear = kind, nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        same = x if x.shape[0] > 3 else x.clone()
+        other = self.linear(x)
+        results = {"tuple": (same, other), "dict": {0: same}, "list": [same, other], "view": [same.view(-1, 4)]}
+        return results[self.kind]
+
+
+class WritesAroundIt(nn.Module):
+    """Writes the input of such a call behind it, or its result, and reads the other one."""
+
+    def __init__(self, kind: str, writes_input: bool) -> None:
+        super().__init__()
+        self.first, self.same, self.last = nn.Linear(4, 4), ReturnsItsInputForSomeSizes(kind), nn.Linear(4, 4)
+        self.writes_input = writes_input
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x)
+        same = self.same(y)[0]
+        written, read = (y, same) if self.writes_input else (same, y)
+        written.add_(1)
+        return self.last(read)
+
+
+@pytest.mark.parametrize("writes_input", [True, False])
+@pytest.mark.parametrize("kind", ["tuple", "dict", "list", "view"])
+@pytest.mark.parametrize("names", [["last"], ["first", "last"]], ids=" ".join)
+def test_what_a_whole_module_returns_may_be_its_input_for_other_sizes(
+    kind: str, writes_input: bool, names: list[str]
+) -> None:
+    torch.manual_seed(0)
+    model = WritesAroundIt(kind, writes_input).eval()
+    for rows, other_rows in ((2, 5), (5, 2)):
+        extractor = featx.create_feature_extractor(model, names, example_inputs=torch.rand(rows, 4))
+        x = torch.rand(other_rows, 4)
+        found = extractor(x)
+        assert torch.equal(found["last"], model(x))
+        assert "first" not in found or torch.equal(found["first"], model.first(x))
+
+
+class ReturnsOneTensorTwiceForSomeSizes(nn.Module):
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        y = x * 2
+        return {"read": y, "written": y if x.shape[1] % 2 else y.clone()}
+
+
+class WritesOneOfTwo(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.twice, self.last = ReturnsOneTensorTwiceForSomeSizes(), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = self.twice(x)
+        found["written"].mul_(0)
+        return self.last(found["read"])
+
+
+def test_items_of_a_result_that_are_one_tensor_on_the_example_alone_are_refused() -> None:
+    torch.manual_seed(0)
+    model, x = WritesOneOfTwo().eval(), torch.rand(2, 3, 4)
+    extractor = featx.create_feature_extractor(model, ["last"], example_inputs=x)
+    assert torch.equal(extractor(x + 1)["last"], model(x + 1))
+    with pytest.raises(featx.SpecializationError, match=r"what 'twice' returns are one tensor"):
+        extractor(torch.rand(2, 4, 4))
+    adaptive = featx.create_feature_extractor(model, ["last"], example_inputs=x, adaptive=True)
+    even = featx.create_feature_extractor(model, ["last"], example_inputs=torch.rand(2, 4, 4))
+    for size in (3, 4, 5, 6):
+        x = torch.rand(2, size, 4)
+        assert torch.equal(adaptive(x)["last"], model(x))
+        assert torch.equal(even(x)["last"], model(x))

@@ -127,15 +127,15 @@ class _Liveness:
 
     def _join_inputs_that_may_be_returned(self) -> None:
         # An input that a module of the user was not seen to return it may return where that is another one. It matters
-        # where its result is written.
+        # where its result is written, or that input is later.
         returned = PossiblyReturnedInputs()
         calls = [node for node in self._graph.nodes if "effects" in node.meta]
         writers = [node for node in self._graph.nodes if self._effects.of(node).writes] if calls else []
         is_new = True
         while is_new:
             is_new = False
-            written = {group for writer in writers for group in self._memory.written_by(writer)}
-            for call in [call for call in calls if self._memory.of(call) in written]:
+            last_writers = {group: writer for writer in writers for group in self._memory.written_by(writer)}
+            for call in [call for call in calls if self._is_written(call, last_writers)]:
                 calls.remove(call)
                 if returned.can_return_input(
                     self._effects.module_of(call) if call.op == "call_module" else call.target
@@ -144,6 +144,13 @@ class _Liveness:
                     for source in call.all_input_nodes:
                         self._memory.join(call, source)
                         self._possibly_returned.append((call, source))
+
+    def _is_written(self, call: Node, last_writers: Mapping[int, Node]) -> bool:
+        """Say whether the result of a call is written, or one of its inputs behind it."""
+        if self._memory.of(call) in last_writers:
+            return True
+        writers = [last_writers.get(self._memory.of(source)) for source in call.all_input_nodes]
+        return any(writer is not None and writer > call for writer in writers)
 
     def is_overwritten(self, node: Node) -> bool:
         """Say whether a kept call behind `node` may write into its memory."""

@@ -229,6 +229,20 @@ def check_aliases(values: tuple[Any, ...], expected: tuple[int, ...] | None) -> 
     raise SpecializationError(f"{what}. {_hint()}.")
 
 
+@runtime_check
+def check_same_items(value: Any, expected: tuple[int, ...], what: str) -> None:
+    """Raise unless the same items of a result are one tensor as on the example; `aliases_of` describes that.
+
+    Raises:
+        SpecializationError: they are not, so a write into one of them means something else; `what` names the result.
+    """
+    if aliases_of(value) != expected:
+        raise SpecializationError(
+            f"other items of {what} are one tensor than on the example, and forward may write one of them or compare "
+            f"them with `is`. {_hint()}."
+        )
+
+
 def aliases_of(values: Any) -> tuple[int, ...]:
     """Return for each tensor in nested values and objects the position of the first one that is the same object."""
     positions: dict[int, int] = {}

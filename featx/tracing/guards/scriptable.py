@@ -9,7 +9,7 @@ import torch
 from torch.amp import autocast_mode
 
 from featx.errors import ScriptError
-from featx.tracing.guards.guards import check_aliases, check_constant, check_decision, check_form
+from featx.tracing.guards.guards import check_aliases, check_constant, check_decision, check_form, check_same_items
 from featx.tracing.guards.input_checks import check_is_same
 
 if TYPE_CHECKING:
@@ -51,8 +51,8 @@ def _reasons(node: Node) -> Iterator[str]:
         yield "TorchScript cannot read the source of a lambda; use a named function"
     elif node.target is range:
         yield "TorchScript has no values of type range"
-    elif node.target is check_aliases:
-        yield "it cannot check whether two inputs are one tensor"
+    elif node.target in (check_aliases, check_same_items):
+        yield "it cannot check whether two values are one tensor"
     elif node.target is check_form and not _is_known(node.args[1]):
         yield "it cannot check a value that is nested like this"
 

@@ -19,7 +19,14 @@ from featx.ir.node import Node, Target
 from featx.libraries import advice_for_code
 from featx.tracing.environment.raised_errors import RaisedErrors
 from featx.tracing.guards.forms import attributes_given_to, form_of, form_of_result
-from featx.tracing.guards.guards import check_decision, check_form, check_is_tensor, check_result
+from featx.tracing.guards.guards import (
+    aliases_of,
+    check_decision,
+    check_form,
+    check_is_tensor,
+    check_result,
+    check_same_items,
+)
 from featx.tracing.guards.scalars import Diverged, TracedFloat, TracedInt, plain_number
 from featx.tracing.nodes.grad_modes import GradModes
 from featx.tracing.nodes.naming import QualifiedNames
@@ -395,6 +402,9 @@ class Recorder(TracerBase):
             raise Untraceable(f"{what} contains an object that cannot be compared with that of a later call,")
         else:  # a trace at other sizes tells whether it depends on those
             self.numbers.sizes_were_read = True
+        aliases = aliases_of(value)
+        if len(set(aliases)) < len(aliases):  # Python holds one object, and so there is one node for them
+            self._check_form(node, check_same_items, aliases, what)
 
     def _check_form(self, node: Node, check: Callable[..., None], *arguments: Any) -> None:
         added = self.add_unnamed_node("call_function", check, (node, *arguments), {})
