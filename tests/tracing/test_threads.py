@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import logging.handlers
 import multiprocessing
+import queue
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -305,6 +307,31 @@ def test_work_that_forward_hands_over_without_naming_threads_is_refused(monkeypa
     monkeypatch.setattr(ModelContext, "uses_threading", False)
     with pytest.raises(featx.TraceError, match="hands work to another thread or process"):
         featx.trace(Hidden(lambda function: POOL.submit(function).result()), torch.rand(2, 4))
+
+
+class Logs(nn.Module):
+    def __init__(self, logger: logging.Logger, needs_values: bool) -> None:
+        super().__init__()
+        self.linear, self.log, self.needs_values = nn.Linear(4, 4), logger.warning, needs_values
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        if self.needs_values and y.sum().item() > 1e6:
+            y = y / 2
+        self.log("a slow path for %s", x.shape)
+        return y * 2
+
+
+@pytest.mark.parametrize("needs_values", [False, True], ids=["without values", "for real"])
+@pytest.mark.parametrize("handler", [logging.NullHandler, lambda: logging.handlers.QueueHandler(queue.Queue())])
+def test_records_of_logging_are_no_work_for_others(handler: Callable[[], logging.Handler], needs_values: bool) -> None:
+    logger = logging.Logger("of a model")
+    logger.addHandler(handler())
+    model, x = Logs(logger, needs_values).eval(), torch.rand(3, 4)
+    extractor = featx.create_feature_extractor(model, ["linear", "output"], example_inputs=torch.rand(2, 4))
+    found = extractor(x)
+    assert torch.equal(found["linear"], model.linear(x))
+    assert torch.equal(found["output"], model(x))
 
 
 def test_the_smallest_work_of_a_thread_that_was_there_before_is_noticed() -> None:

@@ -18,6 +18,9 @@ _DELEGATING_CODE = {
     method.__code__ for method in (threading.Thread.start, threading.Condition.notify, queue.Queue.put)
 }  # fmt: skip
 _LIBRARIES = ("concurrent.futures.", "multiprocessing.")
+# Python modules in them that only tell something, as each record of `logging` asks for the name of the process. A
+# process that is started runs code of others of them too.
+_TELLING = frozenset({"multiprocessing.process", "multiprocessing.context"})
 # Code that hands work over names something of these Python modules, mostly.
 _OF_WORKERS = frozenset(
     {"threading", "_thread", "queue", "_queue", "concurrent", "multiprocessing", "asyncio", "joblib"}
@@ -57,7 +60,19 @@ def is_threading_object(value: Any) -> bool:
 
 
 def delegates_work(frame: FrameType, event: str, called: Any) -> bool:
-    """Say whether a call hands work, or a result, to another thread or process."""
+    """Say whether a call hands work, or a result, to another thread or process. A record of `logging` is neither."""
     if event == "call":
-        return frame.f_code in _DELEGATING_CODE or str(frame.f_globals.get("__name__")).startswith(_LIBRARIES)
-    return event == "c_call" and called.__name__ == "put" and isinstance(called.__self__, SimpleQueue)
+        name = str(frame.f_globals.get("__name__"))
+        is_one = frame.f_code in _DELEGATING_CODE or (name.startswith(_LIBRARIES) and name not in _TELLING)
+    else:
+        is_one = event == "c_call" and called.__name__ == "put" and isinstance(called.__self__, SimpleQueue)
+    return is_one and not _is_logging(frame)
+
+
+def _is_logging(frame: FrameType | None) -> bool:
+    """Say whether a frame is of `logging`, or is called by it: a handler may put records into a queue."""
+    while frame is not None:
+        if str(frame.f_globals.get("__name__")).partition(".")[0] == "logging":
+            return True
+        frame = frame.f_back
+    return False
