@@ -32,6 +32,10 @@ def slots_of(kind: type) -> tuple[Any, ...]:  # a mapping of classes, which do n
 
 def rebuild_object(kind: Any, attributes: Mapping[str, Any]) -> Any:
     """Return an object of a class with these attributes. No constructor and no `__post_init__` runs."""
+    if issubclass(kind, types.SimpleNamespace):  # which is made in C
+        made = kind.__new__(kind)
+        made.__dict__.update(attributes)
+        return made
     return set_attributes(object.__new__(kind), attributes)
 
 

@@ -240,7 +240,7 @@ class ModuleCalls:
             self._checks.check(module)
             self._checks.opened_modules.add(module)
             if asked_for_by(path, self._opening.asked_for, caller.stack):
-                mark_output(recorder.graph, recorder.create_unnamed_arg(result), path)
+                mark_output(recorder.graph, recorder.create_result(result, is_unnamed=True), path)
             return result
         except Untraceable as error:
             recorder.raised.raise_behind(error)

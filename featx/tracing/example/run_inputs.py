@@ -49,6 +49,7 @@ class RunInputs:
         call_args, call_kwargs, self.contents = bind_example(
             self._recorder, self._results, self._signature, args, kwargs, self._stand_in, self._keys_read_of
         )
+        self._recorder.given = {id(duplicate): before for _, duplicate, before in self.contents}
         return call_args, call_kwargs
 
     def require_aliases(

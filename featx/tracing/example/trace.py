@@ -338,8 +338,8 @@ class ExampleTrace:
             self._torch_calls.check_unrecorded()
             with torch._C.DisableTorchFunction(), self._torch_calls.kernels.seen():
                 if "" in self._settings.opening.asked_for:
-                    mark_output(self.graph, self.recorder.create_arg(result), "")
-                return self.recorder.create_arg(result) if self._settings.keep_output else None, result
+                    mark_output(self.graph, self.recorder.create_result(result), "")
+                return self.recorder.create_result(result) if self._settings.keep_output else None, result
         except UnsupportedSideEffect:
             raise
         except (Untraceable, NeedsRealValues, AllNeededRecorded, Diverged, Exception) as error:

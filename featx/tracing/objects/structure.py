@@ -72,6 +72,12 @@ def contents_of(container: Any) -> dict[Any, Any]:
     return attributes_of(container)
 
 
+def is_as_before(container: Any, before: dict[Any, Any]) -> bool:
+    """Say whether a container or an object holds the very objects that `contents_of` gave before."""
+    now = contents_of(container)
+    return now.keys() == before.keys() and all(item is before[key] for key, item in now.items())
+
+
 def is_structure(value: object) -> bool:
     """Say whether a value has parts that are followed."""
     if isinstance(value, _CONTAINERS):

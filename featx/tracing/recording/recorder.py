@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import is_dataclass
 from types import CodeType, FrameType
 from typing import Any, cast
 
@@ -17,6 +18,7 @@ from featx.ir.graph import Graph
 from featx.ir.memory import memory_of
 from featx.ir.node import Node, Target
 from featx.libraries import advice_for_code
+from featx.rebuilding import rebuild_object
 from featx.tracing.environment.raised_errors import RaisedErrors
 from featx.tracing.guards.forms import attributes_given_to, form_of, form_of_result
 from featx.tracing.guards.guards import (
@@ -34,7 +36,9 @@ from featx.tracing.nodes.scope import Scope
 from featx.tracing.nodes.tracer_base import TracerBase
 from featx.tracing.objects.arrays import is_array_of_numbers, tensor_of
 from featx.tracing.objects.module_tree import tensors_of
+from featx.tracing.objects.plain_objects import is_plain_object
 from featx.tracing.objects.python_state import objects_in
+from featx.tracing.objects.structure import is_as_before, is_structure, parts_of
 from featx.tracing.recording.autocast import AutocastModes
 from featx.tracing.recording.call_record import Record
 from featx.tracing.recording.earlier_calls import EarlierCalls
@@ -93,6 +97,7 @@ class Recorder(TracerBase):
         needed: how many nodes matter, where it is known: what comes behind them is not recorded.
         call_record: what forward does, where a second call is to be compared with it.
         is_compared: whether a second call is compared with this one, or with the first one of which this is a variant.
+        given: what the containers and objects among the inputs held at the start, by the ids of their copies.
         compared_alias: the path of a module, and the place in its code, that may use `is` to test whether a call
             returned its input.
     """
@@ -129,6 +134,7 @@ class Recorder(TracerBase):
         self.call_record: Record | None = None
         self.is_compared = False
         self.compared_alias: tuple[str, str] | None = None
+        self.given: dict[int, dict[Any, Any]] = {}
         self._hooked = model_context.hooked
         self._model = model_context.root
         self._replica = replica
@@ -138,6 +144,8 @@ class Recorder(TracerBase):
         # Whether new nodes get no qualified name, because the model made no call for them.
         self._makes_unnamed_nodes = False
         self._named: set[Node] = set()
+        # The objects that have been built for the result of a module, by id; None for other arguments.
+        self._returned: dict[int, Node | None] | None = None
 
     def model_frame(self) -> FrameType | None:
         """Return the frame of the model's code that runs; None inside a module of torch that is the root itself."""
@@ -442,6 +450,14 @@ class Recorder(TracerBase):
         finally:
             self._makes_unnamed_nodes = before
 
+    def create_result(self, a: Any, *, is_unnamed: bool = False) -> Argument:
+        """Do as the others, with what a module returns: objects in it are built anew, which nobody changes later."""
+        self._returned = {}
+        try:
+            return self.create_unnamed_arg(a) if is_unnamed else self.create_arg(a)
+        finally:
+            self._returned = None
+
     def create_other_arg(self, a: Any) -> Argument:
         """Turn tensors of other classes, modules and generators into arguments, and all else as every tracer does."""
         if isinstance(a, torch.Tensor):
@@ -451,8 +467,10 @@ class Recorder(TracerBase):
         if isinstance(a, torch.Generator):
             raise Untraceable("a random generator is passed to a call")
         origin = self.lineage.get(a)
-        if origin is not None:
+        if origin is not None and not self._has_additions(a):
             return self.node_of(origin)
+        if self._returned is not None and is_plain_object(a) and not is_dataclass(a):
+            return self._rebuilt(a)
         if callable(a) and any(map(self._is_of_trace, objects_in(a))):
             raise UnsupportedValue("a function that holds values of forward is passed to a call that is one node", a)
         if is_array_of_numbers(a):  # which no call has computed from values of a tensor
@@ -463,6 +481,24 @@ class Recorder(TracerBase):
             raise UnsupportedValue(
                 f"a {type(a).__name__}, which no graph can hold, is passed on or returned", a
             ) from None
+
+    def _rebuilt(self, value: Any) -> Argument:
+        assert self._returned is not None
+        if id(value) not in self._returned:
+            self._returned[id(value)] = None
+            arguments = (type(value), self._attributes_of(value))
+            self._returned[id(value)] = self.create_node("call_function", rebuild_object, arguments, {})
+        node = self._returned[id(value)]
+        if node is None:
+            raise UnsupportedValue(f"a {type(value).__name__} that holds itself is returned", value)
+        return node
+
+    def _has_additions(self, value: Any) -> bool:
+        """Say whether forward has put something into an object among the inputs, or into what it holds."""
+        if id(value) not in self.given:
+            return False
+        parts = [part for part, _ in parts_of(value) if is_structure(part)]
+        return any(id(part) not in self.given or not is_as_before(part, self.given[id(part)]) for part in parts)
 
     def _tensor(self, tensor: torch.Tensor) -> Argument:
         origin = self.lineage.get(tensor)
