@@ -259,7 +259,10 @@ def through_a_function(x: torch.Tensor) -> torch.Tensor:
     return Tripled.apply(x) + 1
 
 
-@pytest.mark.parametrize("root", [through_a_function, lambda x: through_a_function(x)])
+tripled: Callable[[Any], Any] = Tripled.apply
+
+
+@pytest.mark.parametrize("root", [through_a_function, lambda x: through_a_function(x), lambda x: tripled(x) + 1])
 def test_autograd_function_is_one_node_and_keeps_its_backward(root: Callable[[Any], Any]) -> None:
     traced = featx.symbolic_trace(root)
     x = torch.ones(3, requires_grad=True)

@@ -12,7 +12,7 @@ import inspect
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from types import FunctionType, ModuleType
+from types import BuiltinMethodType, FunctionType, ModuleType
 from typing import Any, TypeVar, cast
 
 import torch
@@ -126,9 +126,11 @@ def globals_of(function: Callable[..., Any], kinds: Iterable[type]) -> list[dict
 
 
 def _is_opaque_to_proxies(value: Any) -> bool:
-    # What runs in C++ on the way, where a proxy is an error or, for autograd, loses what `backward` does.
+    # What runs in C++ on the way, where a proxy is an error or, for autograd, loses what `backward` does. The name of a
+    # function may stand for `apply`: `straight_through = StraightThrough.apply`.
+    kind = value.__self__ if type(value) is BuiltinMethodType and value.__name__ == "apply" else value
     return type(value) is torch.jit.ScriptFunction or (
-        isinstance(value, type) and issubclass(value, torch.autograd.Function)
+        isinstance(kind, type) and issubclass(kind, torch.autograd.Function)
     )
 
 
