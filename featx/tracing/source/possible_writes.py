@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
 from collections.abc import Callable, Collection
 from typing import Any
@@ -40,6 +42,9 @@ class PossibleWrites:
         return any(line not in written_at for line in self._lines_of(function, function, None).sometimes)
 
     def _by_one(self, module: nn.Module, has_run: bool, written_at: Collection[Line | None]) -> bool:
+        hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
+        if hooks and any(map(self._may_write, hooks)):  # they do not run in such a call
+            return True
         kind = type(module)
         if is_torch_layer(kind):
             return not has_run and bool(module.__dict__.get("inplace"))
@@ -49,6 +54,13 @@ class PossibleWrites:
         lines = self._lines_of(forward if "forward" in module.__dict__ else kind, forward, kind)
         missed = lines.sometimes if has_run else lines.sometimes | lines.always
         return any(line not in written_at for line in missed)
+
+    def _may_write(self, hook: Callable[..., Any]) -> bool:
+        while isinstance(hook, functools.partial):
+            hook = hook.func
+        function = hook if inspect.isroutine(hook) else type(hook).__call__
+        lines = self._lines_of(function, function, None)
+        return bool(lines.always or lines.sometimes)
 
     def _lines_of(self, key: Any, function: Callable[..., Any], kind: type | None) -> WritingLines:
         known = self._known.get(key)
