@@ -45,6 +45,15 @@ def test_mode_that_can_be_traced_gives_what_the_model_gives_and_the_other_raises
         assert torch.equal(copied.train(training)(x)["last"], model(x))
 
 
+def test_model_in_eval_mode_of_which_only_train_mode_can_be_traced_is_refused_at_once() -> None:
+    model = DrawsInTraining((False,))
+    with pytest.raises(featx.TraceError, match="draws from a random generator") as raised:
+        extractor_of(model.eval())
+    assert any("call model.train() first" in note for note in raised.value.__notes__)
+    x = torch.rand(5, 3)
+    assert torch.equal(extractor_of(model.train())(x)["last"], model(x))
+
+
 def test_mode_in_which_the_model_itself_raises_on_the_example_is_left_out() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU()).eval()
     x = torch.rand(1, 3)

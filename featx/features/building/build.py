@@ -332,12 +332,16 @@ def _check_own_train(modes: Mapping[bool, _Mode], model: nn.Module) -> None:
 def _handle_untraceable_mode(present: _Mode, other: _Mode, *, is_lenient: bool) -> None:
     """Let a mode that could not be traced raise when it runs.
 
-    Where that is not lenient, both are such, or a name is missing in the present one, raise now.
+    Where that is not lenient, both are such, a name is missing in the present one, or the present one is eval mode, in
+    which features are mostly wanted, raise now.
     """
     error = present.error or other.error
     if error is None:
         return
-    if not is_lenient or (present.error and other.error) or isinstance(present.error, RequestError):
+    if isinstance(present.error, TraceError) and not other.error and not present.training:
+        error.add_note("In train mode the model can be traced: call model.train() first, if that is what you want.")
+    fails_now = present.error is not None and (isinstance(error, RequestError) or not present.training)
+    if fails_now or not is_lenient or (present.error and other.error):
         raise error
     failed, traced = (present, other) if present.error else (other, present)
     failed.graph = raising_graph(traced.graph, error, _name_of(failed.training))
