@@ -11,6 +11,7 @@ import pytest
 import torch
 from agreement import same
 from torch import nn
+from torch.distributions import Normal
 
 import featx
 
@@ -361,3 +362,63 @@ def test_model_with_a_cache_and_a_counter_is_only_read(find: Build) -> None:
     for shape in SHAPES:
         x = torch.rand(shape)
         assert same(traced(x), twin(x))
+
+
+class Sampler:
+    """Keeps what it has drawn for a later question, which forward does not ask, as that of stable-baselines3."""
+
+    def sample(self, mean: torch.Tensor, how: str) -> torch.Tensor:
+        self.distribution = Normal(mean, torch.ones_like(mean))
+        if how == "a distribution":
+            self.drawn = self.distribution.rsample()
+        elif how == "a view":
+            noise = torch.zeros(mean.shape[0] * mean.shape[1])
+            noise.view(mean.shape).normal_()
+            self.drawn = mean + noise.view(mean.shape)
+        else:
+            self.drawn = torch.empty(mean.shape).copy_(mean).mul_(2)
+        return torch.tanh(self.drawn)
+
+
+class Samples(nn.Module):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.mean, self.sampler, self.how = nn.Linear(4, 2), Sampler(), how
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.sampler.sample(self.mean(x), self.how)
+
+
+@pytest.mark.parametrize("how", ["a distribution", "a view", "of the input"])
+def test_what_a_model_keeps_and_does_not_read_fixes_no_size(how: str) -> None:
+    torch.manual_seed(0)
+    model = Samples(how).eval()
+    extractor = featx.create_feature_extractor(model, ["mean", "output"], example_inputs=torch.rand(2, 4))
+    for rows in (2, 3, 5):
+        x = torch.rand(rows, 4)
+        torch.manual_seed(rows)
+        found = extractor(x)
+        torch.manual_seed(rows)
+        assert torch.equal(found["output"], model(x))
+        assert torch.equal(found["mean"], model.mean(x))
+
+
+class KeepsWrittenNoise(nn.Module):
+    """Draws a table for the first length, writes the first input into it, and adds it in all calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.table = nn.Linear(4, 4), None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.table is None:
+            self.table: Any = torch.zeros(x.shape[0], 4)
+            self.table.add_(1)
+        return self.linear(x) + self.table[: x.shape[0]].sum(0)
+
+
+def test_table_of_the_first_length_that_is_written_is_not_taken_for_that_of_another() -> None:
+    torch.manual_seed(0)
+    extractor = featx.create_feature_extractor(KeepsWrittenNoise().eval(), ["output"], example_inputs=torch.rand(4, 4))
+    with pytest.raises(featx.SpecializationError):
+        extractor(torch.rand(6, 4))

@@ -17,7 +17,7 @@ from featx.ir.form import sources_of_values
 from featx.ir.graph import Graph
 from featx.ir.memory import MemoryGroups
 from featx.ir.node import Node
-from featx.ir.operator_facts import facts_of_call
+from featx.ir.operator_facts import facts_of_call, name_of
 from featx.tracing.checks.filled_caches import identity_of
 from featx.tracing.guards.scalars import plain_number
 from featx.tracing.recording.lineage import Origin, Part
@@ -26,6 +26,7 @@ from featx.tree import tree_leaves
 
 # Larger tensors count as unknown.
 _MOST_ELEMENTS = 50_000_000
+_UNINITIALIZED = frozenset("empty empty_like empty_strided new_empty new_empty_strided".split())
 _UNKNOWN = object()
 
 
@@ -38,9 +39,6 @@ class ConstantValues:
         numbers: the numbers that the call got from sizes and the like, by their nodes.
         calls: numbers what is called with what, for all graphs that are compared.
         tensors: the values of tensors that stand in arguments, by their ids.
-
-    Raises:
-        NotComparableError: a call writes values of the inputs into such a tensor.
     """
 
     def __init__(
@@ -57,6 +55,8 @@ class ConstantValues:
         self._numbers_of_calls = calls
         self._values: dict[Node, Any] = {}
         self._from_inputs: set[Node] = set()
+        # By the group of memory, those of which any call writes.
+        self._visited: dict[int, list[Node]] = {}
         # Nodes whose values are not known, as the numbers of their calls.
         self._calls: dict[Node, int] = {}
         # Those that are computed from values of the inputs, in order.
@@ -64,6 +64,8 @@ class ConstantValues:
         with torch.no_grad():
             for node in graph.nodes:
                 self._visit(node)
+                if (group := self._memory.of(node)) in self._written:
+                    self._visited.setdefault(group, []).append(node)
 
     def of(self, origin: Origin) -> Any:
         """Return the value of a node or of a part of it; a marker if it is not known."""
@@ -85,13 +87,22 @@ class ConstantValues:
         elif node.op != "output" and (value := self._computed(node)) is not _UNKNOWN:
             self._values[node] = value
             return
-        written = () if node.op in ("placeholder", "output") else self._effects.of(node).writes
-        if any(each in self._values for each in written):
-            raise NotComparableError
         call = node.op, identity_of(node.target), self._key((node.args, node.kwargs))
         self._calls[node] = self._numbers_of_calls.setdefault(call, len(self._numbers_of_calls))
         if node.op == "output" or node in self._from_inputs:
             self.steps.append(self._calls[node])
+        if node.op not in ("placeholder", "output"):
+            self._note_writes(node)
+
+    def _note_writes(self, writer: Node) -> None:
+        """Let what shares the memory that an unknown call writes be unknown, and other values than before."""
+        for group in self._memory.written_by(writer):
+            for node in self._visited.get(group, ()):
+                before = self._key(self._values.pop(node)) if node in self._values else self._calls.get(node)
+                written = "written", self._calls[writer], before
+                self._calls[node] = self._numbers_of_calls.setdefault(written, len(self._numbers_of_calls))
+                if writer in self._from_inputs:
+                    self._from_inputs.add(node)
 
     def _computed(self, node: Node) -> Any:
         if node.op == "get_attr":
@@ -118,6 +129,9 @@ class ConstantValues:
         except Exception:  # whatever a call does not take: the value is not known then
             return _UNKNOWN
         tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+        if name_of(node.target) in _UNINITIALIZED:  # what is in it is used nowhere
+            for tensor in tensors:
+                tensor.zero_()
         return _UNKNOWN if any(each.is_meta or each.numel() > _MOST_ELEMENTS for each in tensors) else value
 
     def _with_tensors(self, value: Any) -> Any:
@@ -144,10 +158,6 @@ class ConstantValues:
         if isinstance(value, slice):
             return "slice", self._key(value.start), self._key(value.stop), self._key(value.step)
         return type(plain_number(value)).__name__, identity_of(plain_number(value))
-
-
-class NotComparableError(Exception):
-    """A graph writes values of the inputs into what it has computed from sizes alone."""
 
 
 def numbers_by_node(values: Iterable[int | float], origins: Iterable[Origin]) -> dict[Node, int | float]:
