@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 from torch import nn
 
 from featx.errors import ArgumentTypeError, InputError, SpecializationError
-from featx.examples import find_example, inputs_of, refuse_shape
+from featx.examples import find_example, holds_inputs, inputs_of, refuse_shape
 from featx.ir.equality import is_same_graph
 from featx.ir.graph import Graph
 from featx.module import GraphModule
@@ -141,7 +141,13 @@ def _inputs(
     A dict whose keys are inputs of the model has them by name, as in `example_inputs`, where the first input is
     declared to be a tensor: otherwise the dict may be that input.
     """
-    if len(args) == 1 and not kwargs and example_inputs is None and _holds_inputs(root, args[0]):
+    if (
+        len(args) == 1
+        and not kwargs
+        and example_inputs is None
+        and isinstance(root, nn.Module)
+        and holds_inputs(root, args[0])
+    ):
         args, example_inputs = (), args[0]
     args, kwargs = inputs_of(args, kwargs, example_inputs)
     if args or kwargs or not isinstance(root, nn.Module) or not _needs_inputs(root):
@@ -153,15 +159,6 @@ def _inputs(
             f"forward{inspect.signature(root.forward)}"
         )
     return example.args, example.kwargs
-
-
-def _holds_inputs(root: object, value: object) -> bool:
-    if not isinstance(root, nn.Module) or not isinstance(value, Mapping) or not value:
-        return False
-    parameters = inspect.signature(root.forward).parameters
-    declared = str(next((each.annotation for each in parameters.values()), ""))
-    takes_tensor = "Tensor" in declared and not any(kind in declared.lower() for kind in ("dict", "mapping"))
-    return takes_tensor and set(cast("Mapping[object, object]", value)) <= set(parameters)
 
 
 def _needs_inputs(root: nn.Module) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from featx.errors import ArgumentTypeError
 from featx.tree import tree_leaves, tree_map
@@ -126,3 +126,22 @@ def inputs_of(
         raise ArgumentTypeError("give the inputs as in a call of the model, or as example_inputs, not both")
     example = as_example(example_inputs)
     return example.args, example.kwargs
+
+
+def holds_inputs(model: nn.Module, value: object) -> bool:
+    """Say whether a value that is given as the first input of a model is a dict of inputs by name, and not that input.
+
+    It is if the first input is declared to be a tensor, and all keys are inputs.
+    """
+    if not isinstance(value, Mapping) or not value:
+        return False
+    signature = inspect.signature(model.forward)
+    declared = str(next((each.annotation for each in signature.parameters.values()), ""))
+    if "Tensor" not in declared or any(kind in declared.lower() for kind in ("dict", "mapping")):
+        return False
+    names = cast("Mapping[object, object]", value)
+    try:
+        signature.bind_partial(**{str(name): None for name in names})
+    except TypeError:
+        return False
+    return not names.keys().isdisjoint(signature.parameters)

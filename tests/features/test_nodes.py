@@ -234,3 +234,9 @@ def test_unknown_concrete_argument_is_refused(unchanged: Unchanged) -> None:
     with pytest.raises(featx.TraceError, match="flag"):
         featx.get_graph_node_names(model, concrete_args={"flag": 1})
     check()
+
+
+def test_inputs_in_the_place_of_options_of_the_tracer_are_named() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 4)), torch.rand(2, 4)
+    with pytest.raises(featx.ArgumentTypeError, match=r"got a Tensor; give inputs by name: example_inputs="):
+        featx.get_graph_node_names(model, x)  # pyright: ignore[reportArgumentType]

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from featx.errors import ArgumentTypeError, DrawnAwayError, FeatxError, NodeNameError, TraceError
-from featx.examples import Example, find_example
+from featx.examples import Example, find_example, holds_inputs
 from featx.features.building.feature_tracer import FeatureTracer, check_model
 from featx.features.building.finder import Finder
 from featx.features.building.given_example import given_example
@@ -95,6 +95,11 @@ class ModelTracing:
         self.opened: frozenset[str] = frozenset()
         # Observes in each trace whether anything asks in which mode a module is.
         self.reads: ModeReads | None = None
+        if isinstance(tracer_kwargs, (torch.Tensor, tuple, list)):
+            raise ArgumentTypeError(
+                f"tracer_kwargs must be a dict of options of the tracer, got a {type(tracer_kwargs).__name__}; give "
+                "inputs by name: example_inputs=..."
+            )
         self._tracer_kwargs = dict(tracer_kwargs or {})
         self._new_tracer()  # a wrong option is refused before anything runs
         self._concrete_args = concrete_args
@@ -441,6 +446,11 @@ class ModelTracing:
             if example is self._given or self._tracer == "example":
                 if not isinstance(error, FeatxError):
                     error.add_note(f"{type(self.model).__name__} raised this on {_described(example)}")
+                    for given in example.args:
+                        if holds_inputs(self.model, given):
+                            error.add_note(
+                                f"A {type(given).__name__} has inputs by name; pass it with two stars: **inputs"
+                            )
                 raise
             if isinstance(error, FeatxError) and not self._fails_on(example, error):
                 raise self._refused_guess(example, error) from error
