@@ -165,15 +165,25 @@ def _holds_of_trace(is_of_trace: Callable[[torch.Tensor], bool], value: Any) -> 
 def empty_functions_that_keep(tensors: list[torch.Tensor]) -> None:
     """Empty the cached functions, of whatever file, that keep one of `tensors`, also inside tuples, lists and dicts.
 
-    Costs nothing where there are no tensors, and a walk over all objects of the process where there are.
+    Costs nothing where there are no tensors, and where there are, up to three walks over all objects of the process.
+    `tensors` is emptied.
     """
-    kept: list[Any] = list(tensors)
-    for _ in range(_NESTING if kept else 0):
-        holders = gc.get_referrers(*kept)
+    for _ in range(_NESTING):
+        if not tensors:
+            return
+        holders = [each for each in gc.get_referrers(*tensors) if each is not tensors]
         for holder in holders:
             if isinstance(holder, _CACHED):
                 holder.cache_clear()
-        kept = [holder for holder in holders if type(holder) in (tuple, list, dict) and holder is not kept]
+        # One list alone, which does not count as one that keeps them.
+        tensors[:] = filter(_may_be_cached, holders)
+        del holders
+    tensors.clear()
+
+
+def _may_be_cached(holder: object) -> bool:
+    """Say whether something may be part of the result of a cached function; the names of a Python file are not."""
+    return type(holder) in (tuple, list) or (type(holder) is dict and "__builtins__" not in holder)
 
 
 def _with_functions_inside(functions: Iterable[FunctionType]) -> Iterator[FunctionType]:

@@ -89,5 +89,5 @@ class KeptTensors:
 
 def drop_tensors(kept: Iterable[KeptTensors]) -> None:
     """Forget the tensors of several traces, and empty the cached functions of any file that keep one of them."""
-    alive = [reference() for each in kept for reference in each.drop()]
-    empty_functions_that_keep([tensor for tensor in alive if tensor is not None and tensor.is_meta])
+    references = [reference for each in kept for reference in each.drop()]
+    empty_functions_that_keep([alive for each in references if (alive := each()) is not None and alive.is_meta])
