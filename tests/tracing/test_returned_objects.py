@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import UserDict
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -117,6 +118,26 @@ def test_an_object_that_holds_itself_is_refused() -> None:
 
     with pytest.raises(featx.TraceError, match="a SimpleNamespace that holds itself is returned"):
         featx.create_feature_extractor(Returns(holding).eval(), ["output"], example_inputs=torch.rand(2, 4))
+
+
+class Linked:
+    """Holds itself, as the nodes of a tree hold the one above them."""
+
+    def __init__(self, y: torch.Tensor, is_weak: bool) -> None:
+        self.y, self.child = y, SimpleNamespace(y=y + 1)
+        self.child.parent = weakref.ref(self) if is_weak else self
+
+
+@pytest.mark.parametrize("is_weak", [True, False])
+def test_values_ahead_of_an_object_that_holds_itself_can_be_requested(is_weak: bool) -> None:
+    torch.manual_seed(0)
+    model, x = Returns(lambda y: Linked(y, is_weak)).eval(), torch.rand(3, 4)
+    example = torch.rand(2, 4)
+    assert torch.equal(
+        featx.create_feature_extractor(model, ["linear"], example_inputs=example)(x)["linear"], model.linear(x)
+    )
+    with pytest.raises(featx.TraceError, match="a weak reference" if is_weak else "a Linked that holds itself"):
+        featx.create_feature_extractor(model, ["output"], example_inputs=example)
 
 
 @pytest.mark.parametrize("kind", [dict, UserDict, Batch])

@@ -59,6 +59,8 @@ class Replay:
         # What stands in this call for the tensors of the first one, by the ids of those.
         self._twins: dict[int, torch.Tensor] = {}
         self._made: set[int] = set()
+        # The objects that are being compared, by the ids of those of the first call.
+        self._compared: dict[int, Any] = {}
         self.mode = _FunctionMode(self)
 
     def end(self) -> list[weakref.ref[torch.Tensor]]:
@@ -202,12 +204,23 @@ class Replay:
             return all(self._is_same(getattr(recorded, part), getattr(given, part)) for part in _PARTS)
         if recorded is given:
             return True
+        if kind is weakref.ref:
+            return self._is_same(recorded(), given())
         if is_plain_object(recorded):
-            return self._is_same(attributes_of(recorded), attributes_of(given))
+            return self._is_same_object(recorded, given)
         try:
             return is_same(recorded, given)
         except Exception:  # of a comparison of tensors, for example: not known
             return False
+
+    def _is_same_object(self, recorded: Any, given: Any) -> bool:
+        if id(recorded) in self._compared:  # it holds itself
+            return self._compared[id(recorded)] is given
+        self._compared[id(recorded)] = given
+        try:
+            return self._is_same(attributes_of(recorded), attributes_of(given))
+        finally:
+            del self._compared[id(recorded)]
 
 
 _PARTS = ("start", "stop", "step")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import is_dataclass
 from types import CodeType, FrameType
@@ -471,6 +472,8 @@ class Recorder(TracerBase):
             return self.node_of(origin)
         if self._returned is not None and is_plain_object(a) and not is_dataclass(a):
             return self._rebuilt(a)
+        if isinstance(a, weakref.ref):
+            raise UnsupportedValue("a weak reference is passed to a call or returned, perhaps inside an object,", a)
         if callable(a) and any(map(self._is_of_trace, objects_in(a))):
             raise UnsupportedValue("a function that holds values of forward is passed to a call that is one node", a)
         if is_array_of_numbers(a):  # which no call has computed from values of a tensor
