@@ -8,6 +8,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -93,6 +94,9 @@ MADE: dict[str, Callable[[torch.Tensor], Any]] = {
     "slots": lambda y: Slotted(y, y.shape[0]),
     "a UserDict": lambda y: UserDict(y=y),
     "objects in objects": lambda y: Batch(inner=SimpleNamespace(y=y), other=(Batch(y=y * 2),)),
+    "what no graph holds": lambda y: SimpleNamespace(
+        y=y, array=np.array([1, 2]), number=np.float32(3), kinds={1, 2}, dtype=y.dtype, kind=nn.Linear
+    ),
     "one twice": lambda y: (lambda made: (made, made))(Batch(y=y)),
 }
 
@@ -106,6 +110,11 @@ def test_an_object_that_forward_makes_is_returned(name: str) -> None:
     assert_same(found["output"], model(x))
     if name == "one twice":
         assert found["output"][0] is found["output"][1]
+    elif name == "what no graph holds":
+        assert {key: repr(value) for key, value in vars(found["output"]).items() if key != "y"} == {
+            "array": "array([1, 2])", "number": "np.float32(3.0)", "kinds": "{1, 2}", "dtype": "torch.float32",
+            "kind": "<class 'torch.nn.modules.linear.Linear'>",
+        }  # fmt: skip
     elif name == "slots":
         assert found["output"].count == 3
 

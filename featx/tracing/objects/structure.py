@@ -11,7 +11,7 @@ import copy
 import operator
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 import torch
@@ -72,8 +72,18 @@ def contents_of(container: Any) -> dict[Any, Any]:
     return attributes_of(container)
 
 
-def is_as_before(container: Any, before: dict[Any, Any]) -> bool:
-    """Say whether a container or an object holds the very objects that `contents_of` gave before."""
+def holds_something_else(value: Any, before: Mapping[int, dict[Any, Any]]) -> bool:
+    """Say whether a structure, or something in it, holds other objects than before.
+
+    `before` has what `contents_of` gave, by the ids of containers and objects; a value that it has not is none of them.
+    """
+    if id(value) not in before:
+        return False
+    parts = [part for part, _ in parts_of(value) if is_structure(part)]
+    return any(id(part) not in before or not _is_as_before(part, before[id(part)]) for part in parts)
+
+
+def _is_as_before(container: Any, before: dict[Any, Any]) -> bool:
     now = contents_of(container)
     return now.keys() == before.keys() and all(item is before[key] for key, item in now.items())
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import is_dataclass
 from types import CodeType, FrameType
 from typing import Any, cast
 
@@ -19,7 +18,6 @@ from featx.ir.graph import Graph
 from featx.ir.memory import memory_of
 from featx.ir.node import Node, Target
 from featx.libraries import advice_for_code
-from featx.rebuilding import rebuild_object
 from featx.tracing.environment.raised_errors import RaisedErrors
 from featx.tracing.guards.forms import attributes_given_to, form_of, form_of_result
 from featx.tracing.guards.guards import (
@@ -37,9 +35,8 @@ from featx.tracing.nodes.scope import Scope
 from featx.tracing.nodes.tracer_base import TracerBase
 from featx.tracing.objects.arrays import is_array_of_numbers, tensor_of
 from featx.tracing.objects.module_tree import tensors_of
-from featx.tracing.objects.plain_objects import is_plain_object
 from featx.tracing.objects.python_state import objects_in
-from featx.tracing.objects.structure import is_as_before, is_structure, parts_of
+from featx.tracing.objects.structure import holds_something_else
 from featx.tracing.recording.autocast import AutocastModes
 from featx.tracing.recording.call_record import Record
 from featx.tracing.recording.earlier_calls import EarlierCalls
@@ -47,6 +44,7 @@ from featx.tracing.recording.lineage import Lineage, Origin, Part
 from featx.tracing.recording.made_inside import MadeInside
 from featx.tracing.recording.numbers import Numbers
 from featx.tracing.recording.opaque_call import OpaqueCall
+from featx.tracing.recording.returned_objects import ReturnedObjects
 from featx.tracing.replica.hooks import names_changed_by_hooks, tensors_kept_by_hooks
 from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.replica.replica import Replica, WritesSharedTensor
@@ -145,8 +143,8 @@ class Recorder(TracerBase):
         # Whether new nodes get no qualified name, because the model made no call for them.
         self._makes_unnamed_nodes = False
         self._named: set[Node] = set()
-        # The objects that have been built for the result of a module, by id; None for other arguments.
-        self._returned: dict[int, Node | None] | None = None
+        # Makes objects where the argument is what a module returns.
+        self._returned: ReturnedObjects | None = None
 
     def model_frame(self) -> FrameType | None:
         """Return the frame of the model's code that runs; None inside a module of torch that is the root itself."""
@@ -453,7 +451,7 @@ class Recorder(TracerBase):
 
     def create_result(self, a: Any, *, is_unnamed: bool = False) -> Argument:
         """Do as the others, with what a module returns: objects in it are built anew, which nobody changes later."""
-        self._returned = {}
+        self._returned = ReturnedObjects(self.create_node, self.create_arg)
         try:
             return self.create_unnamed_arg(a) if is_unnamed else self.create_arg(a)
         finally:
@@ -468,10 +466,11 @@ class Recorder(TracerBase):
         if isinstance(a, torch.Generator):
             raise Untraceable("a random generator is passed to a call")
         origin = self.lineage.get(a)
-        if origin is not None and not self._has_additions(a):
+        if origin is not None and not holds_something_else(a, self.given):
             return self.node_of(origin)
-        if self._returned is not None and is_plain_object(a) and not is_dataclass(a):
-            return self._rebuilt(a)
+        made = None if self._returned is None else self._returned.create(a)
+        if made is not None:
+            return made
         if isinstance(a, weakref.ref):
             raise UnsupportedValue("a weak reference is passed to a call or returned, perhaps inside an object,", a)
         if callable(a) and any(map(self._is_of_trace, objects_in(a))):
@@ -484,24 +483,6 @@ class Recorder(TracerBase):
             raise UnsupportedValue(
                 f"a {type(a).__name__}, which no graph can hold, is passed on or returned", a
             ) from None
-
-    def _rebuilt(self, value: Any) -> Argument:
-        assert self._returned is not None
-        if id(value) not in self._returned:
-            self._returned[id(value)] = None
-            arguments = (type(value), self._attributes_of(value))
-            self._returned[id(value)] = self.create_node("call_function", rebuild_object, arguments, {})
-        node = self._returned[id(value)]
-        if node is None:
-            raise UnsupportedValue(f"a {type(value).__name__} that holds itself is returned", value)
-        return node
-
-    def _has_additions(self, value: Any) -> bool:
-        """Say whether forward has put something into an object among the inputs, or into what it holds."""
-        if id(value) not in self.given:
-            return False
-        parts = [part for part, _ in parts_of(value) if is_structure(part)]
-        return any(id(part) not in self.given or not is_as_before(part, self.given[id(part)]) for part in parts)
 
     def _tensor(self, tensor: torch.Tensor) -> Argument:
         origin = self.lineage.get(tensor)
