@@ -31,7 +31,7 @@ UNTRIED = Outcome("free, unless a layer refuses it", is_free=True)
 # The model takes another length if all dimensions that had the same length on the example change with it.
 TOGETHER = Outcome("free, with all others of this length", is_free=True)
 NOT_EMPTY = Outcome("free, but not 0", is_free=True)
-CHANGED = Outcome("fixed: the model runs other operations at another length")
+CHANGED = Outcome("fixed: the model runs other operations, or uses other numbers, at another length")
 UNTRACEABLE = Outcome("fixed: at another length the model cannot be followed")
 LAYOUT_NOT_VARIED = Outcome("fixed: other sizes of a tensor with this layout are not tried")
 # A trace for real takes as long as the model: not every dimension is tried alone.
