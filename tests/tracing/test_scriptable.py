@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -171,9 +172,15 @@ class Loop(nn.Module):
         return x
 
 
+class Makes(nn.Module):
+    def forward(self, x: Tensor) -> Any:
+        return SimpleNamespace(y=x * 2)
+
+
 @pytest.mark.parametrize(
     ("model", "example", "what"),
     [
+        (Makes(), X, "objects of classes"),
         (Rest(), (X,), r"\*inputs"),
         (NoGradients(), X, "gradients"),
         (Nested(), ({"a": X},), "nested"),
@@ -181,7 +188,8 @@ class Loop(nn.Module):
     ],
 )
 def test_what_torchscript_cannot_express_says_what_to_use(model: nn.Module, example: Any, what: str) -> None:
-    module = extractor(model, "mul", example=example)
+    name = "output" if isinstance(model, Makes) else "mul"
+    module = extractor(model, name, example=example)
     for outer in (module, nn.Sequential(module)):
         with pytest.raises(ScriptError, match=rf"{what}.* torch\.export"):
             torch.jit.script(outer)
