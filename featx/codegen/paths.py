@@ -13,6 +13,9 @@ from featx.codegen.identifiers import around_owner
 from featx.ir.paths import parents_of
 
 
+_MOST_NESTED = 100
+
+
 class ModulePaths:
     """Expressions for the module paths of one graph.
 
@@ -42,6 +45,8 @@ class ModulePaths:
                     break
                 seen.add(prefix)
         self._shared = {prefix for prefix, count in branches.items() if count > 1}
+        # Python takes 200 parentheses in one another.
+        self._shared.update(prefix for prefix in seen if (prefix.count(".") + 1) % _MOST_NESTED == 0)
 
     def expression(self, path: str, statements: list[str]) -> str:
         """Return an expression for the module or attribute at `path`.

@@ -3,8 +3,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
+import featx
 from featx.codegen.identifiers import attribute
 from featx.codegen.paths import ModulePaths
 from featx.ir.names import Namespace
@@ -97,3 +99,14 @@ def test_expressions_lead_to_the_modules_of_a_deep_model() -> None:
         expression = module_paths.expression(path, statements)
         exec("".join(statements), scope)
         assert eval(expression, scope) is root.get_submodule(path)
+
+
+@pytest.mark.parametrize("depth", [99, 100, 101, 210])
+def test_path_of_any_depth_can_be_compiled(depth: int) -> None:
+    torch.manual_seed(0)
+    model: nn.Module = nn.Linear(2, 2)
+    for _ in range(depth):
+        model = nn.Sequential(model)
+    innermost, x = ".".join(["0"] * depth), torch.rand(3, 2)
+    extractor = featx.create_feature_extractor(model.eval(), [innermost], example_inputs=x)
+    assert torch.equal(extractor(x)[innermost], model.get_submodule(innermost)(x))
