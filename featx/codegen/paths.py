@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable
 from featx.codegen.identifiers import around_owner
 from featx.ir.paths import parents_of
 
-
 _MOST_NESTED = 100
 
 

@@ -175,6 +175,35 @@ def test_a_module_that_does_not_run_on_the_example_is_told() -> None:
         featx.create_feature_extractor(ChecksItsInput(), ["convv"], example_inputs=torch.rand(1, 3, 8, 8))
 
 
+class Runs(torch.autograd.Function):
+    """Runs a module without a record of its gradient, as reversible layers do."""
+
+    @staticmethod
+    def forward(ctx: Any, module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return module(x)
+
+
+class Reversible(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.inside = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return Runs.apply(self.inside, self.first(x))
+
+
+def test_a_module_that_runs_inside_a_call_that_is_one_node_is_told() -> None:
+    with pytest.raises(featx.TraceError, match=r"'inside' of .* runs inside a call that is one node"):
+        featx.create_feature_extractor(Reversible().eval(), ["inside"], example_inputs=torch.rand(2, 3))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore:.*torch.jit:FutureWarning")
+def test_a_module_inside_a_compiled_one_is_told() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), torch.jit.trace(Own(), torch.rand(2, 3)))
+    with pytest.raises(featx.NodeNameError, match=r"lies inside of '1', a module that torch.jit has compiled"):
+        featx.create_feature_extractor(model.eval(), ["1.linear"], example_inputs=torch.rand(2, 3))
+
+
 def test_placeholders_among_concrete_args_leave_the_example_as_it_is() -> None:
     example = {"ids": torch.tensor([[1, 2]]), "mask": torch.ones(1, 2)}
     extractor = featx.create_feature_extractor(

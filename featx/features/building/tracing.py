@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
+from torch.jit import ScriptModule
 
 from featx.errors import ArgumentTypeError, DrawnAwayError, FeatxError, NodeNameError, TraceError
 from featx.examples import Example, find_example, holds_inputs
@@ -24,6 +25,7 @@ from featx.features.requests.select import names_of, select
 from featx.features.requests.starts import Starts
 from featx.ir.graph import Graph
 from featx.ir.node import Node
+from featx.ir.paths import parents_of
 from featx.ir.torch_layers import is_torch_layer
 from featx.libraries import MASK_OF_PADDING
 from featx.tracing.checks.free_sizes import OtherMode, trace_checked, trace_recording_mode_reads
@@ -315,6 +317,13 @@ class ModelTracing:
         if not is_of_module or example is None or "is one node" in str(error) or isinstance(error, DrawnAwayError):
             return error
         source = "these inputs" if example is self._given else f"inputs guessed from {example.source}"
+        compiled = [each for each in parents_of(str(error.name)) if isinstance(self._modules.get(each), ScriptModule)]
+        if compiled:
+            return NodeNameError(
+                f"No node '{error.name}' in {owner}: it lies inside of '{compiled[0]}', a module that torch.jit has "
+                f"compiled, which no trace looks into. Request '{compiled[0]}'",
+                error.name,
+            )
         return NodeNameError(
             f"No node '{error.name}' in {owner}: the module of this name does not run on {source}. Give example_inputs "
             "with which it runs; if it runs in one mode only, give train_return_nodes and eval_return_nodes.",
@@ -358,6 +367,11 @@ class ModelTracing:
             try:
                 select(trace.graph, asked, owner)
             except NodeNameError as unknown:
+                if unknown.name in trace.ran_inside_opaque:
+                    raise TraceError(
+                        f"'{unknown.name}' of {owner} runs inside a call that is one node, such as that of an "
+                        "autograd.Function or of compiled code, which no trace looks into. Request what is around it"
+                    ) from None
                 raise (error if isinstance(error, TraceError) else unknown) from None
             return trace.graph
 
