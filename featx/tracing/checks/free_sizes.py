@@ -43,7 +43,7 @@ from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.tracer import ExampleTracer
 from featx.tracing.guards.guards import check_rank, check_size
 from featx.tracing.guards.scalars import Diverged
-from featx.tracing.objects.structure import Path, Step, leaves_of
+from featx.tracing.objects.structure import Path, leaves_of, text_of
 from featx.tracing.replica.mode_reads import ModeReads, set_mode
 from featx.tracing.side_effects.state_checks import Attribute
 from featx.tracing.signals import (
@@ -344,12 +344,7 @@ def _tensors(trace: ExampleTrace, args: tuple[Any, ...], kwargs: Mapping[str, An
     for name, value in bound.arguments.items():
         for leaf, path in leaves_of(value):
             if isinstance(leaf, torch.Tensor):
-                yield name + "".join(map(_as_text, path)), (nodes[name], path), leaf
-
-
-def _as_text(step: Step) -> str:
-    function, key = step
-    return f".{key}" if function is getattr else f"[{key!r}]"
+                yield name + text_of(path), (nodes[name], path), leaf
 
 
 def _check_inputs(trace: ExampleTrace, inputs: list[_Input], known: Mapping[Dim, Outcome], way_out: str) -> None:

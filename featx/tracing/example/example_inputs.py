@@ -24,7 +24,7 @@ from featx.tracing.guards.guards import (
     check_not_given,
 )
 from featx.tracing.objects.arrays import description_of, is_array
-from featx.tracing.objects.structure import Path, contents_of, copy_structure, is_structure
+from featx.tracing.objects.structure import Path, contents_of, copy_structure, is_structure, text_of
 from featx.tracing.recording.lineage import Part
 from featx.tracing.signals import Untraceable
 from featx.tracing.symbolic.inputs import type_of_option
@@ -183,16 +183,18 @@ class _Followed:
 
     def _check_layout(self, tensor: torch.Tensor, path: Path) -> None:
         if tensor.is_nested:
-            raise Untraceable(f"input '{self._name}' is a nested tensor, whose rows have lengths of their own,")
+            raise Untraceable(
+                f"input '{self._name}{text_of(path)}' is a nested tensor, whose rows have lengths of their own,"
+            )
         if tensor.layout is not torch.strided:
             node = self._mark(getattr, (self._plain_node(self._part(path)), "layout"))
-            self._mark(check_decision, (node, tensor.layout, f"the layout of input '{self._name}'"))
+            self._mark(check_decision, (node, tensor.layout, f"the layout of input '{self._name}{text_of(path)}'"))
 
     def _check_leaf(self, value: Any, path: Path) -> None:
         # Texts, truth values and None are part of the form.
         if value is None or isinstance(value, (bool, str)):
             return
-        where = f"input '{self._name}'"
+        where = f"input '{self._name}{text_of(path)}'"
         node = self._plain_node(self._part(path))
         if isinstance(value, (int, float, complex)) or _compares_by_value(value) or callable(value):
             self._mark(check_constant, (node, value, where))

@@ -40,6 +40,11 @@ def copy_structure(value: Any, leaf: Leaf, on_copy: OnCopy | None = None) -> Any
     return _Copying(leaf, on_copy).copy(value, ())
 
 
+def text_of(path: Path) -> str:
+    """Return what stands behind the name of a structure in code that reads a part: `.fields['x'][0]`."""
+    return "".join([f".{key}" if function is getattr else f"[{key!r}]" for function, key in path])
+
+
 def leaves_of(value: Any) -> Iterator[tuple[Any, Path]]:
     """Yield each leaf of a structure, and the way to it. O(size)."""
     return ((part, path) for part, path in parts_of(value) if not is_structure(part))
