@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import is_dataclass
 from itertools import chain
 from typing import Any
 
@@ -21,6 +22,7 @@ from featx.tracing.recording.results import Results
 from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.replica.replica import Replica
 from featx.tracing.signals import ModifiedFromOutside, UnsupportedValue
+from featx.tracing.source.given_containers import may_change_given
 from featx.tree import holds_no_tensor, tree_leaves, tree_map
 
 _NUMBERS_AND_TEXTS = frozenset({bool, int, float, complex, str, type(None)})
@@ -100,6 +102,9 @@ class MeasuredCalls:
             result = self._result_of(call, is_measured)
             if given is not None:
                 given.refuse_numbers()
+                if given.have_tensors and isinstance(node[1], str):
+                    self._refuse_other_changes(node[1])
+                given.refuse_same(result)
             with torch._C.DisableTorchFunction():
                 added = recorder.add_node(*node, None, None)
                 if is_opaque_module:
@@ -208,6 +213,17 @@ class MeasuredCalls:
             returns_state=self._returns_state(node, memory),
         )
 
+    def _refuse_other_changes(self, path: str) -> None:
+        """Raise if a module may change lists, dicts or objects that it is given for other inputs than the example.
+
+        A graph makes new ones for the call, and goes on with the values that they held.
+        """
+        module = self._replica.root.get_submodule(path)
+        if may_change_given(module):
+            raise UnsupportedValue(
+                f"'{path}' may change a list, a dict or an object that it is given, for some inputs only,", module
+            )
+
     def _returns_state(self, node: Node, memory: set[Any]) -> bool:
         """Say whether a module returns memory of what it keeps itself: a buffer, or a part of one."""
         if node.op != "call_module" or not memory:
@@ -241,12 +257,31 @@ def _may_have_values(value: Any) -> bool:
     return not value.is_meta if isinstance(value, torch.Tensor) else is_structure(value)
 
 
+def _holds_tensor(items: dict[Any, Any]) -> bool:
+    return any(isinstance(item, torch.Tensor) for item in items.values())
+
+
 class _Given:
     """The lists and dicts among the arguments of a call, and what was in them."""
 
     def __init__(self, values: Any) -> None:
-        containers = (part for part, _ in parts_of(values) if isinstance(part, (list, dict)))
-        self._before = [(each, contents_of(each)) for each in containers]
+        parts = [part for part, _ in parts_of(values)]
+        self._before = [(each, contents_of(each)) for each in parts if isinstance(each, (list, dict))]
+        objects = [(each, contents_of(each)) for each in parts if is_dataclass(each) and not isinstance(each, dict)]
+        held = [(each, items) for each, items in (*self._before, *objects) if _holds_tensor(items)]
+        self.have_tensors = bool(held)
+        self._ids = {id(each) for each, _ in held}
+
+    def refuse_same(self, result: Any) -> None:
+        """Raise if the call returns a list, dict or object that it was given: in a graph it would be another one.
+
+        Raises:
+            UnsupportedValue: it does.
+        """
+        if self._ids and any(id(part) in self._ids for part, _ in parts_of(result)):
+            raise UnsupportedValue(
+                "a call that is one node returns a list, a dict or an object that it is given,", result
+            )
 
     def refuse_numbers(self) -> None:
         """Raise if the call has put a number or a text there, of which the graph would make a constant.

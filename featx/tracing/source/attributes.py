@@ -98,10 +98,10 @@ def _assigned_in(node: ast.AST) -> list[str]:
 
 
 def _changed_by(node: ast.AST) -> set[str]:
-    return {_attribute_in(part) for part in _changed_parts(node)} - {""}
+    return {_attribute_in(part) for part in changed_parts(node)} - {""}
 
 
-def _changed_parts(node: ast.AST) -> list[ast.expr]:
+def changed_parts(node: ast.AST) -> list[ast.expr]:
     """Return the expression whose value a piece of code assigns or changes, if it does."""
     if isinstance(node, (ast.Attribute, ast.Subscript)) and isinstance(node.ctx, (ast.Store, ast.Del)):
         return [node]
@@ -110,7 +110,7 @@ def _changed_parts(node: ast.AST) -> list[ast.expr]:
     return []
 
 
-def _names_along(part: ast.expr) -> list[str]:
+def names_along(part: ast.expr) -> list[str]:
     """Return the names in `self.block.sizes["x"]`: self, block, sizes. The first is "" for what is no name: `f().x`."""
     attributes: list[str] = []
     while isinstance(part, (ast.Attribute, ast.Subscript)):
@@ -122,7 +122,7 @@ def _names_along(part: ast.expr) -> list[str]:
 
 def _attribute_in(part: ast.expr) -> str:
     """Return the first attribute in `module.sizes["x"]`, that of a name; "" where there is none."""
-    root, *attributes = _names_along(part)
+    root, *attributes = names_along(part)
     return attributes[0] if root and attributes else ""
 
 
@@ -136,7 +136,7 @@ def names_changed_in(function: FunctionType, kind: type | None) -> frozenset[str
     for reached, _ in functions_reached(function, kind):
         definition = definition_of(reached)
         for node in ast.walk(definition) if definition else ():
-            found |= {_names_along(part)[-1] for part in _changed_parts(node)}
+            found |= {names_along(part)[-1] for part in changed_parts(node)}
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "setattr":
                 found |= {
                     each.value for each in node.args if isinstance(each, ast.Constant) and type(each.value) is str
@@ -151,7 +151,7 @@ def names_read_in(forward: FunctionType, kind: type) -> frozenset[str]:
     for function, _ in functions_reached(forward, kind):
         definition = definition_of(function)
         nodes = list(ast.walk(definition)) if definition else []
-        changed = {id(part) for node in nodes for part in _changed_parts(node)}
+        changed = {id(part) for node in nodes for part in changed_parts(node)}
         own = {*function.__code__.co_varnames, *function.__code__.co_cellvars}
         read = [node for node in nodes if id(node) not in changed]
         found |= {node.attr for node in read if isinstance(node, ast.Attribute)}
@@ -178,7 +178,7 @@ def _changed_parameters(function: FunctionType) -> frozenset[int | str | None]:
     definition = definition_of(function)
     names = function.__code__.co_varnames[: function.__code__.co_argcount]
     changed = (
-        {_names_along(part)[0] for node in ast.walk(definition) for part in _changed_parts(node)} if definition else ()
+        {names_along(part)[0] for node in ast.walk(definition) for part in changed_parts(node)} if definition else ()
     )
     return frozenset(each for place, name in enumerate(names) if name in changed for each in (place, name))
 

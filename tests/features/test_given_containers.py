@@ -1,0 +1,123 @@
+"""Modules that are kept whole change a list, dict or object that they are given; against the eager model."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import featx
+
+
+@dataclasses.dataclass
+class State:
+    a: torch.Tensor
+    b: torch.Tensor | None = None
+
+    def __getitem__(self, key: str) -> Any:
+        return getattr(self, key)
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        setattr(self, key, value)
+
+
+CONDITIONS: dict[str, Callable[[torch.Tensor], bool]] = {
+    "by size": lambda x: x.shape[-1] > 6,
+    "by value": lambda x: bool(x.mean() > 0),
+}
+KINDS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "a dict": lambda x: {"a": x},
+    "an OrderedDict": lambda x: OrderedDict(a=x),
+    "a dataclass": lambda x: State(x),
+    "a dict in a list": lambda x: {"a": x},
+}
+
+
+class Fills(nn.Module):
+    def __init__(self, is_large: Callable[[torch.Tensor], bool], how: str) -> None:
+        super().__init__()
+        self.conv, self.is_large, self.how = nn.Conv1d(4, 4, 1), is_large, how
+
+    def forward(self, state: Any) -> None:
+        part = state[0] if isinstance(state, list) else state
+        if self.how == "early return" and not self.is_large(part["a"]):
+            return
+        if self.how == "early return" or self.is_large(part["a"]):
+            part["a"] = self.conv(part["a"])
+
+
+class ReadsGiven(nn.Module):
+    def __init__(self, kind: str, condition: str, how: str) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv1d(4, 4, 1), nn.Conv1d(4, 4, 1)
+        self.fill, self.kind = Fills(CONDITIONS[condition], how), kind
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        state = KINDS[self.kind](self.first(x))
+        self.fill([state] if self.kind == "a dict in a list" else state)
+        return self.last(state["a"])
+
+
+@pytest.mark.parametrize("names", [["output"], ["first", "last"]], ids=" ".join)
+@pytest.mark.parametrize("how", ["a branch", "early return"])
+@pytest.mark.parametrize("condition", CONDITIONS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_module_changes_for_some_inputs_only(kind: str, condition: str, how: str, names: list[str]) -> None:
+    torch.manual_seed(0)
+    model = ReadsGiven(kind, condition, how).eval()
+    inputs = [torch.randn(2, 4, 6) - 3, torch.randn(2, 4, 9) + 3]
+    with torch.no_grad():
+        model.first.bias.zero_()
+        model.first.weight.copy_(torch.eye(4).unsqueeze(-1))
+    for example, other in (inputs, reversed(inputs)):
+        extractor = featx.create_feature_extractor(model, names, example_inputs=example)
+        for x in (example, other):
+            try:
+                found = extractor(x)
+            except featx.SpecializationError:
+                assert x is other
+                continue
+            assert torch.equal(found[names[-1]], model(x))
+
+
+class Returns(nn.Module):
+    """Fills what it is given and returns it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(4, 4, 1)
+
+    def forward(self, state: Any) -> Any:
+        state["b"] = self.conv(state["a"])
+        return state
+
+
+class WritesReturned(nn.Module):
+    """Changes what such a module has returned, and reads what it was given, or the other way round."""
+
+    def __init__(self, kind: str, changes_given: bool) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv1d(4, 4, 1), nn.Conv1d(4, 4, 1)
+        self.fill, self.kind, self.changes_given = Returns(), kind, changes_given
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        given = KINDS[self.kind](self.first(x))
+        returned = self.fill(given)
+        changed, read = (given, returned) if self.changes_given else (returned, given)
+        changed["a"] = changed["a"] * 2
+        return self.last(read["a"] + read["b"])
+
+
+@pytest.mark.parametrize("changes_given", [True, False])
+@pytest.mark.parametrize("names", [["output"], ["first", "last"], ["fill.conv", "output"]], ids=" ".join)
+@pytest.mark.parametrize("kind", ["a dict", "an OrderedDict", "a dataclass"])
+def test_what_a_module_returns_is_what_it_was_given(kind: str, names: list[str], changes_given: bool) -> None:
+    torch.manual_seed(0)
+    model, x = WritesReturned(kind, changes_given).eval(), torch.randn(3, 4, 5)
+    found = featx.create_feature_extractor(model, names, example_inputs=torch.randn(2, 4, 6))(x)
+    assert torch.equal(found[names[-1]], model(x))
