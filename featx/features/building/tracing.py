@@ -367,12 +367,14 @@ class ModelTracing:
             try:
                 select(trace.graph, asked, owner)
             except NodeNameError as unknown:
-                if unknown.name in trace.ran_inside_opaque:
+                if isinstance(error, TraceError):
+                    raise error from None
+                if unknown.name in trace.ran_inside_opaque and "is one node" not in str(unknown):
                     raise TraceError(
                         f"'{unknown.name}' of {owner} runs inside a call that is one node, such as that of an "
                         "autograd.Function or of compiled code, which no trace looks into. Request what is around it"
                     ) from None
-                raise (error if isinstance(error, TraceError) else unknown) from None
+                raise
             return trace.graph
 
         graph = self._either(follow, asked)
