@@ -136,6 +136,9 @@ def _scaled(config: Any, is_narrow: bool) -> dict[str, Any]:  # Any: transformer
                 scaled[name] = _two_kinds(value)
             elif name == "depths" and is_narrow:
                 scaled[name] = [1] * len(value)
+    text, vision = scaled.get("text_config", {}), scaled.get("vision_config", {})
+    if "hidden_size" in text and "out_hidden_size" in vision:  # what an image becomes among the tokens of a text
+        vision["out_hidden_size"] = text["hidden_size"]
     return scaled
 
 
