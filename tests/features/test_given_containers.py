@@ -45,10 +45,25 @@ class Fills(nn.Module):
 
     def forward(self, state: Any) -> None:
         part = state[0] if isinstance(state, list) else state
+        if self.how == "a method":
+            self._fill(part)
+            return
+        if self.how == "a function":
+            fill(part, self)
+            return
         if self.how == "early return" and not self.is_large(part["a"]):
             return
         if self.how == "early return" or self.is_large(part["a"]):
             part["a"] = self.conv(part["a"])
+
+    def _fill(self, part: Any) -> None:
+        if self.is_large(part["a"]):
+            part["a"] = self.conv(part["a"])
+
+
+def fill(part: Any, module: Fills) -> None:
+    if module.is_large(part["a"]):
+        part["a"] = module.conv(part["a"])
 
 
 class ReadsGiven(nn.Module):
@@ -64,7 +79,7 @@ class ReadsGiven(nn.Module):
 
 
 @pytest.mark.parametrize("names", [["output"], ["first", "last"]], ids=" ".join)
-@pytest.mark.parametrize("how", ["a branch", "early return"])
+@pytest.mark.parametrize("how", ["a branch", "early return", "a method", "a function"])
 @pytest.mark.parametrize("condition", CONDITIONS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_a_module_changes_for_some_inputs_only(kind: str, condition: str, how: str, names: list[str]) -> None:

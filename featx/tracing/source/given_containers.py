@@ -12,6 +12,7 @@ from torch import nn
 
 from featx.ir.torch_layers import is_torch_layer
 from featx.tracing.objects.module_tree import modules_of
+from featx.tracing.source.argument_use import functions_reached
 from featx.tracing.source.attributes import changed_parts, names_along
 from featx.tracing.source.location import Function, definition_of
 
@@ -25,31 +26,33 @@ def may_change_given(module: nn.Module) -> bool:
     """Say whether the forward of a module, or of one inside it, may change what it is given for some inputs only.
 
     `if size > 6: state["a"] = ...` does; what runs in each call is measured. Read are assignments to items and
-    attributes of parameters, and of names that stand for parts of them, and methods such as `append`. Code without
-    source, and functions that forward calls, are not read. O(modules inside), and code that is new.
+    attributes of parameters, and of names that stand for parts of them, and methods such as `append`; also in methods
+    and functions that forward calls, where each one counts. Code without source is not read. O(modules inside), and
+    code that is new.
     """
-    forwards = (inner.__dict__.get("forward", type(inner).forward) for inner in modules_of(module))
-    kinds = (is_torch_layer(type(inner)) for inner in modules_of(module))
-    return any(
-        not is_of_torch and _changes_sometimes(getattr(forward, "__func__", forward))
-        for forward, is_of_torch in zip(forwards, kinds, strict=True)
-    )
+    own = (inner for inner in modules_of(module) if not is_torch_layer(type(inner)))
+    forwards = ((inner.__dict__.get("forward", type(inner).forward), type(inner)) for inner in own)
+    return any(_changes_sometimes(getattr(forward, "__func__", forward), kind) for forward, kind in forwards)
 
 
 @lru_cache(maxsize=4096)
-def _changes_sometimes(function: Any) -> bool:
-    definition = definition_of(function) if isinstance(function, FunctionType) else None
-    if definition is None or isinstance(definition, ast.Lambda):
-        return False
-    names = _names_of_given(definition)
-    return any(names_along(part)[0] in names for node in _conditional(definition.body) for part in changed_parts(node))
+def _changes_sometimes(forward: Any, kind: type) -> bool:
+    for function, is_forward in functions_reached(forward, kind) if isinstance(forward, FunctionType) else ():
+        definition = definition_of(function)
+        if definition is None or isinstance(definition, ast.Lambda):
+            continue
+        names = _names_of_given(definition)
+        nodes = _conditional(definition.body) if is_forward else ast.walk(definition)
+        if any(names_along(part)[0] in names for node in nodes for part in changed_parts(node)):
+            return True
+    return False
 
 
 def _names_of_given(definition: Function) -> set[str]:
-    """Return the parameters but for the first one, the module, and the names that are assigned parts of them."""
+    """Return the parameters but for `self`, and the names that are assigned parts of them."""
     arguments = definition.args
-    own = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs][1:]
-    names = {each.arg for each in (*own, *filter(None, (arguments.vararg, arguments.kwarg)))}
+    all_arguments = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg)
+    names = {each.arg for each in all_arguments if each is not None} - {"self"}
     for node in ast.walk(definition):
         if isinstance(node, ast.Assign) and not names.isdisjoint(_roots(node.value)):
             names.update(each.id for target in node.targets for each in ast.walk(target) if isinstance(each, ast.Name))
