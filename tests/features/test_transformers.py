@@ -192,7 +192,11 @@ def test_output_of_a_causal_model_needs_no_word_on_its_cache(example: str | None
     with torch.no_grad():
         found, expected = extractor(input_ids=ids)["output"], model(input_ids=ids)
     assert torch.equal(found.logits, expected.logits)
-    with pytest.raises(featx.TraceError, match="pass use_cache=False"):
-        featx.create_feature_extractor(
-            model, ["transformer.h.0", "output"], example_inputs={"input_ids": ids, "use_cache": True}
-        )
+    asked = {"input_ids": ids, "use_cache": True}
+    extractor = featx.create_feature_extractor(model, ["transformer.h.0", "output"], example_inputs=asked)
+    with torch.no_grad():
+        ours, theirs = extractor(**asked)["output"].cache.layers, model(**asked).cache.layers
+    assert len(ours) == len(theirs) == 2
+    for our, their in zip(ours, theirs, strict=True):
+        assert torch.equal(our.keys, their.keys)
+        assert torch.equal(our.values, their.values)

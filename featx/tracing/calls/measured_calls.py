@@ -97,13 +97,15 @@ class MeasuredCalls:
             before = [value._version for value in watched]
             have_values = is_measured and (recorder.is_real or any(map(_may_have_values, leaves)))
         is_plain = not is_measured or all(isinstance(value, torch.Tensor) for value in values)
-        given = None if is_plain else _Given(values)
+        # A module that gets nothing by name gets the tuple of its arguments.
+        args, kwargs = values if node[3] or not isinstance(node[1], str) else (values, {})
+        given = None if is_plain else _Given(args, kwargs)
         with self._torch_calls.kernels.seen():
             result = self._result_of(call, is_measured)
             if given is not None:
                 given.refuse_numbers()
-                if given.have_tensors and isinstance(node[1], str):
-                    self._refuse_other_changes(node[1])
+                if given.places and isinstance(node[1], str):
+                    self._refuse_other_changes(node[1], given.places)
                 given.refuse_same(result)
             with torch._C.DisableTorchFunction():
                 added = recorder.add_node(*node, None, None)
@@ -213,13 +215,13 @@ class MeasuredCalls:
             returns_state=self._returns_state(node, memory),
         )
 
-    def _refuse_other_changes(self, path: str) -> None:
+    def _refuse_other_changes(self, path: str, places: list[int | str]) -> None:
         """Raise if a module may change lists, dicts or objects that it is given for other inputs than the example.
 
         A graph makes new ones for the call, and goes on with the values that they held.
         """
         module = self._replica.root.get_submodule(path)
-        if may_change_given(module):
+        if may_change_given(module, places):
             raise UnsupportedValue(
                 f"'{path}' may change a list, a dict or an object that it is given, for some inputs only,", module
             )
@@ -264,13 +266,15 @@ def _holds_tensor(items: dict[Any, Any]) -> bool:
 class _Given:
     """The lists and dicts among the arguments of a call, and what was in them."""
 
-    def __init__(self, values: Any) -> None:
-        parts = [part for part, _ in parts_of(values)]
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        parts = [part for part, _ in parts_of((args, kwargs)) if part is not kwargs]
         self._before = [(each, contents_of(each)) for each in parts if isinstance(each, (list, dict))]
         objects = [(each, contents_of(each)) for each in parts if is_dataclass(each) and not isinstance(each, dict)]
         held = [(each, items) for each, items in (*self._before, *objects) if _holds_tensor(items)]
-        self.have_tensors = bool(held)
         self._ids = {id(each) for each, _ in held}
+        # The positions and names of the arguments that hold them.
+        arguments: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()] if held else []
+        self.places = [place for place, value in arguments if any(id(part) in self._ids for part, _ in parts_of(value))]
 
     def refuse_same(self, result: Any) -> None:
         """Raise if the call returns a list, dict or object that it was given: in a graph it would be another one.

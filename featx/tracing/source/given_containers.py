@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import builtins
+import inspect
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 from torch import nn
 
 from featx.ir.torch_layers import is_torch_layer
 from featx.tracing.objects.module_tree import modules_of
-from featx.tracing.source.argument_use import functions_reached
 from featx.tracing.source.attributes import changed_parts, names_along
+from featx.tracing.source.frames import is_library_code
 from featx.tracing.source.location import Function, definition_of
 
 _BRANCHES = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.Try, ast.Match, ast.IfExp, ast.BoolOp)
@@ -22,42 +24,113 @@ _GIVING_PARTS = frozenset("get items pop setdefault values".split())
 _ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 
 
-def may_change_given(module: nn.Module) -> bool:
-    """Say whether the forward of a module, or of one inside it, may change what it is given for some inputs only.
+def may_change_given(module: nn.Module, places: Iterable[int | str]) -> bool:
+    """Say whether a module may change, for some inputs only, what it is given at some places or by some names.
 
     `if size > 6: state["a"] = ...` does; what runs in each call is measured. Read are assignments to items and
     attributes of parameters, and of names that stand for parts of them, and methods such as `append`; also in methods
-    and functions that forward calls, where each one counts. Code without source is not read. O(modules inside), and
-    code that is new.
+    and functions to which forward hands such a name, where each one counts, and in all modules inside if forward hands
+    it to one of them. Code without source is not read. O(modules inside), and code that is new.
     """
-    own = (inner for inner in modules_of(module) if not is_torch_layer(type(inner)))
-    forwards = ((inner.__dict__.get("forward", type(inner).forward), type(inner)) for inner in own)
-    return any(_changes_sometimes(getattr(forward, "__func__", forward), kind) for forward, kind in forwards)
+    changes, hands_on = _of_forward(_forward_of(module), type(module), frozenset(places))
+    inside = (inner for inner in modules_of(module) if inner is not module and not is_torch_layer(type(inner)))
+    return changes or (hands_on and any(_of_forward(_forward_of(each), type(each), None)[0] for each in inside))
+
+
+def _forward_of(module: nn.Module) -> Any:
+    forward = module.__dict__.get("forward", type(module).forward)
+    return inspect.unwrap(getattr(forward, "__func__", forward))
 
 
 @lru_cache(maxsize=4096)
-def _changes_sometimes(forward: Any, kind: type) -> bool:
-    for function, is_forward in functions_reached(forward, kind) if isinstance(forward, FunctionType) else ():
-        definition = definition_of(function)
-        if definition is None or isinstance(definition, ast.Lambda):
-            continue
-        names = _names_of_given(definition)
-        nodes = _conditional(definition.body) if is_forward else ast.walk(definition)
+def _of_forward(forward: Any, kind: type, places: frozenset[int | str] | None) -> tuple[bool, bool]:
+    """Say whether a forward may change what it is given at `places`, or anywhere, and whether it hands that on."""
+    definition = definition_of(forward) if isinstance(forward, FunctionType) else None
+    if definition is None or isinstance(definition, ast.Lambda):
+        return False, False
+    parameters = _parameters(definition)[1:]
+    given = [name for place, name in enumerate(parameters) if places is None or place in places or name in places]
+    found = _Changes(kind)
+    changes = found.are_in(forward, definition, given, _conditional(definition.body))
+    return changes, found.hands_on
+
+
+class _Changes:
+    """Looks for changes of what a function is given, and of what it hands on. Each function is read once.
+
+    Attributes:
+        hands_on: whether it is handed to what is no function that is known here, such as a module.
+    """
+
+    def __init__(self, kind: type) -> None:
+        self.hands_on = False
+        self._kind = kind
+        self._seen: set[CodeType] = set()
+
+    def are_in(
+        self, function: FunctionType, definition: Function, given: Iterable[str], nodes: Iterable[ast.AST]
+    ) -> bool:
+        """Say whether one of `nodes` changes what the parameters `given` hold, or a function that gets it does."""
+        self._seen.add(function.__code__)
+        names = _names_of_given(definition, given)
         if any(names_along(part)[0] in names for node in nodes for part in changed_parts(node)):
             return True
-    return False
+        calls = (node for node in ast.walk(definition) if isinstance(node, ast.Call))
+        return any(self._are_in_call(call, function, names) for call in calls)
+
+    def _are_in_call(self, call: ast.Call, caller: FunctionType, names: set[str]) -> bool:
+        places = [place for place, each in enumerate(call.args) if not names.isdisjoint(_roots(each))]
+        keys = [each.arg for each in call.keywords if each.arg and not names.isdisjoint(_roots(each.value))]
+        callee = self._callee(call.func, caller) if places or keys else None
+        self.hands_on |= callee is None and bool(places or keys) and not _is_of_library(call.func, caller)
+        definition = None if callee is None or callee.__code__ in self._seen else definition_of(callee)
+        if callee is None or definition is None:
+            return False
+        parameters = _parameters(definition)
+        if parameters[:1] == ["self"]:
+            parameters = parameters[1:]
+        given = {*keys, *(parameters[place] for place in places if place < len(parameters))}
+        return self.are_in(callee, definition, given, ast.walk(definition))
+
+    def _callee(self, called: ast.expr, caller: FunctionType) -> FunctionType | None:
+        found: Any = None
+        if isinstance(called, ast.Name):
+            found = caller.__globals__.get(called.id)
+        elif isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name) and called.value.id == "self":
+            found = inspect.getattr_static(self._kind, called.attr, None)
+        found = inspect.unwrap(getattr(found, "__func__", found)) if callable(found) else None
+        return found if isinstance(found, FunctionType) and not is_library_code(found.__code__) else None
 
 
-def _names_of_given(definition: Function) -> set[str]:
-    """Return the parameters but for `self`, and the names that are assigned parts of them."""
+def _is_of_library(called: ast.expr, caller: FunctionType) -> bool:
+    """Say whether code calls a function of Python or of a library: a builtin, or an attribute of a global."""
+    root = names_along(called)[0]
+    return root != "self" and (root in vars(builtins) or root in caller.__globals__)
+
+
+def _parameters(definition: Function) -> list[str]:
     arguments = definition.args
-    all_arguments = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg)
-    names = {each.arg for each in all_arguments if each is not None} - {"self"}
-    for node in ast.walk(definition):
-        if isinstance(node, ast.Assign) and not names.isdisjoint(_roots(node.value)):
-            names.update(each.id for target in node.targets for each in ast.walk(target) if isinstance(each, ast.Name))
-        elif isinstance(node, (ast.For, ast.AsyncFor)) and not names.isdisjoint(_roots(node.iter)):
-            names.update(each.id for each in ast.walk(node.target) if isinstance(each, ast.Name))
+    named = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg)
+    return [each.arg for each in named if each is not None]
+
+
+def _names_of_given(definition: Function, given: Iterable[str]) -> set[str]:
+    """Return the names that stand for what some parameters hold, or for parts of it.
+
+    A parameter to which something else is assigned, such as a copy, counts as that.
+    """
+    nodes = list(ast.walk(definition))
+    assigned = [(target, node.value) for node in nodes if isinstance(node, ast.Assign) for target in node.targets]
+    assigned += [(node.target, node.iter) for node in nodes if isinstance(node, (ast.For, ast.AsyncFor))]
+    names = {*given}
+    others = {
+        target.id for target, value in assigned if isinstance(target, ast.Name) and names.isdisjoint(_roots(value))
+    }
+    names -= others
+    for target, value in assigned:
+        if not names.isdisjoint(_roots(value)):
+            parts = target.elts if isinstance(target, (ast.Tuple, ast.List)) else [target]
+            names.update(each.id for each in parts if isinstance(each, ast.Name))
     return names
 
 
@@ -71,7 +144,7 @@ def _roots(value: ast.expr) -> set[str]:
     if isinstance(value, ast.Call):
         is_part = isinstance(value.func, ast.Attribute) and value.func.attr in _GIVING_PARTS
         return _roots(value.func) if is_part else set()
-    return {names_along(value)[0]}
+    return {names_along(value)[0]} - {""}
 
 
 def _conditional(statements: list[ast.stmt]) -> Iterator[ast.AST]:
