@@ -13,6 +13,7 @@ from torch import nn
 
 import featx
 from featx import ExampleTracer, GraphModule, SpecializationError
+from featx.tracing.calls import measured_calls
 from featx.tracing.checks.free_sizes import trace_checked
 from featx.tracing.checks.outcomes import FREE, FreeDims, Outcome
 from featx.tracing.recording.numbers import Numbers
@@ -247,6 +248,26 @@ def test_fault_of_featx_at_another_size_is_not_taken_for_a_refusal_of_the_model(
     monkeypatch.setattr(fails_at_other_sizes, "__code__", _as_code_of_featx(fails_at_other_sizes))
     with pytest.raises(error, match="a fault of featx"):
         free_dims(loop, torch.ones(2, 3))
+
+
+class TakesDict(nn.Module):
+    def forward(self, values: dict[str, torch.Tensor]) -> torch.Tensor:
+        return values["a"] * 2
+
+
+class GivesDict(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.taker = TakesDict()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.taker({"a": x})
+
+
+def test_name_that_featx_lacks_is_no_reason_to_trace_in_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(measured_calls, "parts_of")
+    with pytest.raises(NameError, match="parts_of"):
+        featx.create_feature_extractor(GivesDict().eval(), ["taker"], example_inputs=torch.rand(2, 3))
 
 
 def _as_code_of_featx(function: Any) -> CodeType:

@@ -166,6 +166,8 @@ class ExampleTracer:
                         raise _error(around.traced, f"the model reads tensor values, and {whose} none", "") from error
                     break
                 except Exception as error:
+                    if isinstance(error, NameError) and comes_from_featx(error):
+                        raise  # a bug, and no word of the model
                     errors.append(error)
         if not is_without_values and self.runs_untraced(root, args, kwargs):
             what = f"forward raises {errors[-1]!r} in a trace alone: it may read what a forward hook stores,"
