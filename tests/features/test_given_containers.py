@@ -136,3 +136,52 @@ def test_what_a_module_returns_is_what_it_was_given(kind: str, names: list[str],
     model, x = WritesReturned(kind, changes_given).eval(), torch.randn(3, 4, 5)
     found = featx.create_feature_extractor(model, names, example_inputs=torch.randn(2, 4, 6))(x)
     assert torch.equal(found[names[-1]], model(x))
+
+
+class TakesOut(nn.Module):
+    """Takes something out of what it is given, and changes that for some sizes only, or returns it too."""
+
+    def __init__(self, kind: str, returns_given: bool) -> None:
+        super().__init__()
+        self.linear, self.kind, self.returns_given = nn.Linear(4, 4), kind, returns_given
+
+    def forward(self, state: Any) -> Any:
+        if self.kind == "a list":
+            mask, y = (state.pop() if len(state) > 1 else None), self.linear(state[0])
+        elif self.kind == "a dataclass":
+            mask, state.b = state.b, None
+            y = self.linear(state.a)
+        else:
+            mask, y = state.pop("b", None), self.linear(state["a"])
+        if mask is not None:
+            y = y * mask
+        if self.returns_given:
+            return y, state
+        if y.shape[0] > 3:
+            state.append(y) if self.kind == "a list" else state.__setitem__("a", y)
+        return y
+
+
+class GivesMask(nn.Module):
+    def __init__(self, kind: str, returns_given: bool) -> None:
+        super().__init__()
+        self.first, self.inner = nn.Linear(4, 4), TakesOut(kind, returns_given)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y, mask = self.first(x), (x > 0.5).float()
+        kinds = {"a list": [y, mask], "a dict": {"a": y, "b": mask}, "a dataclass": State(y, mask)}
+        found = self.inner(kinds[self.inner.kind])
+        return found[0] if self.inner.returns_given else found
+
+
+@pytest.mark.parametrize("returns_given", [True, False])
+@pytest.mark.parametrize("kind", ["a list", "a dict", "a dataclass"])
+def test_what_a_refused_call_has_taken_out_is_there_for_the_next_one(kind: str, returns_given: bool) -> None:
+    torch.manual_seed(0)
+    model = GivesMask(kind, returns_given).eval()
+    example = torch.rand(2, 4)
+    extractor = featx.create_feature_extractor(model, ["first", "output"], example_inputs=example)
+    for x in (example, torch.rand(2, 4)):
+        found = extractor(x)
+        assert torch.equal(found["first"], model.first(x))
+        assert torch.equal(found["output"], model(x))

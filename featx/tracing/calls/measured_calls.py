@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import is_dataclass
 from itertools import chain
 from typing import Any
@@ -13,9 +14,11 @@ from featx.ir.arguments import Argument
 from featx.ir.effects import MeasuredEffects
 from featx.ir.memory import memory_of
 from featx.ir.node import Node
+from featx.rebuilding import attributes_of, set_attributes
 from featx.tracing.calls.torch_calls import TorchCalls
 from featx.tracing.environment.outer_values import OuterValues
 from featx.tracing.nodes.scope import Scope
+from featx.tracing.objects.containers import copy_of, refill
 from featx.tracing.objects.structure import contents_of, is_structure, leaves_of, parts_of
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.recording.results import Results
@@ -100,12 +103,12 @@ class MeasuredCalls:
         # A module that gets nothing by name gets the tuple of its arguments.
         args, kwargs = values if node[3] or not isinstance(node[1], str) else (values, {})
         given = None if is_plain else _Given(args, kwargs)
-        with self._torch_calls.kernels.seen():
+        if given is not None and given.places and isinstance(node[1], str):
+            self._refuse_other_changes(node[1], given.places)
+        with self._torch_calls.kernels.seen(), nullcontext() if given is None else given.put_back_on_error():
             result = self._result_of(call, is_measured)
             if given is not None:
                 given.refuse_numbers()
-                if given.places and isinstance(node[1], str):
-                    self._refuse_other_changes(node[1], given.places)
                 given.refuse_same(result)
             with torch._C.DisableTorchFunction():
                 added = recorder.add_node(*node, None, None)
@@ -259,22 +262,36 @@ def _may_have_values(value: Any) -> bool:
     return not value.is_meta if isinstance(value, torch.Tensor) else is_structure(value)
 
 
-def _holds_tensor(items: dict[Any, Any]) -> bool:
-    return any(isinstance(item, torch.Tensor) for item in items.values())
+def _holds_tensor(items: list[Any] | dict[Any, Any]) -> bool:
+    return any(isinstance(item, torch.Tensor) for item in (items.values() if isinstance(items, dict) else items))
 
 
 class _Given:
-    """The lists and dicts among the arguments of a call, and what was in them."""
+    """The lists, dicts and objects among the arguments of a call, and what they held before it."""
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         parts = [part for part, _ in parts_of((args, kwargs)) if part is not kwargs]
-        self._before = [(each, contents_of(each)) for each in parts if isinstance(each, (list, dict))]
-        objects = [(each, contents_of(each)) for each in parts if is_dataclass(each) and not isinstance(each, dict)]
-        held = [(each, items) for each, items in (*self._before, *objects) if _holds_tensor(items)]
-        self._ids = {id(each) for each, _ in held}
+        self._containers = [(each, copy_of(each)) for each in parts if isinstance(each, (list, dict))]
+        self._objects = [(each, attributes_of(each)) for each in parts if is_dataclass(each)]
+        held = (*self._containers, *self._objects)
+        self._ids = {id(each) for each, items in held if _holds_tensor(items)}
         # The positions and names of the arguments that hold them.
-        arguments: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()] if held else []
+        arguments: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()] if self._ids else []
         self.places = [place for place, value in arguments if any(id(part) in self._ids for part, _ in parts_of(value))]
+
+    @contextmanager
+    def put_back_on_error(self) -> Generator[None]:
+        """Put back what they held if the `with` block raises: the module is then called again, and looked into."""
+        try:
+            yield
+        except BaseException:
+            for container, items in self._containers:
+                refill(container, items)
+            for value, attributes in self._objects:
+                for name in attributes_of(value).keys() - attributes.keys():
+                    object.__delattr__(value, name)
+                set_attributes(value, attributes)
+            raise
 
     def refuse_same(self, result: Any) -> None:
         """Raise if the call returns a list, dict or object that it was given: in a graph it would be another one.
@@ -291,15 +308,12 @@ class _Given:
         """Raise if the call has put a number or a text there, of which the graph would make a constant.
 
         Raises:
-            UnsupportedValue: it has. What it has put there is taken away.
+            UnsupportedValue: it has.
         """
-        for container, before in self._before:
-            now = contents_of(container)
+        for container, items in self._containers:
+            before, now = contents_of(items), contents_of(container)
             added = [item for key, item in now.items() if key not in before or item is not before[key]]
             if any(type(item) in _NUMBERS_AND_TEXTS for item in added):
-                for each, items in self._before:
-                    each.clear()
-                    each.extend(items.values()) if isinstance(each, list) else each.update(items)
                 raise UnsupportedValue(
                     f"a call that is one node puts a number or text into a {type(container).__name__} it is given,",
                     container,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, MutableMapping
+from operator import is_
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, cast
 from weakref import WeakKeyDictionary, WeakValueDictionary
@@ -86,6 +88,30 @@ def copy_of(container: Any) -> Any:
     if type(container) is SlotAttributes:
         return dict(container)
     return list(cast(list[Any], container)) if isinstance(container, list) else set(container)
+
+
+def has_items(container: Any, items: Any) -> bool:
+    """Say whether a list, dict or set holds these very items, which `copy_of` gave."""
+    if len(container) != len(items):
+        return False
+    if isinstance(container, list):
+        return all(map(is_, cast(list[Any], container), items))
+    if isinstance(items, dict):
+        return all(container.get(key) is value for key, value in cast(dict[Any, Any], items).items())
+    return container == items
+
+
+def refill(container: Any, items: Any) -> None:
+    """Let a list, dict or set hold these items again, which `copy_of` gave."""
+    if has_items(container, items):
+        return
+    container.clear()
+    if isinstance(container, list):
+        cast(list[Any], container).extend(items)
+    elif isinstance(container, dict):  # whose class may refuse to be updated, as outputs of transformers do
+        (OrderedDict if isinstance(container, OrderedDict) else dict).update(cast(Any, container), items)
+    else:
+        container.update(items)
 
 
 def _items_of(container: Any) -> Any:

@@ -16,7 +16,7 @@ from torch import nn
 from featx.ir.memory import memory_of
 from featx.ir.torch_layers import is_torch_layer
 from featx.tracing.guards.scalars import TracedFloat, TracedInt
-from featx.tracing.objects.containers import DEPTH_IN_MODULES, LARGE, containers_in, copy_of
+from featx.tracing.objects.containers import DEPTH_IN_MODULES, LARGE, containers_in, copy_of, has_items, refill
 from featx.tracing.objects.python_state import PythonState
 
 _ABSENT = object()
@@ -153,7 +153,7 @@ class ModuleState:
             if name not in _NOT_RESTORED and value is not attributes.get(name, _ABSENT):
                 yield name, value
         for name, container, items in self._items:
-            if not _has_items(container, items):
+            if not has_items(container, items):
                 yield from _changed_items(name, container, items)
 
     def assigned_numbers(self) -> list[str]:
@@ -173,7 +173,7 @@ class ModuleState:
         A number, a text, None, or a tuple of such. Equal numbers that were computed anew are others, too.
         """
         for name, container, items in self._items:
-            if not _has_items(container, items):
+            if not has_items(container, items):
                 now, then = _by_key(container), _by_key(items)
                 if any(_is_plain(item) and item is not then.get(key, _ABSENT) for key, item in now.items()):
                     yield name, container
@@ -205,7 +205,7 @@ class ModuleState:
         for name, buffer in self._module._buffers.items():
             if buffer is not self._buffers.get(name):
                 return name
-        return next((name for name, container, items in self._items if not _has_items(container, items)), None)
+        return next((name for name, container, items in self._items if not has_items(container, items)), None)
 
     def drawn_generators(self) -> list[object]:
         """Return the generators of Python or numpy that forward has drawn from."""
@@ -220,7 +220,7 @@ class ModuleState:
             if name not in state or state[name] is not value:
                 state[name] = value
         for _, container, items in self._items:
-            _refill(container, items)
+            refill(container, items)
         for generator, known in self._generators:
             if isinstance(generator, random.Random):
                 generator.setstate(known)
@@ -375,19 +375,3 @@ def _is_generator(value: object) -> bool:
 
 def _state_of(generator: Any) -> Any:
     return generator.getstate() if isinstance(generator, random.Random) else generator.bit_generator.state
-
-
-def _has_items(container: Any, items: Any) -> bool:
-    if len(container) != len(items):
-        return False
-    if isinstance(container, list):
-        return all(map(is_, container, items))
-    if isinstance(items, dict):
-        return all(container.get(key) is value for key, value in cast(dict[Any, Any], items).items())
-    return container == items
-
-
-def _refill(container: Any, items: Any) -> None:
-    if not _has_items(container, items):
-        container.clear()
-        (container.extend if isinstance(container, list) else container.update)(items)
