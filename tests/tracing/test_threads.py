@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import errno
 import logging.handlers
 import multiprocessing
+import os
 import queue
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -362,6 +365,17 @@ def test_threads_that_end_at_any_moment_are_no_trouble() -> None:
         is_over.set()
         for starter in starters:
             starter.join()
+
+
+@pytest.mark.parametrize("number", [errno.ESRCH, errno.EINVAL])
+def test_the_clock_of_a_thread_that_has_just_ended_is_no_trouble(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    POOL.submit(int).result()
+
+    def has_ended(clock: int) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(time, "clock_gettime_ns", has_ended)
+    assert not OtherThreads().have_run()
 
 
 class EndsEarly(nn.Module):
