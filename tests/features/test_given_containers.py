@@ -185,3 +185,90 @@ def test_what_a_refused_call_has_taken_out_is_there_for_the_next_one(kind: str, 
         found = extractor(x)
         assert torch.equal(found["first"], model.first(x))
         assert torch.equal(found["output"], model(x))
+
+
+class AddsToList(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(4, 4, 1)
+
+    def forward(self, state: Any, more: Any = None) -> None:
+        if state[0].shape[-1] > 6:
+            state += [self.conv(state[0])]
+
+
+class AddsByBase(AddsToList):
+    def forward(self, state: Any, more: Any = None) -> None:
+        super().forward(state)
+
+
+class AddsByMethodOfBase(AddsToList):
+    def forward(self, state: Any, more: Any = None) -> None:
+        super().forward(more=None, state=state)
+
+
+class AddsToFurther(AddsToList):
+    def forward(self, *given: Any) -> None:  # type: ignore[override]
+        if given[0][0].shape[-1] > 6:
+            given[1].append(self.conv(given[0][0]))
+
+
+class AddsToNamed(AddsToList):
+    def forward(self, state: Any, **more: Any) -> None:  # type: ignore[override]
+        for each in more.values():
+            if state[0].shape[-1] > 6:
+                each.append(self.conv(state[0]))
+
+
+class HandsOnFurther(AddsToList):
+    def forward(self, *given: Any) -> None:  # type: ignore[override]
+        self.add(*given)
+
+    def add(self, state: Any, more: Any) -> None:
+        if state[0].shape[-1] > 6:
+            more.append(self.conv(state[0]))
+
+
+_WITHOUT_SOURCE: dict[str, Any] = {"AddsToList": AddsToList, "Any": Any}
+exec(
+    "class AddsWithoutSource(AddsToList):\n"
+    "    def forward(self, state, more=None):\n"
+    "        if state[0].shape[-1] > 6:\n"
+    "            state.append(self.conv(state[0]))\n",
+    _WITHOUT_SOURCE,
+)
+ADDING: dict[str, Any] = {
+    "+=": (AddsToList, lambda module, items: module(items)),
+    "super().forward": (AddsByBase, lambda module, items: module(items)),
+    "super().forward by name": (AddsByMethodOfBase, lambda module, items: module(items)),
+    "further arguments": (AddsToFurther, lambda module, items: module(items, items)),
+    "further named": (AddsToNamed, lambda module, items: module(items, more=items)),
+    "further handed on": (HandsOnFurther, lambda module, items: module(items, items)),
+    "no source": (_WITHOUT_SOURCE["AddsWithoutSource"], lambda module, items: module(items)),
+}
+
+
+class ReadsLast(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv1d(4, 4, 1), nn.Conv1d(4, 4, 1)
+        made, self.call = ADDING[kind]
+        self.inner = made()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        items = [self.first(x)]
+        self.call(self.inner, items)
+        return self.last(items[-1])
+
+
+@pytest.mark.parametrize("names", [["output"], ["first", "last"]], ids=" ".join)
+@pytest.mark.parametrize("kind", ADDING)
+def test_other_spellings_of_such_a_change(kind: str, names: list[str]) -> None:
+    torch.manual_seed(0)
+    model = ReadsLast(kind).eval()
+    short, long = torch.randn(2, 4, 6), torch.randn(2, 4, 9)
+    for example, other in ((short, long), (long, short)):
+        extractor = featx.create_feature_extractor(model, names, example_inputs=example)
+        assert torch.equal(extractor(example)[names[-1]], model(example))
+        with pytest.raises(featx.SpecializationError):
+            extractor(other)

@@ -30,7 +30,7 @@ def may_change_given(module: nn.Module, places: Iterable[int | str]) -> bool:
     `if size > 6: state["a"] = ...` does; what runs in each call is measured. Read are assignments to items and
     attributes of parameters, and of names that stand for parts of them, and methods such as `append`; also in methods
     and functions to which forward hands such a name, where each one counts, and in all modules inside if forward hands
-    it to one of them. Code without source is not read. O(modules inside), and code that is new.
+    it to one of them. Code without source may change anything. O(modules inside), and code that is new.
     """
     changes, hands_on = _of_forward(_forward_of(module), type(module), frozenset(places))
     inside = (inner for inner in modules_of(module) if inner is not module and not is_torch_layer(type(inner)))
@@ -45,13 +45,16 @@ def _forward_of(module: nn.Module) -> Any:
 @lru_cache(maxsize=4096)
 def _of_forward(forward: Any, kind: type, places: frozenset[int | str] | None) -> tuple[bool, bool]:
     """Say whether a forward may change what it is given at `places`, or anywhere, and whether it hands that on."""
-    definition = definition_of(forward) if isinstance(forward, FunctionType) else None
-    if definition is None or isinstance(definition, ast.Lambda):
+    if not isinstance(forward, FunctionType):  # scripted code gets copies
         return False, False
-    parameters = _parameters(definition)[1:]
-    given = [name for place, name in enumerate(parameters) if places is None or place in places or name in places]
+    definition = definition_of(forward)
+    if definition is None:
+        return not is_library_code(forward.__code__), True
+    parameters = _Parameters(definition)
+    given = parameters.every if places is None else {parameters.name_of(place) for place in places}
     found = _Changes(kind)
-    changes = found.are_in(forward, definition, given, _conditional(definition.body))
+    body: list[ast.stmt] = [ast.Expr(definition.body)] if isinstance(definition, ast.Lambda) else definition.body
+    changes = found.are_in(forward, definition, given, _conditional(body))
     return changes, found.hands_on
 
 
@@ -73,33 +76,51 @@ class _Changes:
         """Say whether one of `nodes` changes what the parameters `given` hold, or a function that gets it does."""
         self._seen.add(function.__code__)
         names = _names_of_given(definition, given)
-        if any(names_along(part)[0] in names for node in nodes for part in changed_parts(node)):
+        if any(names_along(part)[0] in names for node in nodes for part in _changed_by(node)):
             return True
         calls = (node for node in ast.walk(definition) if isinstance(node, ast.Call))
         return any(self._are_in_call(call, function, names) for call in calls)
 
     def _are_in_call(self, call: ast.Call, caller: FunctionType, names: set[str]) -> bool:
         places = [place for place, each in enumerate(call.args) if not names.isdisjoint(_roots(each))]
-        keys = [each.arg for each in call.keywords if each.arg and not names.isdisjoint(_roots(each.value))]
-        callee = self._callee(call.func, caller) if places or keys else None
-        self.hands_on |= callee is None and bool(places or keys) and not _is_of_library(call.func, caller)
-        definition = None if callee is None or callee.__code__ in self._seen else definition_of(callee)
-        if callee is None or definition is None:
+        keys = [each.arg for each in call.keywords if not names.isdisjoint(_roots(each.value))]
+        if not places and not keys:
             return False
-        parameters = _parameters(definition)
-        if parameters[:1] == ["self"]:
-            parameters = parameters[1:]
-        given = {*keys, *(parameters[place] for place in places if place < len(parameters))}
+        callees = self._callees(call.func, caller)
+        self.hands_on |= not callees and not _is_of_library(call.func, caller)
+        return any(self._are_in_callee(each, call, places, keys) for each in callees)
+
+    def _are_in_callee(self, callee: FunctionType, call: ast.Call, places: list[int], keys: list[str | None]) -> bool:
+        if callee.__code__ in self._seen:
+            return False
+        definition = definition_of(callee)
+        if definition is None:
+            return True
+        parameters = _Parameters(definition)
+        has_unpacked = None in keys or any(isinstance(call.args[place], ast.Starred) for place in places)
+        given = parameters.every if has_unpacked else {parameters.name_of(each) for each in (*places, *keys)}
         return self.are_in(callee, definition, given, ast.walk(definition))
 
-    def _callee(self, called: ast.expr, caller: FunctionType) -> FunctionType | None:
-        found: Any = None
+    def _callees(self, called: ast.expr, caller: FunctionType) -> list[FunctionType]:
+        """Return the functions that a call may run, as far as they are known and of no library."""
+        found: list[Any] = []
         if isinstance(called, ast.Name):
-            found = caller.__globals__.get(called.id)
+            found = [caller.__globals__.get(called.id)]
         elif isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name) and called.value.id == "self":
-            found = inspect.getattr_static(self._kind, called.attr, None)
-        found = inspect.unwrap(getattr(found, "__func__", found)) if callable(found) else None
-        return found if isinstance(found, FunctionType) and not is_library_code(found.__code__) else None
+            found = [inspect.getattr_static(self._kind, called.attr, None)]
+        elif isinstance(called, ast.Attribute) and _is_super(called.value):
+            found = [vars(base).get(called.attr) for base in self._kind.__mro__]
+        functions: list[Any] = [inspect.unwrap(getattr(each, "__func__", each)) for each in found]
+        return [each for each in functions if isinstance(each, FunctionType) and not is_library_code(each.__code__)]
+
+
+def _is_super(value: ast.expr) -> bool:
+    return isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "super"
+
+
+def _changed_by(node: ast.AST) -> list[ast.expr]:
+    """Return the expression whose value a piece of code changes, if it does: of `items += [x]` that is items."""
+    return [node.target] if isinstance(node, ast.AugAssign) else changed_parts(node)
 
 
 def _is_of_library(called: ast.expr, caller: FunctionType) -> bool:
@@ -108,10 +129,31 @@ def _is_of_library(called: ast.expr, caller: FunctionType) -> bool:
     return root != "self" and (root in vars(builtins) or root in caller.__globals__)
 
 
-def _parameters(definition: Function) -> list[str]:
-    arguments = definition.args
-    named = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg)
-    return [each.arg for each in named if each is not None]
+class _Parameters:
+    """The names of the parameters of a function, but for `self`.
+
+    Attributes:
+        every: all of them, also those of `*args` and `**kwargs`.
+    """
+
+    def __init__(self, definition: Function) -> None:
+        arguments = definition.args
+        self._by_place = [each.arg for each in (*arguments.posonlyargs, *arguments.args)]
+        if self._by_place[:1] == ["self"]:
+            del self._by_place[0]
+        self._further, self._further_named = arguments.vararg, arguments.kwarg
+        named = {each.arg for each in arguments.kwonlyargs}
+        self.every = {*self._by_place, *named, *(each.arg for each in (arguments.vararg, arguments.kwarg) if each)}
+
+    def name_of(self, place: int | str | None) -> str:
+        """Return the name of the parameter that holds an argument, given by its position or name; "" if none does."""
+        if isinstance(place, int):
+            if place < len(self._by_place):
+                return self._by_place[place]
+            return self._further.arg if self._further else ""
+        if place in self.every:
+            return str(place)
+        return self._further_named.arg if self._further_named else ""
 
 
 def _names_of_given(definition: Function, given: Iterable[str]) -> set[str]:
@@ -138,6 +180,8 @@ def _roots(value: ast.expr) -> set[str]:
     """Return the names of which the value of an expression may be a part; what a call of a function gives is none."""
     if isinstance(value, ast.IfExp):
         return _roots(value.body) | _roots(value.orelse)
+    if isinstance(value, ast.Starred):
+        return _roots(value.value)
     if isinstance(value, (ast.BoolOp, ast.Tuple, ast.List)):
         parts = value.values if isinstance(value, ast.BoolOp) else value.elts
         return set[str]().union(*map(_roots, parts))
