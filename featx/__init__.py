@@ -72,8 +72,8 @@ if TYPE_CHECKING:
     from featx.rewrite.match import SubgraphMatcher
     from featx.rewrite.replace import Match, ReplacedPatterns, replace_pattern, replace_pattern_with_filters
     from featx.traced import symbolic_trace, trace
-    from featx.tracing.environment.wrapping import wrap
     from featx.tracing.example.tracer import ExampleTracer
+    from featx.tracing.file_globals.wrapping import wrap
     from featx.tracing.nodes.proxy import Attribute, ParameterProxy, Proxy
     from featx.tracing.nodes.tracer_base import GraphAppendingTracer, TracerBase
     from featx.tracing.symbolic.inputs import PH
@@ -211,7 +211,7 @@ _NAMES = {
     "featx.rewrite.match": "SubgraphMatcher",
     "featx.rewrite.replace": "Match ReplacedPatterns replace_pattern replace_pattern_with_filters",
     "featx.tracing.nodes.tracer_base": "GraphAppendingTracer TracerBase",
-    "featx.tracing.environment.wrapping": "wrap",
+    "featx.tracing.file_globals.wrapping": "wrap",
     "featx.tracing.example.tracer": "ExampleTracer",
     "featx.tracing.symbolic.inputs": "PH",
     "featx.tracing.nodes.proxy": "Attribute ParameterProxy Proxy",

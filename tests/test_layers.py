@@ -24,7 +24,8 @@ LAYERS = [
 PLACE = {package: place for place, layer in enumerate(LAYERS) for package in layer}
 # The rooms of the package `tracing` and the files beside them, in the same way.
 ROOMS = [
-    {"objects", "log"}, {"source"}, {"signals"}, {"nodes"}, {"guards"}, {"environment"}, {"stand_ins"}, {"replica"},
+    {"objects", "log"}, {"source"}, {"signals"}, {"nodes"}, {"guards"}, {"environment", "file_globals"},
+    {"stand_ins"}, {"replica"},
     {"symbolic", "recording"}, {"side_effects"}, {"calls"}, {"example"}, {"checks"},
 ]  # fmt: skip
 PLACE_OF_ROOM = {room: place for place, rooms in enumerate(ROOMS) for room in rooms}

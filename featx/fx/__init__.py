@@ -15,7 +15,7 @@ from featx.migration.left_out import explainer
 from featx.module import GraphModule
 from featx.rewrite.replace import replace_pattern
 from featx.traced import symbolic_trace
-from featx.tracing.environment.wrapping import wrap
+from featx.tracing.file_globals.wrapping import wrap
 from featx.tracing.nodes.proxy import Proxy
 from featx.tracing.symbolic.inputs import PH
 from featx.tracing.symbolic.proxyable import ProxyableClassMeta

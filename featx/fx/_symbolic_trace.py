@@ -13,7 +13,7 @@ from featx.migration.compatibility import compatibility
 from featx.migration.left_out import explainer
 from featx.module import GraphModule
 from featx.traced import symbolic_trace
-from featx.tracing.environment.wrapping import wrap
+from featx.tracing.file_globals.wrapping import wrap
 from featx.tracing.guards.input_checks import check_is_none as _assert_is_none
 from featx.tracing.nodes.proxy import ParameterProxy, Proxy
 from featx.tracing.nodes.tracer_base import TracerBase

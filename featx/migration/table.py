@@ -68,7 +68,7 @@ TABLE: Mapping[str, Path] = {
             "featx.tracing.nodes.proxy": "Proxy",
             "featx.tracing.symbolic.proxyable": "ProxyableClassMeta",
             "featx.tracing.symbolic.tracer": "Tracer",
-            "featx.tracing.environment.wrapping": "wrap",
+            "featx.tracing.file_globals.wrapping": "wrap",
         },
         {
             "symbolic_trace": "`x += y` is `operator.iadd`, since another reference to `x` sees the write: look for "
@@ -153,7 +153,7 @@ TABLE: Mapping[str, Path] = {
             "featx.tracing.symbolic.proxyable": "ProxyableClassMeta",
             "featx.tracing.symbolic.tracer": "Scope Tracer is_tracing=is_fx_tracing is_tracing=is_fx_symbolic_tracing",
             "featx.tracing.nodes.tracer_base": "TracerBase",
-            "featx.tracing.environment.wrapping": "wrap",
+            "featx.tracing.file_globals.wrapping": "wrap",
         },
         {},
         {

@@ -14,9 +14,9 @@ from featx.ir.graph import Graph
 from featx.ir.memory import memory_of
 from featx.ir.overloads import Signature, tensors_in
 from featx.passes.operators import OperatorMode
-from featx.tracing.environment.caches import Caches
 from featx.tracing.environment.generators import SharedGenerators, TorchGenerator
-from featx.tracing.environment.wrapping import globals_of
+from featx.tracing.file_globals.caches import Caches
+from featx.tracing.file_globals.wrapping import globals_of
 from featx.tracing.replica.module_states import ModuleStates
 from featx.tree import tree_map
 

@@ -17,7 +17,7 @@ import torch.fx
 from torch import nn
 
 import featx
-from featx.tracing.environment.wrapping import find_names_to_replace
+from featx.tracing.file_globals.wrapping import find_names_to_replace
 
 X = torch.ones(4, 3)
 

@@ -15,7 +15,7 @@ from featx.ir.node import Node
 from featx.libraries import advice_for_draws, mask_maker
 from featx.tracing.calls.measured_calls import MeasuredCalls
 from featx.tracing.calls.torch_calls import TorchCalls
-from featx.tracing.environment.pass_through import is_mode_query, is_reordering, is_seeding, is_switching
+from featx.tracing.file_globals.pass_through import is_mode_query, is_reordering, is_seeding, is_switching
 from featx.tracing.guards.scalars import TracedFloat, TracedInt, plain_numbers
 from featx.tracing.recording.numbers import is_of_numbers
 from featx.tracing.recording.recorder import Recorder

@@ -16,7 +16,7 @@ from featx.ir.memory import memory_of
 from featx.ir.node import Node
 from featx.rebuilding import attributes_of, set_attributes
 from featx.tracing.calls.torch_calls import TorchCalls
-from featx.tracing.environment.outer_values import OuterValues
+from featx.tracing.file_globals.outer_values import OuterValues
 from featx.tracing.nodes.scope import Scope
 from featx.tracing.objects.containers import copy_of, refill
 from featx.tracing.objects.structure import contents_of, is_structure, leaves_of, parts_of

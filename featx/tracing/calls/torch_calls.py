@@ -17,8 +17,8 @@ from featx.tracing.calls.tensor_reads import TensorReads
 from featx.tracing.calls.value_log import ValueLog
 from featx.tracing.environment.generators import TorchGenerator
 from featx.tracing.environment.other_threads import is_only_thread
-from featx.tracing.environment.saved_tensors import SavedGlobals
 from featx.tracing.environment.switches import put_back, switches
+from featx.tracing.file_globals.saved_tensors import SavedGlobals
 from featx.tracing.guards.scalars import plain_numbers
 from featx.tracing.nodes.operators import COMPARISONS, MAGIC, OPERATORS, REFLECTED, UNARY
 from featx.tracing.objects.arrays import is_array_of_numbers, tensor_of

@@ -19,8 +19,8 @@ from featx.ir.equality import is_same_graph
 from featx.ir.graph import Graph
 from featx.tracing.checks.filled_caches import differ_only_by_caches, keeps_drawn_numbers
 from featx.tracing.environment.autocast_state import AUTOCAST_QUERIES
-from featx.tracing.environment.caches import Caches
 from featx.tracing.environment.profile_hook import ProfileHook
+from featx.tracing.file_globals.caches import Caches
 from featx.tracing.objects.python_state import PythonState
 from featx.tracing.replica.module_state import plain_attributes
 from featx.tracing.replica.replica import Replica

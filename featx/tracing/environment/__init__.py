@@ -1,1 +1,1 @@
-"""The Python process around the model: what a trace sets there and puts back, and what it refuses."""
+"""Python and torch around the model, outside of its files: what a run sets there and puts back, and what it refuses."""

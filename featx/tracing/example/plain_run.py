@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from featx.tracing.environment.generators import SharedGenerators, TorchGenerator
-from featx.tracing.environment.saved_tensors import SavedGlobals
 from featx.tracing.environment.thread_modes import ThreadModes
 from featx.tracing.example.model_call import as_given
+from featx.tracing.file_globals.saved_tensors import SavedGlobals
 from featx.tracing.objects.structure import copy_structure
 from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.stand_ins.kernels import Kernels

@@ -23,7 +23,6 @@ from featx.tracing.calls.torch_calls import TorchCalls
 from featx.tracing.environment.compiler import not_compiled
 from featx.tracing.environment.generators import SharedGenerators
 from featx.tracing.environment.raised_errors import free_frames
-from featx.tracing.environment.saved_tensors import SavedGlobals
 from featx.tracing.environment.thread_modes import ThreadModes
 from featx.tracing.example.conditions import Conditions, RequestedNodeFinder, Settings
 from featx.tracing.example.dict_inputs import keys_read_by
@@ -32,6 +31,7 @@ from featx.tracing.example.model_call import call_model
 from featx.tracing.example.observers import Observers
 from featx.tracing.example.run_inputs import RunInputs
 from featx.tracing.example.second_call import SecondCall
+from featx.tracing.file_globals.saved_tensors import SavedGlobals
 from featx.tracing.guards.scalars import Diverged
 from featx.tracing.nodes.module_output import mark_output
 from featx.tracing.recording.call_record import Record

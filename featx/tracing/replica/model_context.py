@@ -14,13 +14,13 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from featx.errors import TraceError
 from featx.ir.memory import memory_of
-from featx.tracing.environment.caches import Caches
-from featx.tracing.environment.holders import Holder, outside_of_files
-from featx.tracing.environment.outer_values import OuterValues
-from featx.tracing.environment.pass_through import PassThroughs
 from featx.tracing.environment.profile_hook import is_threading_object
 from featx.tracing.environment.recursion import nesting_depth_of
-from featx.tracing.environment.wrapping import find_names_to_replace, globals_of
+from featx.tracing.file_globals.caches import Caches
+from featx.tracing.file_globals.holders import Holder, outside_of_files
+from featx.tracing.file_globals.outer_values import OuterValues
+from featx.tracing.file_globals.pass_through import PassThroughs
+from featx.tracing.file_globals.wrapping import find_names_to_replace, globals_of
 from featx.tracing.guards.conversions import converts_by_calls_alone
 from featx.tracing.objects.module_tree import tensors_of, walk_modules
 from featx.tracing.replica.modules import has_hooks, has_own_call

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from featx.tracing.environment.caches import empty_functions_that_keep
+from featx.tracing.file_globals.caches import empty_functions_that_keep
 from featx.tracing.recording.earlier_calls import EarlierCalls
 from featx.tracing.recording.lineage import Origin
 from featx.tracing.recording.recorder import Recorder

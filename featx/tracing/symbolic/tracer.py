@@ -21,10 +21,10 @@ from featx.ir.node import Node, Target
 from featx.ir.operator_facts import facts_of, facts_of_call
 from featx.tracing.environment.autocast_state import autocast_nesting
 from featx.tracing.environment.compiler import not_compiled
-from featx.tracing.environment.pass_through import PassThroughs
 from featx.tracing.environment.recursion import nesting_depth_of, raised_recursion_limit
 from featx.tracing.environment.thread_modes import ThreadModes
-from featx.tracing.environment.wrapping import find_names_to_replace, globals_of
+from featx.tracing.file_globals.pass_through import PassThroughs
+from featx.tracing.file_globals.wrapping import find_names_to_replace, globals_of
 from featx.tracing.nodes.leaf_classes import is_leaf_class
 from featx.tracing.nodes.naming import QualifiedNames
 from featx.tracing.nodes.proxy import ParameterProxy, Proxy, failure, find_proxy, refusal

@@ -18,7 +18,7 @@ from typing import Any, cast
 import torch
 
 from featx.libraries import is_logging
-from featx.tracing.environment.holders import ContextValue, Holder, Variable, contents_of
+from featx.tracing.file_globals.holders import ContextValue, Holder, Variable, contents_of
 from featx.tracing.guards.scalars import TracedFloat, TracedInt
 from featx.tracing.nodes.proxy import Proxy
 from featx.tracing.objects.containers import containers_in

@@ -12,7 +12,7 @@ from operator import is_
 from typing import Any
 
 from featx.libraries import is_collecting_variable
-from featx.tracing.environment.holders import DEFINITIONS, ENVIRONMENT, PLAIN_ITEMS, Holder
+from featx.tracing.file_globals.holders import DEFINITIONS, ENVIRONMENT, PLAIN_ITEMS, Holder
 
 _PLAIN = (bool, int, float, complex, str, type(None))
 _ABSENT = object()
