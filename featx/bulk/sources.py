@@ -132,7 +132,7 @@ def find_source(source: Any, column: str | None = None, *, has_load: bool = Fals
         raise ArgumentTypeError("a set of samples has no order, and a job that goes on needs one; give sorted(samples)")
     found = _source(source, column, has_load=has_load)
     if not found.keys:
-        hint = "; for files that are no images give load a list of their paths, sorted(glob(...))" if has_load else ""
+        hint = "; load=..., a function that makes an input of a file, takes those" if "left out" in found.kind else ""
         raise ExtractionError(f"there is nothing to extract in {found.kind}{hint}")
     may_have_texts = has_load and column not in (None, *PATH_COLUMNS)
     if may_have_texts and isinstance(found, Paths) and not found.has_file(0):
@@ -155,17 +155,17 @@ def _source(source: Any, column: str | None, *, has_load: bool = False) -> Sourc
         return _of_path(path, column, has_load=has_load)
     values = values_of(source, column)
     if values is not None:
-        return _source(values, None)
+        return _source(values, None, has_load=has_load)
     if type(source).__name__ == "DataLoader" and hasattr(source, "dataset"):
         raise ArgumentTypeError("a DataLoader gives batches, in an order of its own; give loader.dataset")
     is_list = isinstance(source, (list, tuple))
     if is_list and any(map(_is_path, cast("Sequence[Any]", source))):
-        return _of_list(cast("Sequence[Any]", source))
+        return _of_list(cast("Sequence[Any]", source), has_load=has_load)
     is_mapping = isinstance(source, (bytes, dict)) and not hasattr(source, "column_names")
     if hasattr(source, "__getitem__") and hasattr(source, "__len__") and not is_mapping:
         return _of_dataset(source, column, has_load=has_load)
     if isinstance(source, Iterable) and not is_mapping:
-        return _of_list(cast("Iterable[Any]", source))
+        return _of_list(cast("Iterable[Any]", source), has_load=has_load)
     raise ArgumentTypeError(f"samples come from {_FORMS}; got a {type(source).__name__}")
 
 
@@ -173,7 +173,7 @@ def _is_path(value: object) -> bool:
     return isinstance(value, (str, os.PathLike))
 
 
-def _of_list(source: Iterable[Any]) -> Source:
+def _of_list(source: Iterable[Any], *, has_load: bool) -> Source:
     kind = type(source).__name__
     keys: list[str] = []
     for number, each in enumerate(source):
@@ -187,15 +187,15 @@ def _of_list(source: Iterable[Any]) -> Source:
         else:
             raise ExtractionError(f"item {number} of the {kind} is {each!r:.60}, and no path or URL; take it out")
     if keys and all(key.endswith(".tar") for key in keys):
-        return _of_tars(keys)
+        return _of_tars(keys, has_load=has_load)
     return Paths(keys, f"a list of {len(keys)} paths")
 
 
 def _of_path(path: str, column: str | None, *, has_load: bool) -> Source:
     if path.endswith(".tar") and not os.path.exists(path):
-        return _of_tars(_expanded(path))
+        return _of_tars(_expanded(path), has_load=has_load)
     if _is_url(path):
-        return _of_url(path.rstrip("/"), column)
+        return _of_url(path.rstrip("/"), column, has_load=has_load)
     place = Path(path)
     if not place.exists():
         raise ExtractionError(f"there is no '{path}'; samples come from {_FORMS}")
@@ -204,10 +204,10 @@ def _of_path(path: str, column: str | None, *, has_load: bool) -> Source:
             dataset = require("datasets", "datasets reads its own folders").load_from_disk(path)
             return _of_dataset(dataset, column, has_load=has_load)
         _refuse_column(column, f"the folder '{path}'")
-        return _of_folder(place)
+        return _of_folder(place, has_load=has_load)
     suffix = place.suffix.lower()
     if suffix == ".tar":
-        return _of_tars([path])
+        return _of_tars([path], has_load=has_load)
     if suffix in LISTS:
         return Paths(read_list(path, place.read_bytes(), column), f"the list '{path}'", str(place.parent))
     if suffix in SUFFIXES:
@@ -215,23 +215,31 @@ def _of_path(path: str, column: str | None, *, has_load: bool) -> Source:
     raise ExtractionError(f"'{path}' is no list of samples; they come from {_FORMS}")
 
 
-def _of_folder(folder: Path) -> Source:
+def _of_folder(folder: Path, *, has_load: bool) -> Source:
     found: list[str] = []
-    others = 0
     for root, folders, files in os.walk(folder, followlinks=True):
         folders[:] = [each for each in sorted(folders) if not _leads_back(Path(root, each)) and each[0] != "."]
         inside = Path(root).relative_to(folder)
-        images = [file for file in files if _is_image(file)]
-        found += [(inside / file).as_posix() for file in images]
-        others += len(files) - len(images)
-    left_out = f", {others} other files left out" if others else ""
-    return Paths(sorted(found), f"the folder '{folder}' ({len(found)} images{left_out})", str(folder))
+        found += [(inside / file).as_posix() for file in files]
+    samples, what = _samples_among(found, has_load=has_load)
+    return Paths(sorted(samples), f"the folder '{folder}' ({what})", str(folder))
 
 
-def _is_image(path: str) -> bool:
-    """Say whether a path below a folder, or in a tar file, is one of an image, and not hidden: `._cat.jpg`."""
-    place = Path(path)
-    return place.suffix.lower() in SUFFIXES and not any(part[0] == "." and part != ".." for part in place.parts)
+def _samples_among(paths: Sequence[str], *, has_load: bool) -> tuple[list[str], str]:
+    """Return the paths of images, and how many they are, in words.
+
+    Where `load` makes the inputs and there is no image, as in a folder of videos, they are those of all files. Hidden
+    ones, such as `._cat.jpg`, are left out.
+    """
+    shown = [path for path in paths if path and not _is_hidden(path)]
+    images = [path for path in shown if Path(path).suffix.lower() in SUFFIXES]
+    samples, kind = (images, "images") if images or not has_load else (shown, "files")
+    others = len(paths) - len(samples)
+    return samples, f"{len(samples)} {kind}" + (f", {others} other files left out" if others else "")
+
+
+def _is_hidden(path: str) -> bool:
+    return any(part[0] == "." and part != ".." for part in Path(path).parts)
 
 
 def _refuse_column(column: str | None, kind: str) -> None:
@@ -244,8 +252,8 @@ def _leads_back(folder: Path) -> bool:
     return folder.is_symlink() and folder.parent.resolve().is_relative_to(folder.resolve())
 
 
-def _of_url(url: str, column: str | None) -> Source:
-    """Return the images below a URL, or those of a list or table there, whose own paths are below its folder."""
+def _of_url(url: str, column: str | None, *, has_load: bool) -> Source:
+    """Return the samples below a URL, or those of a list or table there, whose own paths are below its folder."""
     fsspec = require("fsspec", "fsspec reads URLs")
     folder = url.rpartition("/")[0]
     try:
@@ -254,11 +262,11 @@ def _of_url(url: str, column: str | None) -> Source:
             with files.open(root, "rb") as file:
                 keys = read_list(url, file.read(), column)
             return Paths(keys, f"the list '{url}'", folder)
-        found: list[str] = [each for each in files.find(root) if _is_image(each[len(root) :])]
+        found = [each[len(root) :].lstrip("/") for each in files.find(root)]
     except (OSError, ValueError, ImportError) as error:
         raise ExtractionError(f"'{url}' cannot be read: {type(error).__name__}: {error}") from error
-    keys = sorted(each[len(root) :].lstrip("/") for each in found)
-    return Paths(keys, f"the folder '{url}' ({len(keys)} images)", url)
+    samples, what = _samples_among(found, has_load=has_load)
+    return Paths(sorted(samples), f"the folder '{url}' ({what})", url)
 
 
 def _expanded(pattern: str) -> list[str]:
@@ -289,27 +297,36 @@ def _fitting(pattern: str) -> list[str]:
     return [files.unstrip_protocol(each) for each in sorted(files.glob(path))]
 
 
-def _of_tars(paths: Sequence[str]) -> Source:
-    keys: list[str] = []
-    places: list[tuple[str, int, int]] = []
+def _of_tars(paths: Sequence[str], *, has_load: bool) -> Source:
+    found: list[tuple[str, tuple[str, int, int]]] = []
     for path in paths:
         start = f"{Path(path).stem}/" if len(paths) > 1 else ""
-        try:
-            with _opened(path) as file, tarfile.open(fileobj=file, mode="r:") as tar:
-                images = [each for each in tar if _is_image(each.name)]
-                members = [(each.name, _with_data(tar, each)) for each in images if each.isfile() or each.islnk()]
-                file.seek(tar.offset)
-                is_whole = file.read(tarfile.BLOCKSIZE) == bytes(tarfile.BLOCKSIZE)  # tarfile stops without a word
-        except (OSError, KeyError, tarfile.TarError) as error:
-            raise ExtractionError(f"'{path}' cannot be read as a tar file: {error}") from error
-        if not is_whole:
-            raise ExtractionError(
-                f"'{path}' is damaged or cut off at byte {tar.offset}, behind {len(members)} images; copy it again, or "
-                "leave it out"
-            )
-        keys += [f"{start}{name}" for name, _ in members]
-        places += [(path, each.offset_data, each.size) for _, each in members]
-    return Tars(keys, f"{len(paths)} tar files", places)
+        found += [(f"{start}{name}", (path, member.offset_data, member.size)) for name, member in _members(path)]
+    names, what = _samples_among([key for key, _ in found], has_load=has_load)
+    chosen = set(names)
+    samples = [each for each in found if each[0] in chosen]
+    return Tars([key for key, _ in samples], f"{len(paths)} tar files ({what})", [place for _, place in samples])
+
+
+def _members(path: str) -> list[tuple[str, tarfile.TarInfo]]:
+    """Return the names of the files in a tar, each with the member that has the data.
+
+    Raises:
+        ExtractionError: it cannot be read, or is not whole.
+    """
+    try:
+        with _opened(path) as file, tarfile.open(fileobj=file, mode="r:") as tar:
+            members = [(each.name, _with_data(tar, each)) for each in tar if each.isfile() or each.islnk()]
+            file.seek(tar.offset)
+            is_whole = file.read(tarfile.BLOCKSIZE) == bytes(tarfile.BLOCKSIZE)  # tarfile stops without a word
+    except (OSError, KeyError, tarfile.TarError) as error:
+        raise ExtractionError(f"'{path}' cannot be read as a tar file: {error}") from error
+    if not is_whole:
+        raise ExtractionError(
+            f"'{path}' is damaged or cut off at byte {tar.offset}, behind {len(members)} files; copy it again, or "
+            "leave it out"
+        )
+    return members
 
 
 def _with_data(tar: tarfile.TarFile, member: tarfile.TarInfo) -> tarfile.TarInfo:

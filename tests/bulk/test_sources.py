@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import tarfile
 import time
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import polars as pl
 import pyarrow as pa
@@ -155,6 +158,55 @@ def test_load_gets_paths_of_a_column_that_holds_files(photos: list[str], tmp_pat
     assert table.keys == photos
     assert {Path(path) for path in seen} == {tmp_path / path for path in photos}
     torch.testing.assert_close(table.tensor("y"), expected(make_net(), tmp_path, photos))
+
+
+VIDEOS = {"b/2.npy": 2.0, "1.npy": 1.0, "b/3.npy": 3.0}
+
+
+def video(value: float) -> bytes:
+    file = BytesIO()
+    np.save(file, np.full((3, 16, 16), value, dtype=np.float32))
+    return file.getvalue()
+
+
+def in_folder(folder: Path) -> Any:
+    for path, value in {**VIDEOS, ".hidden.npy": 9.0, ".cache/4.npy": 9.0}.items():
+        (folder / "videos" / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "videos" / path).write_bytes(video(value))
+    return folder / "videos"
+
+
+def at_url(folder: Path) -> Any:
+    files = fsspec.filesystem("memory")
+    for path, value in {**VIDEOS, ".hidden.npy": 9.0}.items():
+        files.pipe(f"/{folder.name}/{path}", video(value))
+    return f"memory://{folder.name}"
+
+
+def in_tar(folder: Path) -> Any:
+    in_folder(folder)
+    with tarfile.open(folder / "videos.tar", "w") as tar:
+        tar.add(folder / "videos", ".")
+    return folder / "videos.tar"
+
+
+@pytest.mark.parametrize("make", [in_folder, at_url, in_tar])
+def test_load_gets_the_files_of_a_folder_without_images(make: Callable[[Path], Any], tmp_path: Path) -> None:
+    source = make(tmp_path)
+    with pytest.raises(ExtractionError, match=r"0 images, . other files left out\); load=\.\.\., a function"):
+        run(source, tmp_path)
+    table = run(source, tmp_path, load=np.load, transform=None)
+    values = torch.tensor([VIDEOS[key.removeprefix("./")] for key in table.keys])
+    assert sorted(values.tolist()) == [1, 2, 3]
+    with torch.no_grad():
+        wanted = make_net()(values.view(-1, 1, 1, 1).expand(-1, 3, 16, 16))
+    torch.testing.assert_close(table.tensor("y"), wanted)
+
+
+def test_load_gets_the_images_of_a_folder_that_has_some(tmp_path: Path) -> None:
+    keys = make_photos(in_folder(tmp_path), 2)
+    table = run(tmp_path / "videos", tmp_path, load=lambda path: pixels(Image.open(path)), transform=None)
+    assert list(table.keys) == sorted(keys)
 
 
 def test_files_of_a_folder_that_are_no_images_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -357,7 +357,10 @@ def test_options_have_names_and_types() -> None:
 )  # fmt: skip
 def test_what_is_for_one_tensor_is_refused_for_a_tuple_that_says_what_it_holds(feature: Feature, option: str) -> None:
     model, x = nn.Sequential(nn.LSTM(4, 5, batch_first=True)), torch.rand(2, 3, 4)
-    with pytest.raises(featx.RequestError, match=rf"{option} .*'0' is for a value that is one tensor.* 3 tensors: \[0\], \[1\]\[0\], \[1\]\[1\]"):
+    with pytest.raises(
+        featx.RequestError,
+        match=rf"{option} .*'0' is for a value .* 3 tensors: \[0\], \[1\]\[0\], \[1\]\[1\]",
+    ):
         featx.create_feature_extractor(model, {"0": feature}, example_inputs=x)
     last = Feature(apply=lambda value: value[1][0], dtype=torch.float64)
     found = featx.create_feature_extractor(model, {"0": last}, example_inputs=x)(x)["0"]
