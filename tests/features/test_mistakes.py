@@ -88,6 +88,15 @@ def test_a_further_name_of_a_module_is_told_from_its_first(name: str) -> None:
         featx.create_feature_extractor(_Shared().eval(), [name])
 
 
+def test_calls_of_a_layer_that_stands_in_two_places_are_named() -> None:
+    relu = nn.ReLU()
+    model = nn.Sequential(nn.Linear(4, 4), relu, nn.Linear(4, 4), relu)
+    with pytest.raises(featx.NodeNameError, match=r"'3' in Sequential.*the module '1' .* of its calls, '1', '1_1' in"):
+        featx.create_feature_extractor(model, ["3"])
+    x = torch.rand(2, 4)
+    assert torch.equal(featx.create_feature_extractor(model, ["1_1"])(x)["1_1"], model(x))
+
+
 @pytest.mark.parametrize("describe", [featx.nodes, lambda model: featx.create_backbone(model, strides=(2,))])
 def test_lazy_modules_have_to_run_first(describe: Callable[[nn.Module], object]) -> None:
     model = nn.Sequential(nn.LazyConv2d(8, 3, stride=2, padding=1)).eval()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -307,9 +308,10 @@ class ModelTracing:
         """Return the error of a name that no node has; of a module that did not run, one that says so."""
         other = self._first_path_of(error.name)
         if other is not None:
+            calls = [name for name in names_of(self.graph()) if re.fullmatch(rf"{re.escape(other)}(_\d+)?", name)]
+            asked = f"'{other}'" if len(calls) < 2 else f"one of its calls, {', '.join(map(repr, calls))} in this order"
             return NodeNameError(
-                f"No node '{error.name}' in {owner}: that is the module '{other}' under a further name; ask for "
-                f"'{other}'",
+                f"No node '{error.name}' in {owner}: that is the module '{other}' under a further name; ask for {asked}",
                 error.name,
             )
         example = self._example()
