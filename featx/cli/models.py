@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import sys
 import traceback
@@ -51,14 +52,28 @@ def load_model(spec: str, *, pretrained: bool, weights: Path | None, seed: int |
 def _of_torchvision(name: str, pretrained: bool) -> nn.Module:
     models: Any = _library("torchvision.models", "torchvision")
     _require_known(name, models.list_models(), "torchvision")
-    return models.get_model(name, weights="DEFAULT" if pretrained else None)
+    if pretrained:
+        return _with_weights(name, lambda: models.get_model(name, weights="DEFAULT"))
+    # Models for detection and segmentation load the weights of their backbone on their own.
+    parameters = inspect.signature(models.get_model_builder(name)).parameters
+    none = {option: None for option in ("weights", "weights_backbone") if option in parameters}
+    return models.get_model(name, **none)
 
 
 def _of_timm(name: str, pretrained: bool) -> nn.Module:
     timm: Any = _library("timm", "timm")
     if not name.startswith("hf-hub:"):
         _require_known(name.partition(".")[0], timm.list_models(), "timm")
-    return timm.create_model(name, pretrained=pretrained)
+    if pretrained:
+        return _with_weights(name, lambda: timm.create_model(name, pretrained=True))
+    return timm.create_model(name, pretrained=False)
+
+
+def _with_weights(name: str, make: Callable[[], nn.Module]) -> nn.Module:
+    try:
+        return make()
+    except Exception as error:  # each library and its way to the network has errors of its own
+        raise UserError(f"the weights of '{name}' cannot be loaded: {type(error).__name__}: {_short(error)}") from error
 
 
 def _of_transformers(name: str, pretrained: bool) -> nn.Module:
