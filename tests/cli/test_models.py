@@ -30,5 +30,5 @@ def test_a_detector_is_made_without_the_weights_of_its_backbone() -> None:
 
 @pytest.mark.usefixtures("no_network")
 def test_weights_that_cannot_be_had_are_named() -> None:
-    with pytest.raises(UserError, match="the weights of 'resnet18' cannot be loaded: URLError: .*no route to host"):
+    with pytest.raises(UserError, match=r"the weights of 'resnet18' cannot be loaded: URLError: .*no route to host"):
         load_model("torchvision:resnet18", pretrained=True, weights=None, seed=None)

@@ -311,7 +311,8 @@ class ModelTracing:
             calls = [name for name in names_of(self.graph()) if re.fullmatch(rf"{re.escape(other)}(_\d+)?", name)]
             asked = f"'{other}'" if len(calls) < 2 else f"one of its calls, {', '.join(map(repr, calls))} in this order"
             return NodeNameError(
-                f"No node '{error.name}' in {owner}: that is the module '{other}' under a further name; ask for {asked}",
+                f"No node '{error.name}' in {owner}: that is the module '{other}' under a further name; "
+                f"ask for {asked}",
                 error.name,
             )
         example = self._example()
