@@ -15,7 +15,7 @@ import typer
 
 from featx.cli.bulk import errors, extract, retry, verify
 from featx.cli.errors import UserError, check_output, told
-from featx.cli.images import read_images
+from featx.cli.images import find_images
 from featx.cli.models import load_model
 from featx.cli.options import AsJson, Model, Nodes, Pool, Pretrained, Seed, Size, Weights, requested
 from featx.cli.pictures import SUFFIXES, save_picture
@@ -145,11 +145,12 @@ def features(
         if picture is not None:
             check_output(picture, SUFFIXES)
         loaded = load_model(model, pretrained=pretrained, weights=weights, seed=seed)
-        names, batches, described = read_images(images, loaded, size, spec=model, pretrained=pretrained)
-        typer.echo(f"{len(names)} images: {described}", err=True)
-        extractor = _extractor(loaded, node, pool, batches[:2])
+        photos = find_images(images, loaded, size, spec=model, pretrained=pretrained)
+        extractor = _extractor(loaded, node, pool, photos.read(photos.files[:2]))
+        batches = photos.read(photos.files)
+        typer.echo(f"{len(photos.files)} images: {photos.described}", err=True)
         found = _run(extractor, batches, batch)
-        _save(output, found, names)
+        _save(output, found, list(map(str, photos.files)))
         if picture is not None:
             drawn = save_picture(picture, batches, found, extractor.feature_info)
             if not drawn:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,54 +11,76 @@ from typing import Any
 import torch
 from torch import nn
 
+from featx.bulk.decode import decode_image
+from featx.bulk.lists import SUFFIXES
 from featx.bulk.preprocessing import find_preprocessing
 from featx.cli.errors import UserError
-from featx.errors import FeatxError
+from featx.errors import FeatxError, MissingExtraError
 from featx.examples import find_example
 
 # Of ImageNet, with which most networks are trained.
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff"})
 
 
-def read_images(
-    paths: Sequence[Path], model: nn.Module, size: int | None, *, spec: str, pretrained: bool
-) -> tuple[list[str], torch.Tensor, str]:
-    """Return the names of images, the images as one batch, and how they were made.
+@dataclass(frozen=True)
+class Images:
+    """Files of images, and how they are made into what the model takes.
 
-    Folders stand for the images in them. They are made as the model declares: timm's data configuration, the transforms
-    of torchvision's weights, the processor of transformers; where there is none, or a size is asked for, the middle is
-    scaled, and normalized as for ImageNet. O(images) memory.
+    Attributes:
+        files: their paths.
+        transform: from an upright RGB image of Pillow to a tensor.
+        described: what that does, in words.
+    """
+
+    files: Sequence[Path]
+    transform: Callable[[Any], torch.Tensor]
+    described: str
+
+    def read(self, files: Iterable[Path]) -> torch.Tensor:
+        """Return some of the files as one batch. O(files) memory.
+
+        Raises:
+            UserError: one is missing or no image.
+        """
+        return torch.stack([self._read(file) for file in files])
+
+    def _read(self, file: Path) -> torch.Tensor:
+        if not file.exists():
+            raise UserError(f"there is no file '{file}'")
+        try:
+            return self.transform(decode_image(file))
+        except MissingExtraError:
+            raise
+        except Exception as error:  # whatever a file that is no image leads Pillow to
+            raise UserError(
+                f"'{file}' cannot be read as an image: {error}; leave it out, or take `featx extract`, which goes on "
+                "with the others"
+            ) from error
+
+
+def find_images(paths: Iterable[Path], model: nn.Module, size: int | None, *, spec: str, pretrained: bool) -> Images:
+    """Return the images at `paths`, where folders stand for the images in them.
+
+    They are made as the model declares: timm's data configuration, the transforms of torchvision's weights, the
+    processor of transformers; where there is none, or a size is asked for, the middle is scaled, and normalized as for
+    ImageNet.
 
     Raises:
-        UserError: a file is missing or no image, or Pillow is not installed.
+        UserError: there are none.
     """
-    try:
-        image: Any = importlib.import_module("PIL.Image")
-    except ImportError as error:
-        raise UserError("Pillow is not installed: pip install pillow") from error
     files = [file for path in paths for file in _files_of(path)]
     if not files:
         raise UserError(f"no images in {', '.join(map(str, paths))}")
     transform, described = _declared(model, spec, pretrained) if size is None else (None, "")
     if transform is None:
         transform, described = _usual(model, size)
-    tensors: list[torch.Tensor] = []
-    for file in files:
-        try:
-            with image.open(file) as opened:
-                tensors.append(transform(opened.convert("RGB")))
-        except FileNotFoundError:
-            raise UserError(f"there is no file '{file}'") from None
-        except (OSError, image.DecompressionBombError) as error:
-            raise UserError(f"'{file}' cannot be read as an image: {error}") from error
-    return [str(file) for file in files], torch.stack(tensors), described
+    return Images(files, transform, described)
 
 
 def _files_of(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
-    return sorted(each for each in path.iterdir() if each.suffix.lower() in _SUFFIXES and each.name[0] != ".")
+    return sorted(each for each in path.iterdir() if each.suffix.lower() in SUFFIXES and each.name[0] != ".")
 
 
 def _declared(model: nn.Module, spec: str, pretrained: bool) -> tuple[Callable[[Any], torch.Tensor] | None, str]:

@@ -249,6 +249,9 @@ def test_a_folder_of_transformers(tmp_path: Path) -> None:
 # -- mistakes ------------------------------------------------------------------------------------------------------
 
 
+ORIENTATION = 0x0112  # of EXIF
+
+
 def failed(*arguments: object) -> str:
     result = run(*arguments)
     assert result.exit_code == 1
@@ -297,6 +300,40 @@ def test_what_is_no_image_is_named(tmp_path: Path) -> None:
     )
     (tmp_path / "empty").mkdir()
     assert "no images in" in failed("features", "torchvision:resnet18", tmp_path / "empty", "-n", "fc")
+
+
+def test_a_mistake_in_a_name_is_told_before_all_images_are_read(photos: Path) -> None:
+    (photos / "9.png").write_bytes(b"no image")
+    arguments = ["features", "torchvision:resnet18", photos, "--size", 32, "-n"]
+    assert "No node 'layer9'" in failed(*arguments, "layer9")
+    assert "9.png' cannot be read as an image" in failed(*arguments, "layer1")
+
+
+def test_an_image_is_turned_as_its_camera_says(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    image = Image.fromarray(values)
+    exif = image.getexif()
+    exif[ORIENTATION] = 6  # turned by 90 degrees
+    image.save(tmp_path / "turned.png", exif=exif)
+    image.transpose(Image.Transpose.ROTATE_270).save(tmp_path / "upright.png")
+    found = [
+        load_file(output)["layer1"]
+        for output in (tmp_path / "turned.safetensors", tmp_path / "upright.safetensors")
+        if done(
+            "features",
+            "torchvision:resnet18",
+            output.with_suffix(".png"),
+            "-n",
+            "layer1",
+            "--size",
+            32,
+            "--seed",
+            0,
+            "-o",
+            output,
+        )
+    ]
+    assert torch.equal(*found)
 
 
 def test_a_model_that_takes_no_images(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
