@@ -304,8 +304,8 @@ def _refusal(proxy: Proxy, what: str, advice: str | None = None) -> TraceError:
 
 
 _ADVICE = (
-    "make that module a leaf (is_leaf_module or leaf_modules), put the code into a function and featx.wrap it, "
-    "or fix the input that decides it with concrete_args"
+    "trace with an example, featx.trace(model, example), make that module a leaf (is_leaf_module or leaf_modules), put "
+    "the code into a function and featx.wrap it, or fix the input that decides it with concrete_args"
 )
 
 
