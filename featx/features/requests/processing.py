@@ -241,6 +241,8 @@ def _mask_of_tokens(graph: Graph, node: Node, feature: Feature, info: FeatureInf
         return None
     found = "is no input" if mask is None else f"has the shape {shape}"
     way = "; mask=None counts all tokens, those of padding too" if is_own else ""
+    if mask is not None:  # as for sound, of which each token is many samples
+        way += ". Where the model computes such a mask, return that node as well, and pool with it"
     raise RequestError(
         f"mask must name an input of the shape {tokens}, one value for each token of '{info.node}'; '{name}' "
         f"{found}{way}"
