@@ -266,6 +266,27 @@ def test_comparison_on_which_nothing_depends_is_no_obstacle() -> None:
     assert torch.equal(extractor(x)["output"], model(x))
 
 
+class ComparesClasses(nn.Module):
+    """Compares classes and dtypes with `is`, beside a layer that returns its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.last = nn.Linear(4, 4), nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.linear(x)
+        size = h.shape[1]
+        if type(size) is int and h.dtype is torch.float32 and None is not h and tuple is not x.__class__:
+            size = (size, size)
+        return self.last(h * size[0])
+
+
+def test_a_comparison_of_classes_compares_no_tensors() -> None:
+    model, x = ComparesClasses(), torch.rand(2, 3, 4)
+    extractor = featx.create_feature_extractor(model, ["last"], example_inputs=torch.rand(3, 5, 4))
+    assert torch.equal(extractor(x)["last"], model(x))
+
+
 class ComparesBehindDropout(nn.Module):
     """A dropout layer returns its input in eval mode, and a new tensor in train mode."""
 

@@ -14,8 +14,12 @@ from typing import Any
 
 import torch
 
+from featx.ir.form import FORM_ATTRIBUTES
 from featx.tracing.source.frames import is_library_code
 from featx.tracing.source.location import Position, Source, codes_in, node_at, parent_of, source_of
+
+# Classes of values that are no tensors. (`filter` and `input` are also names of tensors in models.)
+_CLASSES = frozenset("bool int float complex str tuple list dict set".split())
 
 # What answers `isinstance(x, nn.Parameter)`, in Python and for its caller.
 _PARAMETER_CHECK = type(torch.nn.Parameter).__instancecheck__.__code__
@@ -285,10 +289,22 @@ def _nodes_of(codes: list[CodeType], source: Source) -> Iterator[ast.AST | None]
 def _compares_objects(node: ast.AST | None) -> bool:
     if isinstance(node, ast.Name):
         return node.id == "id"
-    return isinstance(node, ast.Compare) and any(
-        isinstance(operator, (ast.Is, ast.IsNot)) and not isinstance(other, ast.Constant)
-        for operator, other in zip(node.ops, node.comparators, strict=True)
+    if not isinstance(node, ast.Compare):
+        return False
+    sides = zip([node.left, *node.comparators[:-1]], node.ops, node.comparators, strict=True)
+    return any(
+        isinstance(operator, (ast.Is, ast.IsNot)) and not _is_no_tensor(left) and not _is_no_tensor(right)
+        for left, operator, right in sides
     )
+
+
+def _is_no_tensor(node: ast.expr) -> bool:
+    """Say whether an expression is a constant, a class such as `int` or `type(x)`, or a dtype: `x.dtype`."""
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Name) and node.func.id == "type"
+    if isinstance(node, ast.Attribute):
+        return node.attr in FORM_ATTRIBUTES or node.attr == "__class__"
+    return isinstance(node, ast.Constant) or (isinstance(node, ast.Name) and node.id in _CLASSES)
 
 
 def is_in_try(frame: FrameType) -> bool:
