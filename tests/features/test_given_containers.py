@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import featx
+from featx.tracing.source.given_containers import may_change_given
 
 
 @dataclasses.dataclass
@@ -272,3 +273,28 @@ def test_other_spellings_of_such_a_change(kind: str, names: list[str]) -> None:
         assert torch.equal(extractor(example)[names[-1]], model(example))
         with pytest.raises(featx.SpecializationError):
             extractor(other)
+
+
+class AddsBehindNames(AddsToList):
+    """Changes the list by names that a walrus, an annotation and a tuple have bound."""
+
+    def forward(self, state: Any, more: Any = None) -> None:
+        if (found := state) and state[0].shape[-1] > 6:
+            first, _ = found, more
+            items: Any = first
+            items.append(self.conv(state[0]))
+
+
+class AddsToCopy(AddsToList):
+    """Changes copies alone: the module may stay one node."""
+
+    def forward(self, state: Any, more: Any = None) -> torch.Tensor:  # type: ignore[override]
+        made, given = list(state), state
+        if given[0].shape[-1] > 6:
+            made.append(self.conv(state[0]))
+        return made[-1]
+
+
+def test_names_are_followed_through_each_kind_of_assignment() -> None:
+    assert may_change_given(AddsBehindNames(), [0])
+    assert not may_change_given(AddsToCopy(), [0])

@@ -14,6 +14,7 @@ from torch import nn
 
 from featx.ir.torch_layers import is_torch_layer
 from featx.tracing.objects.module_tree import modules_of
+from featx.tracing.source.assignments import assigned_values
 from featx.tracing.source.attributes import changed_parts, names_along
 from featx.tracing.source.frames import is_library_code
 from featx.tracing.source.location import Function, definition_of
@@ -161,18 +162,15 @@ def _names_of_given(definition: Function, given: Iterable[str]) -> set[str]:
 
     A parameter to which something else is assigned, such as a copy, counts as that.
     """
-    nodes = list(ast.walk(definition))
-    assigned = [(target, node.value) for node in nodes if isinstance(node, ast.Assign) for target in node.targets]
-    assigned += [(node.target, node.iter) for node in nodes if isinstance(node, (ast.For, ast.AsyncFor))]
+    assigned = assigned_values(definition)
     names = {*given}
-    others = {
-        target.id for target, value in assigned if isinstance(target, ast.Name) and names.isdisjoint(_roots(value))
-    }
-    names -= others
-    for target, value in assigned:
-        if not names.isdisjoint(_roots(value)):
-            parts = target.elts if isinstance(target, (ast.Tuple, ast.List)) else [target]
-            names.update(each.id for each in parts if isinstance(each, ast.Name))
+    names -= {name for name in names if any(names.isdisjoint(_roots(value)) for value in assigned.get(name, ()))}
+    found = set[str]()
+    while names != found:
+        found = set(names)
+        names |= {
+            name for name, values in assigned.items() if any(not names.isdisjoint(_roots(value)) for value in values)
+        }
     return names
 
 

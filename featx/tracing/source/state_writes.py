@@ -17,6 +17,7 @@ from torch import nn
 
 from featx.ir.torch_layers import is_torch_layer
 from featx.tracing.source.argument_use import PASSING, VIEWS, functions_reached, is_inplace_name, writing_lines
+from featx.tracing.source.assignments import assigned_values
 from featx.tracing.source.frames import Line, is_library_code
 from featx.tracing.source.location import Function, definition_of
 
@@ -142,12 +143,7 @@ class _Method:
         arguments = [*definition.args.posonlyargs, *definition.args.args]
         self._self = arguments[0].arg if arguments else "self"
         self._arguments = {each.arg for each in [*arguments, *definition.args.kwonlyargs]} - {self._self}
-        # By local variable: what is assigned to it.
-        self._assigned: dict[str, list[ast.AST]] = {}
-        for node in ast.walk(definition):
-            for target, value in _assignments_of(node):
-                for name in _names_bound(target):
-                    self._assigned.setdefault(name, []).append(value)
+        self._assigned = assigned_values(definition)
 
     def calls(self) -> Iterator[ast.Call]:
         """Yield the calls."""
@@ -244,32 +240,8 @@ class _Method:
         return tuple(reversed(names)) if is_own else ()
 
 
-def _names_bound(target: ast.AST) -> Iterator[str]:
-    """Yield the variables that an assignment to `target` binds: not those of `rows[i] = value`."""
-    if isinstance(target, ast.Name):
-        yield target.id
-    elif isinstance(target, (ast.Tuple, ast.List, ast.Starred)):
-        for inner in ast.iter_child_nodes(target):
-            yield from _names_bound(inner)
-
-
 def _values_of(call: ast.Call) -> list[ast.expr]:
     return [*call.args, *(each.value for each in call.keywords)]
-
-
-def _assignments_of(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
-    if isinstance(node, ast.Assign):
-        yield from ((target, node.value) for target in node.targets)
-    elif isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension)):
-        targets: list[ast.expr] = getattr(node.target, "elts", [])
-        zipped = (
-            node.iter.args if isinstance(node.iter, ast.Call) and getattr(node.iter.func, "id", "") == "zip" else []
-        )
-        yield from zip(targets, zipped, strict=True) if len(targets) == len(zipped) > 0 else [(node.target, node.iter)]
-    elif isinstance(node, (ast.NamedExpr, ast.AnnAssign)) and node.value is not None:
-        yield node.target, node.value
-    elif isinstance(node, ast.withitem) and node.optional_vars is not None:
-        yield node.optional_vars, node.context_expr
 
 
 def _with_modes(node: ast.AST, training: bool | None) -> Iterator[tuple[ast.AST, bool | None]]:
