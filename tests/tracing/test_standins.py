@@ -77,3 +77,39 @@ def test_model_without_values_is_traced_and_computes_when_it_has_some() -> None:
     assert [node.name for node in graph.nodes if not node.name.startswith("check")] == [
         name for name in names if not name.startswith("check")
     ]
+
+
+class FillsWithStride(nn.Module):
+    """Fills tensors of the size of its input with numbers that it holds as a tensor, as the heads of YOLO do."""
+
+    def __init__(self, fill: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.conv, self.fill = nn.Conv2d(3, 4, 3), fill
+        self.register_buffer("strides", torch.tensor([8.0, 16.0]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.conv(x)
+        return y.flatten(2) * self.fill(y, self.strides[1])
+
+
+FILLING: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "full": lambda y, stride: torch.full((y.shape[2] * y.shape[3],), stride),
+    "full by name": lambda y, stride: torch.full(fill_value=stride, size=(y.shape[2] * y.shape[3],), dtype=y.dtype),
+    "full of integers": lambda y, stride: torch.full((y.shape[2] * y.shape[3],), stride.long()),
+    "full_like": lambda y, stride: torch.full_like(y.flatten(2), stride),
+    "new_full": lambda y, stride: y.new_full((y.shape[2] * y.shape[3],), stride),
+}
+
+
+@pytest.mark.parametrize("kind", FILLING)
+def test_a_number_that_fills_a_tensor_needs_no_run_for_real(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    model = FillsWithStride(FILLING[kind]).eval()
+    with caplog.at_level("DEBUG", "featx"):
+        extractor = featx.create_feature_extractor(model, ["output"], example_inputs=torch.rand(2, 3, 8, 9))
+    assert "without values" in caplog.text
+    assert "with values" not in caplog.text.replace("0 with values", "")
+    for shape in ((2, 3, 8, 9), (1, 3, 11, 7)):
+        x = torch.rand(shape)
+        found, expected = extractor(x)["output"], model(x)
+        assert found.dtype == expected.dtype
+        assert torch.equal(found, expected)

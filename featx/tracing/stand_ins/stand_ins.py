@@ -35,6 +35,8 @@ _SMALL_OF_FLOATS = 1 << 11
 _PLAIN = frozenset({bool, int, float, str, type(None), torch.dtype})
 # Moves that stay where they are: on the meta device they would fail, or make a real tensor without values.
 _MOVES = frozenset({"cpu", "cuda", "xpu"})
+# Functions that fill a tensor with a number, which they take out of a tensor too. The form is the same for each number.
+_FILLS = frozenset({"full", "full_like", "new_full"})
 
 
 class StandIns:
@@ -176,6 +178,8 @@ class StandIns:
             args = (args[0], _META, *args[2:])
         if is_recurrent(function, args, kwargs):
             return form_of_recurrent(function, args)
+        if name in _FILLS:
+            args, kwargs = _with_plain_fill(args, kwargs)
         if any(isinstance(value, torch.Tensor) for value in args[:1]):
             return function(*args, **kwargs)
         with _META:  # a factory
@@ -277,6 +281,17 @@ class StandIns:
             converted = {key: self._convert(item, twin_of) for key, item in value.items()}
             return {**converted, "device": _META} if converted.get("device") is not None else converted
         return value
+
+
+def _with_plain_fill(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a call that fills with a number, with one of the same type in the place of a tensor."""
+
+    def plain(value: Any) -> Any:
+        is_number = isinstance(value, torch.Tensor) and value.is_meta and value.numel() == 1
+        return torch.zeros((), dtype=value.dtype, device="cpu").item() if is_number else value
+
+    names = {name: plain(value) if name == "fill_value" else value for name, value in kwargs.items()}
+    return tuple([plain(value) if place > 0 else value for place, value in enumerate(args)]), names
 
 
 def keeps_values(tensor: torch.Tensor, shape: Sequence[int] | None = None) -> bool:
