@@ -42,7 +42,9 @@ class _LastingEffects:
 
     def has(self, node: Node) -> bool:
         effects = self._effects.of(node)
-        if effects.is_check or effects.is_random or effects.changes_global_state or effects.writes_state:
+        if effects.is_check or effects.is_random or effects.changes_global_state:
+            return True
+        if effects.writes_state or effects.leaves_attributes:
             return True
         memory = self._memory
         if memory is None:

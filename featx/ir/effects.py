@@ -41,7 +41,8 @@ class CallEffects:
 
     `is_opaque` says that the writes are only feared. `is_check` marks an assertion, `is_random` a draw of random
     numbers, `changes_global_state` a switch such as autocast, `writes_state` a write to buffers of the called module.
-    `returns_state` says that the result may share memory with what the called module keeps.
+    `leaves_attributes` says that the called module gets other attributes, which a later call of it may read, and
+    `returns_state` that the result may share memory with what it keeps.
     """
 
     writes: tuple[Node, ...] = ()
@@ -51,6 +52,7 @@ class CallEffects:
     is_random: bool = False
     changes_global_state: bool = False
     writes_state: bool = False
+    leaves_attributes: bool = False
     returns_state: bool = False
 
 
@@ -70,6 +72,7 @@ class MeasuredEffects:
     shares: tuple[int, ...] = ()
     is_random: bool = False
     writes_state: bool = False
+    leaves_attributes: bool = False
     has_conditional_writes: bool = False
     returns_state: bool = False
 
@@ -80,6 +83,7 @@ class MeasuredEffects:
             shares=tuple(sorted({*self.shares, *other.shares})),
             is_random=self.is_random or other.is_random,
             writes_state=self.writes_state or other.writes_state,
+            leaves_attributes=self.leaves_attributes or other.leaves_attributes,
             has_conditional_writes=self.has_conditional_writes or other.has_conditional_writes,
             returns_state=self.returns_state or other.returns_state,
         )
@@ -93,6 +97,7 @@ class MeasuredEffects:
             is_opaque=self.has_conditional_writes,
             is_random=self.is_random,
             writes_state=self.writes_state,
+            leaves_attributes=self.leaves_attributes,
             returns_state=self.returns_state,
         )
 
@@ -130,6 +135,7 @@ class Effects:
             or effects.is_check
             or effects.changes_global_state
             or effects.writes_state
+            or effects.leaves_attributes
             or (impure_random and effects.is_random)
         )
 

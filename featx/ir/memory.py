@@ -91,6 +91,11 @@ class MemoryGroups:
             groups.add(self.state_of(node))
         return groups
 
+    def changed_by(self, node: Node) -> set[int]:
+        """Return the groups that `node` may write, and that of the module it calls where it leaves attributes there."""
+        groups = self.written_by(node)
+        return groups | {self.state_of(node)} if self._effects.of(node).leaves_attributes else groups
+
     def join(self, one: Node, other: Node) -> None:
         """Make one group of those of two nodes."""
         self._join(self._groups[one], self._groups[other])

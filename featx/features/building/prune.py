@@ -267,7 +267,7 @@ class _Liveness:
                 or node.op == "placeholder"
                 or is_switch
                 or (effects.is_random and draws_later)
-                or not read_later.isdisjoint(self._memory.written_by(node))
+                or not read_later.isdisjoint(self._memory.changed_by(node))
             ):
                 self.kept.add(node)
                 inputs = node.all_input_nodes

@@ -103,6 +103,7 @@ class Starts:
         found = {key: given.get(wanted[key], wanted[key]) for key in request.values() if key in wanted}
         starts = list(given.values())
         _require_all(graph, starts, found.values(), self._parameters)
+        _require_state(graph, starts, found.values(), root)
         fixed = _drop_guards(graph, starts)
         if free_dims is not None:
             fixed.note_dims(free_dims)
@@ -142,6 +143,25 @@ def _require_all(graph: Graph, starts: Collection[Node], wanted: Collection[Node
             f"the requested values cannot be computed from {', '.join(map(repr, names))} alone; inputs must have "
             f"{', '.join(map(repr, crossing))} too{_or_inputs(graph, missing, crossing)}{too}"
         )
+
+
+def _require_state(graph: Graph, starts: Collection[Node], wanted: Collection[Node], root: nn.Module) -> None:
+    """Raise where the wanted nodes read what a call has left on the model that follows from other inputs alone."""
+    effects = Effects(graph, root)
+    memory = MemoryGroups(graph, effects)
+    left_out, needed = _closure(_others(graph, starts), graph), with_ancestors(wanted)
+    read = set[int]()
+    for node in reversed(graph.nodes):
+        if node in needed and node.op != "placeholder":
+            read |= memory.read_by(node)
+        elif node in left_out and node.op != "placeholder" and not read.isdisjoint(memory.changed_by(node)):
+            inputs = ", ".join(
+                repr(str(each.target)) for each in _others(graph, starts) if node in _closure([each], graph)
+            )
+            raise RequestError(
+                f"'{node.meta.get('qualified_name', node.name)}' lies ahead of the inputs and changes what the model "
+                f"keeps, which the requested values read; inputs must have {inputs} too"
+            )
 
 
 def _or_inputs(graph: Graph, missing: Collection[Node], names: Collection[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import is_dataclass
+from dataclasses import is_dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -148,6 +148,11 @@ class MeasuredCalls:
             elif is_measured:
                 self._torch_calls.generator.note()
             whole.restore_generators()
+
+    def note_left_attributes(self, path: str) -> None:
+        """Take note that the last call of the module at `path` has assigned attributes, which a later one may read."""
+        call = next(node for node in reversed(self._recorder.graph.nodes) if node.target == path)
+        call.meta["effects"] = replace(call.meta["effects"], leaves_attributes=True)
 
     def changed_for_call(self) -> str | None:
         """Name what forward has set outside of the modules for a call that may be one node; None if that is nothing."""

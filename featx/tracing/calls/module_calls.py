@@ -325,6 +325,8 @@ class ModuleCalls:
         for inner, names in changed:
             if not isinstance(inner, torch.jit.ScriptModule):
                 self._hide(inner, names)
+        if any(names or _assigned_in_forward(inner) for inner, names in changed):
+            self._measured.note_left_attributes(path)
         recorder.note_call(path, args, kwargs, result)
         if args and _may_return_input_in_eval_mode(module, args[0], result):
             recorder.note_alias(result, args[0], None)
