@@ -25,12 +25,14 @@ class Example:
         kwargs: those by name.
         source: where they come from, for messages: "the first Conv2d".
         is_for_one_mode: whether the other of train and eval mode takes other inputs.
+        is_other_guess: whether they were guessed because the model does not run with the likeliest ones.
     """
 
     args: tuple[Any, ...]  # Any: models take anything
     kwargs: dict[str, Any]
     source: str
     is_for_one_mode: bool = False
+    is_other_guess: bool = False
 
     def options(self) -> dict[str, Any]:
         """Return the inputs by name that hold no tensor, such as `use_cache=False`."""

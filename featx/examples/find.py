@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from featx.examples.example import Example
-from featx.examples.layers import from_layer
+from featx.examples.layers import from_layer, guesses_from_layer
 from featx.examples.question import UNKNOWN, Question
 from featx.examples.transformers_inputs import from_transformers
 
@@ -41,6 +43,17 @@ def find_example(model: nn.Module, training: bool = False) -> Example | None:
         if example is not None:
             return example
     return None
+
+
+def other_guesses(model: nn.Module, training: bool = False) -> Iterator[Example]:
+    """Yield further inputs for a model that does not run with those which its first layer seems to take.
+
+    They are of other sizes, or have a dimension more. Each is made when it is asked for.
+    """
+    try:
+        yield from islice(guesses_from_layer(Question(model, training)), 1, None)
+    except UNKNOWN:
+        return
 
 
 def _from_timm(ask: Question) -> Example | None:

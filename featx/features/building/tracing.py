@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import torch
@@ -13,7 +13,7 @@ from torch import nn
 from torch.jit import ScriptModule
 
 from featx.errors import ArgumentTypeError, DrawnAwayError, FeatxError, NodeNameError, TraceError
-from featx.examples import Example, find_example, holds_inputs
+from featx.examples import Example, find_example, holds_inputs, other_guesses
 from featx.features.building.feature_tracer import FeatureTracer, check_model
 from featx.features.building.finder import Finder
 from featx.features.building.given_example import given_example
@@ -108,6 +108,8 @@ class ModelTracing:
         self._concrete_args = concrete_args
         self._tracer = tracer
         self._found: Example | None = None
+        # Whether a trace has ended early.
+        self._has_failed = False
         # What is known from a trace in the other mode; where modules do more than set flags, nothing.
         self._surroundings: ModelContext | None = None
         self._modules = dict(walk_modules(self.model))
@@ -432,6 +434,7 @@ class ModelTracing:
     def _opened(self, example: Example, request: Mapping[str, str], owner: str, found: list[FreeDims]) -> ExampleTrace:
         tracer = self._on_example(request, modules_to_open(self._modules, request) | self.opened)
         trace, free = self._checked(tracer, example, Finder(request, owner, self.model_in_mode))
+        self._has_failed |= trace.early_stop_reason is not None
         self._known(trace)
         select(trace.graph, request, owner)
         found[:] = [free]
@@ -457,8 +460,15 @@ class ModelTracing:
         example = self._example()
         if example is None:
             return self._without_inputs(request)
+        self._has_failed = False
         try:
-            return follow(example)
+            graph = follow(example)
+            # The model may have failed behind what is requested.
+            other = self._guess_that_runs(example) if self._has_failed and example is self._found else None
+            if other is None:
+                return graph
+            self._go_on_with(other)
+            return follow(other)
         except NodeNameError:
             raise
         except Exception as error:
@@ -473,12 +483,36 @@ class ModelTracing:
                 raise
             if isinstance(error, FeatxError) and not self._fails_on(example, error):
                 raise self._refused_guess(example, error) from error
+            other = self._guess_that_runs(example)
+            if other is not None:
+                self._go_on_with(other)
+                return self._either(follow, request)
             try:
                 return self._trace_symbolically(request)
             except NodeNameError:
                 raise
             except Exception:  # the model's own too, which may be the same
                 raise self._refused_guess(example, error) from error
+
+    def _go_on_with(self, example: Example) -> None:
+        """Take other inputs for all further traces, which know nothing of those on the ones before."""
+        self._found = example
+        self._surroundings = None
+        self._other_mode.drop()
+        self._other_mode = OtherMode()
+
+    def _guess_that_runs(self, failed: Example) -> Example | None:
+        """Return other inputs for the layer that gave those on which the model fails, if it runs with them."""
+        if failed.is_other_guess:
+            return None
+        for other in other_guesses(self.model, bool(self.training)):
+            if other.source != failed.source:
+                return None
+            tracer = self._on_example()
+            tracer.model_context = None
+            if tracer.runs_on_forms(self.model, *_inputs(other)):
+                return replace(other, is_other_guess=True)
+        return None
 
     def _fails_on(self, example: Example, error: FeatxError) -> bool:
         """Say whether an error of a trace comes from one of the model, which takes no such inputs."""

@@ -39,7 +39,7 @@ from featx.tracing.signals import (
     Untraceable,
 )
 from featx.tracing.source.frames import comes_from_featx, line_of, user_frame
-from featx.tree import tree_leaves
+from featx.tree import tree_leaves, tree_map
 
 # Of which dimensions of the inputs it is found out whether the graph holds at other lengths.
 CheckSizes = Literal["full", "batch", "none"]
@@ -202,6 +202,18 @@ class ExampleTracer:
         if any(tensor.is_meta for tensor in tensors.all):
             return False
         with self.log.run(_name(around.traced), "the example, with nothing recorded", is_real=True):
+            run = run_plainly(around, replica.root, args, kwargs)
+        replica.drop()
+        return run.error is None
+
+    def runs_on_forms(self, root: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Say whether the model runs where its tensors and those of the inputs have forms and no values."""
+        around = self.context(root, args, kwargs)
+        replica, _ = around.replica(self.training, "forms")
+        args, kwargs = tree_map(
+            lambda leaf: leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf, (args, kwargs)
+        )
+        with self.log.run(_name(around.traced), "inputs of another form", is_real=False):
             run = run_plainly(around, replica.root, args, kwargs)
         replica.drop()
         return run.error is None
