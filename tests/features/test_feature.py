@@ -299,11 +299,22 @@ def test_what_cannot_be_done_is_refused(model: nn.Module, feature: Feature, mess
 
 def test_a_layout_that_is_not_known_is_asked_for() -> None:
     options: Any = {"tracer": "symbolic", "example_inputs": None}
-    with pytest.raises(featx.RequestError, match="of_layout"):
-        extractor_of(nn.Sequential(nn.Conv2d(3, 4, 1)), {"0": Feature(pool="avg")}, **options)
     conv = nn.Sequential(nn.Conv2d(3, 4, 1))
+    with pytest.raises(featx.RequestError, match=r"its shape is not known.*give example_inputs"):
+        extractor_of(conv, {"0": Feature(pool="avg")}, **options)
     found = extractor_of(conv, {"0": Feature(pool="avg", of_layout="NCHW")}, **options)(X)
     assert torch.equal(found["0"], conv(X).mean((2, 3)))
+
+
+def test_a_layout_of_another_rank_is_refused_where_shapes_are_not_known() -> None:
+    options: Any = {"tracer": "symbolic", "example_inputs": None}
+    linear, tokens = nn.Sequential(nn.Linear(4, 4)), torch.rand(2, 17, 4)
+    for layout in ("NCHW", "NHWC"):
+        extractor = extractor_of(linear, {"0": Feature(pool="avg", of_layout=layout)}, **options)
+        with pytest.raises(featx.RequestError, match=rf"of_layout='{layout}' has 4 dimensions, .* shape \(2, 17, 4\)"):
+            extractor(tokens)
+    with pytest.raises(featx.RequestError, match=r"not known which tokens stand for no patch.*give example_inputs"):
+        extractor_of(linear, {"0": Feature(pool="avg", of_layout="NLC")}, **options)
 
 
 def test_a_module_and_adaptive_do_not_go_together(model: nn.Module) -> None:

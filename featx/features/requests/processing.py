@@ -21,6 +21,7 @@ from featx.ir.ancestors import with_ancestors
 from featx.ir.effects import MeasuredEffects
 from featx.ir.graph import Graph
 from featx.ir.node import Node
+from featx.ir.runtime_checks import runtime_check
 from featx.ir.torch_layers import is_torch_layer
 from featx.module import GraphModule
 from featx.passes.shapes import ShapeProp
@@ -139,9 +140,13 @@ def _value_of(
     _check_form(feature, info)
     mask = _mask_of_tokens(graph, node, feature, info) if feature.pool is not None else None
     steps, info = _steps(feature, info, image, mask)
+    value = node
     for step in steps:  # at once, so that no whole map is kept until the end
         with graph.inserting_before(node.next):
             node = step.in_graph(graph, node)
+    if info.shape is None and feature.of_layout is not None:
+        with graph.inserting_after(value):
+            graph.call_function(check_layout, (value, feature.of_layout, info.node)).meta["is_guard"] = True
     with graph.inserting_before(graph.output_node()):  # these may draw random numbers, after the model
         if feature.apply is not None and _may_write(feature.apply):
             node = graph.call_function(clone_tensors, (node,))  # the value may be another feature too
@@ -152,6 +157,19 @@ def _value_of(
         if feature.dtype is not None:
             node = graph.call_method("to", (node, feature.dtype))
     return node, _after(feature, info)
+
+
+@runtime_check
+def check_layout(value: torch.Tensor, layout: str, name: str) -> None:
+    """Raise unless the value of the node `name` has as many dimensions as the layout that its Feature says it has.
+
+    Raises:
+        RequestError: it has not.
+    """
+    if value.dim() != len(layout):
+        raise RequestError(
+            f"of_layout={layout!r} has {len(layout)} dimensions, and '{name}' has the shape {tuple(value.shape)}"
+        )
 
 
 def _check_form(feature: Feature, info: FeatureInfo) -> None:
@@ -253,11 +271,16 @@ def _steps(
     feature: Feature, info: FeatureInfo, image: ImageInput | None, mask: Node | None
 ) -> tuple[_Steps, FeatureInfo]:
     layout = feature.of_layout or info.layout
+    if (feature.pool or feature.layout) and info.shape is None and layout == "NLC":
+        raise RequestError(
+            f"the shape of '{info.node}' is not known, so that it is not known which tokens stand for no patch, or for "
+            "padding; give example_inputs with which the model runs"
+        )
     steps: _Steps = [_Step("detach")] if feature.detach else []
     if (feature.pool or feature.layout) and layout is None:
         raise RequestError(
-            f"'{info.node}' is not known to have places or channels (its shape is {info.shape}); say in its Feature "
-            f"what it is: {_likely_layouts(info)}"
+            f"'{info.node}' is not known to have places or channels (its shape is {info.shape or 'not known'}); "
+            f"{_way_to_layout(info)}"
         )
     if feature.pool is not None and layout != "NC":
         if mask is not None:
@@ -284,9 +307,11 @@ def _steps(
     return steps, _seen_after(steps, replace(info, layout=layout))
 
 
-def _likely_layouts(info: FeatureInfo) -> str:
+def _way_to_layout(info: FeatureInfo) -> str:
+    if info.shape is None:
+        return "give example_inputs with which the model runs, and its shape tells"
     layouts = {3: ("NLC", "LNC", "NCL"), 5: ("NCDHW", "NDHWC")}.get(len(info.shape or ()), ("NCHW", "NHWC"))
-    return " or ".join(f"of_layout={layout!r}" for layout in layouts)
+    return "say in its Feature what it is: " + " or ".join(f"of_layout={layout!r}" for layout in layouts)
 
 
 def _with_stride(info: FeatureInfo, stride: int, image: ImageInput | None) -> FeatureInfo:

@@ -320,12 +320,16 @@ class ModuleCalls:
             is_opaque_module=not is_leaf,
             taken_in=self._caller,
         )
-        changed = list(self._checks.states.changed_by_call(module)) if is_own else ()
+        changed = self._checks.states.changed_by_call(module) if is_own else ()
+        assigned = {
+            inner: names | _assigned_in_forward(inner)
+            for inner, names in changed
+            if not isinstance(inner, torch.jit.ScriptModule)
+        }
         self._checks.note_opaque_call(module, path, is_own=is_own)
-        for inner, names in changed:
-            if not isinstance(inner, torch.jit.ScriptModule):
-                self._hide(inner, names)
-        if any(names or _assigned_in_forward(inner) for inner, names in changed):
+        for inner, names in assigned.items():
+            self._hide(inner, names)
+        if any(assigned.values()):
             self._measured.note_left_attributes(path)
         recorder.note_call(path, args, kwargs, result)
         if args and _may_return_input_in_eval_mode(module, args[0], result):
@@ -357,9 +361,9 @@ class ModuleCalls:
                     f"forward sets the attribute '{name}' of a tensor that '{path}' gets, which is kept whole,"
                 )
 
-    def _hide(self, module: nn.Module, changed: set[str]) -> None:
+    def _hide(self, module: nn.Module, assigned: set[str]) -> None:
         """Notice reads of the attributes that a call of a module has changed, or may have set to what they were."""
-        for name in self._left.hide(module, changed | _assigned_in_forward(module)):
+        for name in self._left.hide(module, assigned):
             if any(is_read(type(each), name) for each in self._checks.opened_modules):
                 self._refuse_left(module, name)
 
