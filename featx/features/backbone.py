@@ -284,9 +284,14 @@ def _chosen(stages: Stages, image: str | None, strides: Any, blocks: Any, model:
     if strides is not None and blocks is not None:
         raise RequestError("give strides or blocks, not both")
     if not stages.all:
+        known = (
+            "no image is known among its inputs; give example_inputs with one. "
+            if image is None
+            else f"no value has one stride against '{image}', as maps of videos and volumes have not. "
+        )
         raise RequestError(
-            f"{model} is not known to have maps: no value has a stride against an image among its inputs; "
-            "featx.nodes(model) shows all values, and create_feature_extractor takes their names"
+            f"{model} is not known to have maps: {known}featx.nodes(model) shows all values, and "
+            "create_feature_extractor takes their names"
         )
     if strides is None and blocks is None:
         if not stages.are_blocks:
