@@ -14,7 +14,7 @@ from featx.bulk.table import FeatureTable, open_features
 from featx.bulk.table import verify as verify_features
 from featx.cli.errors import UserError, told
 from featx.cli.images import transform_of_model
-from featx.cli.models import load_model
+from featx.cli.models import RANDOM_WEIGHTS, load_model
 from featx.cli.options import AsJson, DType, Model, Nodes, Pool, Pretrained, Seed, Size, Weights, requested
 
 Source = Annotated[
@@ -109,7 +109,7 @@ def _run(
     if seed is None and weights is None and not options["pretrained"]:
         seed = 0
         if not quiet:
-            typer.echo("weights: random, seed 0; --pretrained loads trained ones, --weights those of a file", err=True)
+            typer.echo(RANDOM_WEIGHTS, err=True)
     path = None if weights is None else Path(weights)
     model = load_model(spec, pretrained=options["pretrained"], weights=path, seed=seed)
     engine: Literal["ray"] | None = options["engine"]

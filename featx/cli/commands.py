@@ -16,8 +16,20 @@ import typer
 from featx.cli.bulk import errors, extract, retry, verify
 from featx.cli.errors import UserError, check_output, told
 from featx.cli.images import find_images
-from featx.cli.models import load_model
-from featx.cli.options import AsJson, Model, Nodes, Pool, Pretrained, Seed, Size, Weights, requested
+from featx.cli.models import RANDOM_WEIGHTS, load_model
+from featx.cli.options import (
+    AsJson,
+    Inputs,
+    Model,
+    Nodes,
+    Pool,
+    Pretrained,
+    Seed,
+    Size,
+    Weights,
+    inputs_of,
+    requested,
+)  # fmt: skip
 from featx.cli.pictures import SUFFIXES, save_picture
 from featx.drawing.drawing import draw as draw_graph
 from featx.errors import FeatxError
@@ -52,6 +64,7 @@ def nodes(
     stride: Annotated[float | None, typer.Option(help="Only maps of this stride.")] = None,
     depth: Annotated[int | None, typer.Option(help="Fold modules that lie deeper.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Operations, inputs and weights too.")] = False,
+    inputs: Inputs = [],  # noqa: B006 - typer reads it
     pretrained: Pretrained = False,
     weights: Weights = None,
     seed: Seed = None,
@@ -59,7 +72,8 @@ def nodes(
 ) -> None:
     """List the values inside a model, with shapes, strides, parameters and FLOPs."""
     with told():
-        table = list_nodes(load_model(model, pretrained=pretrained, weights=weights, seed=seed), depth=depth)
+        loaded = load_model(model, pretrained=pretrained, weights=weights, seed=seed)
+        table = list_nodes(loaded, inputs_of(inputs), depth=depth)
         found = table.filter(match, type=type, stride=stride)
         if not found:
             raise UserError("no node is like that; leave out --match, --type or --stride to see all")
@@ -73,6 +87,7 @@ def nodes(
 def cost(
     model: Model,
     depth: Annotated[int, typer.Option(help="Fold modules that lie deeper.")] = 2,
+    inputs: Inputs = [],  # noqa: B006 - typer reads it
     pretrained: Pretrained = False,
     weights: Weights = None,
     seed: Seed = None,
@@ -80,7 +95,8 @@ def cost(
 ) -> None:
     """Count parameters, FLOPs, bytes moved and memory of each module."""
     with told():
-        report = count_cost(load_model(model, pretrained=pretrained, weights=weights, seed=seed), unknown="list")
+        loaded = load_model(model, pretrained=pretrained, weights=weights, seed=seed)
+        report = count_cost(loaded, example_inputs=inputs_of(inputs), unknown="list")
         if as_json:
             typer.echo(json.dumps([dataclasses.asdict(module) for module in report.modules]))
         else:
@@ -92,6 +108,7 @@ def draw(
     model: Model,
     output: Annotated[Path, typer.Option("--output", "-o", help="A .html page, .svg or .dot.")] = Path("model.html"),
     depth: Annotated[int | None, typer.Option(help="How many levels are open.")] = None,
+    inputs: Inputs = [],  # noqa: B006 - typer reads it
     pretrained: Pretrained = False,
     weights: Weights = None,
     seed: Seed = None,
@@ -99,7 +116,8 @@ def draw(
     """Draw the graph of a model, folded by its modules, as a page that opens in any browser."""
     with told():
         check_output(output, (".html", ".svg", ".dot"))
-        drawing = draw_graph(load_model(model, pretrained=pretrained, weights=weights, seed=seed), depth=depth)
+        loaded = load_model(model, pretrained=pretrained, weights=weights, seed=seed)
+        drawing = draw_graph(loaded, example_inputs=inputs_of(inputs), depth=depth)
         drawing.save(output)
         typer.echo(f"wrote {output}")
 
@@ -108,6 +126,7 @@ def code(
     model: Model,
     node: Nodes = [],  # noqa: B006 - typer reads it
     output: Annotated[Path | None, typer.Option("--output", "-o", help="A folder, for code with its weights.")] = None,
+    inputs: Inputs = [],  # noqa: B006 - typer reads it
     pretrained: Pretrained = False,
     weights: Weights = None,
     seed: Seed = None,
@@ -115,7 +134,8 @@ def code(
     """Print the generated code of an extractor, or of the whole model; or write code that needs torch alone."""
     with told():
         loaded = load_model(model, pretrained=pretrained, weights=weights, seed=seed)
-        module: Any = _extractor(loaded, node, None) if node else trace(loaded)
+        example = inputs_of(inputs)
+        module: Any = _extractor(loaded, node, None, example) if node else trace(loaded, example_inputs=example)
         if output is None:
             typer.echo(module.code.strip())
         else:
@@ -144,11 +164,14 @@ def features(
         check_output(output, (".safetensors", ".npz"))
         if picture is not None:
             check_output(picture, SUFFIXES)
-        loaded = load_model(model, pretrained=pretrained, weights=weights, seed=seed)
+        is_random = seed is None and weights is None and not pretrained
+        loaded = load_model(model, pretrained=pretrained, weights=weights, seed=0 if is_random else seed)
         photos = find_images(images, loaded, size, spec=model, pretrained=pretrained)
         extractor = _extractor(loaded, node, pool, photos.read(photos.files[:2]))
         batches = photos.read(photos.files)
         typer.echo(f"{len(photos.files)} images: {photos.described}", err=True)
+        if is_random:
+            typer.echo(RANDOM_WEIGHTS, err=True)
         found = _run(extractor, batches, batch)
         _save(output, found, list(map(str, photos.files)))
         if picture is not None:

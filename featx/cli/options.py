@@ -24,8 +24,31 @@ Nodes = Annotated[
     typer.Option("--nodes", "-n", metavar="NAME", help="A node or a pattern, as NAME or NAME=KEY; several times."),
 ]
 Size = Annotated[int | None, typer.Option(min=1, help="Height and width of the images.")]
+Inputs = Annotated[
+    list[str],
+    typer.Option(
+        "--input",
+        metavar="SHAPE",
+        help="The shape of an input, as 1x3x64x64; once for each of them.",
+    ),
+]
 # Between names, and not between the characters of a pattern such as layer[3,4].
 _COMMA = re.compile(r",(?![^\[]*\])")
+
+
+def inputs_of(shapes: list[str]) -> tuple[torch.Tensor, ...] | None:
+    """Return tensors of these shapes; None where there are none, so that they are guessed.
+
+    Raises:
+        UserError: one is no shape.
+    """
+    return tuple([torch.rand(_shape_of(text)) for text in shapes]) or None
+
+
+def _shape_of(text: str) -> list[int]:
+    if not re.fullmatch(r"[1-9]\d*([x,][1-9]\d*)*", text):
+        raise UserError(f"--input is a shape, such as 1x3x64x64; got '{text}'")
+    return [int(size) for size in re.split("[x,]", text)]
 
 
 class Pool(StrEnum):

@@ -389,3 +389,39 @@ def test_without_typer_it_says_what_to_install(tmp_path: Path) -> None:
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert found.returncode == 1
     assert "pip install 'featx[cli]'" in found.stderr
+
+
+# -- inputs --------------------------------------------------------------------------------------------------------
+
+
+def test_inputs_of_a_model_of_ones_own_are_given_by_their_shapes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "of_two.py").write_text(
+        "import torch\n"
+        "class Two(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.first, self.last = torch.nn.Linear(4, 6), torch.nn.Linear(6, 2)\n"
+        "    def forward(self, x, y):\n"
+        "        return self.last(self.first(x) + y)\n"
+        "make = Two\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    inputs = ["--input", "3x4", "--input", "3,6"]
+    rows = {row["name"]: row for row in json.loads(done("nodes", "of_two:make", *inputs, "--json"))}
+    assert rows["first"]["shape"] == [3, 6]
+    assert "3x2" in done("nodes", "of_two:make", *inputs)
+    assert "first" in done("cost", "of_two:make", *inputs)
+    assert "self.last(add)" in done("code", "of_two:make", *inputs)
+    assert "self.first(x)" in done("code", "of_two:make", "-n", "first", *inputs)
+    done("draw", "of_two:make", *inputs, "-o", "two.html")
+    assert "--input is a shape, such as 1x3x64x64; got '3x'" in failed("nodes", "of_two:make", "--input", "3x")
+
+
+def test_random_weights_are_told_and_the_same_each_time(photos: Path, tmp_path: Path) -> None:
+    outputs = [tmp_path / "a.safetensors", tmp_path / "b.safetensors"]
+    for output in outputs:
+        result = run("features", "torchvision:resnet18", photos, "-n", "layer1", "--size", 32, "-o", output)
+        assert "weights: random, seed 0; --pretrained loads trained ones" in result.stderr
+    assert torch.equal(*(load_file(output)["layer1"] for output in outputs))
