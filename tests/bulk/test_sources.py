@@ -543,6 +543,30 @@ def test_rows_of_a_tokenized_data_set_are_inputs_by_name(form: str | None, tmp_p
     assert seen[0] == {"first": 1, "second": 3}
 
 
+@pytest.mark.parametrize("is_list", [True, False])
+def test_samples_with_token_ids_are_inputs_by_name(is_list: bool, tmp_path: Path) -> None:
+    class CountsTokens(nn.Module):
+        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+            return (input_ids * attention_mask).sum(1, keepdim=True).float()
+
+    class Texts(Dataset[Any]):
+        def __len__(self) -> int:
+            return len(samples)
+
+        def __getitem__(self, index: int) -> Any:
+            return samples[index]
+
+    ids, masks = ([1, 2], [3], [4, 5]), ([1, 1], [1], [1, 0])
+    samples = [
+        {"input_ids": torch.tensor(each), "attention_mask": torch.tensor(mask), "label": 1}
+        for each, mask in zip(ids, masks, strict=True)
+    ]
+    source = samples if is_list else Texts()
+    found = featx.extract(CountsTokens(), {"output": "sum"}, source, tmp_path / "out", workers=0, progress=False)
+    assert found.errors == []
+    assert found.tensor("sum").flatten().tolist() == [3.0, 3.0, 4.0]
+
+
 def test_what_has_no_such_column_is_told(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     table = datasets.Dataset.from_dict({"image": [0, 1], "label": [1, 2]})

@@ -110,3 +110,62 @@ def test_an_error_of_the_model_says_on_which_inputs_it_ran() -> None:
     assert caught.value.__notes__ == [
         "Sequential raised this on example_inputs, whose tensors have the shapes (1, 5, 8, 8)"
     ]
+
+
+class TwoTowers(nn.Module):
+    """Runs what it has inputs for, as CLIP does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.visual, self.text = nn.Linear(4, 4), nn.Linear(6, 4)
+
+    def forward(self, image: torch.Tensor | None = None, text: torch.Tensor | None = None) -> Any:
+        seen = self.visual(image) if image is not None else None
+        read = self.text(text) if text is not None else None
+        return seen, read
+
+
+def test_a_module_that_runs_only_with_inputs_that_may_be_left_out_is_told_so() -> None:
+    model, image = TwoTowers().eval(), torch.rand(2, 4)
+    with pytest.raises(featx.NodeNameError, match=r"where image, text are None.*example_inputs=\{'image': ...\}"):
+        featx.create_feature_extractor(model, ["visual"])
+    found = featx.create_feature_extractor(model, ["visual"], example_inputs={"image": image})(image)
+    assert torch.equal(found["visual"], model.visual(image))
+
+
+@pytest.mark.parametrize("name", ["lstm.0", "lstm[0]", "lstm[1][0]"])
+def test_the_name_of_a_part_of_a_tuple_says_how_it_is_taken(name: str) -> None:
+    class Reads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm, self.head = nn.LSTM(4, 3, batch_first=True), nn.Linear(3, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.lstm(x)[0][:, -1])
+
+    model, x = Reads().eval(), torch.rand(2, 5, 4)
+    with pytest.raises(featx.NodeNameError, match=r"\{'lstm': Feature\('part', apply=lambda value: value\[0\]\)\}"):
+        featx.create_feature_extractor(model, [name])
+    request = {"lstm": featx.Feature("part", apply=lambda value: value[0])}
+    assert torch.equal(featx.create_feature_extractor(model, request)(x)["part"], model.lstm(x)[0])
+
+
+@pytest.mark.parametrize("is_annotated", [True, False])
+def test_a_list_may_be_the_one_input(is_annotated: bool) -> None:
+    class Pathways(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.slow, self.fast = nn.Linear(4, 3), nn.Linear(6, 3)
+
+        def forward(self, pathways: Any) -> torch.Tensor:
+            return self.slow(pathways[0]) + self.fast(pathways[1])
+
+    class Annotated(Pathways):
+        def forward(self, pathways: list[torch.Tensor], scale: Any = None) -> torch.Tensor:
+            return super().forward(pathways)
+
+    model = (Annotated if is_annotated else Pathways)().eval()
+    inputs = [torch.rand(2, 4), torch.rand(2, 6)]
+    for example in (inputs, (inputs,)):
+        extractor = featx.create_feature_extractor(model, ["slow", "output"], example_inputs=example)
+        assert torch.equal(extractor(inputs)["output"], model(inputs))

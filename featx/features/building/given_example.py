@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -15,7 +15,7 @@ from featx.tracing.example.dict_inputs import keys_read_by
 
 
 def given_example(model: nn.Module, example_inputs: Any) -> Example:
-    """Return what a caller gave as `as_example`; a dict that is the one input of a model is that input.
+    """Return what a caller gave as `as_example`; a dict or list that is the one input of a model is that input.
 
     A model of transformers gets `use_cache=False`, unless the caller says something of its cache, as in `find_example`.
 
@@ -25,12 +25,29 @@ def given_example(model: nn.Module, example_inputs: Any) -> Example:
     example = as_example(example_inputs)
     if isinstance(example_inputs, Example):
         return example
+    if type(example_inputs) is list and _takes_one_list(model, example.args):
+        return replace(example, args=(example_inputs,))
     if example.kwargs and _takes_one_dict(model, example.kwargs):
         return replace(example, args=(example_inputs,), kwargs={})
     if hasattr(model, "main_input_name") and "past_key_values" not in example.kwargs:
         with suppress(TypeError):  # inputs that do not fit are refused when they are bound
             return example.with_options(without_cache(model), model.forward)
     return example
+
+
+def _takes_one_list(model: nn.Module, inputs: Sequence[Any]) -> bool:
+    """Say whether forward takes a list as its one input: it takes fewer inputs than items, or is annotated so."""
+    signature = inspect.signature(model.forward)
+    first = next(iter(signature.parameters.values()), None)
+    if first is not None and str(first.annotation).lower().startswith(("list[", "typing.list[")):
+        return not any(isinstance(each, (list, tuple)) for each in inputs)
+    try:
+        signature.bind(*inputs)
+    except TypeError:
+        with suppress(TypeError):
+            signature.bind(inputs)
+            return True
+    return False
 
 
 def _takes_one_dict(model: nn.Module, inputs: Mapping[str, Any]) -> bool:

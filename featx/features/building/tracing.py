@@ -319,6 +319,14 @@ class ModelTracing:
             )
         example = self._example()
         is_of_module = error.name in self._modules and str(error).startswith(f"No node '{error.name}' in {owner}.")
+        left_out = self._inputs_that_are_none() if is_of_module and example is None else []
+        if left_out:
+            return NodeNameError(
+                f"No node '{error.name}' in {owner}: the module of this name does not run where "
+                f"{', '.join(left_out)} {'is' if len(left_out) == 1 else 'are'} None, as forward has it; give "
+                f"example_inputs, such as example_inputs={{'{left_out[0]}': ...}}",
+                error.name,
+            )
         if not is_of_module or example is None or "is one node" in str(error) or isinstance(error, DrawnAwayError):
             return error
         source = "these inputs" if example is self._given else f"inputs guessed from {example.source}"

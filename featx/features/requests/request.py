@@ -21,6 +21,8 @@ PROBABILITIES = "probabilities"
 _OF_ATTENTION = ("softmax", "attn", "attention", "dropout", "scores")
 _WILDCARDS = re.compile(r"(?:^|(?<=\.))\*\*\.|\*\*|\*|\?|\[[^\]]+\]")
 _EXAMPLE = "{'layer4': 'C5'}"
+# What stands behind the name of a value where somebody means a part of it: `lstm.0`, `lstm[0]`, `layer["out"]`.
+_PART = re.compile(r"(\.\d+|\[[^\]]*\])+$")
 
 
 # What stands in a request for a name: a key, a `Feature` with or without one, several of them, or nothing in a list.
@@ -79,6 +81,7 @@ class Request(Mapping[str, str]):
                 prefixes = {name[: place.start()] for name in names for place in re.finditer(r"\.|$", name)}
                 close = difflib.get_close_matches(_WILDCARDS.sub("", pattern), sorted(prefixes), n=3, cutoff=0.4)
                 hint = f" Near are {', '.join(map(repr, close))}." if close else ""
+                hint = hint_of_part(pattern, names) or hint
                 probabilities = as_probabilities(pattern)
                 if probabilities is not None and any(map(expression_of(probabilities).fullmatch, names)):
                     hint = f" Attention is fused there; ask for its probabilities by '{probabilities}'."
@@ -91,6 +94,17 @@ class Request(Mapping[str, str]):
                 )
         parts.keys.update(ahead)
         return parts.request()
+
+
+def hint_of_part(name: str, known: Collection[str]) -> str:
+    """Return how to ask for a part of a value, for the error of a name that seems to mean one; else nothing."""
+    whole = _PART.sub("", name)
+    if whole == name or whole not in known:
+        return ""
+    return (
+        f" '{whole}' is one value; a part of a tuple or dict is what a Feature takes out of it: "
+        f"{{'{whole}': Feature('part', apply=lambda value: value[0])}}."
+    )
 
 
 def as_request(return_nodes: Any, argument: str, model: nn.Module | None = None) -> Request:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from featx.errors import DrawnAwayError, NodeNameError
 from featx.features.building.decisions import branches_on_random
 from featx.features.requests.attention import FUSED_FUNCTIONS
-from featx.features.requests.request import OUTPUT, PROBABILITIES, Request, as_probabilities
+from featx.features.requests.request import OUTPUT, PROBABILITIES, Request, as_probabilities, hint_of_part
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.ir.paths import did_you_mean, parents_of
@@ -73,6 +73,7 @@ def _unknown_name(name: str, known: list[str], owner: str, graph: Graph, request
     module, _, last = name.rpartition(".")
     is_fused = any(f"{module}.{each}".lstrip(".") in known for each in FUSED_FUNCTIONS)
     probabilities = as_probabilities(name)
+    hint = hint_of_part(name, known) or hint
     if is_fused and probabilities is not None:
         hint = f" Attention is fused there; ask for its probabilities by '{probabilities}'."
     elif is_fused and last == PROBABILITIES:

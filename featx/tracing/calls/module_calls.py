@@ -226,7 +226,9 @@ class ModuleCalls:
             if _packs_padded_batches(module, args, kwargs):
                 raise Untraceable(
                     f"'{path}' packs a padded batch into a nested tensor where gradients are off (use_nested_tensor), "
-                    "which no trace sees,"
+                    "which no trace sees,",
+                    advice=f"make it with enable_nested_tensor=False, or set model.{path}.use_nested_tensor = False: "
+                    "only what it returns for padding is another value then",
                 )
             self._checks.states.note_opened(module, _assigned_in_forward(module))
             with self._checks.in_progress(module):
