@@ -179,7 +179,7 @@ def _with_plain_rest(function: Callable[..., Any]) -> Callable[..., Any]:
     if not isinstance(plain, FunctionType) or hasattr(plain, "__wrapped__"):
         raise TraceError(
             f"{getattr(function, '__qualname__', function)} takes * or ** and is not a plain Python function; "
-            "trace a function with named inputs that calls it"
+            "trace with an example, featx.trace(model, **inputs), or trace a function with named inputs that calls it"
         )
     code = plain.__code__
     takes = bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
