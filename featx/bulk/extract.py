@@ -21,7 +21,7 @@ from featx.bulk.loading import Samples
 from featx.bulk.preprocessing import Preprocessing
 from featx.bulk.progress import Progress, in_units
 from featx.bulk.ranks import Share, share_of
-from featx.bulk.reading import Reader
+from featx.bulk.reading import Reader, RowOfTokens
 from featx.bulk.remote import open_folder
 from featx.bulk.shards import Work, finished
 from featx.bulk.sources import Rows, find_source
@@ -133,7 +133,7 @@ def extract(
     hands_out = _engine(devices, engine, actors, actor_options)
     _check_present(given)
     found = find_source(source, column, has_load=load is not None)
-    reader = Reader.of(model, transform, load, has_tokens=isinstance(found, Rows) and found.has_tokens)
+    reader = Reader.of(model, transform, load, has_tokens=isinstance(found, Rows) and _has_tokens(found, model))
     options = JobOptions(format, batch_size, rows_per_shard, tolerance)
     processes = _default_workers() if workers is None else workers
     with modes_kept(model):
@@ -158,6 +158,10 @@ def extract(
         work = Work(job, folder, found.keys, Samples(found, reader), runner, size, processes, timeout)
         _do(work, hands_out, share, reader.preprocessing, retry=retry, is_shown=progress)
     return open_features(output)
+
+
+def _has_tokens(rows: Rows, model: nn.Module) -> bool:
+    return rows.has_tokens or ("input_ids" in RowOfTokens.of(model).names and rows.starts_with_tokens())
 
 
 def _check_numbers(format: Format | None, timeout: object, **numbers: int | None) -> None:

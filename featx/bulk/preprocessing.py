@@ -75,8 +75,8 @@ def find_preprocessing(model: nn.Module, transform: Callable[[Any], Any] | None)
         return _of_processor(transformers.AutoImageProcessor.from_pretrained(name), is_declared=True)
     raise ExtractionError(
         f"{type(model).__name__} does not say how its images are made; give transform=..., such as "
-        "weights.transforms() of torchvision; transform=torch.nn.Identity() where the samples are tensors that the model "
-        "takes; or load=... for what are no images"
+        "weights.transforms() of torchvision; torch.nn.Identity() where the samples are tensors that the model takes; or "
+        "load=... for what are no images"
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tarfile
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from glob import glob
 from io import BytesIO
@@ -112,6 +112,14 @@ class Rows:
         if isinstance(sample, dict) and self.column is not None:
             return cast("dict[str, Any]", sample)[self.column]
         return cast("Sequence[Any]", sample)[0] if isinstance(sample, (tuple, list)) else sample
+
+    def starts_with_tokens(self) -> bool:
+        """Say whether the first sample is a dict of a tokenized text, which it reads."""
+        try:
+            first = self.item(0)
+        except Exception:  # it becomes a failure when it is its turn
+            return False
+        return isinstance(first, dict) and "input_ids" in first
 
 
 def find_source(source: Any, column: str | None = None, *, has_load: bool = False) -> Source:
@@ -356,16 +364,5 @@ def _of_dataset(dataset: Any, column: str | None, *, has_load: bool) -> Source:
     if columns is not None and column is not None and column not in columns:
         raise ExtractionError(f"the data set has no column '{column}'; its columns are {', '.join(columns)}")
     kind = f"a {type(dataset).__name__} of {len(dataset)} samples"
-    has_tokens = column is None and "input_ids" in (_keys_of_first(dataset) if columns is None else columns)
+    has_tokens = column is None and columns is not None and "input_ids" in columns
     return Rows([str(place) for place in range(len(dataset))], kind, dataset, column, has_tokens)
-
-
-def _keys_of_first(dataset: Any) -> Collection[Any]:
-    """Return the keys of the first sample, if that is a dict which can be read."""
-    if not len(dataset):
-        return ()
-    try:
-        sample = dataset[0]
-    except Exception:  # it becomes a failure when it is its turn
-        return ()
-    return cast("dict[Any, Any]", sample).keys() if isinstance(sample, dict) else ()
