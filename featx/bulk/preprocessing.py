@@ -75,7 +75,7 @@ def find_preprocessing(model: nn.Module, transform: Callable[[Any], Any] | None)
         return _of_processor(transformers.AutoImageProcessor.from_pretrained(name), is_declared=True)
     raise ExtractionError(
         f"{type(model).__name__} does not say how its images are made; give transform=..., such as "
-        "weights.transforms() of torchvision; torch.nn.Identity() where the samples are tensors that the model takes; or "
+        "weights.transforms() of torchvision, or torch.nn.Identity() for tensors that the model takes as they are; or "
         "load=... for what are no images"
     )
 

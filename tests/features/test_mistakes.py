@@ -169,3 +169,36 @@ def test_a_list_may_be_the_one_input(is_annotated: bool) -> None:
     for example in (inputs, (inputs,)):
         extractor = featx.create_feature_extractor(model, ["slow", "output"], example_inputs=example)
         assert torch.equal(extractor(inputs)["output"], model(inputs))
+
+
+class CannotBeOpened(nn.Module):
+    """Reads what its child has assigned, which a graph that calls the child does not know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.child = Assigns()
+        self.layers = nn.ModuleList([nn.Linear(4, 4)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers[0](self.child(x)) * self.child.scale
+
+
+class Assigns(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.scale = x.amax()
+        return x + self.scale
+
+
+class Wrapper(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = CannotBeOpened()
+
+    def forward(self, *args: Any) -> Any:
+        return self.model(*args)
+
+
+@pytest.mark.parametrize("name", ["layers.0.nowhere", "child.nowhere", "layers.3", "model.layers.3", "nowhere"])
+def test_a_name_that_cannot_exist_is_told_ahead_of_what_cannot_be_followed(name: str) -> None:
+    with pytest.raises(featx.NodeNameError, match=f"No node '{name}' in Wrapper"):
+        featx.create_feature_extractor(Wrapper().eval(), [name], example_inputs=torch.rand(2, 4))

@@ -380,7 +380,7 @@ class ModelTracing:
             try:
                 select(trace.graph, asked, owner)
             except NodeNameError as unknown:
-                if isinstance(error, TraceError):
+                if isinstance(error, TraceError) and self._may_exist(str(unknown.name)):
                     raise error from None
                 if unknown.name in trace.ran_inside_opaque and "is one node" not in str(unknown):
                     raise TraceError(
@@ -395,6 +395,15 @@ class ModelTracing:
         if probabilities.names:
             nodes = probabilities.make(graph, nodes, request)
         return TracedModel(graph, request, nodes, found[0] if found else None, self._read_somewhere(left))
+
+    def _may_exist(self, name: str) -> bool:
+        """Say whether a node that is not in a trace may have this name: a module, or an operation inside of one.
+
+        Operations of the model itself are in each trace, and a `ModuleList` has none.
+        """
+        around = name.rpartition(".")[0]
+        has_forward = around in self._modules and type(self._modules[around]).forward is not nn.Module.forward
+        return name in self._modules or (around != "" and has_forward)
 
     def does_the_same_after(self, earlier: Example, *, switches_mode: bool) -> bool:
         """Say whether forward does the same with the example after a call with `earlier`; False if that is not known.

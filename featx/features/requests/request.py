@@ -99,7 +99,7 @@ class Request(Mapping[str, str]):
 def hint_of_part(name: str, known: Collection[str]) -> str:
     """Return how to ask for a part of a value, for the error of a name that seems to mean one; else nothing."""
     whole = _PART.sub("", name)
-    if whole == name or whole not in known:
+    if whole == name or whole not in known or any(each.startswith(f"{whole}.") for each in known):
         return ""
     return (
         f" '{whole}' is one value; a part of a tuple or dict is what a Feature takes out of it: "
