@@ -492,3 +492,65 @@ def test_a_part_of_a_tuple_is_edited() -> None:
     edit = lambda value: (value[0] * 2, *value[1:])  # noqa: E731
     extractor = extractor_of(model, ["last"], edits={"attention": edit}, example_inputs=x)
     assert torch.equal(extractor(x)["last"], model.last(x + model.attention(x)[0] * 2))
+
+
+class Keeps(nn.Module):
+    """Puts what it returns where others find it: in a list that it is given, in a dict, or in an attribute."""
+
+    def __init__(self, where: str, returns_tuple: bool) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)
+        self.where, self.returns_tuple = where, returns_tuple
+        self.kept: Any = None
+
+    def forward(self, x: torch.Tensor, found: Any) -> Any:
+        y = self.norm(self.conv(x))
+        if self.where == "a list":
+            found.append(y)
+        elif self.where == "a dict":
+            found["y"] = y
+        else:
+            self.kept = y
+        return (y, x + 1) if self.returns_tuple else y
+
+
+class ReadsKept(nn.Module):
+    def __init__(self, where: str, returns_tuple: bool) -> None:
+        super().__init__()
+        self.first, self.last = Keeps(where, returns_tuple), nn.Conv2d(3, 3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: Any = [] if self.first.where == "a list" else {}
+        y = self.first(x, found)
+        kept = {"a list": lambda: found[0], "a dict": lambda: found["y"]}.get(
+            self.first.where, lambda: self.first.kept
+        )()
+        return self.last(y[0] * y[1] if self.first.returns_tuple else y) + kept * 5
+
+
+@pytest.mark.parametrize("others", [[], ["first.norm"], ["first.conv"]], ids=" ".join)
+@pytest.mark.parametrize("returns_tuple", [False, True])
+@pytest.mark.parametrize("where", ["a list", "a dict", "an attribute"])
+def test_an_edit_of_a_module_is_of_what_it_returns_alone(where: str, returns_tuple: bool, others: list[str]) -> None:
+    def edit(value: Any) -> Any:
+        return (value[0] * 2, value[1]) if returns_tuple else value * 2
+
+    model = ReadsKept(where, returns_tuple).eval()
+    expected = with_hooks(copy.deepcopy(model), {"first": edit}, *others, "last")
+    model_output = copy.deepcopy(model)
+    model_output.first.register_forward_hook(lambda _, __, value: edit(value))
+    found = extractor_of(model, [*others, "last", "output"], edits={"first": edit})(X)
+    assert all(torch.equal(found[name], value) for name, value in zip([*others, "last"], expected, strict=True))
+    assert torch.equal(found["output"], model_output(X))
+    assert not torch.equal(found["output"], model(X))
+
+
+@pytest.mark.parametrize("where", ["a list", "a dict"])
+def test_so_it_is_in_a_symbolic_trace(where: str) -> None:
+    model = ReadsKept(where, returns_tuple=False).eval()
+    edited = copy.deepcopy(model)
+    edited.first.register_forward_hook(lambda _, __, value: value * 2)
+    extractor = featx.create_feature_extractor(
+        model, ["output"], edits={"first": lambda value: value * 2}, tracer="symbolic"
+    )
+    assert torch.equal(extractor(X)["output"], edited(X))

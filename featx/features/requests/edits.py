@@ -13,7 +13,7 @@ from featx.errors import ArgumentTypeError, RequestError
 from featx.features.requests.request import Request, as_request
 from featx.ir.graph import Graph
 from featx.ir.node import Node
-from featx.tracing.nodes.module_output import module_output
+from featx.tracing.nodes.module_output import module_output, returned_apart
 from featx.tree import tree_leaves, tree_map
 
 # A function or a module that gets the value, or a tensor in its place.
@@ -74,6 +74,11 @@ class Edits:
             self._add(Request({}, {}, {}, {pattern: (None, 0)}).among(names, "edits"), edit)
         self.pending = {}
 
+    @property
+    def names(self) -> Collection[str]:
+        """Of the edited nodes, as far as they are known."""
+        return self._of.keys()
+
     def with_names(self, request: Request) -> Request:
         """Return a request that has the names of the edited nodes too."""
         others = {name: f"edit of {name}" for name in self._of if name not in request}
@@ -99,7 +104,9 @@ class Edits:
             )
         # From the last node to the first: an edit does not see those behind it.
         order = sorted(self._of, key=lambda name: wanted[keys[name]], reverse=True)
-        edited = {wanted[keys[name]]: _edit(graph, wanted[keys[name]], self._of[name], name) for name in order}
+        edited = {
+            wanted[keys[name]]: _edit(graph, returned_apart(wanted[keys[name]]), self._of[name], name) for name in order
+        }
         return {key: edited.get(wanted[key], wanted[key]) for key in request.values() if key in wanted}
 
     def modules(self) -> dict[str, nn.Module]:
@@ -184,7 +191,8 @@ def replace_uses(graph: Graph, node: Node, new: Node) -> None:
 def _replace(graph: Graph, node: Node, new: Node, users: list[Node]) -> None:
     for user in users:  # checks too: what Python decides by the value, it would decide by the other one
         user.replace_input_with(node, new)
-    _go_on_with_parts(graph, node, new)
+    if not node.meta.get("is_apart"):
+        _go_on_with_parts(graph, node, new)
 
 
 def _go_on_with_parts(graph: Graph, mark: Node, new: Node) -> None:

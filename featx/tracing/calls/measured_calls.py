@@ -196,6 +196,14 @@ class MeasuredCalls:
 
         return tree_map(apart, result)
 
+    def apart(self, result: Any, mark: Node) -> Any:
+        """Return the result of a call as the value of `mark`: its tensors are objects of their own."""
+        frame, make_alias = self._recorder.model_frame(), self._torch_calls.make_alias
+        with torch._C.DisableTorchFunction():
+            self._recorder.follow_apart(mark)
+            aliases = tree_map(lambda leaf: make_alias(leaf, frame) if isinstance(leaf, torch.Tensor) else leaf, result)
+            return self._results.follow(aliases, mark, None)
+
     def _effects(
         self, node: Node, inputs: list[torch.Tensor], written: list[torch.Tensor], result: Any
     ) -> MeasuredEffects:

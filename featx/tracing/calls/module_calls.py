@@ -24,7 +24,7 @@ from featx.tracing.calls.measured_calls import MeasuredCalls
 from featx.tracing.calls.torch_calls import TorchCalls
 from featx.tracing.guards.forms import attributes_given_to
 from featx.tracing.guards.scalars import TracedFloat, TracedInt, plain_numbers
-from featx.tracing.nodes.module_output import mark_output
+from featx.tracing.nodes.module_output import add_apart, mark_output
 from featx.tracing.nodes.scope import Scope, asked_for_by
 from featx.tracing.objects.module_tree import modules_of
 from featx.tracing.recording.lineage import Part
@@ -60,12 +60,14 @@ class Opening:
         is_leaf: says, for a module of the model and its path, whether a call of it is one node.
         opened: the paths of the modules that are traced through, where that is known; `is_leaf` numbers nodes then.
         asked_for: the paths of modules whose outputs are marked.
+        apart: those of which what a call returns is told from the same tensors elsewhere, as an edit changes it alone.
         whole: why modules are one node that `is_leaf` would look into, by path.
     """
 
     is_leaf: LeafPolicy
     opened: frozenset[str] | None
     asked_for: frozenset[str]
+    apart: frozenset[str]
     whole: Mapping[str, str]
 
     def must_open(self, path: str) -> bool:
@@ -241,6 +243,9 @@ class ModuleCalls:
                 raise UnsupportedSideEffect(f"forward replaces '{replaced}' of '{path}', and a graph does not,")
             self._checks.check(module)
             self._checks.opened_modules.add(module)
+            if path in self._opening.apart and isinstance(result, (torch.Tensor, tuple, list, dict)):
+                value = recorder.create_result(result, is_unnamed=True)
+                return self._measured.apart(result, add_apart(recorder.graph, value, path))
             if asked_for_by(path, self._opening.asked_for, caller.stack):
                 mark_output(recorder.graph, recorder.create_result(result, is_unnamed=True), path)
             return result
@@ -338,6 +343,9 @@ class ModuleCalls:
             recorder.note_alias(result, args[0], None)
         for collect in collecting_hooks(module):
             collect(module, args, result)
+        if path in self._opening.apart and any(map(_may_keep, (*args, *kwargs.values()))):
+            call = next(node for node in reversed(recorder.graph.nodes) if node.target == path)
+            return self._measured.apart(result, add_apart(recorder.graph, call))
         return result
 
     def _check_modes(self, path: str, *, is_own: bool) -> None:
@@ -477,6 +485,11 @@ def _assigned_in_forward(module: nn.Module) -> frozenset[str]:
     """Return the attributes that forward of a module may assign or change, as far as its source tells."""
     forward = module.__dict__.get("forward", type(module).forward)
     return assigned_by(inspect.unwrap(getattr(forward, "__func__", forward)), type(module)) or frozenset()
+
+
+def _may_keep(value: Any) -> bool:
+    """Say whether a module may put what it returns into an argument, where others find it."""
+    return not isinstance(value, (torch.Tensor, bool, int, float, complex, str, type(None)))
 
 
 def _runs_on_tensors_of_its_own(module: nn.Module) -> bool:

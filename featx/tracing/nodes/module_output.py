@@ -25,9 +25,31 @@ def mark_output(graph: Graph, value: Argument, path: str, last: Node | None = No
     while last is not value and _is_for_guards(last):
         last = last.prev
     if not isinstance(value, Node) or value is not last:
-        last = graph.call_function(module_output, (value,))
-        last.meta["effects"] = MeasuredEffects(shares=tuple(range(len(last.all_input_nodes))))
+        last = _add(graph, value)
     last.meta["returned_by"] = (*last.meta.get("returned_by", ()), path)
+
+
+def add_apart(graph: Graph, value: Argument, path: str | None = None) -> Node:
+    """Add a node whose users are those of what a module has returned, and not of `value` elsewhere.
+
+    `path` is that of a module that is traced through; one that is a node has its name already.
+    """
+    node = _add(graph, value)
+    node.meta["is_apart"] = True
+    if path is not None:
+        node.meta["returned_by"] = (path,)
+    return node
+
+
+def returned_apart(node: Node) -> Node:
+    """Return the node of what a call has returned, where a graph tells that from the value of the call elsewhere."""
+    return next((user for user in node.users if user.meta.get("is_apart") and user.args[0] is node), node)
+
+
+def _add(graph: Graph, value: Argument) -> Node:
+    node = graph.call_function(module_output, (value,))
+    node.meta["effects"] = MeasuredEffects(shares=tuple(range(len(node.all_input_nodes))))
+    return node
 
 
 def _is_for_guards(node: Node) -> bool:

@@ -284,7 +284,7 @@ class Recorder(TracerBase):
             return self.add_unnamed_node("call_function", origin.function, (self.node_of(origin.owner), origin.key), {})
         if node is None or node.is_erased:
             owner = self.node_of(origin.owner)
-            if self._is_named(owner):
+            if self._is_named(owner) and not owner.meta.get("is_apart"):
                 node = self.add_node("call_function", origin.function, (owner, origin.key), {}, None, None)
                 if owner.meta.get("is_opaque_module") or owner.meta.get("is_part_of_opaque"):
                     node.meta["is_part_of_opaque"] = True
@@ -343,6 +343,10 @@ class Recorder(TracerBase):
         node = self.graph.create_node(op, target, args, kwargs, name)
         node.meta["nn_module_stack"] = self.scope.stack
         return node
+
+    def follow_apart(self, node: Node) -> None:
+        """Let values of `node`, which `add_apart` has made and which counts in no name, be followed as others are."""
+        self._named.add(node)
 
     @property
     def has_all_needed_nodes(self) -> bool:
