@@ -131,8 +131,9 @@ def create_feature_extractor(
             model; see `AdaptiveExtractor`.
         edits: what the model goes on with in place of values that it has computed, by name as in `return_nodes`: a
             function of the value, which must not write it, a module, which becomes a part of the extractor, a tensor
-            of the same shape or with one place along a dimension, such as a mean, or `featx.zero`. A requested value
-            that is edited is returned as the edit gives it. The model itself stays as it is.
+            of the same shape or with one place along a dimension, such as a mean, or `featx.zero`. The path of a module
+            means what each of its calls returns, as for a forward hook; `relu_1` is one call. A requested value that is
+            edited is returned as the edit gives it. The model itself stays as it is.
         inputs: what the extractor takes in place of the inputs of the model, to start in the middle: names as in
             `return_nodes`, such as `["layer2"]`, or a dict from names to those of the parameters. What computes these
             values is left out. An error names what has to be given too. `example_inputs` are those of the model.

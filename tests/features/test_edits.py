@@ -554,3 +554,32 @@ def test_so_it_is_in_a_symbolic_trace(where: str) -> None:
         model, ["output"], edits={"first": lambda value: value * 2}, tracer="symbolic"
     )
     assert torch.equal(extractor(X)["output"], edited(X))
+
+
+class CalledTwice(nn.Module):
+    """Calls a block, and an activation, twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block, self.relu, self.last = nn.Sequential(nn.Conv2d(3, 3, 1), nn.Tanh()), nn.ReLU(), nn.Conv2d(3, 3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.relu(self.block(self.relu(self.block(x)) - 0.5)))
+
+
+@pytest.mark.parametrize("others", [[], ["block.0"], ["block.1"]], ids=" ".join)
+@pytest.mark.parametrize("name", ["block", "relu", "block.1"])
+@pytest.mark.parametrize("options", [{}, {"tracer": "symbolic", "example_inputs": None}], ids=["example", "symbolic"])
+def test_an_edit_of_a_module_is_of_each_call(name: str, others: list[str], options: Any) -> None:
+    model = CalledTwice().eval()
+    edited = copy.deepcopy(model)
+    edited.get_submodule(name).register_forward_hook(lambda _, __, value: value * 0.5 + 0.1)
+    found = extractor_of(model, [*others, "output"], edits={name: lambda value: value * 0.5 + 0.1}, **options)(X)
+    assert torch.equal(found["output"], edited(X))
+
+
+def test_an_edit_of_one_call_is_asked_for_by_its_number() -> None:
+    model = CalledTwice().eval()
+    hidden = model.relu(model.block(X)) - 0.5
+    found = extractor_of(model, ["output"], edits={"relu_1": lambda value: value * 0.5})(X)
+    assert torch.equal(found["output"], model.last(model.relu(model.block(hidden)) * 0.5))

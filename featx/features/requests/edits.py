@@ -33,7 +33,7 @@ class Edits:
 
     Args:
         edits: by name, pattern, module or class of modules: a function or module, which gets the value and returns what
-            the model goes on with, or a tensor in its place (see `in_place_of`).
+            the model goes on with, or a tensor in its place (see `in_place_of`). The path of a module means each call.
         model: whose modules are meant.
 
     Raises:
@@ -103,9 +103,10 @@ class Edits:
                 "give the edited value"
             )
         # From the last node to the first: an edit does not see those behind it.
-        order = sorted(self._of, key=lambda name: wanted[keys[name]], reverse=True)
+        edited_by = {node: name for name in self._of for node in _calls_meant(graph, name, wanted[keys[name]])}
         edited = {
-            wanted[keys[name]]: _edit(graph, returned_apart(wanted[keys[name]]), self._of[name], name) for name in order
+            node: _edit(graph, returned_apart(node), self._of[name], name)
+            for node, name in sorted(edited_by.items(), reverse=True)
         }
         return {key: edited.get(wanted[key], wanted[key]) for key in request.values() if key in wanted}
 
@@ -136,6 +137,16 @@ class Edits:
                 f"the edit of '{dropped[0]}' changes nothing that is requested: it lies behind all requested values, "
                 "ahead of the inputs, or in another branch; request a value that is computed from it, or leave it out"
             )
+
+
+def _calls_meant(graph: Graph, name: str, node: Node) -> list[Node]:
+    """Return the nodes of all calls of the module at `name`, as a hook would change each; else `node` alone."""
+    calls = [
+        each
+        for each in graph.nodes
+        if (each.op == "call_module" and each.target == name) or name in each.meta.get("returned_by", ())
+    ]
+    return calls if node in calls else [node]
 
 
 def _edit(graph: Graph, node: Node, edit: Edit, name: str) -> Node:
