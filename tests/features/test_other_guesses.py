@@ -132,3 +132,21 @@ def test_patches_that_einops_cuts_tell_the_size() -> None:
     extractor = featx.create_feature_extractor(model.eval(), ["2"])
     assert extractor.feature_info["2"].shape == (2, 16, 4)
     assert extractor(torch.rand(3, 3, 32, 40))["2"].shape == (3, 20, 4)
+
+
+class AsksForValues(nn.Module):
+    """Runs with the first guess, and asks for values behind what is requested."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, 4, 3), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.head(self.conv(x).mean((2, 3)))
+        return y if y.sum().item() > 0 else -y
+
+
+@pytest.mark.parametrize("names", [["conv"], ["conv", "output"]], ids=" ".join)
+def test_inputs_with_which_the_model_runs_are_kept(names: list[str]) -> None:
+    extractor = featx.create_feature_extractor(AsksForValues().eval(), names)
+    assert extractor.feature_info["conv"].shape == (2, 4, 222, 222)

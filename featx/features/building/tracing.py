@@ -520,17 +520,22 @@ class ModelTracing:
         self._other_mode = OtherMode()
 
     def _guess_that_runs(self, failed: Example) -> Example | None:
-        """Return other inputs for the layer that gave those on which the model fails, if it runs with them."""
-        if failed.is_other_guess:
+        """Return other inputs for the layer that gave those on which a trace has failed, if only they fit the model."""
+        guesses = other_guesses(self.model, bool(self.training))
+        other = next(guesses, None)
+        if failed.is_other_guess or other is None or other.source != failed.source:
             return None
-        for other in other_guesses(self.model, bool(self.training)):
-            if other.source != failed.source:
-                return None
-            tracer = self._on_example()
-            tracer.model_context = None
-            if tracer.runs_on_forms(self.model, *_inputs(other)):
-                return replace(other, is_other_guess=True)
-        return None
+        error = self._error_on_forms(failed)
+        if error is None or "meta" in str(error):  # another reason: code that cannot be followed, or asks for values
+            return None
+        while other is not None and self._error_on_forms(other) is not None:
+            other = next(guesses, None)
+        return None if other is None else replace(other, is_other_guess=True)
+
+    def _error_on_forms(self, example: Example) -> Exception | None:
+        tracer = self._on_example()
+        tracer.model_context = None
+        return tracer.error_on_forms(self.model, *_inputs(example))
 
     def _fails_on(self, example: Example, error: FeatxError) -> bool:
         """Say whether an error of a trace comes from one of the model, which takes no such inputs."""

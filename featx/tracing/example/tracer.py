@@ -210,8 +210,8 @@ class ExampleTracer:
         replica.drop()
         return run.error is None
 
-    def runs_on_forms(self, root: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Say whether the model runs where its tensors and those of the inputs have forms and no values."""
+    def error_on_forms(self, root: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Exception | None:
+        """Return what the model raises where all tensors have forms and no values; None if it runs."""
         around = self.context(root, args, kwargs)
         replica, _ = around.replica(self.training, "forms")
         args, kwargs = tree_map(
@@ -220,7 +220,7 @@ class ExampleTracer:
         with self.log.run(_name(around.traced), "inputs of another form", is_real=False):
             run = run_plainly(around, replica.root, args, kwargs)
         replica.drop()
-        return run.error is None
+        return run.error
 
     def run_once(
         self,
