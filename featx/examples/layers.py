@@ -16,7 +16,7 @@ _CONVOLUTION_SIZES = {1: (64,), 2: (224, 224), 3: (16, 112, 112)}
 # Others that models are made for.
 _OTHER_CONVOLUTION_SIZES = {
     1: [(count,) for count in (128, 256, 784, 1024, 1000, 16000)],
-    2: [(side, side) for side in (32, 28, 64, 256, 128, 299, 384, 512, 96, 112, 448)],
+    2: [(side, side) for side in (224, 32, 28, 64, 256, 128, 299, 384, 512, 96, 112, 448)],
     3: [(16, 224, 224), (8, 32, 32), (32, 32, 32), (64, 64, 64), (96, 96, 96), (8, 224, 224)],
 }
 _OTHER_LENGTHS = (16, 8, 4)
@@ -46,7 +46,8 @@ def _inputs_of(layer: nn.Module, ask: Question) -> Iterator[Tensor] | None:
     """Return what a layer may take, the likeliest first; None for one that does not say how many channels it has."""
     if isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d)) and layer.in_channels:
         count = len(layer.kernel_size)
-        sizes = [_declared_size(ask.model, layer, count), *_OTHER_CONVOLUTION_SIZES[count]]
+        first = _declared_size(ask.model, layer, count)
+        sizes = [first, *(size for size in _OTHER_CONVOLUTION_SIZES[count] if size != first)]
         return (ask.floats(2, layer.in_channels, *size) for size in sizes)
     if isinstance(layer, nn.Linear) and layer.in_features:
         return (ask.floats(2, *length, layer.in_features) for length in _with_and_without_length())
@@ -80,8 +81,9 @@ def _images_of(layer: nn.Module, ask: Question) -> Iterator[Tensor] | None:
 
 def _side_by_positions(model: nn.Module, patch: int) -> int | None:
     """Return the side of the square images for which a model has embeddings of the positions of its patches."""
-    for name, parameter in model.named_parameters():
-        if "pos" in name.rpartition(".")[2] and parameter.dim() > 1:
+    for path, parameter in model.named_parameters():
+        name = path.rpartition(".")[2]
+        if name.startswith("pos") and "bias" not in name and parameter.dim() > 1:
             for others in range(3):  # a class token, a token for distillation
                 side = math.isqrt(max(parameter.shape[-2] - others, 0))
                 if side > 1 and side * side == parameter.shape[-2] - others:

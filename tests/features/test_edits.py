@@ -583,3 +583,9 @@ def test_an_edit_of_one_call_is_asked_for_by_its_number() -> None:
     hidden = model.relu(model.block(X)) - 0.5
     found = extractor_of(model, ["output"], edits={"relu_1": lambda value: value * 0.5})(X)
     assert torch.equal(found["output"], model.last(model.relu(model.block(hidden)) * 0.5))
+
+
+def test_two_edits_of_one_value_are_refused() -> None:
+    edits = {"last": lambda value: value * 2, "output": lambda value: value + 1}
+    with pytest.raises(featx.RequestError, match="'last' and 'output' are one value, and both are edited"):
+        extractor_of(CalledTwice().eval(), ["output"], edits=edits)

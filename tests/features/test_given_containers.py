@@ -285,6 +285,15 @@ class AddsBehindNames(AddsToList):
             items.append(self.conv(state[0]))
 
 
+class AddsInLoop(AddsToList):
+    """Unpacks what it loops over: each of `a` and `b` may be a part of either."""
+
+    def forward(self, state: Any, more: Any = None) -> None:
+        if len(more) > 6:
+            for a, _ in (more, state):
+                a.append(more)
+
+
 class AddsToCopy(AddsToList):
     """Changes copies alone: the module may stay one node."""
 
@@ -297,4 +306,5 @@ class AddsToCopy(AddsToList):
 
 def test_names_are_followed_through_each_kind_of_assignment() -> None:
     assert may_change_given(AddsBehindNames(), [0])
+    assert may_change_given(AddsInLoop(), [0])
     assert not may_change_given(AddsToCopy(), [0])

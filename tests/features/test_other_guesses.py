@@ -134,6 +134,24 @@ def test_patches_that_einops_cuts_tell_the_size() -> None:
     assert extractor(torch.rand(3, 3, 32, 40))["2"].shape == (3, 20, 4)
 
 
+class RelativePositions(nn.Module):
+    """Begins with patches, and has a table of relative positions, which says nothing of the size of images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = nn.Conv2d(3, 4, 4, 4)
+        self.position_bias_table = self.relative_position = nn.Parameter(torch.zeros(169, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.patch(x)
+        return y.unflatten(2, (-1, 7)).mean() + self.relative_position.sum()
+
+
+def test_relative_positions_say_nothing_of_the_size() -> None:
+    extractor = featx.create_feature_extractor(RelativePositions().eval(), ["patch", "output"])
+    assert extractor.feature_info["patch"].shape == (2, 4, 56, 56)
+
+
 class AsksForValues(nn.Module):
     """Runs with the first guess, and asks for values behind what is requested."""
 

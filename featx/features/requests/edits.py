@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from itertools import pairwise
 from operator import getitem
 from typing import Any, cast
 
@@ -93,7 +94,7 @@ class Edits:
             request: the request of the caller.
 
         Raises:
-            RequestError: an edited value is an input of the extractor.
+            RequestError: an edited value is an input of the extractor, or two edits are of one value.
         """
         keys = self.with_names(request)
         given = [name for name in self._of if keys[name] not in wanted]
@@ -103,11 +104,12 @@ class Edits:
                 "give the edited value"
             )
         # From the last node to the first: an edit does not see those behind it.
-        edited_by = {node: name for name in self._of for node in _calls_meant(graph, name, wanted[keys[name]])}
-        edited = {
-            node: _edit(graph, returned_apart(node), self._of[name], name)
-            for node, name in sorted(edited_by.items(), reverse=True)
-        }
+        calls = [(node, name) for name in self._of for node in _calls_meant(graph, name, wanted[keys[name]])]
+        calls.sort(key=lambda call: call[0], reverse=True)
+        for (node, name), (other, other_name) in pairwise(calls):
+            if node is other:
+                raise RequestError(f"'{name}' and '{other_name}' are one value, and both are edited; make it one edit")
+        edited = {node: _edit(graph, returned_apart(node), self._of[name], name) for node, name in calls}
         return {key: edited.get(wanted[key], wanted[key]) for key in request.values() if key in wanted}
 
     def modules(self) -> dict[str, nn.Module]:

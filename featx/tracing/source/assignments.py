@@ -35,18 +35,19 @@ def _assignments_of(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
         for target in node.targets:
             yield from _paired(target, node.value)
     elif isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension)):
-        yield from _paired(node.target, _zipped(node.iter))
+        yield from _of_loop(node.target, node.iter)
     elif isinstance(node, (ast.NamedExpr, ast.AnnAssign)) and node.value is not None:
         yield node.target, node.value
     elif isinstance(node, ast.withitem) and node.optional_vars is not None:
         yield node.optional_vars, node.context_expr
 
 
-def _zipped(iterated: ast.expr) -> ast.expr:
-    """Return `(a, b)` for `zip(a, b)`, and what else is iterated as it is."""
+def _of_loop(target: ast.expr, iterated: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Yield what a loop assigns: of `for a, b in zip(x, y)` items of x to a, and of y to b."""
     if isinstance(iterated, ast.Call) and isinstance(iterated.func, ast.Name) and iterated.func.id == "zip":
-        return ast.Tuple(iterated.args)
-    return iterated
+        yield from _paired(target, ast.Tuple(iterated.args))
+    else:
+        yield target, iterated
 
 
 def _paired(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
