@@ -585,6 +585,45 @@ def test_an_edit_of_one_call_is_asked_for_by_its_number() -> None:
     assert torch.equal(found["output"], model.last(model.relu(model.block(hidden)) * 0.5))
 
 
+class Outer(nn.Module):
+    """Uses what its block returned, and returns it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block, self.norm = nn.Sequential(nn.Conv2d(3, 3, 1), nn.Tanh()), nn.BatchNorm2d(3)
+
+    def forward(self, x: torch.Tensor, found: list[torch.Tensor]) -> torch.Tensor:
+        y = self.block(x)
+        found.append(self.norm(y))
+        return y
+
+
+class OfOuter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.outer, self.last = Outer(), nn.Conv2d(3, 3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: list[torch.Tensor] = []
+        y = self.outer(x, found)
+        return self.last(y) + found[0]
+
+
+@pytest.mark.parametrize("others", [[], ["outer.block"], ["outer.norm", "outer.block.0"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "names", [["outer"], ["outer.block"], ["outer", "outer.block"], ["outer", "outer.block", "outer.block.1"]],
+    ids=" ".join,
+)  # fmt: skip
+def test_edits_of_a_module_and_of_what_is_inside(names: list[str], others: list[str]) -> None:
+    model = OfOuter().eval()
+    edits = {name: lambda value, factor=factor: value * factor for factor, name in enumerate(names, 2)}
+    edited = copy.deepcopy(model)
+    for name, edit in edits.items():
+        edited.get_submodule(name).register_forward_hook(lambda _, __, value, edit=edit: edit(value))
+    found = extractor_of(model, [*others, "output"], edits=edits)(X)
+    assert torch.equal(found["output"], edited(X))
+
+
 def test_two_edits_of_one_value_are_refused() -> None:
     edits = {"last": lambda value: value * 2, "output": lambda value: value + 1}
     with pytest.raises(featx.RequestError, match="'last' and 'output' are one value, and both are edited"):

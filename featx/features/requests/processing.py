@@ -279,8 +279,8 @@ def _steps(
     steps: _Steps = [_Step("detach")] if feature.detach else []
     if (feature.pool or feature.layout) and layout is None:
         raise RequestError(
-            f"'{info.node}' is not known to have places or channels (its shape is {info.shape or 'not known'}); "
-            f"{_way_to_layout(info)}"
+            f"'{info.node}' is not known to have places or channels (its shape is "
+            f"{'not known' if info.shape is None else info.shape}); {_way_to_layout(info)}"
         )
     if feature.pool is not None and layout != "NC":
         if mask is not None:

@@ -32,18 +32,23 @@ def mark_output(graph: Graph, value: Argument, path: str, last: Node | None = No
 def add_apart(graph: Graph, value: Argument, path: str | None = None) -> Node:
     """Add a node whose users are those of what a module has returned, and not of `value` elsewhere.
 
-    `path` is that of a module that is traced through; one that is a node has its name already.
+    Args:
+        graph: is changed.
+        value: what the module has returned.
+        path: that of a module which is traced through. Without it, `value` is the call of a module that is one node.
     """
     node = _add(graph, value)
     node.meta["is_apart"] = True
     if path is not None:
         node.meta["returned_by"] = (path,)
+    else:
+        node.meta["is_apart_from_call"] = True
     return node
 
 
-def returned_apart(node: Node) -> Node:
+def returned_apart(call: Node) -> Node:
     """Return the node of what a call has returned, where a graph tells that from the value of the call elsewhere."""
-    return next((user for user in node.users if user.meta.get("is_apart") and user.args[0] is node), node)
+    return next((user for user in call.users if user.meta.get("is_apart_from_call") and user.args[0] is call), call)
 
 
 def _add(graph: Graph, value: Argument) -> Node:
