@@ -274,9 +274,9 @@ class ComparesClasses(nn.Module):
         self.linear, self.last = nn.Linear(4, 4), nn.Identity()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        h = self.linear(x)
+        h: Any = self.linear(x)
         size = h.shape[1]
-        if type(size) is int and h.dtype is torch.float32 and None is not h and tuple is not x.__class__:
+        if type(size) is int and h.dtype is torch.float32 and None is not h and tuple is not h.__class__:
             size = (size, size)
         return self.last(h * size[0])
 
