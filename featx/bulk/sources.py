@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tarfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from glob import glob
 from io import BytesIO
@@ -140,7 +140,11 @@ def find_source(source: Any, column: str | None = None, *, has_load: bool = Fals
         raise ArgumentTypeError("a set of samples has no order, and a job that goes on needs one; give sorted(samples)")
     found = _source(source, column, has_load=has_load)
     if not found.keys:
-        hint = "; load=..., a function that makes an input of a file, takes those" if "left out" in found.kind else ""
+        hint = (
+            "; load=..., a function that makes an input of a file, takes those"
+            if found.kind.endswith("left out)")
+            else ""
+        )
         raise ExtractionError(f"there is nothing to extract in {found.kind}{hint}")
     may_have_texts = has_load and column not in (None, *PATH_COLUMNS)
     if may_have_texts and isinstance(found, Paths) and not found.has_file(0):
@@ -306,28 +310,47 @@ def _fitting(pattern: str) -> list[str]:
 
 
 def _of_tars(paths: Sequence[str], *, has_load: bool) -> Source:
-    found: list[tuple[str, tuple[str, int, int]]] = []
+    members: list[tuple[str, str, tarfile.TarInfo]] = []
     for path in paths:
         start = f"{Path(path).stem}/" if len(paths) > 1 else ""
-        found += [(f"{start}{name}", (path, member.offset_data, member.size)) for name, member in _members(path)]
-    names, what = _samples_among([key for key, _ in found], has_load=has_load)
+        members += [(f"{start}{member.name}", path, member) for member in _members(path)]
+    names, what = _samples_among([key for key, _, _ in members], has_load=has_load)
     chosen = set(names)
-    samples = [each for each in found if each[0] in chosen]
-    return Tars([key for key, _ in samples], f"{len(paths)} tar files ({what})", [place for _, place in samples])
+    samples = [each for each in members if each[0] in chosen]
+    by_name = {(path, member.name): member for _, path, member in members}
+    with_data = [(path, _with_data(by_name, path, member)) for _, path, member in samples]
+    places = [(path, member.offset_data, member.size) for path, member in with_data]
+    return Tars([key for key, _, _ in samples], f"{len(paths)} tar files ({what})", places)
 
 
-def _members(path: str) -> list[tuple[str, tarfile.TarInfo]]:
-    """Return the names of the files in a tar, each with the member that has the data.
+def _with_data(
+    members: Mapping[tuple[str, str], tarfile.TarInfo], path: str, member: tarfile.TarInfo
+) -> tarfile.TarInfo:
+    """Return the member of a tar that has the data: another one for a hard link.
+
+    Raises:
+        ExtractionError: that is not there.
+    """
+    if not member.islnk():
+        return member
+    linked = members.get((path, member.linkname))
+    if linked is None:
+        raise ExtractionError(f"'{path}' cannot be read as a tar file: '{member.name}' is a link to nothing in it")
+    return _with_data(members, path, linked)
+
+
+def _members(path: str) -> list[tarfile.TarInfo]:
+    """Return the files in a tar, and the hard links.
 
     Raises:
         ExtractionError: it cannot be read, or is not whole.
     """
     try:
         with _opened(path) as file, tarfile.open(fileobj=file, mode="r:") as tar:
-            members = [(each.name, _with_data(tar, each)) for each in tar if each.isfile() or each.islnk()]
+            members = [each for each in tar if each.isfile() or each.islnk()]
             file.seek(tar.offset)
             is_whole = file.read(tarfile.BLOCKSIZE) == bytes(tarfile.BLOCKSIZE)  # tarfile stops without a word
-    except (OSError, KeyError, tarfile.TarError) as error:
+    except (OSError, tarfile.TarError) as error:
         raise ExtractionError(f"'{path}' cannot be read as a tar file: {error}") from error
     if not is_whole:
         raise ExtractionError(
@@ -335,11 +358,6 @@ def _members(path: str) -> list[tuple[str, tarfile.TarInfo]]:
             "leave it out"
         )
     return members
-
-
-def _with_data(tar: tarfile.TarFile, member: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Return the member that has the data: another one for a hard link."""
-    return _with_data(tar, tar.getmember(member.linkname)) if member.islnk() else member
 
 
 def _of_dataset(dataset: Any, column: str | None, *, has_load: bool) -> Source:

@@ -38,6 +38,7 @@ _CHECKS = {
         "tracing.guards.versions": "version_of check_version",
         "tree": "clone_tensors items_at",
         "features.building.raising_graph": "raise_mode_not_traceable",
+        "features.requests.processing": "check_layout",
     }.items()
     for name in names.split()
 }

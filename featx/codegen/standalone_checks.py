@@ -56,6 +56,12 @@ def check_rank(value: torch.Tensor, expected: int, what: str) -> None:
         raise SpecializationError(f"{what} has {value.dim()} dimensions now, {expected} on the example")
 
 
+def check_layout(value: torch.Tensor, layout: str, name: str) -> None:
+    """Raise unless a value has as many dimensions as the layout that was asked for."""
+    if value.dim() != len(layout):
+        raise SpecializationError(f"'{name}' is to have the layout {layout}, and has shape {tuple(value.shape)}")
+
+
 def check_size(value: torch.Tensor, dim: int, expected: int | None, what: str) -> None:
     """Raise unless a dimension has the length that it had on the example; with None, any but 0."""
     length = value.shape[dim] if value.dim() > dim else -1

@@ -69,14 +69,21 @@ def _with_and_without_length() -> list[tuple[int, ...]]:
 
 def _images_of(layer: nn.Module, ask: Question) -> Iterator[Tensor] | None:
     """Return images for a layer of einops that cuts them into patches, as the models of vit-pytorch begin."""
-    lengths: Any = getattr(layer, "axes_lengths", None)
-    if type(layer).__name__ != "Rearrange" or not str(getattr(layer, "pattern", "")).startswith("b c (h p1) (w p2)"):
+    pattern, lengths = str(getattr(layer, "pattern", "")), dict[str, int](getattr(layer, "axes_lengths", {}))
+    if (
+        type(layer).__name__ != "Rearrange"
+        or not pattern.startswith("b c (h p1) (w p2)")
+        or not {"p1", "p2"} <= {*lengths}
+    ):
         return None
-    area = int(lengths["p1"]) * int(lengths["p2"])
-    embedding = next(each for each in ask.model.modules() if isinstance(each, (nn.Linear, nn.LayerNorm)))
+    layers = (each for each in ask.model.modules() if isinstance(each, (nn.Linear, nn.LayerNorm)))
+    embedding = next(layers, None)
+    if embedding is None:
+        return None
     features = embedding.in_features if isinstance(embedding, nn.Linear) else math.prod(embedding.normalized_shape)
-    sides = [_side_by_positions(ask.model, int(lengths["p1"])), 224, 256, 64, 32]
-    return (ask.floats(2, features // area, side, side) for side in sides if side is not None)
+    channels = features // (lengths["p1"] * lengths["p2"])
+    sides = [_side_by_positions(ask.model, lengths["p1"]), 224, 256, 64, 32]
+    return (ask.floats(2, channels, side, side) for side in sides if side is not None)
 
 
 def _side_by_positions(model: nn.Module, patch: int) -> int | None:

@@ -203,6 +203,29 @@ def test_load_gets_the_files_of_a_folder_without_images(make: Callable[[Path], A
     torch.testing.assert_close(table.tensor("y"), wanted)
 
 
+def linked(name: str, to: str) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname = tarfile.LNKTYPE, to
+    return member
+
+
+def test_hard_links_of_a_tar_are_the_files_that_they_name(tmp_path: Path) -> None:
+    [key] = make_photos(tmp_path / "photos", 1)
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        tar.add(tmp_path / "photos" / key, key)
+        tar.addfile(linked("again.png", key))
+        tar.addfile(linked("notes.txt", "nowhere.txt"))  # of a file that is left out, nothing is asked
+    table = run(tmp_path / "a.tar", tmp_path)
+    assert list(table.keys) == [key, "again.png"]
+    assert torch.equal(table.tensor("y")[0], table.tensor("y")[1])
+    with tarfile.open(tmp_path / "b.tar", "w") as tar:
+        tar.addfile(linked("again.png", "nowhere.png"))
+    with pytest.raises(
+        ExtractionError, match=r"b\.tar' cannot be read as a tar file: 'again\.png' is a link to nothing"
+    ):
+        run(tmp_path / "b.tar", tmp_path)
+
+
 def test_load_gets_the_images_of_a_folder_that_has_some(tmp_path: Path) -> None:
     keys = make_photos(in_folder(tmp_path), 2)
     table = run(tmp_path / "videos", tmp_path, load=lambda path: pixels(Image.open(path)), transform=None)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -315,6 +317,19 @@ def test_a_layout_of_another_rank_is_refused_where_shapes_are_not_known() -> Non
             extractor(tokens)
     with pytest.raises(featx.RequestError, match=r"not known which tokens stand for no patch.*give example_inputs"):
         extractor_of(linear, {"0": Feature(pool="avg", of_layout="NLC")}, **options)
+
+
+def test_such_an_extractor_is_scripted_and_stands_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options: Any = {"tracer": "symbolic", "example_inputs": None}
+    linear, x = nn.Sequential(nn.Linear(4, 4)).eval(), torch.rand(2, 5, 6, 4)
+    extractor = extractor_of(linear, {"0": Feature("mean", pool="avg", of_layout="NHWC")}, **options)
+    extractor.to_folder(tmp_path / "alone_by_layout", "Alone", pickled=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    alone = importlib.import_module("alone_by_layout").Alone().eval()
+    for module in (torch.jit.script(extractor), alone):
+        assert torch.equal(module(x)["mean"], linear(x).mean((1, 2)))
+        with pytest.raises(Exception, match=r"NHWC.*shape"):
+            module(x[0])
 
 
 def test_a_module_and_adaptive_do_not_go_together(model: nn.Module) -> None:

@@ -167,9 +167,8 @@ def check_layout(value: torch.Tensor, layout: str, name: str) -> None:
         RequestError: it has not.
     """
     if value.dim() != len(layout):
-        raise RequestError(
-            f"of_layout={layout!r} has {len(layout)} dimensions, and '{name}' has the shape {tuple(value.shape)}"
-        )
+        shape = ", ".join([str(size) for size in value.shape])  # as TorchScript can read it
+        raise RequestError(f"of_layout='{layout}' has {len(layout)} dimensions, and '{name}' has the shape ({shape})")
 
 
 def _check_form(feature: Feature, info: FeatureInfo) -> None:

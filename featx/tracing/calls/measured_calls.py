@@ -149,9 +149,8 @@ class MeasuredCalls:
                 self._torch_calls.generator.note()
             whole.restore_generators()
 
-    def note_left_attributes(self, path: str) -> None:
-        """Take note that the last call of the module at `path` has assigned attributes, which a later one may read."""
-        call = next(node for node in reversed(self._recorder.graph.nodes) if node.target == path)
+    def note_left_attributes(self, call: Node) -> None:
+        """Take note that a call of a module has assigned attributes of it, which a later one may read."""
         call.meta["effects"] = replace(call.meta["effects"], leaves_attributes=True)
 
     def changed_for_call(self) -> str | None:

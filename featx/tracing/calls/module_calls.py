@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from torch.utils._device import DeviceContext
 
 from featx.errors import FeatxError
 from featx.ir.module_effects import module_draws, module_writes_state
+from featx.ir.node import Node
 from featx.ir.torch_layers import is_torch_layer
 from featx.libraries import collecting_hooks, is_collecting_hook, only_delegates_call
 from featx.tracing.calls.measured_calls import MeasuredCalls
@@ -26,7 +26,7 @@ from featx.tracing.guards.forms import attributes_given_to
 from featx.tracing.guards.scalars import TracedFloat, TracedInt, plain_numbers
 from featx.tracing.nodes.module_output import add_apart, mark_output
 from featx.tracing.nodes.scope import Scope, asked_for_by
-from featx.tracing.objects.module_tree import modules_of
+from featx.tracing.objects.module_tree import forward_of, modules_of
 from featx.tracing.recording.lineage import Part
 from featx.tracing.recording.recorder import STORED_BY_HOOK, Recorder
 from featx.tracing.replica.left_attributes import LeftAttributes
@@ -243,12 +243,7 @@ class ModuleCalls:
                 raise UnsupportedSideEffect(f"forward replaces '{replaced}' of '{path}', and a graph does not,")
             self._checks.check(module)
             self._checks.opened_modules.add(module)
-            if path in self._opening.apart and isinstance(result, (torch.Tensor, tuple, list, dict)):
-                value = recorder.create_result(result, is_unnamed=True)
-                return self._measured.apart(result, add_apart(recorder.graph, value, path))
-            if asked_for_by(path, self._opening.asked_for, caller.stack):
-                mark_output(recorder.graph, recorder.create_result(result, is_unnamed=True), path)
-            return result
+            return self._marked(result, path, caller)
         except Untraceable as error:
             recorder.raised.raise_behind(error)
             if not self._may_stay_opaque(module):
@@ -272,9 +267,18 @@ class ModuleCalls:
                 result = self._call_opaque(module, path, args, kwargs, is_leaf=self._is_leaf(module, path))
             finally:
                 self._counts_inside = counts_inside
-            call = next(node for node in reversed(recorder.graph.nodes) if node.target == path)
-            call.meta["opaque_because"] = error.what
+            self._last_call(path).meta["opaque_because"] = error.what
             return result
+
+    def _marked(self, result: Any, path: str, caller: Scope) -> Any:
+        """Mark in the graph what a module has returned that was looked into, where that is asked for or edited."""
+        recorder = self._recorder
+        if path in self._opening.apart and isinstance(result, (torch.Tensor, tuple, list, dict)):
+            value = recorder.create_result(result, is_unnamed=True)
+            return self._measured.apart(result, add_apart(recorder.graph, value, path))
+        if asked_for_by(path, self._opening.asked_for, caller.stack):
+            mark_output(recorder.graph, recorder.create_result(result, is_unnamed=True), path)
+        return result
 
     def _take_parts(self, values: Any, scope: Scope) -> None:
         """Make nodes, in `scope`, of the parts among `values`, which pass into a module or out of it.
@@ -337,16 +341,19 @@ class ModuleCalls:
         for inner, names in assigned.items():
             self._hide(inner, names)
         if any(assigned.values()):
-            self._measured.note_left_attributes(path)
+            self._measured.note_left_attributes(self._last_call(path))
         recorder.note_call(path, args, kwargs, result)
         if args and _may_return_input_in_eval_mode(module, args[0], result):
             recorder.note_alias(result, args[0], None)
         for collect in collecting_hooks(module):
             collect(module, args, result)
         if path in self._opening.apart and any(map(_may_keep, (*args, *kwargs.values()))):
-            call = next(node for node in reversed(recorder.graph.nodes) if node.target == path)
-            return self._measured.apart(result, add_apart(recorder.graph, call))
+            return self._measured.apart(result, add_apart(recorder.graph, self._last_call(path)))
         return result
+
+    def _last_call(self, path: str) -> Node:
+        """Return the node of the last call of a module that is one node."""
+        return next(node for node in reversed(self._recorder.graph.nodes) if node.target == path)
 
     def _check_modes(self, path: str, *, is_own: bool) -> None:
         """Raise where forward has entered modes for functions of torch around a module that is kept whole.
@@ -483,8 +490,7 @@ class _Checkpoint:
 
 def _assigned_in_forward(module: nn.Module) -> frozenset[str]:
     """Return the attributes that forward of a module may assign or change, as far as its source tells."""
-    forward = module.__dict__.get("forward", type(module).forward)
-    return assigned_by(inspect.unwrap(getattr(forward, "__func__", forward)), type(module)) or frozenset()
+    return assigned_by(forward_of(module), type(module)) or frozenset()
 
 
 def _may_keep(value: Any) -> bool:

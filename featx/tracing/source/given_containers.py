@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from featx.ir.torch_layers import is_torch_layer
-from featx.tracing.objects.module_tree import modules_of
+from featx.tracing.objects.module_tree import forward_of, modules_of
 from featx.tracing.source.assignments import assigned_values
 from featx.tracing.source.attributes import changed_parts, names_along
 from featx.tracing.source.frames import is_library_code
@@ -33,14 +33,9 @@ def may_change_given(module: nn.Module, places: Iterable[int | str]) -> bool:
     and functions to which forward hands such a name, where each one counts, and in all modules inside if forward hands
     it to one of them. Code without source may change anything. O(modules inside), and code that is new.
     """
-    changes, hands_on = _of_forward(_forward_of(module), type(module), frozenset(places))
+    changes, hands_on = _of_forward(forward_of(module), type(module), frozenset(places))
     inside = (inner for inner in modules_of(module) if inner is not module and not is_torch_layer(type(inner)))
-    return changes or (hands_on and any(_of_forward(_forward_of(each), type(each), None)[0] for each in inside))
-
-
-def _forward_of(module: nn.Module) -> Any:
-    forward = module.__dict__.get("forward", type(module).forward)
-    return inspect.unwrap(getattr(forward, "__func__", forward))
+    return changes or (hands_on and any(_of_forward(forward_of(each), type(each), None)[0] for each in inside))
 
 
 @lru_cache(maxsize=4096)
