@@ -219,8 +219,8 @@ def create_backbone(
         )
     tracing = ModelTracing(model, tracer_kwargs, concrete_args, example_inputs)
     tracing.training = False
-    stages = stages_of(model, traced_rows(tracing), tracing.image)
-    image = None if tracing.image is None else tracing.image.name
+    stages = stages_of(model, traced_rows(tracing), tracing.inputs.image)
+    image = None if tracing.inputs.image is None else tracing.inputs.image.name
     chosen = _chosen(stages, image, strides, blocks, type(model).__name__)
     features: dict[str, tuple[Feature, ...]] = {}
     for key, stage in chosen.items():
@@ -237,7 +237,7 @@ def create_backbone(
         kind=Backbone,
         is_list=as_list,
     )
-    backbone = cast("Backbone", build(model, {True: request, False: request}, options, tracing.example))
+    backbone = cast("Backbone", build(model, {True: request, False: request}, options, tracing.inputs.used))
     for mode, infos in backbone.meta["feature_info"].items():
         backbone.meta["feature_info"][mode] = FeatureInfos(
             [_declared(info, chosen.get(info.key), layout) for info in infos]

@@ -73,7 +73,7 @@ def _in_each_mode(tracing: ModelTracing) -> tuple[dict[bool, list[str]], dict[bo
     with suppress(Exception):
         names[False] = names_of(tracing.graph())
     tracing.reads = None
-    if names and not reads.any and not tracing.is_example_for_one_mode:
+    if names and not reads.any and not tracing.inputs.is_for_one_mode:
         return {True: names[False], False: list(names[False])}, {}
     for training in (True, False):
         if training in names:

@@ -80,7 +80,10 @@ class ReadsGiven(nn.Module):
 
 
 @pytest.mark.parametrize("names", [["output"], ["first", "last"]], ids=" ".join)
-@pytest.mark.parametrize("how", ["a branch", "early return", "a method", "a function"])
+@pytest.mark.parametrize(
+    "how",
+    ["a branch", *(pytest.param(each, marks=pytest.mark.slow) for each in ("early return", "a method", "a function"))],
+)
 @pytest.mark.parametrize("condition", CONDITIONS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_a_module_changes_for_some_inputs_only(kind: str, condition: str, how: str, names: list[str]) -> None:

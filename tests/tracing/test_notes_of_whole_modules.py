@@ -202,7 +202,14 @@ HAS_RUN = [False, pytest.param(True, marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize("has_run", HAS_RUN, ids=["new", "has run"])
-@pytest.mark.parametrize("names", [["head", "output"], ["child.conv", "output"], ["output"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["child.conv", "output"],
+        *(pytest.param(each, marks=pytest.mark.slow) for each in (["head", "output"], ["output"])),
+    ],
+    ids=" ".join,
+)
 @pytest.mark.parametrize("writer", SHARED)
 def test_what_a_parent_reads_of_a_shared_object_is_that_of_this_input(
     writer: type[Writer], names: list[str], has_run: bool

@@ -86,14 +86,14 @@ def build(model: nn.Module, requests: dict[bool, Request], options: Options, exa
         present_graph=None if present is None else present.graph,
         exceptions={training: mode.exceptions for training, mode in modes.items()},
         infos={training: mode.infos for training, mode in modes.items()},
-        cases=Cases(model, CaseTracer(requests, options, tracing.example), tracing.example)
+        cases=Cases(model, CaseTracer(requests, options, tracing.inputs.used), tracing.inputs.used)
         if _is_adapted(modes.values(), options)
         else None,
     )
     share_reachable_modules(extractor, model)
     note_own_conversion(extractor, model, (mode.graph for mode in modes.values()))
-    if options.inputs is None and tracing.example is not None:
-        extractor.meta["example"] = tracing.example.without_values()
+    if options.inputs is None and tracing.inputs.used is not None:
+        extractor.meta["example"] = tracing.inputs.used.without_values()
     extractor.meta["free_dims"] = {training: mode.free_dims for training, mode in modes.items()}
     return extractor
 
@@ -229,14 +229,14 @@ class _Mode:
         infos = self._infos(wanted, traced, tracing)
         features = {key: each for key, each in traced.request.features.items() if key in wanted}
         self.features = [each for several in features.values() for each in several]
-        processed = process(self.graph, features, {info.key: info for info in infos}, tracing.image)
+        processed = process(self.graph, features, {info.key: info for info in infos}, tracing.inputs.image)
         self.infos = FeatureInfos(list(processed.values()))
         if options.is_list:
             output = self.graph.output_node()
             output.args = ([output.args[0][info.key] for info in self.infos],)
 
     def _infos(self, wanted: Mapping[str, Node], traced: TracedModel, tracing: ModelTracing) -> FeatureInfos:
-        image, example = tracing.image, tracing.example
+        image, example = tracing.inputs.image, tracing.inputs.used
         other = None if example is None else OtherSizes(lambda: self.graph, tracing.model_in_mode(), example, image)
         return infos_of(wanted, traced.request, tracing.model, image, other)
 

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
-from torch.jit import ScriptModule
 
-from featx.errors import ArgumentTypeError, DrawnAwayError, FeatxError, NodeNameError, TraceError
-from featx.examples import Example, find_example, holds_inputs, other_guesses
+from featx.errors import ArgumentTypeError, FeatxError, NodeNameError, TraceError
+from featx.examples import Example, other_guesses
 from featx.features.building.feature_tracer import FeatureTracer, check_model
 from featx.features.building.finder import Finder
-from featx.features.building.given_example import given_example
-from featx.features.describing.images import ImageInput, image_of
+from featx.features.building.model_inputs import ModelInputs
+from featx.features.building.unknown_names import explain
 from featx.features.requests.attention import FUSED_FUNCTIONS, Probabilities, with_probabilities
 from featx.features.requests.edits import Edits
 from featx.features.requests.opening import modules_to_open, names_match_full_trace
@@ -26,9 +23,7 @@ from featx.features.requests.select import names_of, select
 from featx.features.requests.starts import Starts
 from featx.ir.graph import Graph
 from featx.ir.node import Node
-from featx.ir.paths import parents_of
 from featx.ir.torch_layers import is_torch_layer
-from featx.libraries import MASK_OF_PADDING
 from featx.tracing.checks.free_sizes import OtherMode, trace_checked, trace_recording_mode_reads
 from featx.tracing.checks.other_calls import does_the_same_after
 from featx.tracing.checks.outcomes import FreeDims
@@ -43,8 +38,6 @@ from featx.tracing.replica.modules import has_own_call
 from featx.tracing.replica.replica import only_sets_flags, replica_of, view_in_mode
 from featx.tracing.side_effects.state_checks import Attribute, name_of
 from featx.tracing.source.attributes import is_read, is_tested_for
-from featx.tracing.symbolic.inputs import PHBase
-from featx.tree import tree_leaves
 
 TracerName = Literal["auto", "example", "symbolic"]
 
@@ -105,9 +98,8 @@ class ModelTracing:
             )
         self._tracer_kwargs = dict(tracer_kwargs or {})
         self._new_tracer()  # a wrong option is refused before anything runs
-        self._concrete_args = concrete_args
+        self.inputs = ModelInputs(self.model, example_inputs, concrete_args)
         self._tracer = tracer
-        self._found: Example | None = None
         # Whether a trace has ended early.
         self._has_failed = False
         # What is known from a trace in the other mode; where modules do more than set flags, nothing.
@@ -118,10 +110,9 @@ class ModelTracing:
         self._makes_values = False
         # What the traces of a first mode found out.
         self._other_mode = OtherMode()
-        self._given = None if example_inputs is None else given_example(self.model, example_inputs)
-        if self._given is not None and tracer == "symbolic":
+        if self.inputs.given is not None and tracer == "symbolic":
             raise ArgumentTypeError("example_inputs are of no use to tracer='symbolic'; leave one of them out")
-        if concrete_args is not None and tracer == "auto" and self._given is None:
+        if concrete_args is not None and tracer == "auto" and self.inputs.given is None:
             self._tracer = "symbolic"
 
     def _new_tracer(self, request: Iterable[str] = ()) -> FeatureTracer:
@@ -146,7 +137,7 @@ class ModelTracing:
         tracer.model_context = self._surroundings
         tracer.check_sizes = self._check_sizes
         # A case of its own is traced for a size that comes up in the training of a detection model.
-        tracer.runs_sizes_for_real = not (self.training and self.is_example_for_one_mode)
+        tracer.runs_sizes_for_real = not (self.training and self.inputs.is_for_one_mode)
         return tracer
 
     def drop(self) -> None:
@@ -170,11 +161,11 @@ class ModelTracing:
         if self._makes_values:
             tracer.new_comparison, tracer.refuses_questions = SymbolicRepetition, True
         try:
-            return tracer.trace(self.model, self._concrete_args)
+            return tracer.trace(self.model, self.inputs.fixed)
         except FeatxError:
             raise
         except Exception as error:  # the model's own
-            left_out = self._inputs_that_are_none()
+            left_out = self.inputs.names_left_out()
             if not left_out:
                 raise
             raise TraceError(
@@ -194,49 +185,18 @@ class ModelTracing:
                 f"tuple or a dict), with which all that Python decides is followed. Without them: {error}"
             ) from error
 
-    def _inputs_that_are_none(self) -> list[str]:
-        fixed = self._concrete_args or {}
-        parameters = inspect.signature(self.model.forward).parameters.values()
-        return [each.name for each in parameters if each.default is None and each.name not in fixed]
-
-    def _find_example(self) -> Example | None:
-        if self._found is None or self.is_example_for_one_mode:
-            self._found = find_example(self.model, self.model.training if self.training is None else self.training)
-            if self._found is not None and self.starts is not None:
-                # A mask decides by its values, and a graph that begins behind it has none.
-                self._found = self._found.without(MASK_OF_PADDING, self.model.forward)
-        return self._found
-
-    @property
-    def is_example_for_one_mode(self) -> bool:
-        """Whether the model was traced on inputs that it takes in one of train and eval mode only."""
-        return self._found is not None and self._found.is_for_one_mode
-
     def _example(self) -> Example | None:
+        """Return the inputs to follow; None for a symbolic trace."""
         if self._tracer == "symbolic":
             return None
-        example = self._given or self._find_example()
+        training = self.model.training if self.training is None else self.training
+        example = self.inputs.find(training, starts_inside=self.starts is not None)
         if example is None and self._tracer == "example":
             raise TraceError(
                 f"{type(self.model).__name__} does not declare its inputs; pass "
                 "example_inputs=torch.rand(1, 3, 224, 224), say, or a tuple or a dict of inputs"
             )
-        if example is not None and self._concrete_args:
-            # PH says that an input is not fixed.
-            fixed = {name: value for name, value in self._concrete_args.items() if not _has_placeholder(value)}
-            example = Example(example.args, {**example.kwargs, **fixed}, example.source)
         return example
-
-    @property
-    def image(self) -> ImageInput | None:
-        """The first input of the example that is an image, a video or a signal; None where there is none."""
-        example = self._given or self._found
-        return None if example is None else image_of(example, inspect.signature(self.model.forward))
-
-    @property
-    def example(self) -> Example | None:
-        """The inputs that were followed; None after a symbolic trace."""
-        return self._given or self._found
 
     def model_in_mode(self) -> nn.Module:
         """Return the model as it is in the mode in which it is traced, to be asked and not to be run."""
@@ -273,6 +233,9 @@ class ModelTracing:
 
         return self._either(follow, request)
 
+    def _all_names(self) -> list[str]:
+        return names_of(self.graph())
+
     def wanted(self, request: Request, mode: str) -> TracedModel:
         """Return the graph in which each requested name has a node, opened no further than that, and these nodes.
 
@@ -283,7 +246,7 @@ class ModelTracing:
         owner = f"{type(self.model).__name__} ({mode})"
         self._makes_values = True
         if request.pending or (self.edits is not None and self.edits.pending):
-            names = names_of(self.graph())
+            names = self._all_names()
             request = request.among(list(with_probabilities(names, self._modules)), "return_nodes")
             if self.edits is not None:
                 self.edits.among(names)
@@ -294,10 +257,11 @@ class ModelTracing:
                 return self._wanted(request, probabilities, owner)
             except NodeNameError as error:
                 if not probabilities.is_meant_by(error):
-                    raise self._explained(error, owner) from error.__cause__
+                    explained = explain(error, owner, self._modules, self._example(), self.inputs, self._all_names)
+                    raise explained from error.__cause__
                 missing = probabilities.names
         unfused = [name.removesuffix(PROBABILITIES) + "softmax" for name in missing]
-        if set(unfused) & set(names_of(self.graph())):
+        if set(unfused) & set(self._all_names()):
             raise NodeNameError(
                 f"{owner} does not fuse attention: it computes the probabilities itself, and they are "
                 f"{', '.join(map(repr, unfused))}"
@@ -306,53 +270,6 @@ class ModelTracing:
             f"{owner} has no fused attention for all of {', '.join(map(repr, missing))}; "
             "get_graph_node_names(model, attention_probabilities=True) lists the probabilities that there are"
         )
-
-    def _explained(self, error: NodeNameError, owner: str) -> NodeNameError:
-        """Return the error of a name that no node has; of a module that did not run, one that says so."""
-        other = self._first_path_of(error.name)
-        if other is not None:
-            calls = [name for name in names_of(self.graph()) if re.fullmatch(rf"{re.escape(other)}(_\d+)?", name)]
-            asked = f"'{other}'" if len(calls) < 2 else f"one of its calls, {', '.join(map(repr, calls))} in this order"
-            return NodeNameError(
-                f"No node '{error.name}' in {owner}: that is the module '{other}' under a further name; "
-                f"ask for {asked}",
-                error.name,
-            )
-        example = self._example()
-        is_of_module = error.name in self._modules and str(error).startswith(f"No node '{error.name}' in {owner}.")
-        left_out = self._inputs_that_are_none() if is_of_module and example is None else []
-        if left_out:
-            return NodeNameError(
-                f"No node '{error.name}' in {owner}: the module of this name does not run where "
-                f"{', '.join(left_out)} {'is' if len(left_out) == 1 else 'are'} None, as forward has it; give "
-                f"example_inputs, such as example_inputs={{'{left_out[0]}': ...}}",
-                error.name,
-            )
-        if not is_of_module or example is None or "is one node" in str(error) or isinstance(error, DrawnAwayError):
-            return error
-        source = "these inputs" if example is self._given else f"inputs guessed from {example.source}"
-        compiled = [each for each in parents_of(str(error.name)) if isinstance(self._modules.get(each), ScriptModule)]
-        if compiled:
-            return NodeNameError(
-                f"No node '{error.name}' in {owner}: it lies inside of '{compiled[0]}', a module that torch.jit has "
-                f"compiled, which no trace looks into. Request '{compiled[0]}'",
-                error.name,
-            )
-        return NodeNameError(
-            f"No node '{error.name}' in {owner}: the module of this name does not run on {source}. Give example_inputs "
-            "with which it runs; if it runs in one mode only, give train_return_nodes and eval_return_nodes.",
-            error.name,
-        )
-
-    def _first_path_of(self, name: str | None) -> str | None:
-        """Return the path that a module of the model has first, where `name` is a further one of it; else None."""
-        if not name or name in self._modules:
-            return None
-        try:
-            module = self.model.get_submodule(name)
-        except AttributeError:
-            return None
-        return next((path for path, each in self._modules.items() if each is module), None)
 
     def _wanted(self, request: Request, probabilities: Probabilities, owner: str) -> TracedModel:
         asked = request
@@ -482,7 +399,7 @@ class ModelTracing:
         try:
             graph = follow(example)
             # The model may have failed behind what is requested.
-            other = self._guess_that_runs(example) if self._has_failed and example is self._found else None
+            other = self._guess_that_runs(example) if self._has_failed and example is self.inputs.guessed else None
             if other is None:
                 return graph
             self._go_on_with(other)
@@ -490,17 +407,12 @@ class ModelTracing:
         except NodeNameError:
             raise
         except Exception as error:
-            if example is self._given or self._tracer == "example":
+            if example is self.inputs.given or self._tracer == "example":
                 if not isinstance(error, FeatxError):
-                    error.add_note(f"{type(self.model).__name__} raised this on {_described(example)}")
-                    for given in example.args:
-                        if holds_inputs(self.model, given):
-                            error.add_note(
-                                f"A {type(given).__name__} has inputs by name; pass it with two stars: **inputs"
-                            )
+                    self.inputs.note_on(error, example)
                 raise
             if isinstance(error, FeatxError) and not self._fails_on(example, error):
-                raise self._refused_guess(example, error) from error
+                raise self.inputs.refused_guess(example, error) from error
             other = self._guess_that_runs(example)
             if other is not None:
                 self._go_on_with(other)
@@ -510,11 +422,11 @@ class ModelTracing:
             except NodeNameError:
                 raise
             except Exception:  # the model's own too, which may be the same
-                raise self._refused_guess(example, error) from error
+                raise self.inputs.refused_guess(example, error) from error
 
     def _go_on_with(self, example: Example) -> None:
         """Take other inputs for all further traces, which know nothing of those on the ones before."""
-        self._found = example
+        self.inputs.guessed = example
         self._surroundings = None
         self._other_mode.drop()
         self._other_mode = OtherMode()
@@ -545,31 +457,6 @@ class ModelTracing:
         # Signals of a trace are no Exceptions.
         is_of_model = isinstance(causes[-1], Exception) and not isinstance(causes[-1], FeatxError)
         return is_of_model and not self._on_example().runs_untraced(self.model, *_inputs(example))
-
-    def _refused_guess(self, example: Example, error: Exception) -> TraceError:
-        cannot = f"cannot trace {type(self.model).__name__}"
-        reason = str(error) if isinstance(error, FeatxError) else f"{type(error).__name__}: {error}."
-        is_on_meta = any(each.is_meta for each in self.model.parameters())
-        advice = "Give example_inputs that the model takes."
-        if is_on_meta:
-            advice = (
-                "The model is on the meta device, whose tensors have no values, and forward may read some. Make it on "
-                "the CPU, for names and shapes with fewer layers."
-            )
-        return TraceError(
-            f"{cannot} on inputs guessed from {example.source}: {reason.removeprefix(f'{cannot}: ')} {advice}"
-        )
-
-
-def _described(example: Example) -> str:
-    """Say which inputs a model ran on, for an error that it raised."""
-    tensors = [leaf for leaf in tree_leaves((example.args, example.kwargs)) if isinstance(leaf, torch.Tensor)]
-    shapes = ", ".join(str(tuple(each.shape)) for each in tensors) or "none"
-    return f"example_inputs, whose tensors have the shapes {shapes}"
-
-
-def _has_placeholder(value: Any) -> bool:
-    return any(isinstance(leaf, PHBase) for leaf in tree_leaves(value))
 
 
 def _inputs(example: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:

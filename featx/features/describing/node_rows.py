@@ -96,7 +96,7 @@ def traced_rows(tracing: ModelTracing) -> TracedRows:
     graph = tracing.graph([*paths, OUTPUT], keep_source=True)
     found = _nodes_by_name(graph, paths)
     other_sizes = _other_sizes(graph, found, tracing)
-    infos = infos_of(found, {name: name for name in found}, tracing.model, tracing.image, other_sizes)
+    infos = infos_of(found, {name: name for name in found}, tracing.model, tracing.inputs.image, other_sizes)
     modules = dict(tracing.model.named_modules())
     rows = [
         NodeInfo(
@@ -147,7 +147,7 @@ def _in_each_mode(tracing: ModelTracing, *, flops: bool) -> tuple[dict[bool, lis
     with suppress(Exception):  # without an attribute `training`, which a second attempt has
         rows[False] = _rows(tracing, flops=flops)
     tracing.reads = None
-    if rows and not reads.any and not tracing.is_example_for_one_mode:
+    if rows and not reads.any and not tracing.inputs.is_for_one_mode:
         return {False: [replace(row, mode="both") for row in rows[False]]}, {}
     for training in (False, True):
         if training in rows:
@@ -208,7 +208,7 @@ def _operation(node: Node) -> str:
 
 
 def _other_sizes(graph: Graph, found: Mapping[str, Node], tracing: ModelTracing) -> OtherSizes | None:
-    if tracing.example is None:
+    if tracing.inputs.used is None:
         return None
     model = tracing.model_in_mode()
 
@@ -220,7 +220,7 @@ def _other_sizes(graph: Graph, found: Mapping[str, Node], tracing: ModelTracing)
         empty.output({})
         return empty
 
-    return OtherSizes(small, model, tracing.example, tracing.image)
+    return OtherSizes(small, model, tracing.inputs.used, tracing.inputs.image)
 
 
 def _flops(graph: Graph, tracing: ModelTracing) -> dict[str, int]:
@@ -228,7 +228,7 @@ def _flops(graph: Graph, tracing: ModelTracing) -> dict[str, int]:
 
     A list of modules that is not called itself has those of all that is inside it.
     """
-    example = tracing.example
+    example = tracing.inputs.used
     if example is None:
         return {}
     inputs = example.without_values()

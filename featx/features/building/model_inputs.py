@@ -1,0 +1,106 @@
+"""The inputs on which a model is traced: those that the caller gives, or guessed ones."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import nn
+
+from featx.errors import FeatxError, TraceError
+from featx.examples import Example, find_example, holds_inputs
+from featx.features.building.given_example import given_example
+from featx.features.describing.images import ImageInput, image_of
+from featx.libraries import MASK_OF_PADDING
+from featx.tracing.symbolic.inputs import PHBase
+from featx.tree import tree_leaves
+
+
+class ModelInputs:
+    """The inputs on which one model is traced.
+
+    Attributes:
+        given: those that the caller gives; None where there are none.
+        guessed: those that were guessed last, from what the model declares or from its first layer.
+        fixed: inputs with one value in every call, by name, as the caller gives them in `concrete_args`.
+    """
+
+    def __init__(self, model: nn.Module, example_inputs: Any, concrete_args: dict[str, Any] | None) -> None:
+        self._model = model
+        self.given = None if example_inputs is None else given_example(model, example_inputs)
+        self.guessed: Example | None = None
+        self.fixed = concrete_args
+
+    @property
+    def used(self) -> Example | None:
+        """The inputs that were followed; None after a symbolic trace."""
+        return self.given or self.guessed
+
+    @property
+    def is_for_one_mode(self) -> bool:
+        """Whether the model was traced on guessed inputs that it takes in one of train and eval mode only."""
+        return self.guessed is not None and self.guessed.is_for_one_mode
+
+    @property
+    def image(self) -> ImageInput | None:
+        """The first input that is an image, a video or a signal; None where there is none."""
+        return None if self.used is None else image_of(self.used, inspect.signature(self._model.forward))
+
+    def find(self, training: bool, *, starts_inside: bool) -> Example | None:
+        """Return the inputs for a trace in a mode, with the fixed ones among them; None where none can be guessed.
+
+        `starts_inside` says that the graph will not begin at the inputs of the model.
+        """
+        example = self.given or self._guess(training, starts_inside)
+        if example is None or not self.fixed:
+            return example
+        # PH says that an input is not fixed.
+        fixed = {name: value for name, value in self.fixed.items() if not _has_placeholder(value)}
+        return Example(example.args, {**example.kwargs, **fixed}, example.source)
+
+    def _guess(self, training: bool, starts_inside: bool) -> Example | None:
+        if self.guessed is None or self.is_for_one_mode:
+            self.guessed = find_example(self._model, training)
+            if self.guessed is not None and starts_inside:
+                # A mask decides by its values, and a graph that begins behind it has none.
+                self.guessed = self.guessed.without(MASK_OF_PADDING, self._model.forward)
+        return self.guessed
+
+    def names_left_out(self) -> list[str]:
+        """Return the inputs that are None where the caller gives none, as forward has it."""
+        fixed = self.fixed or {}
+        parameters = inspect.signature(self._model.forward).parameters.values()
+        return [each.name for each in parameters if each.default is None and each.name not in fixed]
+
+    def describe(self, example: Example) -> str:
+        """Say which inputs these are, for the error of a name."""
+        return "these inputs" if example is self.given else f"inputs guessed from {example.source}"
+
+    def note_on(self, error: Exception, example: Example) -> None:
+        """Add to an error of the model on which inputs it was raised."""
+        tensors = [leaf for leaf in tree_leaves((example.args, example.kwargs)) if isinstance(leaf, torch.Tensor)]
+        shapes = ", ".join(str(tuple(each.shape)) for each in tensors) or "none"
+        name = type(self._model).__name__
+        error.add_note(f"{name} raised this on example_inputs, whose tensors have the shapes {shapes}")
+        for each in example.args:
+            if holds_inputs(self._model, each):
+                error.add_note(f"A {type(each).__name__} has inputs by name; pass it with two stars: **inputs")
+
+    def refused_guess(self, example: Example, error: Exception) -> TraceError:
+        """Return the error for guessed inputs that the model does not take, or on which it cannot be followed."""
+        cannot = f"cannot trace {type(self._model).__name__}"
+        reason = str(error) if isinstance(error, FeatxError) else f"{type(error).__name__}: {error}."
+        advice = "Give example_inputs that the model takes."
+        if any(each.is_meta for each in self._model.parameters()):
+            advice = (
+                "The model is on the meta device, whose tensors have no values, and forward may read some. Make it on "
+                "the CPU, for names and shapes with fewer layers."
+            )
+        return TraceError(
+            f"{cannot} on inputs guessed from {example.source}: {reason.removeprefix(f'{cannot}: ')} {advice}"
+        )
+
+
+def _has_placeholder(value: Any) -> bool:
+    return any(isinstance(leaf, PHBase) for leaf in tree_leaves(value))
