@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -51,6 +53,47 @@ def test_statistics_of_a_graph_that_did_not_hold_are_put_back() -> None:
     extractor, image = adaptive(model), torch.rand(2, 3, 32, 32)
     assert torch.equal(extractor(image)["head"], eager(image))
     assert all(map(torch.equal, model.state_dict().values(), eager.state_dict().values()))
+
+
+class Teacher(nn.Module):
+    """Is trained as in MoCo and BYOL: each call moves the weights of one layer towards those of the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student, self.teacher = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self) -> None:
+        with torch.no_grad():
+            for own, other in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
+                own.mul_(0.5).add_(other, alpha=0.5)
+
+
+class Follows(nn.Module):
+    """Calls such a module ahead of a decision by a value, which goes another way from the third call on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pair = Teacher()
+        self.register_buffer("step", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.pair()
+        self.step += 1
+        y, z = self.pair.student(x), self.pair.teacher(x)
+        return y * z if self.step <= 2 else y + z
+
+
+@pytest.mark.parametrize("leaves", [(), (Teacher,)], ids=["traced", "kept whole"])
+def test_weights_that_a_graph_that_did_not_hold_has_written_are_put_back(leaves: tuple[type[nn.Module], ...]) -> None:
+    model, x = Follows().train(), torch.randn(3, 4)
+    eager = copy.deepcopy(model)
+    extractor = featx.create_feature_extractor(
+        model, ["output"], example_inputs=x, adaptive=True, tracer_kwargs={"leaf_modules": leaves}
+    )
+    for _ in range(4):
+        assert torch.equal(extractor(x)["output"], eager(x))
+        assert all(map(torch.equal, model.state_dict().values(), eager.state_dict().values()))
+    assert len(extractor.extractors) == 2
 
 
 class Experts(nn.Module):

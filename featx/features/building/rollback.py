@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -12,16 +14,32 @@ from torch import nn
 from featx.errors import TraceError
 from featx.ir.effects import Effects
 from featx.ir.graph import Graph
+from featx.ir.memory import MemoryGroups
+from featx.ir.torch_layers import is_torch_layer
 from featx.tracing.environment.compiler import not_compiled, not_compiled_itself
 from featx.tree import tree_leaves
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What is known of a graph.
+
+    Attributes:
+        edits: how often it had been edited when it was looked at.
+        has_early_effects: whether something is written or drawn ahead of one of its checks.
+        written: the paths of tensors of the module that it may write, beside buffers.
+    """
+
+    edits: int
+    has_early_effects: bool
+    written: tuple[str, ...] = ()
 
 
 class RollbackRunner:
     """Runs graphs, and knows for each whether something is written or drawn ahead of one of its checks."""
 
     def __init__(self) -> None:
-        # By graph: how often it had been edited when it was looked at, and what was found.
-        self._known: WeakKeyDictionary[Graph, tuple[int, bool]] = WeakKeyDictionary()
+        self._known: WeakKeyDictionary[Graph, _Facts] = WeakKeyDictionary()
 
     @not_compiled_itself
     def run(
@@ -32,24 +50,26 @@ class RollbackRunner:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> dict[str, Any]:
-        """Return `run(*args, **kwargs)`; where the graph does not hold, put back inputs, buffers and generators.
+        """Return `run(*args, **kwargs)`; where the graph does not hold, put back what it has written and drawn.
 
-        What a submodule that is kept whole counts in plain Python attributes is not put back. Free of cost where
-        nothing is written or drawn ahead of a check; else O(inputs and buffers).
+        That are inputs, buffers, parameters that forward writes, and the random generators. What a submodule that is
+        kept whole counts in plain Python attributes is not put back. Free of cost where nothing is written or drawn
+        ahead of a check; else O(inputs, buffers and written parameters).
 
         Args:
             run: what runs the graph.
             graph: says whether there is anything to put back.
-            module: has the buffers.
+            module: has the buffers and parameters.
             args: the inputs.
             kwargs: those by name.
 
         Raises:
             TraceError: the graph does not hold for these inputs.
         """
-        if not self._has_effects_before_check(graph, module):
+        facts = self._facts_of(graph, module)
+        if not facts.has_early_effects:
             return run(*args, **kwargs)
-        snapshot = _Snapshot(module, (args, kwargs))
+        snapshot = _Snapshot(module, facts.written, (args, kwargs))
         try:
             return run(*args, **kwargs)
         except TraceError:
@@ -57,9 +77,9 @@ class RollbackRunner:
             raise
 
     @not_compiled
-    def _has_effects_before_check(self, graph: Graph, module: nn.Module) -> bool:
+    def _facts_of(self, graph: Graph, module: nn.Module) -> _Facts:
         known = self._known.get(graph)
-        if known is None or known[0] != graph.edits:
+        if known is None or known.edits != graph.edits:
             effects = Effects(graph, module)
             traces = [
                 node
@@ -69,20 +89,40 @@ class RollbackRunner:
                 and not effects.of(node).is_check
                 and effects.is_impure(node)
             ]
-            is_late = any(node.meta.get("is_guard") and traces[0] < node for node in graph.nodes if traces)
-            known = self._known[graph] = (graph.edits, is_late)
-        return known[1]
+            known = _Facts(graph.edits, has_early_effects=False)
+            if any(node.meta.get("is_guard") and traces[0] < node for node in graph.nodes if traces):
+                known = _Facts(graph.edits, True, tuple(_written_by(graph, effects)))
+            self._known[graph] = known
+        return known
 
     def __reduce__(self) -> tuple[type[RollbackRunner], tuple[()]]:
         return RollbackRunner, ()
 
 
-class _Snapshot:
-    """Buffers of a module, inputs and the state of the random generators."""
+def _written_by(graph: Graph, effects: Effects) -> Iterator[str]:
+    """Yield the paths of the tensors that a graph may write: those that it reads, and the parameters of modules."""
+    memory = MemoryGroups(graph, effects)
+    written = {group for node in graph.nodes for group in memory.written_by(node)}
+    for node in graph.find_nodes(op="get_attr"):
+        if memory.of(node) in written:
+            yield node.target
+    for node in graph.find_nodes(op="call_module"):
+        module = effects.module_of(node)
+        # A layer of torch writes no parameter, but a module of the user's may write those of its layers.
+        if module is not None and effects.of(node).writes_state and not is_torch_layer(type(module)):
+            yield from (f"{node.target}.{name}" for name, _ in module.named_parameters())
 
-    def __init__(self, module: nn.Module, inputs: Any) -> None:
-        tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
-        self._saved = [_Saved(tensor) for tensor in (*module.buffers(), *tensors)]
+
+class _Snapshot:
+    """Tensors of a module, inputs and the state of the random generators.
+
+    Of the module, these are its buffers and the tensors at the paths `written`.
+    """
+
+    def __init__(self, module: nn.Module, written: tuple[str, ...], inputs: Any) -> None:
+        values = [*module.buffers(), *(operator.attrgetter(path)(module) for path in written), *tree_leaves(inputs)]
+        tensors = {id(value): value for value in values if isinstance(value, torch.Tensor)}
+        self._saved = [_Saved(tensor) for tensor in tensors.values()]
         self._generator = torch.get_rng_state()
         self._on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
 
