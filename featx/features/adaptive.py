@@ -46,8 +46,8 @@ class AdaptiveExtractor(nn.Module):
     Any input may need any part of the model, so this module has all of its parts under their names: submodules,
     parameters and buffers are shared with it, and the keys of the state dict are the model's.
 
-    A graph may find out in the middle that it does not hold. Inputs, buffers and random generators are put back then,
-    before another one runs; what a submodule that is kept whole counts in plain Python attributes is not.
+    A graph may find out in the middle that it does not hold. Before another one runs, what it has done is put back:
+    writes into inputs, buffers and parameters, attributes of submodules that are kept whole, and random generators.
 
     Args:
         model: where the values come from.

@@ -96,6 +96,41 @@ def test_weights_that_a_graph_that_did_not_hold_has_written_are_put_back(leaves:
     assert len(extractor.extractors) == 2
 
 
+class Counts(nn.Module):
+    """Keeps what it counts in attributes of all kinds, which decide what it returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.seen, self.total, self.names = 0, [0], torch.zeros(()), {"last": 0}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.seen.append(self.calls)
+        self.names["last"] += 1
+        self.total += 1
+        return x * self.calls + sum(self.seen) + self.names["last"] + self.total
+
+
+class ByValue(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts = Counts()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.counts(x)
+        return y * 2 if x.sum() > 0 else y + 1
+
+
+def test_what_a_submodule_counts_in_python_is_put_back() -> None:
+    model, x = ByValue().eval(), torch.rand(2, 4)
+    eager = copy.deepcopy(model)
+    extractor = featx.create_feature_extractor(model, ["counts", "output"], example_inputs=x, adaptive=True)
+    for each in (x, -x, x, -x):
+        assert torch.equal(extractor(each)["output"], eager(each))
+    assert len(extractor.extractors) == 2
+    assert model.counts.seen == eager.counts.seen
+
+
 class Experts(nn.Module):
     def __init__(self) -> None:
         super().__init__()

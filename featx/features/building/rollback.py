@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,8 +16,11 @@ from featx.errors import TraceError
 from featx.ir.effects import Effects
 from featx.ir.graph import Graph
 from featx.ir.memory import MemoryGroups
+from featx.ir.node import Node
 from featx.ir.torch_layers import is_torch_layer
 from featx.tracing.environment.compiler import not_compiled, not_compiled_itself
+from featx.tracing.objects.module_tree import modules_of
+from featx.tracing.replica.module_state import ModuleState
 from featx.tree import tree_leaves
 
 
@@ -28,15 +32,17 @@ class _Facts:
         edits: how often it had been edited when it was looked at.
         has_early_effects: whether something is written or drawn ahead of one of its checks.
         written: the paths of tensors of the module that it may write, beside buffers.
+        whole: the paths of modules with Python code that it calls ahead of one of its checks.
     """
 
     edits: int
     has_early_effects: bool
-    written: tuple[str, ...] = ()
+    written: tuple[str, ...]
+    whole: tuple[str, ...]
 
 
 class RollbackRunner:
-    """Runs graphs, and knows for each whether something is written or drawn ahead of one of its checks."""
+    """Runs graphs, and knows for each what it may do ahead of one of its checks."""
 
     def __init__(self) -> None:
         self._known: WeakKeyDictionary[Graph, _Facts] = WeakKeyDictionary()
@@ -52,9 +58,10 @@ class RollbackRunner:
     ) -> dict[str, Any]:
         """Return `run(*args, **kwargs)`; where the graph does not hold, put back what it has written and drawn.
 
-        That are inputs, buffers, parameters that forward writes, and the random generators. What a submodule that is
-        kept whole counts in plain Python attributes is not put back. Free of cost where nothing is written or drawn
-        ahead of a check; else O(inputs, buffers and written parameters).
+        That are inputs, buffers, parameters that forward writes, the attributes of submodules that are kept whole with
+        what the lists, dicts and objects among them hold, and the random generators. What code keeps outside of the
+        modules is not put back. Free of cost where nothing of this comes ahead of a check; else O(inputs, buffers and
+        written parameters), and O(attributes) of modules that are kept whole.
 
         Args:
             run: what runs the graph.
@@ -67,36 +74,48 @@ class RollbackRunner:
             TraceError: the graph does not hold for these inputs.
         """
         facts = self._facts_of(graph, module)
-        if not facts.has_early_effects:
+        if not facts.has_early_effects and not facts.whole:
             return run(*args, **kwargs)
-        snapshot = _Snapshot(module, facts.written, (args, kwargs))
+        states = _PythonStates(module, facts.whole)
+        tensors = _Snapshot(module, facts.written, (args, kwargs)) if facts.has_early_effects else None
         try:
             return run(*args, **kwargs)
         except TraceError:
-            snapshot.restore()
+            states.restore()
+            if tensors is not None:
+                tensors.restore()
             raise
 
     @not_compiled
     def _facts_of(self, graph: Graph, module: nn.Module) -> _Facts:
         known = self._known.get(graph)
         if known is None or known.edits != graph.edits:
-            effects = Effects(graph, module)
-            traces = [
-                node
-                for node in graph.nodes
-                if node.op not in ("placeholder", "output")
-                and not node.meta.get("is_guard")
-                and not effects.of(node).is_check
-                and effects.is_impure(node)
-            ]
-            known = _Facts(graph.edits, has_early_effects=False)
-            if any(node.meta.get("is_guard") and traces[0] < node for node in graph.nodes if traces):
-                known = _Facts(graph.edits, True, tuple(_written_by(graph, effects)))
-            self._known[graph] = known
+            known = self._known[graph] = _find_facts(graph, module)
         return known
 
     def __reduce__(self) -> tuple[type[RollbackRunner], tuple[()]]:
         return RollbackRunner, ()
+
+
+def _find_facts(graph: Graph, module: nn.Module) -> _Facts:
+    effects = Effects(graph, module)
+    last_check = next((node for node in reversed(graph.nodes) if node.meta.get("is_guard")), None)
+    early = [] if last_check is None else [node for node in graph.nodes if node < last_check]
+    whole = tuple({str(node.target): None for node in early if _may_keep_state(node, effects)})
+    for node in early:
+        is_check = node.op == "placeholder" or node.meta.get("is_guard") or effects.of(node).is_check
+        if not is_check and effects.is_impure(node):
+            return _Facts(graph.edits, True, tuple(_written_by(graph, effects)), whole)
+    return _Facts(graph.edits, False, (), whole)
+
+
+def _may_keep_state(node: Node, effects: Effects) -> bool:
+    """Say whether a call may change plain attributes of a module: by code that is not torch's, or by a hook."""
+    if node.op != "call_module" or (module := effects.module_of(node)) is None:
+        return False
+    return any(
+        not is_torch_layer(type(each)) or each._forward_hooks or each._forward_pre_hooks for each in modules_of(module)
+    )
 
 
 def _written_by(graph: Graph, effects: Effects) -> Iterator[str]:
@@ -111,6 +130,23 @@ def _written_by(graph: Graph, effects: Effects) -> Iterator[str]:
         # A layer of torch writes no parameter, but a module of the user's may write those of its layers.
         if module is not None and effects.of(node).writes_state and not is_torch_layer(type(module)):
             yield from (f"{node.target}.{name}" for name, _ in module.named_parameters())
+
+
+class _PythonStates:
+    """The attributes of the modules at some paths of a module and of all that is in them."""
+
+    def __init__(self, module: nn.Module, paths: tuple[str, ...]) -> None:
+        inside = (modules_of(operator.attrgetter(path)(module)) for path in paths)
+        modules = {each: None for each in chain.from_iterable(inside) if not isinstance(each, torch.jit.ScriptModule)}
+        self._attributes = [ModuleState(each) for each in modules]
+        values = chain.from_iterable(each.__dict__.values() for each in modules)
+        self._tensors = [_Saved(value) for value in values if isinstance(value, torch.Tensor)]
+
+    def restore(self) -> None:
+        for state in self._attributes:
+            state.restore(lambda buffer: True)
+        for tensor in self._tensors:
+            tensor.restore()
 
 
 class _Snapshot:
