@@ -19,7 +19,7 @@ from torch import nn
 from featx.ir.module_effects import module_draws, module_effects, module_writes_state
 from featx.ir.names import has_borrowed_name, qualified_name
 from featx.ir.node import Node
-from featx.ir.operator_facts import draws_now, facts_of, facts_of_call, is_magic, is_set
+from featx.ir.operator_facts import draws_now, facts_of, facts_of_call, is_magic, is_set, is_written
 from featx.ir.runtime_checks import is_runtime_check
 from featx.ir.side_effects import is_marked
 from featx.rebuilding import rebuild_dict, rebuild_object, rebuild_tuple
@@ -258,11 +258,11 @@ class Effects:
         is_view = facts.may_return_input
         for schema in schemas:
             arguments = schema.arguments
-            if not writes and any(argument.kwarg_only and _is_written(argument) for argument in arguments):
+            if not writes and any(argument.kwarg_only and is_written(argument) for argument in arguments):
                 continue  # the form with `out=`, which this is not
             is_view = is_view or any(result.alias_info is not None for result in schema.returns)
             for position, argument in enumerate(arguments):
-                if _is_written(argument) and not argument.kwarg_only:
+                if is_written(argument) and not argument.kwarg_only:
                     value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
                     writes.update(dict.fromkeys(_nodes_in(value)))
         is_random = _is_random(node, name)
@@ -289,10 +289,6 @@ class Effects:
             is_random=any(module_draws(part) for part in parts),
             writes_state=any(module_writes_state(part) for part in parts),
         )
-
-
-def _is_written(argument: Any) -> bool:
-    return argument.alias_info is not None and argument.alias_info.is_write
 
 
 def _of_python_operator(node: Node, name: str, sequences: dict[Node, bool]) -> CallEffects:

@@ -70,6 +70,7 @@ class OperatorFacts:
         changes_gradients: it changes what happens to the gradient of a tensor.
         copies_if_needed: it gives a copy, or shares the memory of an input, as the form, layout or dtype wants it.
         may_return_input: it may return an input, or a view of it, although its schema does not say so.
+        may_be_view: it may return an input, or a view of it: its schema says so, or `may_return_input` does.
         returns_sequence: it returns a tuple or list of tensors.
         draws: it draws random numbers, in training at least.
         training_at: the position of the argument that says whether this is training, for those that draw only there.
@@ -85,6 +86,7 @@ class OperatorFacts:
     changes_gradients: bool
     copies_if_needed: bool
     may_return_input: bool
+    may_be_view: bool
     returns_sequence: bool
     draws: bool
     training_at: int | None
@@ -101,12 +103,14 @@ def facts_of(name: str) -> OperatorFacts:
     plain = name.rstrip("_")
     dropout_at = _DROPOUT_AT.get(name)
     is_random = name in _RANDOM or plain in _RANDOM_IN_TRAINING or _is_tagged_random(name)
+    may_return_input = name in _COPIES_IF_NEEDED or name in _MAY_RETURN_INPUT
     return OperatorFacts(
         writes_first=_writes_first(name),
         writes_statistics=name.endswith(_WRITE_STATISTICS),
         changes_gradients=name in _HOOK_METHODS,
         copies_if_needed=name in _COPIES_IF_NEEDED,
-        may_return_input=name in _COPIES_IF_NEEDED or name in _MAY_RETURN_INPUT,
+        may_return_input=may_return_input,
+        may_be_view=may_return_input or _is_view_by_schema(name),
         returns_sequence=name in _RETURNS_SEQUENCE,
         draws=is_random and dropout_at is None,
         training_at=_RANDOM_IN_TRAINING.get(plain),
@@ -173,6 +177,20 @@ def _is_tagged_random(name: str) -> bool:
     if not name.isidentifier() or name.startswith("__"):
         return False
     operators = getattr(torch.ops.aten, name, None)
-    return operators is not None and any(
+    return isinstance(operators, torch._ops.OpOverloadPacket) and any(
         torch.Tag.nondeterministic_seeded in getattr(operators, overload).tags for overload in operators.overloads()
     )
+
+
+def _is_view_by_schema(name: str) -> bool:
+    """Say whether a form of an operator without `out=` returns memory of an argument."""
+    return any(
+        not any(is_written(argument) for argument in schema.arguments if argument.kwarg_only)
+        and any(result.alias_info is not None for result in schema.returns)
+        for schema in torch._C._jit_get_schemas_for_operator(f"aten::{name}")
+    )
+
+
+def is_written(argument: Any) -> bool:
+    """Say whether an operator writes an argument, as its schema says."""
+    return argument.alias_info is not None and argument.alias_info.is_write

@@ -6,6 +6,7 @@ What a later call computes is compared with a hook on a copy of the model that h
 from __future__ import annotations
 
 import copy
+import types
 from typing import Any
 
 import pytest
@@ -99,6 +100,55 @@ class BySubmodule(Scaled):
         self.halving(self.scale, y)
 
 
+class ByInit(Scaled):
+    def adapt(self, y: torch.Tensor, x: torch.Tensor) -> None:
+        if x.shape[0] == 3:
+            nn.init.constant_(self.scale, 3.0)
+
+
+class ByForeach(Scaled):
+    def adapt(self, y: torch.Tensor, x: torch.Tensor) -> None:
+        if x.shape[0] == 3:
+            torch._foreach_mul_([self.scale], 0.5)
+
+
+class ByMethodOfTensor(Scaled):
+    def adapt(self, y: torch.Tensor, x: torch.Tensor) -> None:
+        if x.shape[0] == 3:
+            torch.Tensor.mul_(self.scale, 0.5)
+
+
+class ByViewOfAFunction(Scaled):
+    def adapt(self, y: torch.Tensor, x: torch.Tensor) -> None:
+        if x.shape[0] == 3:
+            torch.reshape(self.scale, (1,)).mul_(0.5)
+
+
+class ByOtherView(Scaled):
+    def adapt(self, y: torch.Tensor, x: torch.Tensor) -> None:
+        if x.shape[0] == 3:
+            self.scale.broadcast_to(()).mul_(0.5)
+
+
+HELPERS = types.ModuleType("helpers")
+HELPERS.halve = halve  # type: ignore[attr-defined]
+
+
+class ByFunctionOfAModule(Scaled):
+    def adapt(self, y: torch.Tensor, x: torch.Tensor) -> None:
+        HELPERS.halve(self.scale, x.shape[0] == 3)
+
+
+class ByProperty(Scaled):
+    def adapt(self, y: torch.Tensor, x: torch.Tensor) -> None:
+        if x.shape[0] == 3:
+            _ = self.written
+
+    @property
+    def written(self) -> torch.Tensor:
+        return self.scale.mul_(0.5)
+
+
 class OfWeights(Scaled):
     def adapt(self, y: torch.Tensor, x: torch.Tensor) -> None:
         if y.abs().max() > 50:
@@ -132,7 +182,8 @@ class EachThirdCall(Scaled):
             self.scale.copy_(self.mean)
 
 
-KINDS = [ByValue, BySize, ByItem, ByAlias, ByOut, ByMethod, ByFunction, BySubmodule, OfWeights, OfAllWeights,
+KINDS = [ByValue, BySize, ByItem, ByAlias, ByOut, ByMethod, ByFunction, BySubmodule, ByInit, ByForeach,
+         ByMethodOfTensor, ByViewOfAFunction, ByOtherView, ByFunctionOfAModule, ByProperty, OfWeights, OfAllWeights,
          EachThirdCall]  # fmt: skip
 
 

@@ -27,6 +27,13 @@ class Plain(nn.Module):
             x.data[0] = 0  # sometimes
             functional.relu(x, inplace=True)  # sometimes
             torch.relu_(x)  # sometimes
+            nn.init.zeros_(x)  # sometimes
+            torch.Tensor.add_(x, 1)  # sometimes
+            torch._foreach_mul_([x], 2.0)  # sometimes
+            torch.transpose(x, 0, 1).add_(1)  # sometimes
+            x.broadcast_to(2, 3).add_(1)  # sometimes
+            x.long().add_(1)  # sometimes
+            torch.nn.functional.elu_(x)  # sometimes
             torch.add(x, 1, out=x)  # sometimes
             del x[0]  # sometimes
         for other in others:
@@ -154,6 +161,8 @@ RETURNING = [
     lambda x: x,
     lambda x, c: x + 1 if c else x,
     lambda x: x.view(-1)[0],
+    lambda x: torch.squeeze(x),
+    lambda x: functional.relu(x, inplace=True),
     lambda x: (1, x),
     lambda x: {"x": x},
     lambda x: Pair(1, x),

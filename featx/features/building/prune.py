@@ -19,7 +19,7 @@ from featx.ir.node import Node
 from featx.ir.operator_facts import facts_of
 from featx.tracing.guards.versions import check_version, version_of
 from featx.tracing.nodes.module_output import module_output
-from featx.tracing.source.possible_writes import PossiblyReturnedInputs
+from featx.tracing.source.possible_writes import can_return_input
 from featx.tracing.source.state_writes import StateWrite, tensors_at
 from featx.tree import clone_tensors
 
@@ -128,7 +128,6 @@ class _Liveness:
     def _join_inputs_that_may_be_returned(self) -> None:
         # An input that a module of the user was not seen to return it may return where that is another one. It matters
         # where its result is written, or that input is later.
-        returned = PossiblyReturnedInputs()
         calls = [node for node in self._graph.nodes if "effects" in node.meta]
         writers = [node for node in self._graph.nodes if self._effects.of(node).writes] if calls else []
         is_new = True
@@ -137,9 +136,7 @@ class _Liveness:
             last_writers = {group: writer for writer in writers for group in self._memory.written_by(writer)}
             for call in [call for call in calls if self._is_written(call, last_writers)]:
                 calls.remove(call)
-                if returned.can_return_input(
-                    self._effects.module_of(call) if call.op == "call_module" else call.target
-                ):
+                if can_return_input(self._effects.module_of(call) if call.op == "call_module" else call.target):
                     is_new = True
                     for source in call.all_input_nodes:
                         self._memory.join(call, source)

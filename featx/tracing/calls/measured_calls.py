@@ -26,6 +26,7 @@ from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.replica.replica import Replica
 from featx.tracing.signals import ModifiedFromOutside, UnsupportedValue
 from featx.tracing.source.given_containers import may_change_given
+from featx.tracing.source.possible_writes import function_may_write_more, module_may_write_more
 from featx.tree import holds_no_tensor, tree_leaves, tree_map
 
 _NUMBERS_AND_TEXTS = frozenset({bool, int, float, complex, str, type(None)})
@@ -58,7 +59,6 @@ class MeasuredCalls:
         self._torch_calls = torch_calls
         self._replica = replica
         self._hooked = model_context.hooked
-        self._missed_writes = model_context.possible_writes
         self.context = model_context
         self.outer_values: OuterValues | None = None
 
@@ -262,8 +262,8 @@ class MeasuredCalls:
         whole = self._recorder.whole
         if isinstance(called, str):
             module = self._replica.root.get_submodule(called)
-            return self._missed_writes.by_module(module, whole.ran, whole.written_at)
-        return self._missed_writes.by_function(called, whole.written_at)
+            return module_may_write_more(module, whole.ran, whole.written_at)
+        return function_may_write_more(called, whole.written_at)
 
 
 def _tensors_in(value: Any) -> Iterator[torch.Tensor]:

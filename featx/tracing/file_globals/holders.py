@@ -12,8 +12,8 @@ from typing import Any, cast
 
 import torch
 
-from featx.tracing.file_globals.pass_through import original_of
 from featx.tracing.objects.containers import LARGE, containers_in, copy_of
+from featx.tracing.objects.replaced_globals import original_of
 
 # The keys of what has one place altogether: the definitions of a namespace, and the environment variables.
 DEFINITIONS = "functions and classes"

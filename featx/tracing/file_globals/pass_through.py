@@ -7,28 +7,29 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from threading import get_ident
 from types import BuiltinMethodType, MethodType
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from featx.tracing.nodes.proxy import find_proxy
+from featx.tracing.objects.replaced_globals import ReplacedGlobal, original_of
 
 Recorder = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 # A name in a namespace.
 GlobalName = tuple[dict[str, Any], str]
 
 
-class _PassThrough:
+class _PassThrough(ReplacedGlobal):
     """Stands in for `function` under a global name; as a callable it looks like it.
 
     Threads that trace share it. Each has an entry in `recorders` for as long as it traces: what answers its calls in
     place of the function, or None. The calls of all other threads go to the function.
     """
 
-    __slots__ = ("function", "is_random", "recorders", "was_global")
+    __slots__ = ("is_random", "recorders", "was_global")
 
     def __init__(self, function: Callable[..., Any], was_global: bool) -> None:
-        self.function = function
+        super().__init__(function)
         self.is_random = is_random(function)
         self.was_global = was_global
         self.recorders: dict[int, Recorder | None] = {}
@@ -48,7 +49,7 @@ class _PassThrough:
         return getattr(self.function, name)
 
     def __instancecheck__(self, instance: object) -> bool:
-        return isinstance(instance, cast(Any, self.function))
+        return isinstance(instance, self.function)
 
 
 class _Torch(_PassThrough):
@@ -120,7 +121,6 @@ _INTERCEPTED_NAMES = frozenset(
     }
 )  # fmt: skip
 _FACTORIES = frozenset({"zeros", "ones", "rand", "randn", "empty"})
-_KINDS = frozenset({_PassThrough, _Torch, _Autograd})
 _METHOD_TYPES = (BuiltinMethodType, MethodType)
 _STATE_NAMES = frozenset({"getstate", "setstate", "get_state", "set_state", "seed"})
 
@@ -153,7 +153,7 @@ class PassThroughs:
             function = namespace.get(name, getattr(builtins, name, None))
             if function is None:
                 continue
-            is_there = type(function) in _KINDS
+            is_there = isinstance(function, _PassThrough)
             entry = function if is_there else self._entry_for(namespace, name, function)
             # A trace inside a trace of this thread comes before it.
             has_outer = thread in entry.recorders
@@ -185,11 +185,6 @@ class PassThroughs:
                     namespace[name] = entry.function
                 else:
                     namespace.pop(name, None)
-
-
-def original_of(value: Any) -> Any:
-    """Return what `value` replaces, if it is the pass-through of another trace."""
-    return value.function if type(value) in _KINDS else value
 
 
 def is_intercepted(value: Any) -> bool:

@@ -19,7 +19,8 @@ import torch
 
 from featx.errors import ArgumentTypeError, TraceError
 from featx.libraries import globals_of_einops, is_of_einops, names_of_masks
-from featx.tracing.file_globals.pass_through import GlobalName, is_intercepted, is_random, original_of
+from featx.tracing.file_globals.pass_through import GlobalName, is_intercepted, is_random
+from featx.tracing.objects.replaced_globals import original_of
 
 _CACHED = functools._lru_cache_wrapper
 _F = TypeVar("_F", bound=Callable[..., Any] | str)

@@ -26,7 +26,6 @@ from featx.tracing.objects.module_tree import tensors_of, walk_modules
 from featx.tracing.replica.modules import has_hooks, has_own_call
 from featx.tracing.replica.replica import Replica, replica_of
 from featx.tracing.signals import UnsupportedSideEffect
-from featx.tracing.source.possible_writes import PossibleWrites
 from featx.tracing.stand_ins.known_results import KnownResults
 from featx.tree import tree_leaves
 
@@ -82,7 +81,6 @@ class ModelContext:
             for value in namespace.copy().values():
                 if type(value) is torch.Tensor:
                     self.global_tensors.setdefault(memory_of(value), []).append(value)
-        self.possible_writes = PossibleWrites()
         self.results = KnownResults()
         # The globals in which calls of `int`, `float` and `len` are followed; traces find them out.
         self.converting: list[dict[str, Any]] = []

@@ -7,36 +7,26 @@ argument, or a view of one, and did not run there may run for another input.
 from __future__ import annotations
 
 import ast
-import builtins
 import contextlib
-import inspect
 import re
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
-from types import CodeType, FunctionType
+from functools import lru_cache
+from types import FunctionType
 from typing import Any
 
-import torch
+from featx.tracing.source.aliases import aliased_parts
+from featx.tracing.source.calls import is_own_function, sets_inplace, values_given, written_by_call
+from featx.tracing.source.frames import Line
+from featx.tracing.source.location import Function, definition_of
+from featx.tracing.source.parameters import Parameters
+from featx.tracing.source.reachable import function_behind, functions_named, functions_reached
 
-from featx.ir.form import FORM_ATTRIBUTES
-from featx.tracing.source.frames import Line, is_library_code
-from featx.tracing.source.location import Function, codes_in, definition_of
-
-# Methods that give, or may give, a view of the tensor that they belong to, or an item.
-VIEWS = frozenset(
-    "view view_as reshape reshape_as transpose permute movedim swapaxes swapdims t flatten unflatten squeeze unsqueeze "
-    "expand expand_as narrow select diagonal unfold chunk split tensor_split unbind contiguous detach to type_as float "
-    "double half bfloat16 as_strided ravel values items get pop copy".split()
-)
-# Attributes of a tensor that are none, and hold none.
-_NO_TENSORS = FORM_ATTRIBUTES | {"requires_grad", "names"}
-# Functions of Python that return an argument, or parts of it.
-PASSING = frozenset("zip enumerate reversed iter next map filter getattr vars sorted".split())
 # Words of annotations that no tensor has: `list[int]`, `typing.Optional[str]`.
 _PLAIN = frozenset("int float bool str list tuple dict set optional union none nonetype typing class sequence".split())
 # A container of which it is not said what it holds.
 _BARE_CONTAINER = re.compile(r"\b(list|tuple|dict|set|sequence)\b(?!\[)")
-_TRIES = (ast.Try, getattr(ast, "TryStar", ast.Try))
+_TRIES = (ast.Try, ast.TryStar)
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _BRANCHES = (ast.If, ast.Match, *_LOOPS, *_TRIES)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
@@ -58,9 +48,14 @@ class WritingLines:
 def writing_lines(function: Callable[..., Any], kind: type | None = None) -> WritingLines:
     """Return the lines at which `function` may write an argument in place, and those of what it calls.
 
-    Followed are methods of `kind`, by name, and functions in the globals of the code, but none of torch or Python.
-    O(code that can be reached).
+    Followed is what `functions_reached` gives. O(code that can be reached); a second time O(1).
     """
+    plain = function_behind(getattr(function, "__func__", function))
+    return WritingLines() if plain is None else _cached(_read_lines, plain)(plain, kind)
+
+
+@lru_cache(maxsize=4096)
+def _read_lines(function: FunctionType, kind: type | None) -> WritingLines:
     always: set[Line] = set()
     sometimes: set[Line] = set()
     for callee, is_first in functions_reached(function, kind):
@@ -78,8 +73,14 @@ def writing_lines(function: Callable[..., Any], kind: type | None = None) -> Wri
 def may_return_argument(function: Callable[..., Any], kind: type | None = None) -> bool:
     """Say whether `function`, or something that it calls, may return an argument of its own, or a part of one.
 
-    Without source: yes. O(code that can be reached).
+    Without source: yes. O(code that can be reached); a second time O(1).
     """
+    plain = function_behind(getattr(function, "__func__", function))
+    return plain is not None and _cached(_read_returns, plain)(plain, kind)
+
+
+@lru_cache(maxsize=4096)
+def _read_returns(function: FunctionType, kind: type | None) -> bool:
     for callee, _ in functions_reached(function, kind):
         definition = definition_of(callee)
         if definition is None or _Reader(callee, definition, kind).returns_argument:
@@ -87,33 +88,9 @@ def may_return_argument(function: Callable[..., Any], kind: type | None = None) 
     return False
 
 
-def functions_reached(function: Callable[..., Any], kind: type | None) -> Iterator[tuple[FunctionType, bool]]:
-    """Yield each function that a call may run, and whether it is `function` itself."""
-    first = inspect.unwrap(getattr(function, "__func__", function))
-    seen: set[CodeType] = set()
-    pending: list[Any] = [first]
-    while pending:
-        callee = pending.pop()
-        code: CodeType | None = getattr(callee, "__code__", None)
-        if code is None or code in seen or is_library_code(code):
-            continue
-        seen.add(code)
-        names = {name for each in codes_in(code) for name in each.co_names}
-        pending += [each for name in names for each in _functions_named(name, callee, kind)]
-        yield callee, callee is first
-
-
-def _functions_named(name: str, function: FunctionType, kind: type | None) -> list[FunctionType]:
-    """Return the functions that a name may mean in the code of `function`: a global, and a method of `kind`."""
-    found = (function.__globals__.get(name), inspect.getattr_static(kind, name, None) if kind else None)
-    methods = (getattr(each, "__func__", each) for each in found)  # of static and class methods
-    return [inspect.unwrap(method) for method in methods if isinstance(method, FunctionType)]
-
-
-def is_inplace_name(name: str) -> bool:
-    """Say whether torch has a function or method of this name that writes in place."""
-    is_name = name.endswith("_") and not name.startswith("_")
-    return is_name and (hasattr(torch.Tensor, name) or hasattr(torch, name))
+def _cached(reading: Any, function: FunctionType) -> Any:
+    """Return `reading`, without its cache for a function made inside another one, whose variables may hold a model."""
+    return reading.__wrapped__ if "<locals>" in function.__qualname__ else reading
 
 
 def _is_plain(annotation: object) -> bool:
@@ -283,23 +260,12 @@ class _Reader:
             self._assign(each.target, self._is_part(each.iter))
 
     def _read_call(self, call: ast.Call) -> None:
-        function, given = call.func, [*call.args, *(each.value for each in call.keywords if each.arg != "out")]
-        name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
-        is_written = False
-        if is_inplace_name(name):
-            owner = function.value if isinstance(function, ast.Attribute) else None
-            # x in `x[0].add_(1)`, none in `made.fill_(x)`, any argument in `torch.relu_(x)` or `relu_(x)`.
-            is_function = owner is None or (isinstance(owner, ast.Name) and owner.id in self._function.__globals__)
-            is_written = any(map(self._is_part, given)) if is_function else self._is_part(owner)
-        for keyword in call.keywords:
-            if keyword.arg == "out":
-                is_written = is_written or self._is_part(keyword.value)
-            elif keyword.arg == "inplace" and not _names_option(keyword.value):
-                is_off = isinstance(keyword.value, ast.Constant) and not keyword.value.value
-                is_written = is_written or (not is_off and any(map(self._is_part, given)))
-        if is_written:
+        # `relu(x, inplace=inplace)`: an option of the module, and no condition.
+        is_inplace = any(sets_inplace(each) and not _names_option(each.value) for each in call.keywords)
+        written = [*written_by_call(call, self._function), *(call.args if is_inplace else ())]
+        if any(map(self._is_part, written)):
             # A method that stands in another line than what it is called on is called in its own line.
-            self._note(function.end_lineno or 0 if isinstance(function, ast.Attribute) else call.lineno)
+            self._note(call.func.end_lineno or 0 if isinstance(call.func, ast.Attribute) else call.lineno)
 
     def _note(self, line: int) -> None:
         # `if self.inplace:`, `relu(x, inplace=inplace)`: an option of the module, and no condition.
@@ -314,57 +280,29 @@ class _Reader:
         yield
         self._is_certain, self._by_option = is_certain, by_option
 
-    def _is_part(self, node: ast.AST | None) -> bool:
+    def _is_part(self, node: ast.AST) -> bool:
         """Say whether the value of an expression may be an argument, a part of one, or hold one."""
         if isinstance(node, ast.Name):
             return node.id in self._parts
-        if isinstance(node, ast.Attribute):
-            return node.attr not in _NO_TENSORS and self._is_part(node.value)
-        if isinstance(node, (ast.Subscript, ast.Starred, ast.NamedExpr, ast.Await)):
-            return self._is_part(node.value)
-        if isinstance(node, ast.Call):
-            return self._gives_part(node)
-        if isinstance(node, ast.IfExp):
-            return self._is_part(node.body) or self._is_part(node.orelse)
-        if isinstance(node, (ast.BoolOp, ast.Dict)):
-            return any(map(self._is_part, node.values))
-        if isinstance(node, (ast.Tuple, ast.List, ast.Set)):
-            return any(map(self._is_part, node.elts))
-        if isinstance(node, ast.BinOp):  # of lists
-            return any(
-                not isinstance(side, ast.Name) and _is_display(side) and self._is_part(side)
-                for side in (node.left, node.right)
-            )
         if isinstance(node, _COMPREHENSIONS):
             return self._holds_part(node)
-        return False
+        if isinstance(node, ast.Call) and self._calls_own_method(node):
+            return any(map(self._is_part, values_given(node)))
+        return any(map(self._is_part, aliased_parts(node, self._function)))
 
     def _holds_part(self, comprehension: Any) -> bool:
         parts, ever = set(self._parts), set(self._ever)
         self._bind_targets(comprehension)
-        found = self._is_part(getattr(comprehension, "elt", None) or comprehension.value)
+        found = any(map(self._is_part, aliased_parts(comprehension, self._function)))
         self._parts, self._ever = parts, ever
         return found
 
-    def _gives_part(self, call: ast.Call) -> bool:
+    def _calls_own_method(self, call: ast.Call) -> bool:
         function = call.func
-        given = any(map(self._is_part, [*call.args, *(each.value for each in call.keywords)]))
-        if isinstance(function, ast.Attribute):
-            if self._is_part(function.value):
-                return function.attr in VIEWS or is_inplace_name(function.attr)
-            is_own = isinstance(function.value, ast.Name) and function.value.id in ("self", "cls")
-            methods = _functions_named(function.attr, self._function, self._kind) if is_own else []
-            return given and any(not is_library_code(method.__code__) for method in methods)
-        if not isinstance(function, ast.Name) or not given:
+        if not isinstance(function, ast.Attribute) or not isinstance(function.value, ast.Name):
             return False
-        called = self._function.__globals__.get(function.id, getattr(builtins, function.id, None))
-        if isinstance(called, FunctionType):
-            return not is_library_code(called.__code__)
-        return isinstance(called, type) or function.id in PASSING
-
-
-def _is_display(node: ast.expr) -> bool:
-    return isinstance(node, (ast.Tuple, ast.List, ast.BinOp, ast.ListComp))
+        is_own = function.value.id in ("self", "cls")
+        return is_own and any(map(is_own_function, functions_named(function.attr, self._function, self._kind)))
 
 
 def _names_option(node: ast.AST) -> bool:
@@ -390,7 +328,5 @@ def _captures(pattern: ast.pattern) -> set[str]:
 
 def _arguments_of(definition: Function, annotations: Mapping[str, Any]) -> set[str]:
     """Return the names of those arguments that may be tensors."""
-    arguments = definition.args
-    every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
     plain = {name for name, annotation in annotations.items() if _is_plain(annotation)}
-    return {each.arg for each in every if each is not None} - plain - {"self", "cls"}
+    return Parameters(definition).every - plain - {"self", "cls"}

@@ -7,12 +7,14 @@ import inspect
 import math
 from functools import lru_cache
 from itertools import chain
-from types import CodeType, FunctionType
+from types import FunctionType
 from typing import Any, cast
 
 from featx.ir.torch_layers import is_torch_layer
-from featx.tracing.source.argument_use import functions_reached
-from featx.tracing.source.location import Function, codes_in, definition_of
+from featx.tracing.objects.replaced_globals import global_of
+from featx.tracing.source.calls import name_called
+from featx.tracing.source.location import Function, definition_of, names_in
+from featx.tracing.source.reachable import functions_reached
 
 # What Python may run several times in one call of the function around it.
 _REPEATED = (
@@ -39,7 +41,7 @@ def is_read(kind: type, attribute: str) -> bool:
 
     Without source: whether its code has the name at all.
     """
-    return any(attribute in _names_in(each.__code__) and _reads(each, attribute) for each in _functions_of(kind))
+    return any(attribute in names_in(each.__code__) and _reads(each, attribute) for each in _functions_of(kind))
 
 
 def is_tested_for(kind: type, attribute: str) -> bool:
@@ -110,7 +112,7 @@ def changed_parts(node: ast.AST) -> list[ast.expr]:
     return []
 
 
-def names_along(part: ast.expr) -> list[str]:
+def names_along(part: ast.AST) -> list[str]:
     """Return the names in `self.block.sizes["x"]`: self, block, sizes. The first is "" for what is no name: `f().x`."""
     attributes: list[str] = []
     while isinstance(part, (ast.Attribute, ast.Subscript)):
@@ -163,7 +165,7 @@ def _changed_by_callee(node: ast.AST, caller: FunctionType) -> set[str]:
     """Return the attributes that a call hands to a function which changes what it is given: `note(self.info, size)`."""
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
         return set()
-    callee = caller.__globals__.get(node.func.id)
+    callee = global_of(caller, node.func.id)
     given = [(place, _attribute_in(each)) for place, each in enumerate(node.args)]
     given += [(each.arg, _attribute_in(each.value)) for each in node.keywords]
     if not isinstance(callee, FunctionType) or not any(name for _, name in given):
@@ -190,7 +192,7 @@ def is_read_once(kind: type, attribute: str) -> bool:
     """
     own = [value for base in kind.__mro__ if not is_torch_layer(base) for value in vars(base).values()]
     methods = [value for value in own if inspect.isfunction(value)]
-    reading = [each for each in methods if attribute in (*_names_in(each.__code__), *each.__code__.co_consts)]
+    reading = [each for each in methods if attribute in (*names_in(each.__code__), *each.__code__.co_consts)]
     reading = [each for each in reading if attribute in each.__code__.co_consts or _reads(each, attribute)]
     definition = definition_of(reading[0]) if reading == [getattr(kind, "forward", None)] else None
     return definition is not None and _count_reads(definition.body, attribute) == 1
@@ -216,10 +218,6 @@ def _functions_of(kind: type) -> list[FunctionType]:
     return [value for value in chain(*own, beside.copy().values()) if inspect.isfunction(value)]
 
 
-def _names_in(code: CodeType) -> set[str]:
-    return {name for each in codes_in(code) for name in each.co_names}
-
-
 def _tests(function: FunctionType, attribute: str) -> bool:
     definition = definition_of(function)
     return definition is None or attribute in _tested_in(definition)
@@ -230,8 +228,7 @@ def _tested_in(definition: Function) -> frozenset[Any]:
     found: list[ast.expr] = []
     for node in ast.walk(definition):
         if isinstance(node, ast.Call):
-            name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
-            found += node.args if name in _BY_NAME else []
+            found += node.args if name_called(node) in _BY_NAME else []
         elif isinstance(node, ast.Compare):
             found += [node.left] if isinstance(node.ops[0], (ast.In, ast.NotIn)) else []
         elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):

@@ -14,12 +14,14 @@ from torch import nn
 
 from featx.ir.torch_layers import is_torch_layer
 from featx.tracing.objects.module_tree import forward_of, modules_of
+from featx.tracing.objects.replaced_globals import global_of
 from featx.tracing.source.assignments import assigned_values
 from featx.tracing.source.attributes import changed_parts, names_along
 from featx.tracing.source.frames import is_library_code
 from featx.tracing.source.location import Function, definition_of
+from featx.tracing.source.parameters import Parameters
 
-_BRANCHES = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.Try, ast.Match, ast.IfExp, ast.BoolOp)
+_BRANCHES = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.Try, ast.TryStar, ast.Match, ast.IfExp, ast.BoolOp)
 # Methods that give a part of what they belong to.
 _GIVING_PARTS = frozenset("get items pop setdefault values".split())
 _ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
@@ -46,7 +48,7 @@ def _of_forward(forward: Any, kind: type, places: frozenset[int | str] | None) -
     definition = definition_of(forward)
     if definition is None:
         return not is_library_code(forward.__code__), True
-    parameters = _Parameters(definition)
+    parameters = Parameters(definition)
     given = parameters.every if places is None else {parameters.name_of(place) for place in places}
     found = _Changes(kind)
     body: list[ast.stmt] = [ast.Expr(definition.body)] if isinstance(definition, ast.Lambda) else definition.body
@@ -92,7 +94,7 @@ class _Changes:
         definition = definition_of(callee)
         if definition is None:
             return True
-        parameters = _Parameters(definition)
+        parameters = Parameters(definition)
         has_unpacked = None in keys or any(isinstance(call.args[place], ast.Starred) for place in places)
         given = parameters.every if has_unpacked else {parameters.name_of(each) for each in (*places, *keys)}
         return self.are_in(callee, definition, given, ast.walk(definition))
@@ -101,7 +103,7 @@ class _Changes:
         """Return the functions that a call may run, as far as they are known and of no library."""
         found: list[Any] = []
         if isinstance(called, ast.Name):
-            found = [caller.__globals__.get(called.id)]
+            found = [global_of(caller, called.id)]
         elif isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name) and called.value.id == "self":
             found = [inspect.getattr_static(self._kind, called.attr, None)]
         elif isinstance(called, ast.Attribute) and _is_super(called.value):
@@ -123,33 +125,6 @@ def _is_of_library(called: ast.expr, caller: FunctionType) -> bool:
     """Say whether code calls a function of Python or of a library: a builtin, or an attribute of a global."""
     root = names_along(called)[0]
     return root != "self" and (root in vars(builtins) or root in caller.__globals__)
-
-
-class _Parameters:
-    """The names of the parameters of a function, but for `self`.
-
-    Attributes:
-        every: all of them, also those of `*args` and `**kwargs`.
-    """
-
-    def __init__(self, definition: Function) -> None:
-        arguments = definition.args
-        self._by_place = [each.arg for each in (*arguments.posonlyargs, *arguments.args)]
-        if self._by_place[:1] == ["self"]:
-            del self._by_place[0]
-        self._further, self._further_named = arguments.vararg, arguments.kwarg
-        named = {each.arg for each in arguments.kwonlyargs}
-        self.every = {*self._by_place, *named, *(each.arg for each in (arguments.vararg, arguments.kwarg) if each)}
-
-    def name_of(self, place: int | str | None) -> str:
-        """Return the name of the parameter that holds an argument, given by its position or name; "" if none does."""
-        if isinstance(place, int):
-            if place < len(self._by_place):
-                return self._by_place[place]
-            return self._further.arg if self._further else ""
-        if place in self.every:
-            return str(place)
-        return self._further_named.arg if self._further_named else ""
 
 
 def _names_of_given(definition: Function, given: Iterable[str]) -> set[str]:

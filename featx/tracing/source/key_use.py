@@ -8,6 +8,7 @@ from functools import lru_cache
 from types import FunctionType
 
 from featx.tracing.source.location import Function, definition_of
+from featx.tracing.source.parameters import Parameters
 
 # Functions that see a variable without its name.
 _SEEING_ALL = frozenset({"locals", "vars", "eval", "exec"})
@@ -22,9 +23,7 @@ def keys_read(function: FunctionType, parameter: str) -> tuple[str, ...] | None:
     definition = definition_of(function)
     if definition is None:
         return None
-    given = definition.args
-    names = {each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs)}
-    return _keys_read(definition, parameter) if parameter in names else None
+    return _keys_read(definition, parameter) if parameter in Parameters(definition).named else None
 
 
 @lru_cache(maxsize=1024)

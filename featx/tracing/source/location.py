@@ -132,6 +132,11 @@ def codes_in(code: CodeType) -> Iterator[CodeType]:
             yield from codes_in(constant)
 
 
+def names_in(code: CodeType) -> frozenset[str]:
+    """Return the names of globals and attributes that `code`, or code that is defined inside it, uses."""
+    return frozenset(name for each in codes_in(code) for name in each.co_names)
+
+
 @lru_cache(maxsize=4096)
 def _source_of(code: CodeType) -> Source | None:
     # The statement at top level around the code comes first: parsing a file of 5,000 lines takes 0.1 s.

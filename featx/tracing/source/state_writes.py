@@ -9,17 +9,22 @@ import ast
 import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import lru_cache
-from types import FunctionType, ModuleType
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from featx.ir.torch_layers import is_torch_layer
-from featx.tracing.source.argument_use import PASSING, VIEWS, functions_reached, is_inplace_name, writing_lines
+from featx.tracing.source.aliases import aliased_parts
+from featx.tracing.source.argument_use import WritingLines, writing_lines
 from featx.tracing.source.assignments import assigned_values
-from featx.tracing.source.frames import Line, is_library_code
+from featx.tracing.source.attributes import names_along
+from featx.tracing.source.calls import called_in, is_own_function, values_given, written_by_call
+from featx.tracing.source.frames import Line
 from featx.tracing.source.location import Function, definition_of
+from featx.tracing.source.parameters import Parameters
+from featx.tracing.source.reachable import function_behind, functions_reached
 
 # The attributes between a module and what it reads of itself: `self.proj.weight` is ("proj", "weight"), and
 # `self.proj.parameters()` is ("proj", "parameters", "()").
@@ -119,10 +124,8 @@ def _writes_of(kind: type[nn.Module], forward: Callable[..., Any]) -> tuple[_Wri
 
 
 def _is_method(function: FunctionType, kind: type, forward: Callable[..., Any]) -> bool:
-    found = inspect.getattr_static(kind, function.__name__, None)
-    return function is inspect.unwrap(getattr(forward, "__func__", forward)) or (
-        isinstance(found, FunctionType) and inspect.unwrap(found) is function
-    )
+    found = function_behind(inspect.getattr_static(kind, function.__name__, None))
+    return function in (found, inspect.unwrap(getattr(forward, "__func__", forward)))
 
 
 def _arguments_given(methods: list[_Method]) -> dict[str, set[_Chain]]:
@@ -131,7 +134,7 @@ def _arguments_given(methods: list[_Method]) -> dict[str, set[_Chain]]:
     for method in methods:
         for call in method.calls():
             if isinstance(call.func, ast.Attribute):
-                given.setdefault(call.func.attr, set()).update(method.aliases_in(_values_of(call)))
+                given.setdefault(call.func.attr, set()).update(method.aliases_in(values_given(call)))
     return given
 
 
@@ -140,9 +143,9 @@ class _Method:
 
     def __init__(self, function: FunctionType, definition: Function) -> None:
         self._function, self._definition = function, definition
-        arguments = [*definition.args.posonlyargs, *definition.args.args]
-        self._self = arguments[0].arg if arguments else "self"
-        self._arguments = {each.arg for each in [*arguments, *definition.args.kwonlyargs]} - {self._self}
+        parameters = Parameters(definition)
+        self._self = parameters.positional[0] if parameters.positional else "self"
+        self._arguments = parameters.named - {self._self}
         self._assigned = assigned_values(definition)
 
     def calls(self) -> Iterator[ast.Call]:
@@ -161,7 +164,7 @@ class _Method:
             if chains:
                 yield _Write(lines, frozenset(chains), reads, training)
             elif isinstance(node, ast.Call) and (called := self._chain_of(node.func)):
-                given_now = self.aliases_in(_values_of(node))
+                given_now = self.aliases_in(values_given(node))
                 if given_now:
                     yield _Write(lines, frozenset(given_now), reads, training, called)
 
@@ -178,20 +181,10 @@ class _Method:
         return [], lines
 
     def _written_by_call(self, call: ast.Call, lines: frozenset[Line]) -> tuple[list[ast.expr], frozenset[Line]]:
-        function = call.func
-        out = [each.value for each in call.keywords if each.arg == "out"]
-        name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
-        if is_inplace_name(name):
-            owner = function.value if isinstance(function, ast.Attribute) else None
-            named = self._function.__globals__.get(owner.id) if isinstance(owner, ast.Name) else None
-            is_function = owner is None or isinstance(named, ModuleType)
-            return [*out, *(_values_of(call) if is_function else [owner])], lines  # type: ignore[list-item]
-        called = self._function.__globals__.get(name) if isinstance(function, ast.Name) else None
-        if isinstance(called, FunctionType) and not is_library_code(called.__code__):
-            inside = writing_lines(called)
-            inside_lines = inside.always | inside.sometimes
-            return (_values_of(call), inside_lines) if inside_lines else (out, lines)
-        return out, lines
+        called = called_in(call, self._function)
+        inside = writing_lines(called) if is_own_function(called) else WritingLines()
+        inside_lines = inside.always | inside.sometimes
+        return (values_given(call), inside_lines) if inside_lines else (written_by_call(call, self._function), lines)
 
     def chains_in(self, nodes: Iterable[ast.AST]) -> set[_Chain]:
         """Return the chains that expressions contain, and those that are in variables which they name."""
@@ -199,19 +192,7 @@ class _Method:
 
     def aliases_in(self, nodes: Iterable[ast.AST]) -> set[_Chain]:
         """Return the chains of which expressions are a view, an item or the result of a method."""
-        return self._found(nodes, self._aliased)
-
-    def _aliased(self, node: ast.AST) -> list[ast.AST]:
-        if isinstance(node, (ast.Attribute, ast.Subscript, ast.Starred, ast.NamedExpr)):
-            return [node.value]
-        if isinstance(node, ast.Call):
-            if isinstance(node.func, ast.Attribute):
-                is_view = node.func.attr in VIEWS or is_inplace_name(node.func.attr)
-                return [node.func.value] if is_view else []
-            return list(node.args) if getattr(node.func, "id", "") in PASSING else []
-        if isinstance(node, (ast.Tuple, ast.List, ast.IfExp, ast.BoolOp, ast.Dict, ast.ListComp, ast.GeneratorExp)):
-            return list(ast.iter_child_nodes(node))
-        return []
+        return self._found(nodes, lambda node: list(aliased_parts(node, self._function)))
 
     def _found(self, nodes: Iterable[ast.AST], inside: Callable[[ast.AST], list[ast.AST]]) -> set[_Chain]:
         found: set[_Chain] = set()
@@ -231,17 +212,8 @@ class _Method:
         return found
 
     def _chain_of(self, node: ast.AST) -> _Chain:
-        names: list[str] = []
-        while isinstance(node, (ast.Attribute, ast.Subscript)):
-            if isinstance(node, ast.Attribute):
-                names.append(node.attr)
-            node = node.value
-        is_own = isinstance(node, ast.Name) and node.id == self._self
-        return tuple(reversed(names)) if is_own else ()
-
-
-def _values_of(call: ast.Call) -> list[ast.expr]:
-    return [*call.args, *(each.value for each in call.keywords)]
+        root, *names = names_along(node)
+        return tuple(names) if root == self._self else ()
 
 
 def _with_modes(node: ast.AST, training: bool | None) -> Iterator[tuple[ast.AST, bool | None]]:

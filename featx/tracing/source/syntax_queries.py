@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from featx.ir.form import FORM_ATTRIBUTES
+from featx.tracing.source.calls import name_called
 from featx.tracing.source.frames import is_library_code
 from featx.tracing.source.location import Position, Source, codes_in, node_at, parent_of, source_of
 
@@ -31,7 +32,7 @@ _SIGNS: dict[type[ast.unaryop], str] = {ast.USub: "-", ast.UAdd: "+"}
 _COMPARISONS = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 # What a text passes through on its way into a call: `"n = %d" % n`, `f"{n}" + "."`, `(a, b)` of `"%d %d" % (a, b)`.
 _PARTS_OF_A_TEXT = (ast.JoinedStr, ast.FormattedValue, ast.BinOp, ast.Tuple)
-_TRIES = (ast.Try, getattr(ast, "TryStar", ast.Try))
+_TRIES = (ast.Try, ast.TryStar)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 
@@ -61,7 +62,7 @@ def only_takes_items(frame: FrameType, function: str | None) -> bool:
     """
     code = frame.f_code
     source, node = source_of(code, frame.f_globals), node_at(frame)
-    if _name_called(node) != function or not isinstance(node, (ast.Call, ast.Subscript)):
+    if name_called(node) != function or not isinstance(node, (ast.Call, ast.Subscript)):
         return False
     parent = None if source is None else source.parents.get(node)
     if source is None or parent is None:
@@ -77,13 +78,6 @@ def only_takes_items(frame: FrameType, function: str | None) -> bool:
         return False
     loads = (each for each in ast.walk(definition) if isinstance(each, ast.Name) and each.id == target.id)
     return all(_takes_items(each, source.parents[each]) for each in loads if isinstance(each.ctx, ast.Load))
-
-
-def _name_called(node: ast.AST | None) -> str | None:
-    function = node.func if isinstance(node, ast.Call) else None
-    if isinstance(function, ast.Attribute):
-        return function.attr
-    return function.id if isinstance(function, ast.Name) else None
 
 
 def _takes_items(node: ast.AST, parent: ast.AST) -> bool:
