@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import enum
 import types
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from numbers import Number
 from typing import Any, cast
@@ -14,7 +15,7 @@ from typing import Any, cast
 import torch
 
 from featx.errors import RequestError
-from featx.rebuilding import attributes_of, rebuild_object, rebuild_tuple, set_attributes
+from featx.rebuilding import attributes_of, rebuild_dict, rebuild_object, rebuild_tuple, set_attributes
 
 _WITHOUT_TENSORS = (
     Number, str, bytes, range, slice, type(None), type, enum.Enum, types.BuiltinFunctionType, torch.dtype,
@@ -173,8 +174,13 @@ def _rebuild_mapping(value: Any, items: dict[Any, Any]) -> Any:
     kind: Any = type(value)
     if not hasattr(kind, "__setitem__") or not hasattr(kind, "copy"):
         return kind(items)
-    # A mapping with a constructor of its own (defaultdict, ModelOutput) is copied and refilled.
-    made = copy.copy(value) if kind.copy is dict.copy else value.copy()  # `dict.copy` returns a plain dict
+    if issubclass(kind, dict) and not issubclass(kind, defaultdict):
+        attributes = {
+            name: items[name] if name in value and value[name] is held else held
+            for name, held in attributes_of(value).items()
+        }
+        return rebuild_dict(kind, items, None if getattr(value, "__dict__", None) is value else attributes)
+    made = copy.copy(value) if isinstance(value, defaultdict) else value.copy()
     for key, item in items.items():
         made[key] = item
     return made

@@ -28,9 +28,9 @@ class Box:
 
 @dataclasses.dataclass
 class ModelOutput(collections.OrderedDict[str, Any]):
-    """As transformers builds its outputs: a dict whose items are attributes as well."""
+    """As transformers builds its outputs: a dict whose items are attributes, and which needs some of them."""
 
-    logits: Any = None
+    logits: Any
     hidden: Any = None
 
     def __post_init__(self) -> None:
@@ -42,9 +42,6 @@ class ModelOutput(collections.OrderedDict[str, Any]):
     def __setitem__(self, key: str, value: Any) -> None:
         super().__setitem__(key, value)
         super().__setattr__(key, value)
-
-    def copy(self) -> ModelOutput:
-        return ModelOutput(**self)
 
 
 def double(leaf: Any) -> Any:

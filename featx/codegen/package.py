@@ -79,9 +79,15 @@ def _import(alias: str, value: object) -> list[str]:
         raise ArgumentTypeError(f"cannot write the global '{alias}' of the generated code: {path} cannot be imported")
     owner, _, name = path.rpartition(".")
     owner = owner or builtins.__name__
-    if owner in sys.modules and getattr(sys.modules[owner], name, None) is not value:
+    holder = sys.modules.get(owner)
+    outer, _, class_name = owner.rpartition(".")
+    if holder is None and outer in sys.modules:  # `apply` of a class
+        holder = getattr(sys.modules[outer], class_name, None)
+    if holder is not None and getattr(holder, name, None) != value:
         raise ArgumentTypeError(
             f"cannot write the global '{alias}' of the generated code: {path} is another object; "
             "define it there under that name"
         )
+    if isinstance(holder, type):
+        return [f"from {outer} import {class_name} as {alias}", f"{alias} = {alias}.{name}"]
     return [f"from {owner} import {name} as {alias}"]

@@ -178,3 +178,25 @@ def test_function_that_is_no_longer_what_its_name_leads_to_is_refused(tmp_path: 
     graph.output(graph.call_function(sqrt, (graph.placeholder("x"),)))
     with pytest.raises(ArgumentTypeError, match=r"math\.sqrt is another object"):
         GraphModule(nn.Module(), graph).to_folder(tmp_path / "package")
+
+
+def test_method_of_a_class_is_imported_through_the_class(
+    import_package: Callable[..., ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_functions.py").write_text(
+        "import torch\n"
+        "class Sign(torch.autograd.Function):\n"
+        "    @staticmethod\n"
+        "    def forward(ctx, x): return torch.sign(x)\n"
+        "    @staticmethod\n"
+        "    def backward(ctx, grad): return grad\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own = importlib.import_module("own_functions")
+    graph = Graph()
+    x = graph.placeholder("x")
+    graph.output(graph.call_function(own.Sign.apply, (x,)))
+    written = import_package(GraphModule(nn.Module(), graph), "package_of_method", "Written")
+    value = torch.randn(4, requires_grad=True)
+    written.Written()(value).sum().backward()
+    assert torch.equal(value.grad, torch.ones(4))  # what its backward gives; that of torch.sign is 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+import pickle
 from typing import Any
 
 import pytest
@@ -73,3 +75,20 @@ def test_test_for_identity_is_refused() -> None:
 def test_error_of_a_with_statement_names_the_missing_source() -> None:
     with pytest.raises(TraceError, match=r"no source tells whether it catches errors.*put the model into a file"):
         featx.create_feature_extractor(_model(_WITH), ["output"], example_inputs=(torch.rand(1, 3, 8, 8),))
+
+
+_OPERATORS = """
+        y = self.conv(x)
+        z = y ** 2 + 2 ** y
+        y **= 2
+        return y + z
+"""
+
+
+def test_operators_are_pickled() -> None:
+    """`y ** 2` calls a function of torch that has no name under which it could be found again."""
+    model, x = _model(_OPERATORS), torch.rand(2, 3, 8, 8)
+    extractor = featx.create_feature_extractor(model, ["conv", "output"], example_inputs=(x,))
+    again = pickle.loads(pickle.dumps(extractor))
+    assert torch.equal(again(x)["output"], model(x))
+    assert len(extractor.eval_graph.find_nodes(op="call_function", target=operator.pow)) == 2

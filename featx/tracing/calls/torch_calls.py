@@ -373,4 +373,8 @@ def _as_written(
         return "call_function", magic, args, None
     if getattr(torch.Tensor, name, None) is function:
         return "call_method", name, args, None
+    # `x ** 2` calls a function that torch has under no other name.
+    magic_name = f"__i{name[:-1]}__" if name.endswith("_") else f"__{name}__"
+    if magic_name in MAGIC and getattr(torch.Tensor, magic_name, None) is function:
+        return "call_function", MAGIC[magic_name], args, None
     return "call_function", function, args, None

@@ -41,6 +41,7 @@ MAGIC: dict[str, Callable[..., Any]] = {
     "__iand__": operator.iand,
     "__ior__": operator.ior,
     "__ixor__": operator.ixor,
+    "__ipow__": operator.ipow,
 }
 REFLECTED: dict[str, Callable[..., Any]] = {
     "__radd__": operator.add,
