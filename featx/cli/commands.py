@@ -14,7 +14,7 @@ import torch
 import typer
 
 from featx.cli.bulk import errors, extract, retry, verify
-from featx.cli.errors import UserError, check_output, told
+from featx.cli.errors import UserError, check_output, of_model, told
 from featx.cli.images import find_images
 from featx.cli.models import RANDOM_WEIGHTS, load_model
 from featx.cli.options import (
@@ -32,12 +32,13 @@ from featx.cli.options import (
 )  # fmt: skip
 from featx.cli.pictures import SUFFIXES, save_picture
 from featx.drawing.drawing import draw as draw_graph
-from featx.errors import FeatxError
+from featx.examples import find_example
 from featx.features.describing.node_rows import nodes as list_nodes
 from featx.features.dual import DualGraphModule
 from featx.features.extractor import create_feature_extractor
 from featx.passes.cost import cost as count_cost
 from featx.traced import trace
+from featx.tree import tree_leaves
 
 
 def _tell_version(is_asked: bool) -> None:
@@ -73,14 +74,16 @@ def nodes(
     """List the values inside a model, with shapes, strides, parameters and FLOPs."""
     with told():
         loaded = load_model(model, pretrained=pretrained, weights=weights, seed=seed)
-        table = list_nodes(loaded, inputs_of(inputs), depth=depth)
+        with of_model(_named(inputs)):
+            table = list_nodes(loaded, inputs_of(inputs), depth=depth)
         found = table.filter(match, type=type, stride=stride)
         if not found:
             raise UserError("no node is like that; leave out --match, --type or --stride to see all")
         if as_json:
             typer.echo(json.dumps(found.to_dicts()))
         else:
-            hint = "--depth N and --all show them, and --match 'layer1.*' what is like that"
+            inside = next((row.name.partition(".")[0] for row in table if "." in row.name), "layer1")
+            hint = f"--depth N and --all show them, and --match '{inside}.*' what is like that"
             typer.echo(found.to_text(depth, everything=everything or len(found) < len(table), hint=hint))
 
 
@@ -96,12 +99,14 @@ def cost(
     """Count parameters, FLOPs, bytes moved and memory of each module."""
     with told():
         loaded = load_model(model, pretrained=pretrained, weights=weights, seed=seed)
-        report = count_cost(loaded, example_inputs=inputs_of(inputs), unknown="list")
+        with of_model(_named(inputs)):
+            report = count_cost(loaded, example_inputs=inputs_of(inputs), unknown="list")
         if as_json:
             typer.echo(json.dumps([dataclasses.asdict(module) for module in report.modules]))
         else:
             typer.echo(report.module_table(depth))
             typer.echo("\n" + "\n".join(str(report).splitlines()[-2 - len(report.unknown) :]))
+            typer.echo(f"for inputs of {_shapes_of(loaded, inputs)}")
 
 
 def draw(
@@ -117,7 +122,8 @@ def draw(
     with told():
         check_output(output, (".html", ".svg", ".dot"))
         loaded = load_model(model, pretrained=pretrained, weights=weights, seed=seed)
-        drawing = draw_graph(loaded, example_inputs=inputs_of(inputs), depth=depth)
+        with of_model(_named(inputs)):
+            drawing = draw_graph(loaded, example_inputs=inputs_of(inputs), depth=depth)
         drawing.save(output)
         typer.echo(f"wrote {output}")
 
@@ -135,7 +141,8 @@ def code(
     with told():
         loaded = load_model(model, pretrained=pretrained, weights=weights, seed=seed)
         example = inputs_of(inputs)
-        module: Any = _extractor(loaded, node, None, example) if node else trace(loaded, example_inputs=example)
+        with of_model(_named(inputs)):
+            module: Any = _extractor(loaded, node, None, example) if node else trace(loaded, example_inputs=example)
         if output is None:
             typer.echo(module.code.strip())
         else:
@@ -166,8 +173,9 @@ def features(
             check_output(picture, SUFFIXES)
         is_random = seed is None and weights is None and not pretrained
         loaded = load_model(model, pretrained=pretrained, weights=weights, seed=0 if is_random else seed)
-        photos = find_images(images, loaded, size, spec=model, pretrained=pretrained)
-        extractor = _extractor(loaded, node, pool, photos.read(photos.files[:2]))
+        photos = find_images(images, loaded, size, spec=model)
+        with of_model("these images"):
+            extractor = _extractor(loaded, node, pool, photos.read(photos.files[:2]))
         batches = photos.read(photos.files)
         typer.echo(f"{len(photos.files)} images: {photos.described}", err=True)
         if is_random:
@@ -203,27 +211,28 @@ def make_app() -> typer.Typer:
 
 
 def _extractor(model: Any, names: list[str], pool: Pool | None, example: Any = None) -> DualGraphModule:
-    request = requested(names, pool)
-    try:
-        return create_feature_extractor(
-            model, request, suppress_diff_warning=True, example_inputs=example, adaptive=None
-        )
-    except FeatxError:
-        raise
-    except Exception as error:  # the model's own
-        raise UserError(
-            f"the model fails on {'these images' if example is not None else 'its example'}: {error}"
-        ) from error
+    return create_feature_extractor(
+        model, requested(names, pool), suppress_diff_warning=True, example_inputs=example, adaptive=None
+    )
+
+
+def _shapes_of(model: Any, inputs: list[str]) -> str:
+    example = None if inputs else find_example(model, model.training)
+    leaves = inputs_of(inputs) if example is None else tree_leaves((example.args, example.kwargs))
+    shapes = ("x".join(map(str, leaf.shape)) for leaf in leaves or () if isinstance(leaf, torch.Tensor))
+    return ", ".join(shapes) or "no size"
+
+
+def _named(inputs: list[str]) -> str:
+    return f"--input {' --input '.join(inputs)}" if inputs else "inputs that are guessed; give --input"
 
 
 def _run(extractor: DualGraphModule, images: torch.Tensor, batch: int) -> dict[str, torch.Tensor]:
     parts: list[dict[str, Any]] = []
     with torch.inference_mode(), typer.progressbar(images.split(batch), label="features", file=sys.stderr) as bar:
         for each in bar:
-            try:
+            with of_model("these images"):
                 parts.append(extractor(each))
-            except RuntimeError as error:
-                raise UserError(f"the model fails on these images: {error}") from error
     not_tensors = [key for key, value in parts[0].items() if not isinstance(value, torch.Tensor)]
     if not_tensors:
         raise UserError(f"'{not_tensors[0]}' is no tensor; name a value inside it")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,11 +29,28 @@ def check_output(path: Path, suffixes: Collection[str]) -> None:
 
 
 @contextmanager
+def of_model(inputs: str) -> Generator[None]:
+    """Tell errors that a model raises on some inputs in a line.
+
+    Raises:
+        UserError: the model has failed.
+    """
+    try:
+        yield
+    except (UserError, FeatxError, OSError, MemoryError):
+        raise
+    except Exception as error:
+        first = (str(error).strip() or "no message").splitlines()[0]
+        raise UserError(f"the model fails on {inputs}: {type(error).__name__}: {first}") from error
+
+
+@contextmanager
 def told() -> Generator[None]:
     """Print errors of the user's as one line, and exit with 1."""
     try:
         yield
     except (UserError, FeatxError, OSError) as error:
+        logging.getLogger("featx").debug("", exc_info=True)
         typer.secho(f"featx: {error}", err=True, fg="red")
         raise typer.Exit(1) from None
     except Exception as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,12 +59,12 @@ class Images:
             ) from error
 
 
-def find_images(paths: Iterable[Path], model: nn.Module, size: int | None, *, spec: str, pretrained: bool) -> Images:
+def find_images(paths: Iterable[Path], model: nn.Module, size: int | None, *, spec: str) -> Images:
     """Return the images at `paths`, where folders stand for the images in them.
 
     They are made as the model declares: timm's data configuration, the transforms of torchvision's weights, the
-    processor of transformers; where there is none, or a size is asked for, the middle is scaled, and normalized as for
-    ImageNet.
+    processor of transformers, each with the size that is asked for; where there is none, the middle is scaled, and
+    normalized as for ImageNet.
 
     Raises:
         UserError: there are none.
@@ -71,7 +72,7 @@ def find_images(paths: Iterable[Path], model: nn.Module, size: int | None, *, sp
     files = [file for path in paths for file in _files_of(path)]
     if not files:
         raise UserError(f"no images in {', '.join(map(str, paths))}")
-    transform, described = _declared(model, spec, pretrained) if size is None else (None, "")
+    transform, described = _declared(model, spec, size)
     if transform is None:
         transform, described = _usual(model, size)
     return Images(files, transform, described)
@@ -83,15 +84,18 @@ def _files_of(path: Path) -> list[Path]:
     return sorted(each for each in path.iterdir() if each.suffix.lower() in SUFFIXES and each.name[0] != ".")
 
 
-def _declared(model: nn.Module, spec: str, pretrained: bool) -> tuple[Callable[[Any], torch.Tensor] | None, str]:
+def _declared(model: nn.Module, spec: str, size: int | None) -> tuple[Callable[[Any], torch.Tensor] | None, str]:
     library, _, name = spec.partition(":")
     if library == "timm":
         data: Any = importlib.import_module("timm.data")
-        transform = data.create_transform(**data.resolve_model_data_config(model), is_training=False)
+        config = data.resolve_model_data_config(model)
+        if size is not None:
+            config["input_size"] = (config["input_size"][0], size, size)
+        transform = data.create_transform(**config, is_training=False)
         return transform, f"timm's transform: {_in_a_line(transform)}"
-    if library == "torchvision" and pretrained:
+    if library == "torchvision":
         models: Any = importlib.import_module("torchvision.models")
-        transform = models.get_model_weights(name).DEFAULT.transforms()
+        transform = _of_preset(models.get_model_weights(name).DEFAULT.transforms, model, size)
         return transform, f"torchvision's transform: {_in_a_line(transform)}"
     if library == "hf":
         transformers: Any = importlib.import_module("transformers")
@@ -99,9 +103,47 @@ def _declared(model: nn.Module, spec: str, pretrained: bool) -> tuple[Callable[[
             processor = transformers.AutoImageProcessor.from_pretrained(name)
         except (OSError, ValueError):
             return None, ""
-        kind = type(processor).__name__
-        return lambda image: processor(image, return_tensors="pt")["pixel_values"][0], f"transformers' {kind}"
+        return ProcessorOfSize(processor, size), f"transformers' {type(processor).__name__}"
     return None, ""
+
+
+def _of_preset(preset: Any, model: nn.Module, size: int | None) -> Callable[[Any], torch.Tensor]:
+    """Return torchvision's transform of some weights, for images of this size or of its own.
+
+    Those for segmentation and detection leave the ratio of the sides as it is. Here they get the middle of each image,
+    so that all images have one size and make a batch.
+    """
+    options = {name: each.default for name, each in inspect.signature(preset).parameters.items()}
+    crop, resize = options.get("crop_size"), options.get("resize_size")
+    if isinstance(crop, int) and isinstance(resize, int):
+        # What is cut off stays the same part of the image.
+        return preset() if size is None else preset(crop_size=size, resize_size=round(size * resize / crop))
+    pixels = size or (resize if isinstance(resize, int) else _side_of_example(model))
+    return SquareFirst(pixels, preset(resize_size=pixels) if isinstance(resize, int) else preset())
+
+
+def _side_of_example(model: nn.Module) -> int:
+    example = find_example(model)
+    return int(example.args[0].shape[-1]) if example is not None and isinstance(example.args[0], torch.Tensor) else 224
+
+
+@dataclass(frozen=True)
+class ProcessorOfSize:
+    """A processor of transformers for one image of Pillow, with its own size or another one."""
+
+    processor: Any  # as transformers need not be there
+    size: int | None
+
+    def __call__(self, image: Any) -> torch.Tensor:
+        """Return the pixels, of shape (channels, height, width)."""
+        options: dict[str, Any] = {}
+        if self.size is not None:
+            square = {"height": self.size, "width": self.size}
+            is_by_edge = "shortest_edge" in (getattr(self.processor, "size", None) or {})
+            options = {"size": {"shortest_edge": self.size} if is_by_edge else square}
+            if getattr(self.processor, "crop_size", None):
+                options["crop_size"] = square
+        return self.processor(image, return_tensors="pt", **options)["pixel_values"][0]
 
 
 def _in_a_line(transform: object) -> str:
@@ -109,10 +151,29 @@ def _in_a_line(transform: object) -> str:
 
 
 def _usual(model: nn.Module, size: int | None) -> tuple[Callable[[Any], torch.Tensor], str]:
-    example = find_example(model) if size is None else None
-    shape = example.args[0].shape if example is not None and example.args else torch.Size([1, 3, 224, 224])
-    pixels = int(shape[-1]) if size is None else size
+    pixels = _side_of_example(model) if size is None else size
     return UsualTransform(pixels), f"{pixels} x {pixels} pixels, the middle, with mean {_MEAN} and deviation {_STD}"
+
+
+def _middle(image: Any, pixels: int) -> Any:
+    """Return the middle of an image as a square with sides of so many pixels."""
+    width, height = image.size
+    longer = pixels * max(width, height) // min(width, height)
+    resized = image.resize((pixels, longer) if width < height else (longer, pixels), 3)  # bicubic
+    left, top = round((resized.width - pixels) / 2), round((resized.height - pixels) / 2)
+    return resized.crop((left, top, left + pixels, top + pixels))
+
+
+@dataclass(frozen=True)
+class SquareFirst:
+    """Scales the middle of an image to a square, ahead of another transform."""
+
+    pixels: int
+    transform: Callable[[Any], torch.Tensor]
+
+    def __call__(self, image: Any) -> torch.Tensor:
+        """Return what the transform makes of the square."""
+        return self.transform(_middle(image, self.pixels))
 
 
 @dataclass(frozen=True)
@@ -123,24 +184,20 @@ class UsualTransform:
 
     def __call__(self, image: Any) -> torch.Tensor:
         """Return a tensor of shape (3, pixels, pixels)."""
-        pixels, (width, height) = self.pixels, image.size
-        longer = pixels * max(width, height) // min(width, height)
-        resized = image.resize((pixels, longer) if width < height else (longer, pixels), 3)  # bicubic
-        left, top = round((resized.width - pixels) / 2), round((resized.height - pixels) / 2)
-        data = bytearray(resized.crop((left, top, left + pixels, top + pixels)).tobytes())
-        values = torch.frombuffer(data, dtype=torch.uint8).view(pixels, pixels, 3).permute(2, 0, 1).float() / 255
-        return (values - torch.tensor(_MEAN)[:, None, None]) / torch.tensor(_STD)[:, None, None]
+        data = bytearray(_middle(image, self.pixels).tobytes())
+        values = torch.frombuffer(data, dtype=torch.uint8).view(self.pixels, self.pixels, 3).permute(2, 0, 1)
+        return (values.float() / 255 - torch.tensor(_MEAN)[:, None, None]) / torch.tensor(_STD)[:, None, None]
 
 
 def transform_of_model(model: nn.Module, spec: str, size: int | None) -> Callable[[Any], torch.Tensor] | None:
     """Return how a model's images are made, for a job of many; None where the model says it itself, as timm's do.
 
-    Models of torchvision have the transform of their weights. Where nothing is declared, or a size is asked for, it is
-    the usual one.
+    Models of torchvision have the transform of their weights. With a size, what is declared is made for it. Where
+    nothing is declared, it is the usual one.
     """
     library, _, name = spec.partition(":")
     if size is not None:
-        return UsualTransform(size)
+        return _declared(model, spec, size)[0] or _usual(model, size)[0]
     if library == "torchvision":
         models: Any = importlib.import_module("torchvision.models")
         return models.get_model_weights(name).DEFAULT.transforms()

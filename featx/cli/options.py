@@ -29,9 +29,13 @@ Inputs = Annotated[
     typer.Option(
         "--input",
         metavar="SHAPE",
-        help="The shape of an input, as 1x3x64x64; once for each of them.",
+        help="The shape of an input, as 1x3x64x64, or 2x9:int64 for whole numbers; once for each of them.",
     ),
 ]
+_DTYPES = {
+    "": torch.float32, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16,
+    "float64": torch.float64, "int64": torch.int64, "int32": torch.int32, "uint8": torch.uint8, "bool": torch.bool,
+}  # fmt: skip
 # Between names, and not between the characters of a pattern such as layer[3,4].
 _COMMA = re.compile(r",(?![^\[]*\])")
 
@@ -39,16 +43,26 @@ _COMMA = re.compile(r",(?![^\[]*\])")
 def inputs_of(shapes: list[str]) -> tuple[torch.Tensor, ...] | None:
     """Return tensors of these shapes; None where there are none, so that they are guessed.
 
+    Floating-point numbers are random, integers are 0, and booleans True.
+
     Raises:
         UserError: one is no shape.
     """
-    return tuple([torch.rand(_shape_of(text)) for text in shapes]) or None
+    return tuple(map(_input_of, shapes)) or None
 
 
-def _shape_of(text: str) -> list[int]:
-    if not re.fullmatch(r"[1-9]\d*([x,][1-9]\d*)*", text):
-        raise UserError(f"--input is a shape, such as 1x3x64x64; got '{text}'")
-    return [int(size) for size in re.split("[x,]", text)]
+def _input_of(text: str) -> torch.Tensor:
+    sizes, _, name = text.partition(":")
+    dtype = _DTYPES.get(name)
+    if dtype is None or not re.fullmatch(r"[1-9]\d*([x,][1-9]\d*)*", sizes):
+        raise UserError(
+            f"--input is a shape, such as 1x3x64x64, or a shape and one of {', '.join(filter(None, _DTYPES))}, such as "
+            f"2x9:int64; got '{text}'"
+        )
+    shape = [int(size) for size in re.split("[x,]", sizes)]
+    if dtype.is_floating_point:
+        return torch.rand(shape, dtype=dtype)
+    return torch.full(shape, int(dtype is torch.bool), dtype=dtype)
 
 
 class Pool(StrEnum):

@@ -112,21 +112,17 @@ def test_features(photos: Path, tmp_path: Path) -> None:
     torch.manual_seed(1)
     model = torchvision.models.resnet18(weights=None).eval()
     assert found["C4"].shape == (3, 256, 4, 4)
-    images = torch.stack([as_usual(path, 64) for path in sorted(photos.glob("*.png"))])
+    # The transform of the weights cuts 224 pixels out of 256.
+    images = torch.stack([as_declared(path, crop_size=64, resize_size=73) for path in sorted(photos.glob("*.png"))])
     expected = torch.nn.Sequential(*list(model.children())[:7])(images)
     assert torch.allclose(found["C4"], expected, atol=1e-5)
     with Image.open(picture) as opened:
         assert opened.size == (8 + 200 * 5, 8 + 200 * 3)  # the image and four maps, of three images
 
 
-def as_usual(path: Path, pixels: int) -> torch.Tensor:
-    """Scale the shorter side, cut the middle out, and normalize, by torchvision."""
-    transform: Any = torchvision.transforms.Compose([
-        torchvision.transforms.Resize(pixels, torchvision.transforms.InterpolationMode.BICUBIC),
-        torchvision.transforms.CenterCrop(pixels),
-        torchvision.transforms.ToTensor(),
-        torchvision.transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
-    ])  # fmt: skip
+def as_declared(path: Path, **sizes: int) -> torch.Tensor:
+    """Do what the weights of resnet18 declare."""
+    transform = torchvision.models.ResNet18_Weights.DEFAULT.transforms(**sizes)
     with Image.open(path) as image:
         return transform(image.convert("RGB"))
 
@@ -214,7 +210,7 @@ def test_weights_of_a_file(tmp_path: Path, photos: Path) -> None:
         output = tmp_path / f"{name}.npz"
         done("features", "torchvision:resnet18", photos, "-n", "layer1", "--weights", tmp_path / name, "-o", output)
         with np.load(output) as arrays:
-            images = torch.stack([as_usual(path, 224) for path in sorted(photos.glob("*.png"))])
+            images = torch.stack([as_declared(path) for path in sorted(photos.glob("*.png"))])
             x = model.maxpool(model.relu(model.bn1(model.conv1(images))))
             assert np.allclose(arrays["layer1"], model.layer1(x).detach().numpy(), atol=1e-5)
     arguments = ["torchvision:resnet18", photos, "-n", "fc", "-o", tmp_path / "w.pt" / "f.npz"]
@@ -283,6 +279,9 @@ MISTAKES: dict[str, tuple[list[Any], str]] = {
     "both": (["nodes", "torchvision:resnet18", "--weights", "a.pt", "--pretrained"], "or --weights, not both"),
     "twice": (["code", "torchvision:resnet18", "-n", "fc,fc"], "--nodes has fc twice"),
     "arguments": (["nodes", "torch.nn:Linear"], "'torch.nn:Linear' has to make a model without arguments: "),
+    "wrong input": (["nodes", "torchvision:resnet18", "--input", "3x64x64"], "fails on --input 3x64x64: ValueError: "),
+    "wrong input of cost": (["cost", "torch.nn:Flatten", "--input", "4"], "fails on --input 4: IndexError: "),
+    "no dtype": (["nodes", "torch.nn:Flatten", "--input", "4:int9"], "2x9:int64; got '4:int9'"),
     "own": (["nodes", "collections:Counter", "--pretrained"], "load its weights itself"),
 }
 
@@ -416,7 +415,7 @@ def test_inputs_of_a_model_of_ones_own_are_given_by_their_shapes(
     assert "self.last(add)" in done("code", "of_two:make", *inputs)
     assert "self.first(x)" in done("code", "of_two:make", "-n", "first", *inputs)
     done("draw", "of_two:make", *inputs, "-o", "two.html")
-    assert "--input is a shape, such as 1x3x64x64; got '3x'" in failed("nodes", "of_two:make", "--input", "3x")
+    assert "2x9:int64; got '3x'" in failed("nodes", "of_two:make", "--input", "3x")
 
 
 def test_random_weights_are_told_and_the_same_each_time(photos: Path, tmp_path: Path) -> None:
