@@ -105,7 +105,8 @@ def extract(
             looked for when the job starts, on the first sample, within two minutes; the job file holds it, with the
             errors. By default features are exact.
         retry: compute the samples again that have failed.
-        timeout: seconds that reading one sample may take in a process of its own; one that takes longer is a failure.
+        timeout: seconds that reading one sample may take in a process of its own, or in a thread when the job starts
+            and looks at some; one that takes longer is a failure.
             The job ends where no sample at all is read for so long.
         progress: show a bar on the standard error stream.
         recorded: what is kept in the job file besides, for people.
@@ -139,7 +140,7 @@ def extract(
     with modes_kept(model):
         folder = open_folder(output)
         there = read_job(folder)
-        sample = FirstSample.of(found, reader, there)
+        sample = FirstSample.of(found, reader, there, timeout)
         extractor = make_extractor(model, nodes, reader, sample, one)
         runner = make_runner(extractor, reader, sample)
         identity = identity_of(model, extractor, runner.columns, found, reader, sample, tolerance)

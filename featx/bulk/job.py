@@ -20,6 +20,8 @@ from featx.errors import ExtractionError
 # The list of keys is Parquet under a name that no reader of data sets takes for a part of the features.
 JOB_FILE, KEYS_FILE = "_job.json", "_keys"
 _SHOWN = 200
+# What is noted of a sample that cannot be read when a job starts; another start may read it.
+UNKNOWN = "?"
 # Parts of the identity that are told apart by a hash of code and of what objects hold.
 _WITH_STATE = ("modules", "transform", "decoder")
 _STATE = (
@@ -121,7 +123,7 @@ def start_job(folder: Folder, job: Job, keys: Sequence[str], asked: Mapping[str,
                 f"'{folder.path}' has the features of other samples: {_other_samples(folder, keys)}. Choose another "
                 "folder for these"
             )
-        if theirs != value:
+        if theirs != value and not (name == "sample" and _may_be_same_samples(theirs, value)):
             state = _STATE if name in _WITH_STATE else ""
             raise ExtractionError(
                 f"'{folder.path}' has the features of another job: its {name} {_difference(theirs, value)}.{state} "
@@ -130,6 +132,12 @@ def start_job(folder: Folder, job: Job, keys: Sequence[str], asked: Mapping[str,
     if KEYS_FILE not in folder.names():  # behind the job file: only who has the job may write its keys
         write_keys(folder, keys)
     return there
+
+
+def _may_be_same_samples(one: object, other: object) -> bool:
+    """Say whether two texts of `FirstSample` may be of one source: samples that could not be read say nothing."""
+    pairs = str(one).split(" "), str(other).split(" ")
+    return len(pairs[0]) == len(pairs[1]) and all(a == b or UNKNOWN in (a, b) for a, b in zip(*pairs, strict=True))
 
 
 def _other_samples(folder: Folder, keys: Sequence[str]) -> str:

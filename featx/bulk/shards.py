@@ -115,7 +115,7 @@ def _not_finite(rows: Rows) -> int:
     floats = [values for values in rows.values() if values.is_floating_point() and values.numel()]
     if not floats:
         return 0
-    are_finite = torch.stack([values.flatten(1).isfinite().all(1) for values in floats]).all(0)
+    are_finite = torch.stack([values.reshape(len(values), -1).isfinite().all(1) for values in floats]).all(0)
     return int((~are_finite).sum())
 
 

@@ -111,6 +111,10 @@ class FeatureTable(Dataset[dict[str, Any]]):
         place = bisect.bisect_right(self._ends, number)
         return self._rows.row(self._shards[place], number - (self._ends[place - 1] if place else 0))
 
+    def __contains__(self, key: object) -> bool:
+        """Say whether there is a row with this key. The first call reads all keys."""
+        return isinstance(key, (str, int)) and str(key) in self._places
+
     def get(self, key: str | int) -> dict[str, Any]:
         """Return a row by its key, or by the number of a sample of a data set. The first call reads all keys.
 
