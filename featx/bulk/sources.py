@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from glob import glob
 from io import BytesIO
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Protocol, cast
 
 from featx.bulk.extras import require
@@ -310,9 +310,10 @@ def _fitting(pattern: str) -> list[str]:
 
 
 def _of_tars(paths: Sequence[str], *, has_load: bool) -> Source:
+    starts = _names_of_tars(paths)
     members: list[tuple[str, str, tarfile.TarInfo]] = []
     for path in paths:
-        start = f"{Path(path).stem}/" if len(paths) > 1 else ""
+        start = f"{starts[path]}/" if len(paths) > 1 else ""
         members += [(f"{start}{member.name}", path, member) for member in _members(path)]
     names, what = _samples_among([key for key, _, _ in members], has_load=has_load)
     chosen = set(names)
@@ -337,6 +338,16 @@ def _with_data(
     if linked is None:
         raise ExtractionError(f"'{path}' cannot be read as a tar file: '{member.name}' is a link to nothing in it")
     return _with_data(members, path, linked)
+
+
+def _names_of_tars(paths: Sequence[str]) -> dict[str, str]:
+    """Return what the keys of each tar begin with: its name, or where two have one name, its path below all folders."""
+    names = {path: PurePosixPath(path.replace(os.sep, "/")).stem for path in paths}
+    if len(set(names.values())) == len(set(paths)):
+        return names
+    folders = {path: PurePosixPath(path.replace(os.sep, "/")).parent for path in paths}
+    common = PurePosixPath(os.path.commonpath(folders.values())).parts
+    return {path: "/".join([*folders[path].parts[len(common) :], name]) for path, name in names.items()}
 
 
 def _members(path: str) -> list[tarfile.TarInfo]:

@@ -605,3 +605,13 @@ def test_a_data_loader_is_told_to_be_its_data_set() -> None:
     loader = torch.utils.data.DataLoader([torch.rand(3)] * 4)
     with pytest.raises(featx.ArgumentTypeError, match=r"give loader\.dataset"):
         find_source(loader)
+
+
+def test_tars_of_one_name_in_two_folders(tmp_path: Path) -> None:
+    make_photos(tmp_path / "photos", 2)
+    paths = [tmp_path / part / "000.tar" for part in ("train", "val")]
+    for path in paths:
+        path.parent.mkdir()
+        with tarfile.open(path, "w") as tar:
+            tar.add(tmp_path / "photos" / "001.png", "a.png")
+    assert run([str(path) for path in paths], tmp_path).keys == ["train/000/a.png", "val/000/a.png"]
