@@ -47,10 +47,19 @@ class PythonState:
             return value
         if isinstance(value, (int, float)):  # a number of a trace among them
             return kind.__qualname__, int.__repr__(value) if isinstance(value, int) else float.__repr__(value)
-        if id(value) in self._known or issubclass(kind, _OTHERS) or not depth:
+        if id(value) in self._known or issubclass(kind, _OTHERS) or not depth or _is_stateless_function(value):
             return kind.__qualname__
         self._known[id(value)] = value
         return kind.__qualname__, *(self.of(part, depth - 1) for part in _parts_of(value))
+
+
+def _is_stateless_function(value: Any) -> bool:
+    """Say whether a value is a function that holds nothing: many modules may share it, as their activation."""
+    if isinstance(value, types.BuiltinFunctionType):
+        return value.__self__ is None or isinstance(value.__self__, (types.ModuleType, type))
+    if not isinstance(value, types.FunctionType):
+        return False
+    return not (value.__closure__ or value.__defaults__ or value.__kwdefaults__ or value.__dict__)
 
 
 def objects_in(value: object) -> Iterator[object]:
