@@ -14,7 +14,6 @@ from featx.ir.effects import Effects
 from featx.ir.node import Node
 from featx.libraries import advice_for_draws, mask_maker
 from featx.tracing.calls.measured_calls import MeasuredCalls
-from featx.tracing.calls.torch_calls import TorchCalls
 from featx.tracing.file_globals.pass_through import is_mode_query, is_reordering, is_seeding, is_switching
 from featx.tracing.guards.scalars import TracedFloat, TracedInt, plain_numbers
 from featx.tracing.recording.numbers import is_of_numbers
@@ -32,7 +31,6 @@ class FunctionCalls:
 
     Args:
         recorder: makes the nodes.
-        torch_calls: knows which kernels are seen.
         measured: runs functions that are one node.
         model_context: what is traced; knows the caches of its code.
 
@@ -40,11 +38,8 @@ class FunctionCalls:
         gradient_checks: the checks that gradients are enabled, or not, as they were when forward asked.
     """
 
-    def __init__(
-        self, recorder: Recorder, torch_calls: TorchCalls, measured: MeasuredCalls, model_context: ModelContext
-    ) -> None:
+    def __init__(self, recorder: Recorder, measured: MeasuredCalls, model_context: ModelContext) -> None:
         self._recorder = recorder
-        self._torch_calls = torch_calls
         self._measured = measured
         self._surroundings = model_context
         self.gradient_checks: list[Node] = []

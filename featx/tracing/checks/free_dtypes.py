@@ -29,7 +29,7 @@ from featx.tracing.guards.scalars import Diverged
 from featx.tracing.signals import NeedsRealValues
 from featx.tree import tree_leaves, tree_map
 
-DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _CONSTANTS = frozenset({torch.dtype, float, int})
 
 
@@ -54,7 +54,7 @@ def follow_dtypes(
     present = {leaf.dtype for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
     present |= {tensor.dtype for tensor in trace.model_context.root.parameters()}
     present = {dtype for dtype in present if dtype.is_floating_point}
-    for dtype in DTYPES:
+    for dtype in _DTYPES:
         if present == {dtype}:
             continue  # that is the example
         other = _traced_in(dtype, tracer, args, kwargs, trace, find_requested)

@@ -339,7 +339,7 @@ def _needless_gradient_checks(
 
 
 def _tensors(trace: ExampleTrace, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[_Input]:
-    bound = trace.signature.bind(*args, **kwargs)
+    bound = trace.model_context.signature.bind(*args, **kwargs)
     nodes = {node.target.lstrip("*"): node for node in trace.graph.nodes if node.op == "placeholder"}
     for name, value in bound.arguments.items():
         for leaf, path in leaves_of(value):

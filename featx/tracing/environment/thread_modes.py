@@ -31,7 +31,7 @@ class ThreadModes:
 
     def enter(self, function_mode: Any, kernel_mode: Any, *, gradients: bool) -> None:
         """Set the mode of gradients, and push modes for functions and, unless it is None, for kernels."""
-        set_gradients(gradients)
+        _set_gradients(gradients)
         if kernel_mode is not None:
             torch._C._push_on_torch_dispatch_stack(kernel_mode)
         torch._C._push_on_torch_function_stack(function_mode)
@@ -46,7 +46,7 @@ class ThreadModes:
             self._no_inference.__exit__(None, None, None)
             self._no_inference = None
         if torch.is_grad_enabled() is not self._gradients:
-            set_gradients(self._gradients)
+            _set_gradients(self._gradients)
         if _autocast() != self._autocast:
             for device, enabled, dtype in self._autocast:
                 torch.set_autocast_enabled(device, enabled)
@@ -56,7 +56,7 @@ class ThreadModes:
         torch._C._set_torch_function_state(self._function_state)  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def set_gradients(enabled: bool) -> None:
+def _set_gradients(enabled: bool) -> None:
     """Switch gradients on or off, unseen by a trace that runs around this one."""
     with torch._C.DisableTorchFunction():
         torch._C._set_grad_enabled(enabled)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -64,8 +63,6 @@ from featx.tracing.stand_ins.known_results import KnownResults
 from featx.tracing.stand_ins.stand_ins import StandIns, keeps_values
 from featx.tree import tree_leaves
 
-_ABSENT = object()
-
 _ELEMENTS_OF_A_LARGE_RUN = 200_000_000
 
 
@@ -117,7 +114,7 @@ class ExampleTrace:
         self._module_calls = ModuleCalls(
             recorder, self._torch_calls, measured, self.checks, self.replica, settings.opening
         )
-        self._function_calls = FunctionCalls(recorder, self._torch_calls, measured, model_context)
+        self._function_calls = FunctionCalls(recorder, measured, model_context)
         self.inputs = RunInputs(
             recorder, results, model_context.signature, functools.partial(keys_read_by, model_context.traced)
         )
@@ -179,11 +176,6 @@ class ExampleTrace:
     def numbers(self) -> Numbers:
         """The numbers that the model got."""
         return self.recorder.numbers
-
-    @property
-    def signature(self) -> inspect.Signature:
-        """That of the function that was traced."""
-        return self.model_context.signature
 
     @property
     def depends_on_autocast(self) -> bool:

@@ -283,7 +283,7 @@ class ContextValue(Holder):
             self._value.set(item)
 
 
-class EnvironmentVariables(Holder):
+class _EnvironmentVariables(Holder):
     """The environment variables of the process."""
 
     def __init__(self) -> None:
@@ -302,7 +302,7 @@ def outside_of_files(namespaces: Iterable[dict[str, Any]]) -> list[Holder]:
     """
     values = [value for namespace in namespaces for value in namespace.copy().values()]
     names_os = any(value is os or value is os.environ for value in values)
-    return [Holder(vars(torch.nn.functional)), *([EnvironmentVariables()] if names_os else [])]
+    return [Holder(vars(torch.nn.functional)), *([_EnvironmentVariables()] if names_os else [])]
 
 
 def contents_of(cell: CellType) -> Any:

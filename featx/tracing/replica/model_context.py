@@ -67,7 +67,7 @@ class ModelContext:
         self.function: Callable[..., Any] = root.forward if isinstance(root, nn.Module) else root
         self.signature = inspect.signature(self.function)
         paths = {module: path for path, module in walk_modules(self.root)}
-        refuse_distributed(self.root)
+        _refuse_distributed(self.root)
         refuse_uninitialized(self.root)
         refuse_ambiguous(paths)
         self.levels = nesting_depth_of(paths.values())
@@ -201,7 +201,7 @@ def refuse_uninitialized(root: nn.Module) -> None:
             )
 
 
-def refuse_distributed(root: nn.Module) -> None:
+def _refuse_distributed(root: nn.Module) -> None:
     """Raise a TraceError for a model in DistributedDataParallel, whose forward exchanges gradients and buffers."""
     if isinstance(root, nn.parallel.DistributedDataParallel):
         raise TraceError(

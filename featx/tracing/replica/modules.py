@@ -1,4 +1,4 @@
-"""Intercept the calls of a replica's modules, and reads of their parameters; walk the modules of a model."""
+"""Intercept the calls of a replica's modules, and reads of their parameters."""
 
 from __future__ import annotations
 
