@@ -9,7 +9,7 @@ import torch
 
 from featx.ir.memory import memory_of
 from featx.tracing.recording.recorder import Recorder
-from featx.tracing.replica.replica import WritesSharedTensor
+from featx.tracing.signals import WritesSharedTensor
 
 
 class ModelWrites:

@@ -25,8 +25,7 @@ from featx.tracing.example.conditions import Conditions, RequestedNodeFinder
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.tracer import ExampleTracer
 from featx.tracing.guards.guards import check_dtype
-from featx.tracing.guards.scalars import Diverged
-from featx.tracing.signals import NeedsRealValues
+from featx.tracing.signals import GAVE_UP
 from featx.tree import tree_leaves, tree_map
 
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -88,7 +87,7 @@ def _traced_in(
     conditions = Conditions(reason, is_real=False, gradients=trace.gradients, earlier=trace, dtype=dtype)
     try:
         return tracer.run_once(trace.model_context, args, kwargs, find_requested, conditions).graph
-    except (Diverged, NeedsRealValues, Exception):
+    except GAVE_UP:
         return None  # the model does something else there, or refuses it
 
 

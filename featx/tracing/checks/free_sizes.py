@@ -42,11 +42,11 @@ from featx.tracing.example.dict_inputs import without_unread_items
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.tracer import ExampleTracer
 from featx.tracing.guards.guards import check_rank, check_size
-from featx.tracing.guards.scalars import Diverged
 from featx.tracing.objects.structure import Path, leaves_of, text_of
 from featx.tracing.replica.mode_reads import ModeReads, set_mode
 from featx.tracing.side_effects.state_checks import Attribute
 from featx.tracing.signals import (
+    GAVE_UP,
     DependsOnAutocast,
     InternalTraceError,
     NeedsRealValues,
@@ -93,7 +93,7 @@ class OtherMode:
         conditions = Conditions("the other mode", before.is_real, before.gradients, before=before)
         try:
             trace = tracer.run_once(before.model_context, args, kwargs, find_requested, conditions)
-        except (Diverged, ThreadInterference, NeedsRealValues, Exception):
+        except (ThreadInterference, *GAVE_UP):
             before.drop_replica()
             return None
         trace.needed = _needed(trace, find_requested)
@@ -332,7 +332,7 @@ def _needless_gradient_checks(
     conditions = Conditions("gradients off", trace.is_real, gradients=False, earlier=trace)
     try:
         again = tracer.run_once(trace.model_context, args, kwargs, find_requested, conditions)
-    except (Diverged, NeedsRealValues, Exception):
+    except GAVE_UP:
         return []
     is_same = is_same_graph(again.graph, trace.graph, besides=frozenset(checks), first=trace.needed)
     return checks if is_same else []

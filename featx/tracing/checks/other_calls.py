@@ -14,9 +14,8 @@ from featx.tracing.example.conditions import Conditions
 from featx.tracing.example.dict_inputs import without_unread_items
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.tracer import ExampleTracer
-from featx.tracing.guards.scalars import Diverged, TracedFloat, TracedInt
-from featx.tracing.replica.replica import WritesSharedTensor
-from featx.tracing.signals import NeedsRealValues, ThreadInterference
+from featx.tracing.guards.scalars import TracedFloat, TracedInt
+from featx.tracing.signals import Diverged, NeedsRealValues, ThreadInterference, WritesSharedTensor
 
 _NUMBERS = (TracedInt, TracedFloat)
 _Inputs = tuple[tuple[Any, ...], Mapping[str, Any]]

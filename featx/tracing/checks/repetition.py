@@ -18,11 +18,10 @@ from featx.tracing.checks.filled_caches import differ_only_by_caches, keeps_draw
 from featx.tracing.example.conditions import Conditions, RequestedNodeFinder
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.tracer import ATTEMPTS, ExampleTracer
-from featx.tracing.guards.scalars import Diverged
 from featx.tracing.recording.recorder import MAY_COMPARE
 from featx.tracing.signals import (
+    GAVE_UP,
     DependsOnAutocast,
-    NeedsRealValues,
     NeedsSharedInputs,
     ReadInNextCall,
     SubmoduleNotRepeatable,
@@ -137,7 +136,7 @@ def _repeats_without_values(
     )
     try:
         first = tracer.run_once(trace.model_context, args, kwargs, find_requested, conditions)
-    except (Diverged, ThreadInterference, NeedsRealValues, Exception):
+    except (ThreadInterference, *GAVE_UP):
         return False
     try:
         if not is_same_graph(first.graph, trace.graph) or first.checks.kept_input_message is not None:
@@ -148,7 +147,7 @@ def _repeats_without_values(
         is_same = is_same_graph(second.graph, trace.graph) and second.python_states() == states
         second.drop_replica()
         return is_same
-    except (Diverged, ThreadInterference, NeedsRealValues, Exception):
+    except (ThreadInterference, *GAVE_UP):
         return False
     finally:
         first.drop_replica()
@@ -268,5 +267,5 @@ def _next(
     )  # fmt: skip
     try:
         return tracer.run_once(before.model_context, args, kwargs, find_requested, conditions)
-    except (Diverged, NeedsRealValues, Exception) as error:
+    except GAVE_UP as error:
         return error

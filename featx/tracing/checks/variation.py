@@ -29,9 +29,9 @@ from featx.tracing.checks.outcomes import (
 from featx.tracing.example.conditions import Conditions, RequestedNodeFinder
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.tracer import ExampleTracer
-from featx.tracing.guards.scalars import Disguise, Diverged, disguise_as_larger, disguise_as_one, disguise_as_zero
+from featx.tracing.guards.scalars import Disguise, disguise_as_larger, disguise_as_one, disguise_as_zero
 from featx.tracing.objects.structure import Path, copy_structure
-from featx.tracing.signals import NeedsRealValues, ThreadInterference
+from featx.tracing.signals import Diverged, NeedsRealValues, ThreadInterference
 from featx.tracing.stand_ins.stand_ins import keeps_values
 
 _RUNS_ALONE = 3

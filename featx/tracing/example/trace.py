@@ -31,7 +31,6 @@ from featx.tracing.example.observers import Observers
 from featx.tracing.example.run_inputs import RunInputs
 from featx.tracing.example.second_call import SecondCall
 from featx.tracing.file_globals.saved_tensors import SavedGlobals
-from featx.tracing.guards.scalars import Diverged
 from featx.tracing.nodes.module_output import mark_output
 from featx.tracing.recording.call_record import Record
 from featx.tracing.recording.earlier_calls import EarlierCalls
@@ -51,6 +50,7 @@ from featx.tracing.side_effects.state_checks import StateChecks
 from featx.tracing.signals import (
     AllNeededRecorded,
     ChangesOuterValues,
+    Diverged,
     NeedsFixedKeys,
     NeedsRealValues,
     ThreadInterference,

@@ -24,17 +24,19 @@ from featx.tracing.example.conditions import Conditions, RequestedNodeFinder, Se
 from featx.tracing.example.dict_inputs import without_unread_items
 from featx.tracing.example.earlier_caches import caches_filled_before
 from featx.tracing.example.plain_run import run_plainly
-from featx.tracing.example.run_setup import RESTARTS, RunSetup
+from featx.tracing.example.run_setup import RunSetup
 from featx.tracing.example.trace import ExampleTrace
-from featx.tracing.guards.scalars import Diverged
 from featx.tracing.log import RunLog
 from featx.tracing.nodes.leaf_classes import is_leaf_class
 from featx.tracing.replica.mode_reads import ModeReads
 from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.signals import (
+    GAVE_UP,
+    Diverged,
     InternalTraceError,
     NeedsRealValues,
     PossibleThreadInterference,
+    Restart,
     ThreadInterference,
     Untraceable,
 )
@@ -246,7 +248,7 @@ class ExampleTracer:
             except KeyboardInterrupt as error:
                 free_frames(error)
                 raise
-            except (Diverged, ThreadInterference, NeedsRealValues, Exception) as error:
+            except (ThreadInterference, *GAVE_UP) as error:
                 if conditions.is_further:  # whoever asked for it goes on without it
                     free_frames(error)
                 raise
@@ -296,7 +298,7 @@ class ExampleTracer:
                 # What is found when forward is over has no line of the model.
                 place = error.place if error.line != line else ""
                 raise _error(around.traced, error.what, place, error.advice) from error
-            except RESTARTS as error:
+            except Restart as error:
                 if before is not None:  # a call that has been broken off cannot come again on the same replica
                     raise Diverged from error
                 setup.change(error, around)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 
-from featx.tracing.signals import Signal
+from featx.tracing.signals import Diverged
 
 if TYPE_CHECKING:
     from featx.ir.node import Node
@@ -98,10 +98,6 @@ def disguise_as_one(number: int | float) -> int | float:
 def disguise_as_zero(number: int | float) -> int | float:
     """Disguise a number as zero."""
     return type(number)(0)
-
-
-class Diverged(Signal):
-    """A trace at other sizes does something else than the one before."""
 
 
 class _Nowhere:

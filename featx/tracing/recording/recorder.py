@@ -28,7 +28,7 @@ from featx.tracing.guards.guards import (
     check_result,
     check_same_items,
 )
-from featx.tracing.guards.scalars import Diverged, TracedFloat, TracedInt, plain_number
+from featx.tracing.guards.scalars import TracedFloat, TracedInt, plain_number
 from featx.tracing.nodes.grad_modes import GradModes
 from featx.tracing.nodes.naming import QualifiedNames
 from featx.tracing.nodes.scope import Scope
@@ -47,8 +47,15 @@ from featx.tracing.recording.opaque_call import OpaqueCall
 from featx.tracing.recording.returned_objects import ReturnedObjects
 from featx.tracing.replica.hooks import names_changed_by_hooks, tensors_kept_by_hooks
 from featx.tracing.replica.model_context import ModelContext
-from featx.tracing.replica.replica import Replica, WritesSharedTensor
-from featx.tracing.signals import AllNeededRecorded, NeedsRealValues, UnsupportedValue, Untraceable
+from featx.tracing.replica.replica import Replica
+from featx.tracing.signals import (
+    AllNeededRecorded,
+    Diverged,
+    NeedsRealValues,
+    UnsupportedValue,
+    Untraceable,
+    WritesSharedTensor,
+)
 from featx.tracing.source.frames import Line, describe, user_frame
 from featx.tracing.source.location import source_of
 from featx.tracing.source.syntax_queries import compares_objects, is_in_try
