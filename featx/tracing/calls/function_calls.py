@@ -104,7 +104,7 @@ class FunctionCalls:
         call = functools.partial(function, *plain_args, **plain_kwargs)
         node = ("call_function", function, arguments, keywords)
         try:
-            result = self._measured.run(node, (args, kwargs), call, is_measured=True)
+            _, result = self._measured.run(node, args, kwargs, call, is_measured=True)
         except Exception as error:
             recorder.raised.note_failure(error)
             raise

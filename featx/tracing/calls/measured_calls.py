@@ -73,18 +73,20 @@ class MeasuredCalls:
     def run(
         self,
         node: tuple[str, Any, tuple[Argument, ...], dict[str, Argument]],
-        values: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
         call: Callable[[], Any],
         *,
         is_measured: bool,
         is_opaque_module: bool = False,
         taken_in: Scope | None = None,
-    ) -> Any:
-        """Run a call, record it as one node, and return its result, followed.
+    ) -> tuple[Node, Any]:
+        """Run a call and record it as one node; return the node and the result, followed.
 
         Args:
             node: opcode, target, arguments and keyword arguments.
-            values: the inputs of the call.
+            args: what the code calls it with, and `kwargs` by name.
+            kwargs: see there.
             call: runs it.
             is_measured: whether to see what it writes, shares and draws; of torch's own layers that is known.
             is_opaque_module: whether it is a module that is kept whole although the policy would look into it.
@@ -92,16 +94,15 @@ class MeasuredCalls:
         """
         recorder = self._recorder
         with torch._C.DisableTorchFunction():
-            leaves = values if len(values) == 1 and type(values[0]) is torch.Tensor else tuple(tree_leaves(values))
-            inputs = [value for value in _tensors_in(values) if not value.is_inference()] if is_measured else []
+            is_one_tensor = len(args) == 1 and not kwargs and type(args[0]) is torch.Tensor
+            leaves = args if is_one_tensor else tuple(tree_leaves((args, kwargs)))
+            inputs = [value for value in _tensors_in((args, kwargs)) if not value.is_inference()] if is_measured else []
             # A tensor of the model is written through its stand-in.
             of, owned = recorder.stand_ins.of, recorder.owned if not recorder.is_real else {}
             watched = [of(value) if id(value) in owned else value for value in inputs]
             before = [value._version for value in watched]
             have_values = is_measured and (recorder.is_real or any(map(_may_have_values, leaves)))
-        is_plain = not is_measured or all(isinstance(value, torch.Tensor) for value in values)
-        # A module that gets nothing by name gets the tuple of its arguments.
-        args, kwargs = values if node[3] or not isinstance(node[1], str) else (values, {})
+        is_plain = not is_measured or all(isinstance(value, torch.Tensor) for value in (*args, *kwargs.values()))
         given = None if is_plain else _Given(args, kwargs)
         if given is not None and given.places and isinstance(node[1], str):
             self._refuse_other_changes(node[1], given.places)
@@ -126,7 +127,7 @@ class MeasuredCalls:
                 frame = None if isinstance(result, torch.Tensor) else recorder.model_frame()
                 if is_measured:
                     self._results.follow_attributes(result, added)
-                return self._results.follow(result, added, frame)
+                return added, self._results.follow(result, added, frame)
 
     def _result_of(self, call: Callable[[], Any], is_measured: bool) -> Any:
         whole = self._recorder.whole

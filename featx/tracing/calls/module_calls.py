@@ -154,7 +154,8 @@ class ModuleCalls:
             is_leaf = self._is_leaf(module, path)
             if self._is_one_node(module, path, is_leaf):
                 try:
-                    return self._call_opaque(module, path, args, kwargs, is_leaf=is_leaf)
+                    _, result = self._call_opaque(module, path, args, kwargs, is_leaf=is_leaf)
+                    return result
                 except (
                     UnsupportedValue,
                     ModifiedFromOutside,
@@ -264,10 +265,10 @@ class ModuleCalls:
             self._caller, self._torch_calls.unseen, self.failed_module_path = caller, None, ""
             counts_inside, self._counts_inside = self._counts_inside, True
             try:
-                result = self._call_opaque(module, path, args, kwargs, is_leaf=self._is_leaf(module, path))
+                node, result = self._call_opaque(module, path, args, kwargs, is_leaf=self._is_leaf(module, path))
             finally:
                 self._counts_inside = counts_inside
-            self._last_call(path).meta["opaque_because"] = error.what
+            node.meta["opaque_because"] = error.what
             return result
 
     def _marked(self, result: Any, path: str, caller: Scope) -> Any:
@@ -302,7 +303,8 @@ class ModuleCalls:
 
     def _call_opaque(
         self, module: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_leaf: bool
-    ) -> Any:
+    ) -> tuple[Node, Any]:
+        """Record the call of a module as one node; return the node and what the module returns."""
         recorder = self._recorder
         inside, recorder.scope = recorder.scope, self._caller  # which takes out of a value what it passes on
         try:
@@ -322,11 +324,14 @@ class ModuleCalls:
         if is_own:
             self._checks.check_references(module, path)
             self._checks.check_reads_no_notes(module, path)
-        shown = (args, kwargs) if recorder.numbers.expected is None else plain_numbers((args, kwargs))
-        result = self._measured.run(
+        shown_args, shown_kwargs = (
+            (args, kwargs) if recorder.numbers.expected is None else plain_numbers((args, kwargs))
+        )
+        node, result = self._measured.run(
             ("call_module", path, arguments, keywords),
-            shown if kwargs else shown[0],
-            functools.partial(self._result_for_all if is_own else self._result_of, module, *shown),
+            shown_args,
+            shown_kwargs,
+            functools.partial(self._result_for_all if is_own else self._result_of, module, shown_args, shown_kwargs),
             is_measured=is_own,
             is_opaque_module=not is_leaf,
             taken_in=self._caller,
@@ -341,19 +346,15 @@ class ModuleCalls:
         for inner, names in assigned.items():
             self._hide(inner, names)
         if any(assigned.values()):
-            self._measured.note_left_attributes(self._last_call(path))
+            self._measured.note_left_attributes(node)
         recorder.note_call(path, args, kwargs, result)
         if args and _may_return_input_in_eval_mode(module, args[0], result):
             recorder.note_alias(result, args[0], None)
         for collect in collecting_hooks(module):
             collect(module, args, result)
         if path in self._opening.apart and any(map(_may_keep, (*args, *kwargs.values()))):
-            return self._measured.apart(result, add_apart(recorder.graph, self._last_call(path)))
-        return result
-
-    def _last_call(self, path: str) -> Node:
-        """Return the node of the last call of a module that is one node."""
-        return next(node for node in reversed(self._recorder.graph.nodes) if node.target == path)
+            return node, self._measured.apart(result, add_apart(recorder.graph, node))
+        return node, result
 
     def _check_modes(self, path: str, *, is_own: bool) -> None:
         """Raise where forward has entered modes for functions of torch around a module that is kept whole.
