@@ -22,6 +22,7 @@ from featx.tracing.file_globals.saved_tensors import SavedGlobals
 from featx.tracing.guards.scalars import plain_numbers
 from featx.tracing.nodes.operators import COMPARISONS, MAGIC, OPERATORS, REFLECTED, UNARY
 from featx.tracing.objects.arrays import is_array_of_numbers, tensor_of
+from featx.tracing.objects.tensor_versions import versions_of
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.recording.results import Results
 from featx.tracing.signals import NeedsRealValues, UnsupportedSideEffect, Untraceable
@@ -32,7 +33,6 @@ from featx.tracing.source.syntax_queries import (
     written_sign,
 )
 from featx.tracing.stand_ins.kernels import Kernels, OnKernel
-from featx.tracing.symbolic.constants import versions_of
 from featx.tree import tree_leaves
 
 # What changes the shape of a tensor and of all that are the same object.

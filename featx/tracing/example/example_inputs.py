@@ -23,11 +23,11 @@ from featx.tracing.guards.guards import (
     check_is_tensor,
     check_not_given,
 )
+from featx.tracing.nodes.value_types import type_of_option
 from featx.tracing.objects.arrays import description_of, is_array
 from featx.tracing.objects.structure import Path, contents_of, copy_structure, is_structure, text_of
 from featx.tracing.recording.lineage import Part
 from featx.tracing.signals import Untraceable
-from featx.tracing.symbolic.inputs import type_of_option
 from featx.tree import items_at
 
 if TYPE_CHECKING:

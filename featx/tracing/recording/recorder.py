@@ -40,7 +40,7 @@ from featx.tracing.objects.structure import holds_something_else
 from featx.tracing.recording.autocast import AutocastModes
 from featx.tracing.recording.call_record import Record
 from featx.tracing.recording.earlier_calls import EarlierCalls
-from featx.tracing.recording.lineage import Lineage, Origin, Part
+from featx.tracing.recording.lineage import Lineage, Origin, Part, node_behind
 from featx.tracing.recording.made_inside import MadeInside
 from featx.tracing.recording.numbers import Numbers
 from featx.tracing.recording.opaque_call import OpaqueCall
@@ -269,9 +269,7 @@ class Recorder(TracerBase):
         return self.lineage.get(value) is not None or value.is_meta
 
     def _is_named(self, origin: Origin) -> bool:
-        while isinstance(origin, Part):
-            origin = origin.owner
-        return origin in self._named
+        return node_behind(origin) in self._named
 
     def path_of_module(self, module: nn.Module) -> str:
         """Return the path of a module in the root, the first one where it has several."""

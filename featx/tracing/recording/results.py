@@ -16,8 +16,8 @@ from featx.rebuilding import attributes_of
 from featx.tracing.guards.forms import attributes_given_to, holds_tensors
 from featx.tracing.guards.scalars import plain_number, plain_numbers
 from featx.tracing.objects.followed_tuple import FollowedTuple
-from featx.tracing.objects.structure import Path, contents_of, is_structure, parts_of
-from featx.tracing.recording.lineage import Origin, Part
+from featx.tracing.objects.structure import Path, contents_of, is_structure, parts_of, text_of
+from featx.tracing.recording.lineage import Origin, Part, node_behind
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.source.frames import calls_directly, is_library_code
 from featx.tracing.source.syntax_queries import only_takes_items, unpacked_count, what_follows
@@ -229,7 +229,7 @@ class Results:
             elif not isinstance(part, (tuple, list, dict)) and (is_structure(part) or part is value):
                 lineage.put(part, origins[path])
             if is_structure(part):
-                self.objects.append((f"an object that '{_root_of(origin).name}' gave", part, contents_of(part)))
+                self.objects.append((f"an object that '{node_behind(origin).name}' gave", part, contents_of(part)))
         return value
 
     def _with_numbers(self, value: Any, origin: Origin) -> Any:
@@ -256,13 +256,7 @@ class Results:
 def _describe_parts(node: Node, value: Any) -> None:
     """Note the forms of the tensors inside the container or object that a node gave."""
     node.meta["parts"] = {
-        "".join(f"[{key!r}]" if way is operator.getitem else f".{key}" for way, key in path): (part.shape, part.dtype)
+        text_of(path): (part.shape, part.dtype)
         for part, path in parts_of(value)
         if isinstance(part, torch.Tensor) and not part.is_nested
     }
-
-
-def _root_of(origin: Origin) -> Node:
-    while isinstance(origin, Part):
-        origin = origin.owner
-    return origin
