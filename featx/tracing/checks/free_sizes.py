@@ -211,16 +211,8 @@ def _trace_checked(
             is_known = other_mode.does_the_same(trace)
             try:
                 can_go_on = not is_known and check_repeats(tracer, args, kwargs, trace, find_requested)
-            except SubmoduleNotRepeatable as error:
-                tracer.whole[error.path] = error.reason
-                trace.drop_replica()
-                trace = None
-            except ReadInNextCall as error:
-                tracer.read_first |= error.attributes
-                trace.drop_replica()
-                trace = None
-            except DependsOnAutocast:
-                tracer.observes_autocast = other_mode.depends_on_autocast = True
+            except (SubmoduleNotRepeatable, ReadInNextCall, DependsOnAutocast) as signal:
+                _set_up_for(signal, tracer, other_mode)
                 trace.drop_replica()
                 trace = None
         free = _free_dims(
@@ -233,6 +225,18 @@ def _trace_checked(
         tracer.keeps_replicas = False
         if trace is not None and other_mode.before is None:
             trace.drop_replica()
+
+
+def _set_up_for(
+    signal: SubmoduleNotRepeatable | ReadInNextCall | DependsOnAutocast, tracer: ExampleTracer, other_mode: OtherMode
+) -> None:
+    """Let further traces run as the comparison with a second call has asked for."""
+    if isinstance(signal, SubmoduleNotRepeatable):
+        tracer.whole[signal.path] = signal.reason
+    elif isinstance(signal, ReadInNextCall):
+        tracer.read_first |= signal.attributes
+    else:
+        tracer.observes_autocast = other_mode.depends_on_autocast = True
 
 
 def _free_dims(

@@ -89,11 +89,16 @@ def check_repeats(
     return False
 
 
+def _keep_whole_if_possible(tracer: ExampleTracer, path: str, why: str) -> None:
+    """Raise `SubmoduleNotRepeatable` if the module at `path` is a submodule that was looked into and need not be."""
+    if path and tracer.opened is None and path not in tracer.whole:
+        raise SubmoduleNotRepeatable(path, why)
+
+
 def _refuse_comparison(tracer: ExampleTracer, trace: ExampleTrace) -> NoReturn:
     """Raise because code may use `is` to test whether a call returned its input."""
     path, place = trace.recorder.compared_alias or ("", "")
-    if path and tracer.opened is None and path not in tracer.whole:
-        raise SubmoduleNotRepeatable(path, MAY_COMPARE)
+    _keep_whole_if_possible(tracer, path, MAY_COMPARE)
     raise TraceError(
         f"cannot trace {_name(trace)}: {MAY_COMPARE} {place}".rstrip()
         + ". To go on, put the code that does it into a submodule, which is kept whole, or into a function that "
@@ -190,8 +195,7 @@ def _check_traces(
         is_cached = differ_only_by_caches(trace.graph, second.graph, trace.origins(), wanted)
         if not is_cached:
             path = _module_that_differs(trace.graph, second.graph)
-            if path and tracer.opened is None and path not in tracer.whole:
-                raise SubmoduleNotRepeatable(path, "it runs other operations in a second call with the same inputs")
+            _keep_whole_if_possible(tracer, path, "it runs other operations in a second call with the same inputs")
             what = trace.checks.cache_message or "forward keeps a counter, an iterator or similar state,"
             raise TraceError(
                 f"cannot trace {name}: {what.rstrip(',')}, and runs other operations in a second call with the same "
@@ -212,8 +216,7 @@ def _check_fixed_point(tracer: ExampleTracer, second: ExampleTrace, states: Mapp
     path = max(changed, key=lambda each: each.count(".") if each else -1)
     owner = f"forward of '{path}'" if path else "forward"
     what = second.checks.cache_message or f"{owner} {_CHANGES}"
-    if path and tracer.opened is None and path not in tracer.whole:
-        raise SubmoduleNotRepeatable(path, what.rstrip(","))
+    _keep_whole_if_possible(tracer, path, what.rstrip(","))
     raise TraceError(
         f"cannot trace {_name(second)}: {what.rstrip(',')}, and a later call may do something else. {_WAY_OUT}"
     )
