@@ -24,8 +24,9 @@ from featx.features.requests.starts import Starts
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.ir.torch_layers import is_torch_layer
-from featx.tracing.checks.free_sizes import OtherMode, trace_checked, trace_recording_mode_reads
+from featx.tracing.checks.checked_trace import trace_checked, trace_recording_mode_reads
 from featx.tracing.checks.other_calls import does_the_same_after
+from featx.tracing.checks.other_mode import OtherMode
 from featx.tracing.checks.outcomes import FreeDims
 from featx.tracing.checks.symbolic_repetition import SymbolicRepetition
 from featx.tracing.example.conditions import RequestedNodeFinder
