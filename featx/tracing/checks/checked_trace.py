@@ -22,6 +22,7 @@ from featx.tracing.environment.raised_errors import free_frames
 from featx.tracing.example.conditions import RequestedNodeFinder
 from featx.tracing.example.dict_inputs import without_unread_items
 from featx.tracing.example.trace import ExampleTrace
+from featx.tracing.example.trace_request import TraceRequest
 from featx.tracing.example.tracer import ExampleTracer
 from featx.tracing.replica.mode_reads import ModeReads
 from featx.tracing.signals import DependsOnAutocast, InternalTraceError, ReadInNextCall, SubmoduleNotRepeatable
@@ -54,14 +55,15 @@ def trace_checked(
         Exception: code of featx has failed at another size, an error that is not taken for a refusal of the model.
     """
     other_mode = other_mode or OtherMode()
+    request = TraceRequest(tracer, root, args, kwargs, find_requested)
     with tracer.log.request(type(root).__name__):
         try:
-            return _trace_checked(tracer, root, args, kwargs, find_requested, other_mode)
+            return _trace_checked(request, other_mode)
         except TraceError:
             if not tracer.has_forgotten_caches:
                 raise
             with tracer.keeping_caches():
-                return _trace_checked(tracer, root, args, kwargs, find_requested, other_mode)
+                return _trace_checked(request, other_mode)
 
 
 def trace_recording_mode_reads(
@@ -86,40 +88,31 @@ def trace_recording_mode_reads(
     return trace_checked(tracer, root, args, kwargs, find_requested, known)
 
 
-def _trace_checked(
-    tracer: ExampleTracer,
-    root: Any,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    find_requested: RequestedNodeFinder | None,
-    other_mode: OtherMode,
-) -> tuple[ExampleTrace, FreeDims]:
-    args, kwargs = without_unread_items(root, args, kwargs)
+def _trace_checked(request: TraceRequest, other_mode: OtherMode) -> tuple[ExampleTrace, FreeDims]:
+    request = request.on(*without_unread_items(request.root, request.args, request.kwargs))
+    tracer = request.tracer
     tracer.keeps_replicas = True
     tracer.observes_autocast = tracer.observes_autocast or other_mode.depends_on_autocast
-    trace = other_mode.trace(tracer, args, kwargs, find_requested)
+    trace = other_mode.trace(request)
     # What a second call does, and other sizes change, the other mode has told then.
     is_known = trace is not None
     can_go_on = False
     try:
         while trace is None:
-            trace = tracer.trace(root, args, kwargs, find_requested)
+            trace = request.trace()
             if not torch.is_grad_enabled() and asks_for_gradients(trace.graph):
-                trace = in_gradient_mode_of_caller(tracer, args, kwargs, trace, find_requested)
-            if find_requested is not None and trace.early_stop_reason is not None:
-                trace = go_on_where_needed(tracer, args, kwargs, trace, find_requested)
-            trace.needed = count_needed_by(trace, find_requested)
+                trace = in_gradient_mode_of_caller(request, trace)
+            if request.find_requested is not None and trace.early_stop_reason is not None:
+                trace = go_on_where_needed(request, trace)
+            trace.needed = count_needed_by(trace, request.find_requested)
             is_known = other_mode.does_the_same(trace)
             try:
-                can_go_on = not is_known and check_repeats(tracer, args, kwargs, trace, find_requested)
+                can_go_on = not is_known and check_repeats(request, trace)
             except (SubmoduleNotRepeatable, ReadInNextCall, DependsOnAutocast) as signal:
                 _set_up_for(signal, tracer, other_mode)
                 trace.drop_replica()
                 trace = None
-        free = free_dims(
-            tracer, (args, kwargs), trace, find_requested, other_mode, is_known=is_known, can_go_on=can_go_on
-        )
-        return trace, free
+        return trace, free_dims(request, trace, other_mode, is_known=is_known, can_go_on=can_go_on)
     except InternalTraceError as fault:
         raise fault.error from None
     finally:

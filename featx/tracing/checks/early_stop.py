@@ -6,7 +6,7 @@ import functools
 import inspect
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from itertools import chain
 from typing import Any
 
@@ -19,10 +19,10 @@ from featx.ir.graph import Graph
 from featx.ir.memory import MemoryGroups, memory_of
 from featx.ir.repeatable import depends_on_mode
 from featx.ir.torch_layers import is_torch_layer
-from featx.tracing.example.conditions import Conditions, RequestedNodeFinder
+from featx.tracing.example.conditions import Conditions
 from featx.tracing.example.plain_run import run_plainly
 from featx.tracing.example.trace import ExampleTrace
-from featx.tracing.example.tracer import ExampleTracer
+from featx.tracing.example.trace_request import TraceRequest
 from featx.tracing.nodes.scope import asked_for_by
 from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.replica.modules import intercept
@@ -35,13 +35,7 @@ _WRITE = re.compile(r"(?<!_)_\(|\.data\b|\bself\.[\w.]+\s*[-+*/]=|\]\s*[-+*/]?=(
 _GRADIENT_HOOK = re.compile(r"\.register_hook\(")
 
 
-def go_on_where_needed(
-    tracer: ExampleTracer,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    trace: ExampleTrace,
-    find_requested: RequestedNodeFinder,
-) -> ExampleTrace:
+def go_on_where_needed(request: TraceRequest, trace: ExampleTrace) -> ExampleTrace:
     """Return `trace`, or one for real that goes on where `trace` ended early and missed something that matters.
 
     A tensor of the model that the graph reads and that forward writes behind that place would be another one in the
@@ -52,12 +46,12 @@ def go_on_where_needed(
     Raises:
         TraceError: the code that does it cannot be followed.
     """
-    missed = _missed(tracer, args, kwargs, trace)
+    missed = _missed(request, trace)
     if missed is not None and not trace.is_real:
         trace.drop_replica()
         conditions = Conditions("what follows the last node", is_real=True, gradients=trace.gradients)
-        trace = tracer.run_once(trace.model_context, args, kwargs, find_requested, conditions)
-        missed = _missed(tracer, args, kwargs, trace)
+        trace = request.run(trace, conditions)
+        missed = _missed(request, trace)
     if missed is not None:
         name = type(trace.model_context.traced).__name__
         raise TraceError(
@@ -67,11 +61,11 @@ def go_on_where_needed(
     return trace
 
 
-def _missed(tracer: ExampleTracer, args: tuple[Any, ...], kwargs: Mapping[str, Any], trace: ExampleTrace) -> str | None:
+def _missed(request: TraceRequest, trace: ExampleTrace) -> str | None:
     """Say what forward does behind the place where a trace stopped, if that matters."""
     if trace.early_stop_reason is None:
         return None
-    root = trace.model_context.root
+    tracer, root = request.tracer, trace.model_context.root
     if any(_has_line(type(module), _GRADIENT_HOOK, unless_known=False) for module in root.modules()):
         return "may register a hook for the gradients of a requested value"
     paths = _paths_only_read(trace.graph, trace.model_context, is_training=tracer.training is True)
@@ -87,7 +81,7 @@ def _missed(tracer: ExampleTracer, args: tuple[Any, ...], kwargs: Mapping[str, A
         if _may_be_called_again(root, path, trace.failed_module_path)
     }
     if not written and (paths or called):
-        run = _WholeRun(tracer, args, kwargs, trace.model_context, paths, called)
+        run = _WholeRun(request, trace.model_context, paths, called)
         again = [path for path in sorted(called) if run.calls[path] > trace.calls_asked_for[path]]
         if again:
             return f"calls '{again[0]}' again, whose last call is requested"
@@ -161,14 +155,9 @@ class _WholeRun:
     """
 
     def __init__(
-        self,
-        tracer: ExampleTracer,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        around: ModelContext,
-        paths: Collection[str],
-        called: Collection[str],
+        self, request: TraceRequest, around: ModelContext, paths: Collection[str], called: Collection[str]
     ) -> None:
+        tracer = request.tracer
         replica, _ = around.replica(tracer.training, "all")
         root = replica.root
         before = {path: tensor for path, tensor in _tensors_of(root) if path in set(paths)}
@@ -188,7 +177,9 @@ class _WholeRun:
         if called:
             intercept(replica.paths, count)
         with tracer.log.run(type(root).__name__, "what follows the last node", is_real=True):
-            run_plainly(around, root, args, kwargs)  # where it fails: what it did until then it has done
+            run_plainly(
+                around, root, request.args, request.kwargs
+            )  # where it fails: what it did until then it has done
         after = dict(_tensors_of(root))
         self.written = [
             path

@@ -30,9 +30,8 @@ from featx.tracing.checks.outcomes import (
 )
 from featx.tracing.checks.stale_caches import stale_dims
 from featx.tracing.checks.variation import Dim, Variation, can_be_resized, measures_of
-from featx.tracing.example.conditions import RequestedNodeFinder
 from featx.tracing.example.trace import ExampleTrace
-from featx.tracing.example.tracer import ExampleTracer
+from featx.tracing.example.trace_request import TraceRequest
 from featx.tracing.guards.guards import check_rank, check_size
 from featx.tracing.objects.structure import Path, leaves_of, text_of
 from featx.tracing.side_effects.state_checks import Attribute
@@ -44,25 +43,17 @@ _Input = tuple[str, tuple[Node, Path], torch.Tensor]
 
 
 def free_dims(
-    tracer: ExampleTracer,
-    example: tuple[tuple[Any, ...], Mapping[str, Any]],
-    trace: ExampleTrace,
-    find_requested: RequestedNodeFinder | None,
-    other_mode: OtherMode,
-    *,
-    is_known: bool,
-    can_go_on: bool,
+    request: TraceRequest, trace: ExampleTrace, other_mode: OtherMode, *, is_known: bool, can_go_on: bool
 ) -> FreeDims:
     """Find out what holds beyond the example, and add checks of what does not to the graph of `trace`."""
-    args, kwargs = example
-    inputs = list(_tensors(trace, args, kwargs))
+    inputs = list(_tensors(trace, request.args, request.kwargs))
     before = trace if can_go_on and not trace.is_real else None
     known = {(id(tensor), dim): UNTRIED for _, _, tensor in inputs for dim in range(tensor.dim())}
     measured = measures_of(trace.graph)
     if is_known:
         known = {dim: other_mode.dims[dim] for dim in known}
     elif trace.numbers.sizes_were_read or trace.is_real:
-        variation = Variation(tracer, args, kwargs, trace, find_requested, before=before)
+        variation = Variation(request, trace, before=before)
         varied = [tensor for _, _, tensor in inputs if can_be_resized(tensor)]
         known = {**dict.fromkeys(known, LAYOUT_NOT_VARIED), **variation.test(varied, other_mode.dims)}
         before = variation.before
@@ -70,13 +61,13 @@ def free_dims(
             known.update(stale_dims(variation))
     trace.checks.left.update(_caches_of_one_length(inputs, known))
     other_mode.note(trace, known)
-    if trace.is_real and not tracer.runs_sizes_for_real:  # the other mode may find more dimensions free
+    if trace.is_real and not request.tracer.runs_sizes_for_real:  # the other mode may find more dimensions free
         other_mode.graph = None
     if measures_of(trace.graph) != measured:  # other sizes told more of some calls, which may differ by mode
         other_mode.graph = None
-    pin_data_dependent_numbers(tracer, args, kwargs, trace, find_requested)
-    needless = needless_gradient_checks(tracer, args, kwargs, trace, find_requested)
-    follow_dtypes(tracer, args, kwargs, trace, find_requested)
+    pin_data_dependent_numbers(request, trace)
+    needless = needless_gradient_checks(request, trace)
+    follow_dtypes(request, trace)
     for check in needless:
         (question,) = check.all_input_nodes
         trace.graph.erase_node(check)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 
 from featx.ir.equality import is_same_graph
@@ -13,8 +10,7 @@ from featx.ir.node import Node
 from featx.tracing.calls.tensor_reads import ABOUT_GRADIENTS
 from featx.tracing.example.conditions import Conditions
 from featx.tracing.example.trace import ExampleTrace
-from featx.tracing.example.tracer import ExampleTracer
-from featx.tracing.signals import GAVE_UP, NeedsRealValues
+from featx.tracing.example.trace_request import TraceRequest
 
 
 def asks_for_gradients(graph: Graph) -> bool:
@@ -23,37 +19,29 @@ def asks_for_gradients(graph: Graph) -> bool:
     return bool(graph.find_nodes(op="call_function", target=torch.is_grad_enabled) or attributes & ABOUT_GRADIENTS)
 
 
-def in_gradient_mode_of_caller(
-    tracer: ExampleTracer, args: tuple[Any, ...], kwargs: Mapping[str, Any], trace: ExampleTrace, find_requested: Any
-) -> ExampleTrace:
+def in_gradient_mode_of_caller(request: TraceRequest, trace: ExampleTrace) -> ExampleTrace:
     """Return `trace`, for which gradients are on, or one without them if the model does something else then.
 
     A trace with gradients sees where the model switches them off, so it is the one to keep where both are the same.
     """
-    if not trace.gradients or (
-        trace.gradient_checks and needless_gradient_checks(tracer, args, kwargs, trace, find_requested)
-    ):
+    if not trace.gradients or (trace.gradient_checks and needless_gradient_checks(request, trace)):
         return trace
     conditions = Conditions("the example, gradients off", trace.is_real, gradients=False)
-    try:
-        without = tracer.run_once(trace.model_context, args, kwargs, find_requested, conditions)
-    except (NeedsRealValues, Exception):
+    without = request.attempt(trace, conditions)
+    if without is None:
         return trace
     trace.drop_replica()
     return without
 
 
-def needless_gradient_checks(
-    tracer: ExampleTracer, args: tuple[Any, ...], kwargs: Mapping[str, Any], trace: ExampleTrace, find_requested: Any
-) -> list[Node]:
+def needless_gradient_checks(request: TraceRequest, trace: ExampleTrace) -> list[Node]:
     """Return the checks of the gradient mode, if the model does the same in the other one."""
     checks = trace.gradient_checks
     if not checks or not trace.gradients:
         return []
     conditions = Conditions("gradients off", trace.is_real, gradients=False, earlier=trace)
-    try:
-        again = tracer.run_once(trace.model_context, args, kwargs, find_requested, conditions)
-    except GAVE_UP:
-        return []
-    is_same = is_same_graph(again.graph, trace.graph, besides=frozenset(checks), first=trace.needed)
+    again = request.attempt(trace, conditions)
+    is_same = again is not None and is_same_graph(
+        again.graph, trace.graph, besides=frozenset(checks), first=trace.needed
+    )
     return checks if is_same else []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field
-from typing import Any
 
 from featx.ir.equality import is_same_graph
 from featx.ir.graph import Graph
@@ -12,7 +11,7 @@ from featx.tracing.checks.outcomes import Outcome
 from featx.tracing.checks.variation import Dim
 from featx.tracing.example.conditions import Conditions, RequestedNodeFinder, count_needed
 from featx.tracing.example.trace import ExampleTrace
-from featx.tracing.example.tracer import ExampleTracer
+from featx.tracing.example.trace_request import TraceRequest
 from featx.tracing.replica.mode_reads import ModeReads, set_mode
 from featx.tracing.signals import GAVE_UP, ThreadInterference
 
@@ -37,22 +36,21 @@ class OtherMode:
     needed: int | None = None
     before: ExampleTrace | None = None
 
-    def trace(
-        self, tracer: ExampleTracer, args: Any, kwargs: Any, find_requested: RequestedNodeFinder | None
-    ) -> ExampleTrace | None:
+    def trace(self, request: TraceRequest) -> ExampleTrace | None:
         """Trace the next call of the replica, in this mode. None where that is not possible, or does something else."""
         before, self.before = self.before, None
+        tracer = request.tracer
         if before is None or self.graph is None or tracer.training is None:
             return None
         for module in before.replica.paths:
             set_mode(module, tracer.training)
         conditions = Conditions("the other mode", before.is_real, before.gradients, before=before)
         try:
-            trace = tracer.run_once(before.model_context, args, kwargs, find_requested, conditions)
+            trace = request.run(before, conditions)
         except (ThreadInterference, *GAVE_UP):
             before.drop_replica()
             return None
-        trace.needed = count_needed_by(trace, find_requested)
+        trace.needed = count_needed_by(trace, request.find_requested)
         if self.does_the_same(trace):
             return trace
         trace.drop_replica()
