@@ -56,7 +56,7 @@ def trace_checked(
     """
     other_mode = other_mode or OtherMode()
     request = TraceRequest(tracer, root, args, kwargs, find_requested)
-    with tracer.log.request(type(root).__name__):
+    with tracer.log.request(type(root).__name__), tracer.keeping_replicas():
         try:
             return _trace_checked(request, other_mode)
         except TraceError:
@@ -91,7 +91,6 @@ def trace_recording_mode_reads(
 def _trace_checked(request: TraceRequest, other_mode: OtherMode) -> tuple[ExampleTrace, FreeDims]:
     request = request.on(*without_unread_items(request.root, request.args, request.kwargs))
     tracer = request.tracer
-    tracer.keeps_replicas = True
     tracer.observes_autocast = tracer.observes_autocast or other_mode.depends_on_autocast
     trace = other_mode.trace(request)
     # What a second call does, and other sizes change, the other mode has told then.
@@ -116,7 +115,6 @@ def _trace_checked(request: TraceRequest, other_mode: OtherMode) -> tuple[Exampl
     except InternalTraceError as fault:
         raise fault.error from None
     finally:
-        tracer.keeps_replicas = False
         if trace is not None and other_mode.before is None:
             trace.drop_replica()
 

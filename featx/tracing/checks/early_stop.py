@@ -177,9 +177,8 @@ class _WholeRun:
         if called:
             intercept(replica.paths, count)
         with tracer.log.run(type(root).__name__, "what follows the last node", is_real=True):
-            run_plainly(
-                around, root, request.args, request.kwargs
-            )  # where it fails: what it did until then it has done
+            # Where it fails: what it did until then it has done.
+            run_plainly(around, root, request.args, request.kwargs)
         after = dict(_tensors_of(root))
         self.written = [
             path

@@ -41,7 +41,7 @@ def needless_gradient_checks(request: TraceRequest, trace: ExampleTrace) -> list
         return []
     conditions = Conditions("gradients off", trace.is_real, gradients=False, earlier=trace)
     again = request.attempt(trace, conditions)
-    is_same = again is not None and is_same_graph(
-        again.graph, trace.graph, besides=frozenset(checks), first=trace.needed
-    )
+    if again is None:
+        return []
+    is_same = is_same_graph(again.graph, trace.graph, besides=frozenset(checks), first=trace.needed)
     return checks if is_same else []

@@ -38,8 +38,7 @@ def does_the_same_after(
         switches_mode: that call is one in the other of train and eval mode.
     """
     inputs, earlier = (without_unread_items(root, *each) for each in (inputs, earlier))
-    tracer.keeps_replicas = True
-    try:
+    with tracer.keeping_replicas():
         for is_real in (False, True):
             for gradients in (True,) if torch.is_grad_enabled() else (True, False):
                 try:
@@ -48,9 +47,7 @@ def does_the_same_after(
                     return False
                 except (NeedsRealValues, ThreadInterference, WritesSharedTensor, Exception) as error:
                     free_frames(error)
-        return False
-    finally:
-        tracer.keeps_replicas = False
+    return False
 
 
 def _is_unaffected(

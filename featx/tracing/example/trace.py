@@ -143,13 +143,13 @@ class ExampleTrace:
 
     def _apply(self, conditions: Conditions) -> None:
         recorder, earlier, before = self.recorder, conditions.earlier, conditions.before
-        recorder.is_compared = self._settings.is_repeated
+        recorder.is_compared = self._settings.keeps_replica
         self.numbers.converting = self.model_context.converting
         self.numbers.are_keys_fixed = self.model_context.fixes_keys
         if conditions.dtype is not None:
             recorder.stand_ins.cast(self.replica.root, conditions.dtype)
         self.numbers.disguise, self.numbers.disguised = conditions.disguise, conditions.disguised
-        if conditions.is_recorded or (self._settings.is_repeated and earlier is None and before is None):
+        if conditions.is_recorded or (self._settings.keeps_replica and earlier is None and before is None):
             recorder.call_record = Record()
         if before is not None:
             self.checks.absent, self.checks.read_first = before.checks.absent, before.checks.read_first

@@ -101,7 +101,7 @@ class ExampleTracer:
         self.reads: ModeReads | None = None
         # Why modules are kept whole that would be looked into, by path, as earlier traces have found out.
         self.whole: dict[str, str] = {}
-        # Whether replicas outlive their runs, so that another call can come; `drop_replica` ends that.
+        # Whether replicas outlive their runs; see `keeping_replicas`.
         self.keeps_replicas = False
         # Whether each call is observed, for those that set torch's generator or hand work to another thread, since
         # other threads have disturbed a trace; and whether they may have.
@@ -122,12 +122,12 @@ class ExampleTracer:
         whole = self.whole if before is None else {**self.whole, **before.opaque_reasons}
         return Settings(
             Opening(self.is_leaf, self.opened, self.asked_for, self._apart, whole),
-            self.keep_source,
-            self.keep_output,
-            self.uses_profile_hook,
-            self.observes_autocast,
-            self.keeps_replicas,
-            self.reads,
+            keep_source=self.keep_source,
+            keep_output=self.keep_output,
+            uses_profile_hook=self.uses_profile_hook,
+            observes_autocast=self.observes_autocast,
+            keeps_replica=self.keeps_replicas,
+            reads=self.reads,
         )
 
     def trace(
@@ -179,6 +179,15 @@ class ExampleTracer:
             what = f"forward raises {errors[-1]!r} in a trace alone: it may read what a forward hook stores,"
             raise _error(around.traced, what, "") from errors[-1]
         raise errors[-1]
+
+    @contextmanager
+    def keeping_replicas(self) -> Generator[None]:
+        """Let replicas outlive their runs, so that another call can come; `drop_replica` ends that."""
+        self.keeps_replicas = True
+        try:
+            yield
+        finally:
+            self.keeps_replicas = False
 
     @contextmanager
     def keeping_caches(self) -> Generator[None]:
