@@ -59,7 +59,7 @@ class FunctionCalls:
         if function is type:
             kind = type(*args, **kwargs)
             return _PLAIN_KINDS.get(kind, kind)
-        is_inside = self._recorder.whole.depth > 0
+        is_inside = self._recorder.whole.is_inside
         if is_seeding(function) and not is_inside:
             raise UnsupportedSideEffect("forward seeds torch's random generator, or puts it back,")
         if is_switching(function) and not is_inside:
@@ -114,21 +114,21 @@ class FunctionCalls:
     def on_grad_mode_query(self) -> bool:
         """Answer whether gradients are enabled, and record that the answer must be the same again."""
         answer = torch.is_grad_enabled()
-        if not self._recorder.whole.depth:
+        if not self._recorder.whole.is_inside:
             node = self._recorder.add_unnamed_node("call_function", torch.is_grad_enabled, (), {})
             self.gradient_checks.append(self._recorder.guard(node, answer, _GRADIENTS))
         return answer
 
     def _on_mode_query(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         answer = function(*args, **kwargs)
-        if not self._recorder.whole.depth:
+        if not self._recorder.whole.is_inside:
             node = self._recorder.add_unnamed_node("call_function", function, args, kwargs)
             self._recorder.guard(node, answer, f"what torch.{function.__name__}() answers")
         return answer
 
     def on_draw(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer a call of a random generator that is not torch's: inside a module that is kept whole only."""
-        if self._recorder.whole.depth:
+        if self._recorder.whole.is_inside:
             self._recorder.whole.note_draw()
             return function(*args, **kwargs)
         raise Untraceable(

@@ -127,12 +127,12 @@ class ModuleCalls:
         """Answer a call of a module: one node, or whatever its forward does."""
         recorder = self._recorder
         if get_ident() != self._thread:
-            if recorder.whole.depth:
+            if recorder.whole.is_inside:
                 recorder.whole.note_untracked_write()  # perhaps: kernels of other threads are not observed
             else:
                 self._torch_calls.refuse_other_threads()
             return forward(*args, **kwargs)
-        if recorder.whole.depth:
+        if recorder.whole.is_inside:
             self._note_call_inside(module)
             result = self._result_of(module, args, kwargs)
             for collect in collecting_hooks(module):
@@ -386,7 +386,7 @@ class ModuleCalls:
                 self._refuse_left(module, name)
 
     def _refuse_left(self, module: nn.Module, name: str) -> None:
-        if self._recorder.whole.depth:  # what a module that is kept whole reads there, it will find there
+        if self._recorder.whole.is_inside:  # what a module that is kept whole reads there, it will find there
             return
         path = self._replica.paths.get(module, type(module).__name__)
         raise Untraceable(f"forward reads the attribute '{name}' of '{path}', which is kept whole and has assigned it,")
@@ -477,7 +477,8 @@ class _Checkpoint:
     def roll_back(self, module: nn.Module) -> None:
         """Take back what was recorded since this was made, and what the module has changed of itself."""
         recorder = self._recorder
-        recorder.scope, recorder.whole.depth = self.scope, 0
+        recorder.scope = self.scope
+        recorder.whole.leave()
         recorder.names.forget(self._names)
         recorder.lineage.forget(self._lineage)
         del recorder.versions[self._versions :], recorder.memories[self._memories :]

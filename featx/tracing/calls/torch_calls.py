@@ -83,7 +83,7 @@ class TorchCalls:
     def on_call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer a torch call: run it and, outside modules that are kept whole, record it."""
         recorder, name = self._recorder, function.__name__
-        is_inside = recorder.whole.depth > 0
+        is_inside = recorder.whole.is_inside
         if name == "__get__":
             if not is_inside:
                 recorder.earlier.refuse(args[0])
@@ -196,7 +196,7 @@ class TorchCalls:
         if not recorder.is_real and torch._C._is_any_autocast_enabled():
             raise NeedsRealValues  # the meta device does not know of autocast
         draws_inside = False
-        if recorder.whole.depth:  # of a node of its own the graph knows
+        if recorder.whole.is_inside:  # of a node of its own the graph knows
             draws_inside = draws_now(name, args, kwargs)
             self._note_inside(name, args, kwargs, draws=draws_inside)
         if recorder.stand_ins.writes_model(function, args, kwargs):
@@ -321,7 +321,7 @@ class TorchCalls:
         torch, which it does not tell of either, call one kernel and return its result; this is recorded.
         """
         recorder = self._recorder
-        if recorder.whole.depth or self.unseen is not None:
+        if recorder.whole.is_inside or self.unseen is not None:
             return None
         stem = _OF_CONSTRUCTORS.get(function)
         if stem is not None and all(recorder.is_of_graph((tensor,)) for tensor in tensors):

@@ -335,7 +335,7 @@ class ExampleTrace:
         except UnsupportedSideEffect:
             raise
         except (Untraceable, NeedsRealValues, AllNeededRecorded, Diverged, Exception) as error:
-            self.recorder.whole.depth = 0
+            self.recorder.whole.leave()
             self.recorder.names.assign()
             if isinstance(error, Diverged) and not self.recorder.has_all_needed_nodes:
                 raise
@@ -384,10 +384,10 @@ class ExampleTrace:
             try:
                 result = torch_calls.on_call(function, args, kwargs)
             except Exception as error:
-                if not recorder.whole.depth:
+                if not recorder.whole.is_inside:
                     recorder.raised.note_failure(error)
                 raise
-            if recorder.call_record is not None and not recorder.whole.depth:
+            if recorder.call_record is not None and not recorder.whole.is_inside:
                 recorder.note_call(function, args, kwargs, result)
             return result
 

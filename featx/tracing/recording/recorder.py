@@ -343,7 +343,7 @@ class Recorder(TracerBase):
             raise Diverged
         # What is recorded and taken back counts for a while.
         needed = self.needed
-        if needed is not None and len(self.graph.nodes) > needed + _TAKEN_BACK and not self.whole.depth:
+        if needed is not None and len(self.graph.nodes) > needed + _TAKEN_BACK and not self.whole.is_inside:
             raise AllNeededRecorded
         node = self.graph.create_node(op, target, args, kwargs, name)
         node.meta["nn_module_stack"] = self.scope.stack

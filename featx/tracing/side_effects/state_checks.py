@@ -124,8 +124,7 @@ class StateChecks:
     def check(self, module: nn.Module) -> None:
         """Raise where forward left something on an opened module that a graph cannot."""
         path = self.paths[module]
-        if mode_of(module) is not self.training[module]:
-            raise UnsupportedSideEffect(f"forward switches '{path}' between train and eval mode")
+        self._check_mode(module, path)
         self._check_calls()
         state = self.states.initial(module)
         with torch._C.DisableTorchFunction():
@@ -157,6 +156,7 @@ class StateChecks:
             if module in self.opened_modules or path not in ran_whole:
                 self.check(module)
             elif self.states.initial(module) is None:
+                self._check_mode(module, path)
                 self._check_layer(module, path)
             elif self.opened_modules.isdisjoint(module._modules.values()):
                 self.check_untouched(module, path)
@@ -190,9 +190,11 @@ class StateChecks:
         described[""] = (described.get(""), *map(state.of, iterators))
         return described
 
-    def _check_layer(self, module: nn.Module, path: str) -> None:
+    def _check_mode(self, module: nn.Module, path: str) -> None:
         if mode_of(module) is not self.training[module]:
             raise UnsupportedSideEffect(f"forward switches '{path}' between train and eval mode")
+
+    def _check_layer(self, module: nn.Module, path: str) -> None:
         name = self.states.changed_attribute(module)
         if name is not None:
             raise UnsupportedSideEffect(f"forward changes the attribute '{name}' of '{path}', a layer of torch,")
