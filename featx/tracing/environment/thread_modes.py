@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from featx.tracing.environment.autocast_state import DEVICES, autocast_nesting, set_autocast_nesting
+from featx.tracing.environment.autocast_state import autocast_nesting, autocast_state, set_autocast_nesting
 
 
 class ThreadModes:
@@ -20,7 +20,7 @@ class ThreadModes:
         self._functions = torch._C._len_torch_function_stack()
         self._kernels = torch._C._len_torch_dispatch_stack()
         self._function_state = torch._C._get_torch_function_state()  # pyright: ignore[reportAttributeAccessIssue]
-        self._autocast = _autocast()
+        self._autocast = autocast_state()
         self._nesting = autocast_nesting()
         self._no_inference: Any = None
 
@@ -47,7 +47,7 @@ class ThreadModes:
             self._no_inference = None
         if torch.is_grad_enabled() is not self._gradients:
             _set_gradients(self._gradients)
-        if _autocast() != self._autocast:
+        if autocast_state() != self._autocast:
             for device, enabled, dtype in self._autocast:
                 torch.set_autocast_enabled(device, enabled)
                 torch.set_autocast_dtype(device, dtype)
@@ -60,7 +60,3 @@ def _set_gradients(enabled: bool) -> None:
     """Switch gradients on or off, unseen by a trace that runs around this one."""
     with torch._C.DisableTorchFunction():
         torch._C._set_grad_enabled(enabled)
-
-
-def _autocast() -> tuple[tuple[str, bool, torch.dtype], ...]:
-    return tuple((device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in DEVICES)
