@@ -156,16 +156,31 @@ def _name(trace: ExampleTrace) -> str:
     return type(trace.model_context.traced).__name__
 
 
+def _second_call(request: TraceRequest, first: ExampleTrace) -> ExampleTrace:
+    """Trace the next call on the replica of `first`.
+
+    Raises:
+        ReadInNextCall: it reads attributes that were taken away.
+        TraceError: it fails otherwise, or does something else.
+    """
+    conditions = Conditions(
+        "a second call, to be compared", first.is_real, first.gradients, before=first,
+        is_recorded=True,
+    )  # fmt: skip
+    try:
+        return request.run(first, conditions)
+    except GAVE_UP as error:
+        missing = getattr(error, "name", None) if isinstance(error, AttributeError) else None
+        read = {attribute for attribute in first.checks.absent if attribute[1] == missing}
+        if read:
+            raise ReadInNextCall(read) from error
+        raise TraceError(f"cannot trace {_name(first)}: its second call differs from the first one: {error}") from error
+
+
 def _check_traces(request: TraceRequest, trace: ExampleTrace, *, checked: ExampleTrace, newly_observed: bool) -> None:
     name = _name(trace)
     states = trace.python_states()
-    second = _next(request, trace)
-    missing = getattr(second, "name", None) if isinstance(second, AttributeError) else None
-    read = {attribute for attribute in trace.checks.absent if attribute[1] == missing}
-    if read:
-        raise ReadInNextCall(read)
-    if isinstance(second, BaseException):
-        raise TraceError(f"cannot trace {name}: its second call differs from the first one: {second}") from second
+    second = _second_call(request, trace)
     try:
         if newly_observed and second.depends_on_autocast:
             raise DependsOnAutocast
@@ -250,14 +265,3 @@ def _module_that_differs(first: Graph, second: Graph) -> str:
     node = next((node for node in first_difference(first, second) or () if node.op != "output"), None)
     around = [] if node is None else [path for path in node.meta.get("nn_module_stack", {}) if path != node.target]
     return around[-1] if around else ""
-
-
-def _next(request: TraceRequest, before: ExampleTrace) -> ExampleTrace | BaseException:
-    conditions = Conditions(
-        "a second call, to be compared", before.is_real, before.gradients, before=before,
-        is_recorded=True,
-    )  # fmt: skip
-    try:
-        return request.run(before, conditions)
-    except GAVE_UP as error:
-        return error
