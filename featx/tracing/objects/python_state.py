@@ -21,6 +21,7 @@ from torch import nn
 
 from featx.rebuilding import attributes_of
 from featx.tracing.objects.arrays import description_of, is_array
+from featx.tracing.objects.cells import contents_of_cell
 from featx.tracing.objects.containers import DEPTH_IN_MODULES
 from featx.tracing.objects.plain_objects import is_plain_object
 
@@ -89,11 +90,7 @@ def _parts_of_set(value: Any) -> Iterable[Any]:
 
 def _parts_of_function(function: types.FunctionType) -> Iterable[Any]:
     yield from (function.__defaults__, function.__kwdefaults__, function.__dict__)
-    for cell in function.__closure__ or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:  # a variable that has no value yet
-            yield None
+    yield from (contents_of_cell(cell, None) for cell in function.__closure__ or ())
 
 
 def _parts_of_iterator(value: Any) -> Iterable[Any]:
