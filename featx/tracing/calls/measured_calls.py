@@ -19,6 +19,7 @@ from featx.tracing.calls.torch_calls import TorchCalls
 from featx.tracing.file_globals.outer_values import OuterValues
 from featx.tracing.nodes.scope import Scope
 from featx.tracing.objects.containers import copy_of, refill
+from featx.tracing.objects.plain_objects import PLAIN_TYPES
 from featx.tracing.objects.structure import contents_of, is_structure, leaves_of, parts_of
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.recording.results import Results
@@ -27,8 +28,6 @@ from featx.tracing.replica.replica import Replica
 from featx.tracing.signals import ModifiedFromOutside, UnsupportedValue
 from featx.tracing.source.given_containers import may_change_given
 from featx.tree import holds_no_tensor, tree_leaves, tree_map
-
-_NUMBERS_AND_TEXTS = frozenset({bool, int, float, complex, str, type(None)})
 
 
 class MeasuredCalls:
@@ -326,7 +325,7 @@ class _Given:
         for container, items in self._containers:
             before, now = contents_of(items), contents_of(container)
             added = [item for key, item in now.items() if key not in before or item is not before[key]]
-            if any(type(item) in _NUMBERS_AND_TEXTS for item in added):
+            if any(type(item) in PLAIN_TYPES for item in added):
                 raise UnsupportedValue(
                     f"a call that is one node puts a number or text into a {type(container).__name__} it is given,",
                     container,

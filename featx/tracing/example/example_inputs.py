@@ -25,6 +25,7 @@ from featx.tracing.guards.guards import (
 )
 from featx.tracing.nodes.value_types import type_of_option
 from featx.tracing.objects.arrays import description_of, is_array
+from featx.tracing.objects.plain_objects import PLAIN_TYPES
 from featx.tracing.objects.structure import Path, contents_of, copy_structure, is_structure, text_of
 from featx.tracing.recording.lineage import Part
 from featx.tracing.signals import Untraceable
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from featx.tracing.recording.recorder import Recorder
     from featx.tracing.recording.results import ContentsSnapshot, Results
 
-_PLAIN = (bool, int, float, complex, str, type(None))
+_PLAIN = tuple(PLAIN_TYPES)
 
 
 def bind_example(
