@@ -14,7 +14,7 @@ from featx.ir.effects import Effects
 from featx.ir.node import Node
 from featx.libraries import advice_for_draws, mask_maker
 from featx.tracing.calls.measured_calls import MeasuredCalls
-from featx.tracing.file_globals.pass_through import is_mode_query, is_reordering, is_seeding, is_switching
+from featx.tracing.file_globals.pass_through import Answered, answered_as
 from featx.tracing.guards.scalars import TracedFloat, TracedInt, plain_numbers
 from featx.tracing.recording.numbers import is_of_numbers
 from featx.tracing.recording.recorder import Recorder
@@ -60,17 +60,23 @@ class FunctionCalls:
             kind = type(*args, **kwargs)
             return _PLAIN_KINDS.get(kind, kind)
         is_inside = self._recorder.whole.is_inside
-        if is_seeding(function) and not is_inside:
-            raise UnsupportedSideEffect("forward seeds torch's random generator, or puts it back,")
-        if is_switching(function) and not is_inside:
-            raise UnsupportedSideEffect(f"forward sets a switch of torch for the whole process ({function.__name__})")
-        if is_reordering(function):
-            raise TraceError(
-                f"cannot trace forward: it calls torch.{function.__name__}, which reorders the modes of torch, among "
-                "them that of the trace. To go on, call it before, or use `with torch.device(...)` in forward."
-            )
-        if is_mode_query(function):
-            return self._on_mode_query(function, args, kwargs)
+        match answered_as(function):
+            case Answered.SEEDING if not is_inside:
+                raise UnsupportedSideEffect("forward seeds torch's random generator, or puts it back,")
+            case Answered.SWITCHING if not is_inside:
+                raise UnsupportedSideEffect(
+                    f"forward sets a switch of torch for the whole process ({function.__name__})"
+                )
+            case Answered.REORDERING:
+                raise TraceError(
+                    f"cannot trace forward: it calls torch.{function.__name__}, which reorders the modes of torch, "
+                    "among them that of the trace. To go on, call it before, or use `with torch.device(...)` in "
+                    "forward."
+                )
+            case Answered.MODE_QUERY:
+                return self._on_mode_query(function, args, kwargs)
+            case _:
+                pass
         if is_inside:
             return function(*args, **kwargs)
         is_conversion = function is int or function is float

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Iterable
+from enum import Enum
 from functools import partial
 from threading import get_ident
 from types import BuiltinMethodType, MethodType
@@ -101,24 +102,32 @@ class _Intercepted:
 
     def __getattr__(self, name: str) -> Any:  # of the Python module torch.random
         value = getattr(self._function, name)
-        return _Intercepted(value, self._recorder) if is_seeding(value) else value
+        return _Intercepted(value, self._recorder) if answered_as(value) is Answered.SEEDING else value
 
 
-_SEEDING = {id(each): each for each in (torch.manual_seed, torch.seed, torch.set_rng_state, torch.random.fork_rng)}
-# Settings that cannot be read back, so that a trace could not compare them.
-_SWITCHING = {id(torch.set_flush_denormal): torch.set_flush_denormal}
-# What reorders the modes of torch, the trace's own among them.
-_REORDERING = {id(torch.set_default_device): torch.set_default_device}
-_MODE_QUERIES = {
-    id(each): each
-    for each in (torch.is_autocast_enabled, torch.is_autocast_cpu_enabled, torch.is_inference_mode_enabled)
-}
+class Answered(Enum):
+    """What a function of torch does whose calls a trace on an example answers."""
+
+    SEEDING = "puts the random generator into another state"
+    # Settings that cannot be read back, so that a trace could not compare them.
+    SWITCHING = "sets a switch which nothing can read"
+    # Among the modes is that of the trace.
+    REORDERING = "reorders the modes of the thread"
+    MODE_QUERY = "tells in which mode the thread is"
+
+
+_FUNCTIONS: dict[Answered, tuple[Callable[..., Any], ...]] = {
+    Answered.SEEDING: (torch.manual_seed, torch.seed, torch.set_rng_state, torch.random.fork_rng),
+    Answered.SWITCHING: (torch.set_flush_denormal,),
+    Answered.REORDERING: (torch.set_default_device,),
+    Answered.MODE_QUERY: (
+        torch.is_autocast_enabled, torch.is_autocast_cpu_enabled, torch.is_inference_mode_enabled,
+    ),
+}  # fmt: skip
+_ANSWERED = {id(function): kind for kind, functions in _FUNCTIONS.items() for function in functions}
 _INTERCEPTED_NAMES = frozenset(
-    {
-        "is_grad_enabled", "random",
-        *(each.__name__ for known in (_SEEDING, _SWITCHING, _REORDERING, _MODE_QUERIES) for each in known.values()),
-    }
-)  # fmt: skip
+    {"is_grad_enabled", "random", *(function.__name__ for functions in _FUNCTIONS.values() for function in functions)}
+)
 _FACTORIES = frozenset({"zeros", "ones", "rand", "randn", "empty"})
 _KINDS = frozenset({_PassThrough, _Torch, _Autograd})
 _METHOD_TYPES = (BuiltinMethodType, MethodType)
@@ -192,29 +201,9 @@ def original_of(value: Any) -> Any:
     return value.function if type(value) in _KINDS else value
 
 
-def is_intercepted(value: Any) -> bool:
-    """Say whether a value is a function of torch whose calls a trace on an example answers."""
-    return any(id(value) in known for known in (_SEEDING, _SWITCHING, _REORDERING, _MODE_QUERIES))
-
-
-def is_seeding(value: Any) -> bool:
-    """Say whether a value is a function of torch that puts its random generator into another state."""
-    return id(value) in _SEEDING
-
-
-def is_switching(value: Any) -> bool:
-    """Say whether a value is a function of torch that sets a switch which nothing can read."""
-    return id(value) in _SWITCHING
-
-
-def is_reordering(value: Any) -> bool:
-    """Say whether a value is a function of torch that reorders the modes of the thread."""
-    return id(value) in _REORDERING
-
-
-def is_mode_query(value: Any) -> bool:
-    """Say whether a value is a function of torch that tells in which mode the thread is."""
-    return id(value) in _MODE_QUERIES
+def answered_as(value: Any) -> Answered | None:
+    """Return what a value does, if it is a function of torch whose calls a trace on an example answers."""
+    return _ANSWERED.get(id(value))
 
 
 def is_random(value: Any) -> bool:

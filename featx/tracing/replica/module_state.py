@@ -349,7 +349,7 @@ def _by_key(container: Any) -> dict[Any, Any]:
 
 
 def _is_other(now: Any, before: Any) -> bool:
-    """Say whether an object is another value than one that it is not: numbers and texts are compared."""
+    """Say whether an object has another value than an earlier one: plain values are compared, all others differ."""
     return type(before) not in PLAIN_TYPES or type(now) is not type(before) or now != before
 
 
