@@ -33,9 +33,9 @@ from featx.tracing.example.conditions import RequestedNodeFinder
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.tracer import CheckSizes, ExampleTracer
 from featx.tracing.objects.module_tree import walk_modules
+from featx.tracing.replica.interception import has_own_call
 from featx.tracing.replica.mode_reads import ModeReads
 from featx.tracing.replica.model_context import ModelContext
-from featx.tracing.replica.modules import has_own_call
 from featx.tracing.replica.replica import only_sets_flags, replica_of, view_in_mode
 from featx.tracing.side_effects.state_checks import Attribute, name_of
 from featx.tracing.source.attributes import is_read, is_tested_for

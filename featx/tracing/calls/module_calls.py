@@ -29,10 +29,10 @@ from featx.tracing.nodes.scope import Scope, asked_for_by
 from featx.tracing.objects.module_tree import forward_of, modules_of
 from featx.tracing.recording.lineage import Part
 from featx.tracing.recording.recorder import STORED_BY_HOOK, Recorder
+from featx.tracing.replica.interception import has_backward_hooks, has_hooks, has_own_call
 from featx.tracing.replica.left_attributes import LeftAttributes
 from featx.tracing.replica.mode_reads import mode_of
 from featx.tracing.replica.module_state import parts_of, replaced_part
-from featx.tracing.replica.modules import has_backward_hooks, has_hooks, has_own_call
 from featx.tracing.replica.replica import Replica
 from featx.tracing.side_effects.state_checks import StateChecks
 from featx.tracing.signals import (

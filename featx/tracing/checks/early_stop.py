@@ -24,8 +24,8 @@ from featx.tracing.example.plain_run import run_plainly
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.trace_request import TraceRequest
 from featx.tracing.nodes.scope import asked_for_by
+from featx.tracing.replica.interception import intercept
 from featx.tracing.replica.model_context import ModelContext
-from featx.tracing.replica.modules import intercept
 from featx.tracing.source.attributes import is_read_once
 from featx.tracing.source.state_writes import tensors_at
 

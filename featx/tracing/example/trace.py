@@ -38,10 +38,10 @@ from featx.tracing.recording.lineage import Lineage, Origin
 from featx.tracing.recording.numbers import Numbers
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.recording.results import Results
+from featx.tracing.replica.attribute_changes import AttributeChanges
+from featx.tracing.replica.interception import intercept
 from featx.tracing.replica.mode_reads import has_set_mode, record_mode_reads
 from featx.tracing.replica.model_context import ModelContext, ModelTensors
-from featx.tracing.replica.module_states import ModuleStates
-from featx.tracing.replica.modules import intercept
 from featx.tracing.replica.replica import Replica
 from featx.tracing.replica.tensor_attributes import TensorAttributes
 from featx.tracing.side_effects.forward_side_effects import is_from_inputs
@@ -473,7 +473,7 @@ class ExampleTrace:
         self.model_context.caches.forget_left()
         calls = self._calls.copy()
         for call in calls:
-            call.checks.states = ModuleStates(())
+            call.checks.states = AttributeChanges(())
             call.recorder.earlier = EarlierCalls()
             call.forget_record()
         self._calls.clear()

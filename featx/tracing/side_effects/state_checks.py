@@ -14,9 +14,9 @@ from torch import nn
 from featx.tracing.objects.python_state import PythonState
 from featx.tracing.objects.references import referred_to
 from featx.tracing.recording.recorder import STORED_BY_HOOK, Recorder
+from featx.tracing.replica.attribute_changes import AttributeChanges
 from featx.tracing.replica.mode_reads import mode_of
 from featx.tracing.replica.module_state import plain_attributes
-from featx.tracing.replica.module_states import ModuleStates
 from featx.tracing.side_effects.forward_side_effects import computed_attributes, unsupported_side_effect
 from featx.tracing.signals import ModifiedFromOutside, ReadOrderUnknown, UnsupportedSideEffect, Untraceable
 from featx.tracing.source.attributes import names_read_in
@@ -58,12 +58,12 @@ class StateChecks:
 
     def __init__(
         self, recorder: Recorder, check_calls: Callable[[], None], paths: Mapping[nn.Module, str],
-        earlier: ModuleStates | None, must_open: Callable[[str], bool],
+        earlier: AttributeChanges | None, must_open: Callable[[str], bool],
     ) -> None:  # fmt: skip
         self._recorder = recorder
         self._check_calls = check_calls
         self.paths = paths
-        self.states = ModuleStates(paths, earlier)
+        self.states = AttributeChanges(paths, earlier)
         self.training = {module: mode_of(module) for module in paths}
         self.opened_modules: set[nn.Module] = set()
         self.opaque_paths: set[str] = set()
