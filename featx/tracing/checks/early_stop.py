@@ -5,26 +5,21 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable
 from itertools import chain
-from typing import Any
 
-import torch
 from torch import nn
 
 from featx.errors import TraceError
 from featx.ir.effects import Effects
 from featx.ir.graph import Graph
-from featx.ir.memory import MemoryGroups, memory_of
+from featx.ir.memory import MemoryGroups
 from featx.ir.repeatable import depends_on_mode
 from featx.ir.torch_layers import is_torch_layer
 from featx.tracing.example.conditions import Conditions
-from featx.tracing.example.plain_run import run_plainly
+from featx.tracing.example.plain_run import FullRun
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.trace_request import TraceRequest
-from featx.tracing.nodes.scope import asked_for_by
-from featx.tracing.replica.interception import intercept
+from featx.tracing.objects.module_tree import registered_tensors
 from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.source.attributes import is_read_once
 from featx.tracing.source.state_writes import tensors_at
@@ -81,7 +76,10 @@ def _missed(request: TraceRequest, trace: ExampleTrace) -> str | None:
         if _may_be_called_again(root, path, trace.failed_module_path)
     }
     if not written and (paths or called):
-        run = _WholeRun(request, trace.model_context, paths, called)
+        replica, _ = trace.model_context.replica(tracer.training, "all")
+        with tracer.log.run(type(root).__name__, "what follows the last node", is_real=True):
+            run = FullRun(trace.model_context, replica, request.args, request.kwargs, paths, called)
+        replica.drop()
         again = [path for path in sorted(called) if run.calls[path] > trace.calls_asked_for[path]]
         if again:
             return f"calls '{again[0]}' again, whose last call is requested"
@@ -89,28 +87,28 @@ def _missed(request: TraceRequest, trace: ExampleTrace) -> str | None:
     return f"writes '{written[0]}', which the requested nodes read in the next call" if written else None
 
 
-def _paths_only_read(graph: Graph, around: ModelContext, *, is_training: bool) -> list[str]:
+def _paths_only_read(graph: Graph, context: ModelContext, *, is_training: bool) -> list[str]:
     """Return the paths of the tensors of the model that a graph, or a module it calls, reads and does not write.
 
     Another thread may switch the mode of the model meanwhile: what depends on it is taken to write in a trace of train
     mode.
     """
-    effects = Effects(graph, around.root)
+    effects = Effects(graph, context.root)
     memory = MemoryGroups(graph, effects)
     written = {group for node in graph.nodes for group in memory.written_by(node)}
-    tensors = dict(_tensors_of(around.root))
+    tensors = dict(registered_tensors(context.root))
     reads = [node for node in graph.find_nodes(op="get_attr") if node.target in tensors]
     found = {str(node.target) for node in reads if memory.of(node) not in written}
-    buffers = {name for name, _ in around.root.named_buffers(remove_duplicate=False)}
+    buffers = {name for name, _ in context.root.named_buffers(remove_duplicate=False)}
     if not any(
-        _has_line(kind, _WRITE, unless_known=True) for kind in {type(module) for module in around.root.modules()}
+        _has_line(kind, _WRITE, unless_known=True) for kind in {type(module) for module in context.root.modules()}
     ):
         return sorted(found & buffers)
     called = {
         f"{node.target}."
         for node in graph.find_nodes(op="call_module")
         if not effects.of(node).writes_state and memory.state_of(node) not in written
-        if not (is_training and depends_on_mode(around.root.get_submodule(node.target)))
+        if not (is_training and depends_on_mode(context.root.get_submodule(node.target)))
     }
     return sorted(found | {path for path in tensors if any(map(path.startswith, called))})
 
@@ -126,11 +124,6 @@ def _has_line(kind: type[nn.Module], line: re.Pattern[str], *, unless_known: boo
         return unless_known
 
 
-def _tensors_of(root: nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
-    yield from root.named_parameters(remove_duplicate=False)
-    yield from root.named_buffers(remove_duplicate=False)
-
-
 def _may_be_called_again(root: nn.Module, path: str, failed_module_path: str) -> bool:
     """Say whether a module may be called behind the place where a trace broke off: inside of `failed_module_path`.
 
@@ -144,45 +137,3 @@ def _may_be_called_again(root: nn.Module, path: str, failed_module_path: str) ->
         if not f"{failed_module_path}.".startswith(around):
             return False
     return True
-
-
-class _WholeRun:
-    """A run of the model for real, on a copy of it.
-
-    Attributes:
-        written: the paths, among those given, of tensors that it writes or replaces.
-        calls: how many calls it makes of which the output is that of a module at one of `called`, by these paths.
-    """
-
-    def __init__(
-        self, request: TraceRequest, around: ModelContext, paths: Collection[str], called: Collection[str]
-    ) -> None:
-        tracer = request.tracer
-        replica, _ = around.replica(tracer.training, "all")
-        root = replica.root
-        before = {path: tensor for path, tensor in _tensors_of(root) if path in set(paths)}
-        states = {path: (tensor._version, memory_of(tensor)) for path, tensor in before.items()}
-        self.calls: Counter[str] = Counter()
-        outer: list[str] = []
-
-        def count(module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-            path = replica.paths[module]
-            self.calls.update(asked_for_by(path, called, outer))
-            outer.append(path)
-            try:
-                return forward(*args, **kwargs)
-            finally:
-                outer.pop()
-
-        if called:
-            intercept(replica.paths, count)
-        with tracer.log.run(type(root).__name__, "what follows the last node", is_real=True):
-            # Where it fails: what it did until then it has done.
-            run_plainly(around, root, request.args, request.kwargs)
-        after = dict(_tensors_of(root))
-        self.written = [
-            path
-            for path, tensor in before.items()
-            if after.get(path) is not tensor or (tensor._version, memory_of(tensor)) != states[path]
-        ]
-        replica.drop()
