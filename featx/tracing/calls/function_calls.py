@@ -41,7 +41,7 @@ class FunctionCalls:
     def __init__(self, recorder: Recorder, measured: MeasuredCalls, model_context: ModelContext) -> None:
         self._recorder = recorder
         self._measured = measured
-        self._surroundings = model_context
+        self._context = model_context
         self.gradient_checks: list[Node] = []
 
     def on_call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -49,7 +49,7 @@ class FunctionCalls:
         if isinstance(function, functools._lru_cache_wrapper):
             # Past the cache, which must not keep a tensor of this trace.
             result = self._call_cached(function.__wrapped__, args, kwargs)
-            self._surroundings.caches.watch(result)
+            self._context.caches.watch(result)
             return result
         if function is torch.is_grad_enabled:
             return self.on_grad_mode_query()
@@ -139,5 +139,5 @@ class FunctionCalls:
             return function(*args, **kwargs)
         raise Untraceable(
             f"forward draws from a random generator of Python or numpy ({function.__name__})",
-            advice=advice_for_draws(self._surroundings.root),
+            advice=advice_for_draws(self._context.root),
         )

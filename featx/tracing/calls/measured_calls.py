@@ -105,7 +105,7 @@ class MeasuredCalls:
         given = None if is_plain else _Given(args, kwargs)
         if given is not None and given.places and isinstance(node[1], str):
             self._refuse_other_changes(node[1], given.places)
-        with self._torch_calls.kernels.seen(), nullcontext() if given is None else given.put_back_on_error():
+        with self._torch_calls.kernels.recorded(), nullcontext() if given is None else given.put_back_on_error():
             result = self._result_of(call, is_measured)
             if given is not None:
                 given.refuse_numbers()

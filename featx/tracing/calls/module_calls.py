@@ -262,7 +262,7 @@ class ModuleCalls:
             recorder.raised.forget()
             attempt.roll_back(module)
             self._measured.accept_outer_values()
-            self._caller, self._torch_calls.unseen, self.failed_module_path = caller, None, ""
+            self._caller, self._torch_calls.unrecorded, self.failed_module_path = caller, None, ""
             counts_inside, self._counts_inside = self._counts_inside, True
             try:
                 node, result = self._call_opaque(module, path, args, kwargs, is_leaf=self._is_leaf(module, path))

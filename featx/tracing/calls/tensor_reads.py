@@ -50,7 +50,7 @@ class TensorReads:
     def __init__(self, recorder: Recorder, results: Results, value_log: ValueLog, execute: Execute) -> None:
         self._recorder = recorder
         self._results = results
-        self._answers = value_log
+        self._value_log = value_log
         self._execute = execute
         # What is read of attributes, by the name of the tensor's node and of the attribute.
         self._checked: dict[str, Node] = {}
@@ -68,9 +68,9 @@ class TensorReads:
         value: Any = self._value(name, function, tensor)
         if name in ABOUT_GRADIENTS and not is_inside:
             if recorder.is_real:
-                self._answers.note(name, value)
-            elif tensor.is_meta or self._answers.are_expected:  # stand-ins do not know
-                value = self._answers.next(name)
+                self._value_log.note(name, value)
+            elif tensor.is_meta or self._value_log.are_expected:  # stand-ins do not know
+                value = self._value_log.next(name)
         if name == "grad" and id(tensor) in recorder.owned and tensor.grad is not None:
             self._refuse_gradient()
         if is_inside or name in _SAME_IN_EACH_CALL:

@@ -137,5 +137,10 @@ class _Lookups:
 
 def _leaves(node: Node) -> list[Argument]:
     found: list[Argument] = []
-    map_aggregate((node.args, node.kwargs), lambda leaf: found.append(leaf) or leaf)
+
+    def note(leaf: Argument) -> Argument:
+        found.append(leaf)
+        return leaf
+
+    map_aggregate((node.args, node.kwargs), note)
     return found

@@ -72,8 +72,8 @@ class FullRun:
         replica: a copy of the model with tensors of its own.
         args: the inputs, and `kwargs` those by name.
         kwargs: see there.
-        paths: of tensors.
-        called: of modules.
+        paths: those of tensors.
+        called: those of modules.
 
     Attributes:
         written: the paths, among those given, of tensors that it writes or replaces.
@@ -90,7 +90,8 @@ class FullRun:
         called: Collection[str],
     ) -> None:
         root = replica.root
-        before = {path: tensor for path, tensor in registered_tensors(root) if path in set(paths)}
+        watched = frozenset(paths)
+        before = {path: tensor for path, tensor in registered_tensors(root) if path in watched}
         states = {path: (tensor._version, memory_of(tensor)) for path, tensor in before.items()}
         self.calls: Counter[str] = Counter()
         outer: list[str] = []

@@ -255,7 +255,7 @@ class ExampleTrace:
         leaves = [leaf for leaf in tree_leaves((args, dict(kwargs))) if isinstance(leaf, torch.Tensor)]
         generators = self._set_up(has_values=self.is_real or any(map(keeps_values, leaves)))
         kernels = self._torch_calls.kernels
-        with torch._C.DisableTorchFunction(), kernels.seen():
+        with torch._C.DisableTorchFunction(), kernels.recorded():
             call_args, call_kwargs = self.inputs.bind(args, kwargs)
             if not self.gradients and self.numbers.expected is None:
                 self._function_calls.on_grad_mode_query()
@@ -268,7 +268,7 @@ class ExampleTrace:
             raise ThreadInterference(
                 "another trace replaced or restored functions in the model's Python files meanwhile"
             )
-        with torch._C.DisableTorchFunction(), kernels.seen():
+        with torch._C.DisableTorchFunction(), kernels.recorded():
             self._observers.check_threads()
             self._final_checks.check_side_effects(generators, self._tensor_attributes)
             if self.replica.size_caches.have_other_keys():
@@ -294,14 +294,14 @@ class ExampleTrace:
         return self._final_checks.missed_state_writes(self.failed_module_path if is_cut else None)
 
     def _set_up(self, *, has_values: bool) -> SharedGenerators:
-        around = self.model_context
+        context = self.model_context
         modes = ThreadModes()
         hook = self._observers.hook(has_values=has_values)
         generators = SharedGenerators()
-        around.refresh_caches(forget_left=self._is_first_call)
+        context.refresh_caches(forget_left=self._is_first_call)
         self._restorers += [
             hook.stop, generators.restore, self._torch_calls.generator.restore, self._saved_globals.restore,
-            self._restore_caches, around.passing.uninstall, modes.leave, self._results.restore_objects,
+            self._restore_caches, context.passing.uninstall, modes.leave, self._results.restore_objects,
             self._module_calls.end, self._tensor_attributes.restore,
         ]  # fmt: skip
         self.recorder.grad_modes.is_enabled = self.gradients
@@ -310,12 +310,12 @@ class ExampleTrace:
         intercept(self.replica.paths, self._module_calls.on_call)
         self._remove_absent()
         if not self._is_first_call:
-            around.caches.put_left()
+            context.caches.put_left()
         self._observers.start(hook)
         functions = self._function_calls
-        around.passing.install(functions.on_draw, functions.on_call, self.numbers.names_to_follow())
+        context.passing.install(functions.on_draw, functions.on_call, self.numbers.names_to_follow())
         if not self._is_further:
-            self._measured.outer_values = around.outer_values()
+            self._measured.outer_values = context.outer_values()
         modes.leave_inference_mode()
         modes.enter(_FunctionMode(self), self._torch_calls.kernels, gradients=self.gradients)
         self._module_calls.modes_around = torch._C._len_torch_function_stack()
@@ -328,7 +328,7 @@ class ExampleTrace:
         try:
             result = call_model(self.model_context, self.replica.root, self.recorder.raised, args, kwargs)
             self._torch_calls.check_unrecorded()
-            with torch._C.DisableTorchFunction(), self._torch_calls.kernels.seen():
+            with torch._C.DisableTorchFunction(), self._torch_calls.kernels.recorded():
                 if "" in self._settings.opening.asked_for:
                     mark_output(self.graph, self.recorder.create_result(result), "")
                 return self.recorder.create_result(result) if self._settings.keep_output else None, result
@@ -380,7 +380,7 @@ class ExampleTrace:
         """Answer a call of torch."""
         recorder, torch_calls = self.recorder, self._torch_calls
         recorder.raised.check()
-        with torch_calls.kernels.seen():
+        with torch_calls.kernels.recorded():
             try:
                 result = torch_calls.on_call(function, args, kwargs)
             except Exception as error:

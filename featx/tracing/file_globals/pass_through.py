@@ -14,7 +14,7 @@ import torch
 
 from featx.tracing.nodes.proxy import find_proxy
 
-Recorder = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+CallHandler = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 # A name in a namespace.
 GlobalName = tuple[dict[str, Any], str]
 
@@ -22,22 +22,22 @@ GlobalName = tuple[dict[str, Any], str]
 class _PassThrough:
     """Stands in for `function` under a global name; as a callable it looks like it.
 
-    Threads that trace share it. Each has an entry in `recorders` for as long as it traces: what answers its calls in
+    Threads that trace share it. Each has an entry in `handlers` for as long as it traces: what answers its calls in
     place of the function, or None. The calls of all other threads go to the function.
     """
 
-    __slots__ = ("function", "is_random", "recorders", "was_global")
+    __slots__ = ("function", "handlers", "is_random", "was_global")
 
     def __init__(self, function: Callable[..., Any], was_global: bool) -> None:
         self.function = function
         self.is_random = is_random(function)
         self.was_global = was_global
-        self.recorders: dict[int, Recorder | None] = {}
+        self.handlers: dict[int, CallHandler | None] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        recorder = self.recorders.get(get_ident()) if self.recorders else None
-        if recorder is not None:
-            return recorder(self.function, args, kwargs)
+        handler = self.handlers.get(get_ident()) if self.handlers else None
+        if handler is not None:
+            return handler(self.function, args, kwargs)
         proxy = find_proxy((args, kwargs))
         if proxy is None:
             return self.function(*args, **kwargs)
@@ -62,9 +62,9 @@ class _Torch(_PassThrough):
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(torch, name)
-        recorder = self.recorders.get(get_ident()) if name in _INTERCEPTED_NAMES else None
-        if recorder is not None:
-            return _Intercepted(value, recorder)
+        handler = self.handlers.get(get_ident()) if name in _INTERCEPTED_NAMES else None
+        if handler is not None:
+            return _Intercepted(value, handler)
         return partial(_with_sizes_in_a_tuple, value) if name in _FACTORIES else value
 
 
@@ -78,7 +78,7 @@ class _Autograd(_PassThrough):
         if name != "apply":
             return value
         apply = _PassThrough(value, True)
-        apply.recorders = self.recorders
+        apply.handlers = self.handlers
         return apply
 
 
@@ -89,20 +89,20 @@ def _with_sizes_in_a_tuple(factory: Callable[..., Any], *args: Any, **kwargs: An
 
 
 class _Intercepted:
-    """A function of torch, or torch.random, whose calls go to a recorder."""
+    """A function of torch, or torch.random, whose calls go to a handler."""
 
-    __slots__ = ("_function", "_recorder")
+    __slots__ = ("_function", "_handler")
 
-    def __init__(self, function: Any, recorder: Recorder) -> None:
+    def __init__(self, function: Any, handler: CallHandler) -> None:
         self._function = function
-        self._recorder = recorder
+        self._handler = handler
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._recorder(self._function, args, kwargs)
+        return self._handler(self._function, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:  # of the Python module torch.random
         value = getattr(self._function, name)
-        return _Intercepted(value, self._recorder) if answered_as(value) is Answered.SEEDING else value
+        return _Intercepted(value, self._handler) if answered_as(value) is Answered.SEEDING else value
 
 
 class Answered(Enum):
@@ -145,9 +145,11 @@ class PassThroughs:
         self._places = list(places)
         self._made: dict[tuple[int, str], _PassThrough] = {}
         self._thread = 0
-        self._installed: list[tuple[dict[str, Any], str, _PassThrough, bool, Recorder | None]] = []
+        self._installed: list[tuple[dict[str, Any], str, _PassThrough, bool, CallHandler | None]] = []
 
-    def install(self, refuse_draw: Recorder, record: Recorder | None = None, more: Iterable[GlobalName] = ()) -> None:
+    def install(
+        self, refuse_draw: CallHandler, record: CallHandler | None = None, more: Iterable[GlobalName] = ()
+    ) -> None:
         """Put them into the namespaces, for the trace that runs in this thread. O(places).
 
         Args:
@@ -165,9 +167,9 @@ class PassThroughs:
             is_there = type(function) in _KINDS
             entry = function if is_there else self._entry_for(namespace, name, function)
             # A trace inside a trace of this thread comes before it.
-            has_outer = thread in entry.recorders
-            self._installed.append((namespace, name, entry, has_outer, entry.recorders.get(thread)))
-            entry.recorders[thread] = refuse_draw if entry.is_random else record
+            has_outer = thread in entry.handlers
+            self._installed.append((namespace, name, entry, has_outer, entry.handlers.get(thread)))
+            entry.handlers[thread] = refuse_draw if entry.is_random else record
             if not is_there:
                 namespace[name] = entry
 
@@ -186,10 +188,10 @@ class PassThroughs:
         """Take away those that no other thread needs. May be called twice. O(places)."""
         for namespace, name, entry, has_outer, outer in self._installed:
             if has_outer:
-                entry.recorders[self._thread] = outer
+                entry.handlers[self._thread] = outer
                 continue
-            entry.recorders.pop(self._thread, None)
-            if not entry.recorders and namespace.get(name) is entry:
+            entry.handlers.pop(self._thread, None)
+            if not entry.handlers and namespace.get(name) is entry:
                 if entry.was_global:
                     namespace[name] = entry.function
                 else:

@@ -1,4 +1,4 @@
-"""What is known of a model and its Python files before a run; shared by all runs of a request."""
+"""What is known of a model and its Python files, before runs and from them; shared by all runs of a request."""
 
 from __future__ import annotations
 
