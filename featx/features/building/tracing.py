@@ -285,7 +285,7 @@ class ModelTracing:
             try:
                 trace = self._opened(example, asked, owner, found)
                 left.update(trace.checks.left)
-                if names_match_full_trace(trace.graph, asked, trace.ran_inside_opaque):
+                if names_match_full_trace(trace.graph, asked, trace.module_calls.ran_inside_opaque):
                     return trace.graph
             except (NodeNameError, TraceError) as caught:
                 # A name may lie in a module that runs inside one it is no part of, or that cannot be followed while its
@@ -301,7 +301,7 @@ class ModelTracing:
             except NodeNameError as unknown:
                 if isinstance(error, TraceError) and self._may_exist(str(unknown.name)):
                     raise error from None
-                if unknown.name in trace.ran_inside_opaque and "is one node" not in str(unknown):
+                if unknown.name in trace.module_calls.ran_inside_opaque and "is one node" not in str(unknown):
                     raise TraceError(
                         f"'{unknown.name}' of {owner} runs inside a call that is one node, such as that of an "
                         "autograd.Function or of compiled code, which no trace looks into. Request what is around it"

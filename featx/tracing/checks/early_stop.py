@@ -72,15 +72,15 @@ def _missed(request: TraceRequest, trace: ExampleTrace) -> str | None:
     # Of a leaf, a name means the first call.
     called = {
         path
-        for path in trace.calls_asked_for.keys() - leaves
-        if _may_be_called_again(root, path, trace.failed_module_path)
+        for path in trace.module_calls.calls_asked_for.keys() - leaves
+        if _may_be_called_again(root, path, trace.module_calls.failed_module_path)
     }
     if not written and (paths or called):
         replica, _ = trace.model_context.replica(tracer.training, "all")
         with tracer.log.run(type(root).__name__, "what follows the last node", is_real=True):
             run = FullRun(trace.model_context, replica, request.args, request.kwargs, paths, called)
         replica.drop()
-        again = [path for path in sorted(called) if run.calls[path] > trace.calls_asked_for[path]]
+        again = [path for path in sorted(called) if run.calls[path] > trace.module_calls.calls_asked_for[path]]
         if again:
             return f"calls '{again[0]}' again, whose last call is requested"
         written = run.written

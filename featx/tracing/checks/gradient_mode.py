@@ -24,7 +24,7 @@ def in_gradient_mode_of_caller(request: TraceRequest, trace: ExampleTrace) -> Ex
 
     A trace with gradients sees where the model switches them off, so it is the one to keep where both are the same.
     """
-    if not trace.gradients or (trace.gradient_checks and needless_gradient_checks(request, trace)):
+    if not trace.gradients or (trace.function_calls.gradient_checks and needless_gradient_checks(request, trace)):
         return trace
     conditions = Conditions("the example, gradients off", trace.is_real, gradients=False)
     without = request.attempt(trace, conditions)
@@ -36,7 +36,7 @@ def in_gradient_mode_of_caller(request: TraceRequest, trace: ExampleTrace) -> Ex
 
 def needless_gradient_checks(request: TraceRequest, trace: ExampleTrace) -> list[Node]:
     """Return the checks of the gradient mode, if the model does the same in the other one."""
-    checks = trace.gradient_checks
+    checks = trace.function_calls.gradient_checks
     if not checks or not trace.gradients:
         return []
     conditions = Conditions("gradients off", trace.is_real, gradients=False, earlier=trace)

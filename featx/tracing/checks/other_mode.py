@@ -83,7 +83,10 @@ class OtherMode:
 def count_needed_by(trace: ExampleTrace, find_requested: RequestedNodeFinder | None) -> int | None:
     """Return how many nodes of a trace matter for what is wanted, if there will be further runs; None is all."""
     has_further_runs = (
-        trace.numbers.sizes_were_read or trace.is_real or trace.gradient_checks or trace.recorder.dtype_checks
+        trace.numbers.sizes_were_read
+        or trace.is_real
+        or trace.function_calls.gradient_checks
+        or trace.recorder.dtype_checks
     )
     if find_requested is None or not has_further_runs:
         return None

@@ -54,7 +54,7 @@ def check_repeats(request: TraceRequest, trace: ExampleTrace) -> bool:
         TraceError: the model itself does.
     """
     tracer = request.tracer
-    if trace.may_depend_on_autocast and not tracer.observes_autocast:
+    if trace.recorder.autocast_modes.has_ambiguous_dtype and not tracer.observes_autocast:
         raise DependsOnAutocast
     repeats = _repeats(request, trace)
     trace.has_filled_caches = trace.checks.cache_message is not None
@@ -73,7 +73,7 @@ def check_repeats(request: TraceRequest, trace: ExampleTrace) -> bool:
                 first = request.run(trace, conditions)
                 first.forget_record()
             try:
-                if newly_observed and first.depends_on_autocast:
+                if newly_observed and first.recorder.autocast_modes.was_observed:
                     raise DependsOnAutocast
                 _check_traces(request, first, checked=trace, newly_observed=newly_observed)
                 break
@@ -182,7 +182,7 @@ def _check_traces(request: TraceRequest, trace: ExampleTrace, *, checked: Exampl
     states = trace.python_states()
     second = _second_call(request, trace)
     try:
-        if newly_observed and second.depends_on_autocast:
+        if newly_observed and second.recorder.autocast_modes.was_observed:
             raise DependsOnAutocast
         if is_same_graph(second.graph, trace.graph):
             _check_fixed_point(request.tracer, second, states)

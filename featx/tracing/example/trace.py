@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,7 +12,6 @@ from torch.overrides import TorchFunctionMode
 from featx.errors import FeatxError
 from featx.ir.graph import Graph
 from featx.ir.memory import memory_of
-from featx.ir.node import Node
 from featx.tracing.calls.function_calls import FunctionCalls
 from featx.tracing.calls.measured_calls import MeasuredCalls
 from featx.tracing.calls.model_writes import ModelWrites
@@ -75,6 +73,8 @@ class ExampleTrace:
         replica: the copy of it that runs.
         checks: compares the modules with what they were.
         numbers: the numbers that the model got.
+        module_calls: which modules were looked into, and where the trace broke off.
+        function_calls: the checks of the gradient mode.
         inputs: its inputs, and whether it may notice that two of them are one tensor.
         is_real: whether tensors have values.
         gradients: whether it runs with gradients switched on.
@@ -111,10 +111,10 @@ class ExampleTrace:
         self.checks = StateChecks(recorder, self._check_module, self.replica.paths, earlier, settings.opening.must_open)
         self.checks.opened_modules.add(self.replica.root)
         measured = self._measured = MeasuredCalls(recorder, results, self._torch_calls, model_context, self.replica)
-        self._module_calls = ModuleCalls(
+        self.module_calls = ModuleCalls(
             recorder, self._torch_calls, measured, self.checks, self.replica, settings.opening
         )
-        self._function_calls = FunctionCalls(recorder, measured, model_context)
+        self.function_calls = FunctionCalls(recorder, measured, model_context)
         self.inputs = RunInputs(
             recorder, results, model_context.signature, functools.partial(keys_read_by, model_context.traced)
         )
@@ -178,45 +178,15 @@ class ExampleTrace:
         return self.recorder.numbers
 
     @property
-    def depends_on_autocast(self) -> bool:
-        """Whether forward was observed to set or ask for the state of autocast."""
-        return self.recorder.autocast_modes.was_observed
-
-    @property
-    def may_depend_on_autocast(self) -> bool:
-        """Whether forward has set autocast to what may be a dtype of its own or that around the model."""
-        return self.recorder.autocast_modes.has_ambiguous_dtype
-
-    @property
     def is_large(self) -> bool:
         """Whether it was a run for real that has computed so much that a run of the model takes seconds."""
         return self._torch_calls.kernels.elements >= _ELEMENTS_OF_A_LARGE_RUN
-
-    @property
-    def gradient_checks(self) -> list[Node]:
-        """The checks that gradients are enabled, or not, as they were when forward asked."""
-        return self._function_calls.gradient_checks
 
     @property
     def opaque_reasons(self) -> dict[str, str]:
         """Why modules are kept whole that the policy would look into, by path."""
         nodes = [node for node in self.graph.nodes if "opaque_because" in node.meta]
         return {str(node.target): node.meta["opaque_because"] for node in nodes}
-
-    @property
-    def ran_inside_opaque(self) -> set[str]:
-        """Paths of modules that were to be opened and that ran inside one that is kept whole."""
-        return self._module_calls.ran_inside_opaque
-
-    @property
-    def failed_module_path(self) -> str:
-        """The path of the innermost module in which the trace broke off, or ""."""
-        return self._module_calls.failed_module_path
-
-    @property
-    def calls_asked_for(self) -> Counter[str]:
-        """How many calls have begun of which the output was asked for, by the path that was asked for."""
-        return self._module_calls.calls_asked_for
 
     # -- the run -----------------------------------------------------------------------------------------------------
 
@@ -258,10 +228,10 @@ class ExampleTrace:
         with torch._C.DisableTorchFunction(), kernels.recorded():
             call_args, call_kwargs = self.inputs.bind(args, kwargs)
             if not self.gradients and self.numbers.expected is None:
-                self._function_calls.on_grad_mode_query()
+                self.function_calls.on_grad_mode_query()
             self._observers.record_autocast()
         output, result = self._output_of_call(call_args, call_kwargs, find_requested)
-        self._module_calls.end()
+        self.module_calls.end()
         if self.recorder.call_record is not None:
             self.recorder.call_record.result = result
         if not self.model_context.passing.are_installed():
@@ -291,7 +261,7 @@ class ExampleTrace:
     def missed_state_writes(self) -> frozenset[StateWrite]:
         """Return what code of opened modules may write of the model's state, and has not written in this run."""
         is_cut = self.early_stop_reason is not None
-        return self._final_checks.missed_state_writes(self.failed_module_path if is_cut else None)
+        return self._final_checks.missed_state_writes(self.module_calls.failed_module_path if is_cut else None)
 
     def _set_up(self, *, has_values: bool) -> SharedGenerators:
         context = self.model_context
@@ -302,23 +272,23 @@ class ExampleTrace:
         self._restorers += [
             hook.stop, generators.restore, self._torch_calls.generator.restore, self._saved_globals.restore,
             self._restore_caches, context.passing.uninstall, modes.leave, self._results.restore_objects,
-            self._module_calls.end, self._tensor_attributes.restore,
+            self.module_calls.end, self._tensor_attributes.restore,
         ]  # fmt: skip
         self.recorder.grad_modes.is_enabled = self.gradients
         if self._settings.reads is not None:
             record_mode_reads(self.replica.paths, self._settings.reads)
-        intercept(self.replica.paths, self._module_calls.on_call)
+        intercept(self.replica.paths, self.module_calls.on_call)
         self._remove_absent()
         if not self._is_first_call:
             context.caches.put_left()
         self._observers.start(hook)
-        functions = self._function_calls
+        functions = self.function_calls
         context.passing.install(functions.on_draw, functions.on_call, self.numbers.names_to_follow())
         if not self._is_further:
             self._measured.outer_values = context.outer_values()
         modes.leave_inference_mode()
         modes.enter(_FunctionMode(self), self._torch_calls.kernels, gradients=self.gradients)
-        self._module_calls.modes_around = torch._C._len_torch_function_stack()
+        self.module_calls.modes_around = torch._C._len_torch_function_stack()
         return generators
 
     def _output_of_call(
@@ -340,10 +310,10 @@ class ExampleTrace:
             if isinstance(error, Diverged) and not self.recorder.has_all_needed_nodes:
                 raise
             is_done = self.recorder.has_all_needed_nodes or (
-                find_requested and find_requested(self.graph, self.failed_module_path)
+                find_requested and find_requested(self.graph, self.module_calls.failed_module_path)
             )
             if not is_done:
-                self._module_calls.check_missing(error)
+                self.module_calls.check_missing(error)
                 self._explain(error)
                 raise
             self.early_stop_reason = str(error)
