@@ -467,7 +467,7 @@ class _Checkpoint:
         self.scope = recorder.scope
         self._nodes = recorder.graph.mark()
         self._names, self._lineage = recorder.names.mark(), recorder.lineage.mark()
-        self._versions, self._memories = len(recorder.versions), len(recorder.memories)
+        self._writes = recorder.write_log.mark()
         self._states, self._autocast = checks.states.mark(), recorder.autocast_modes.mark()
         self._events = [] if recorder.call_record is None else recorder.call_record.events
         self._number_of_events = len(self._events)
@@ -481,7 +481,7 @@ class _Checkpoint:
         recorder.whole.leave()
         recorder.names.forget(self._names)
         recorder.lineage.forget(self._lineage)
-        del recorder.versions[self._versions :], recorder.memories[self._memories :]
+        recorder.write_log.forget(self._writes)
         del self._events[self._number_of_events :]
         while len(self._called) > self._number_of_called:
             self._called.popitem()

@@ -61,7 +61,7 @@ class TensorReads:
         """Answer the read of an attribute of a tensor. `function` reads it."""
         recorder, is_inside = self._recorder, self._recorder.whole.is_inside
         if name == "data":  # whatever is written through it does not count as a version
-            recorder.untracked_memory.add(memory_of(tensor))
+            recorder.write_log.untracked_memory.add(memory_of(tensor))
             recorder.whole.note_untracked_write()
         if name == "device":
             return self._device(tensor, function)

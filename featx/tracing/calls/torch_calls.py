@@ -138,7 +138,7 @@ class TorchCalls:
         if name in ("resize_", "resize_as_"):
             raise Untraceable(f"a tensor is resized in place ({name})")
         if name in _CHANGES_HISTORY or name in _WITHOUT_COMMON_VERSION:  # which counts no version
-            self._recorder.untracked_memory.add(memory_of(args[0]))
+            self._recorder.write_log.untracked_memory.add(memory_of(args[0]))
         if name == "backward":
             raise Untraceable("forward calls backward, which adds to the gradients of the model's parameters,")
         if facts_of(name).changes_gradients and id(args[0]) in self._recorder.owned:
@@ -179,7 +179,7 @@ class TorchCalls:
     def check_memory(self) -> None:
         """Raise where a followed tensor has other memory than it had."""
         # Tensor.set_ does not pass through the function mode.
-        for tensor, memory in self._recorder.memories:
+        for tensor, memory in self._recorder.write_log.memories:
             if memory_of(tensor) != memory:
                 raise UnsupportedSideEffect("forward gives a tensor other memory (Tensor.set_)")
 

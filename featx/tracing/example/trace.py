@@ -211,7 +211,7 @@ class ExampleTrace:
         if reads is not None:
             reads.any = reads.any or any(map(has_set_mode, self.replica.paths))
         self.recorder.names.assign()
-        self.recorder.mark_overwritten()
+        self.recorder.write_log.mark_overwritten()
         self.release_values()
 
     def _restore(self) -> None:
@@ -424,7 +424,8 @@ class ExampleTrace:
         self._kept.take()
         recorder = self.recorder
         recorder.lineage, recorder.stand_ins = Lineage(), StandIns({}, KnownResults())
-        recorder.versions, recorder.memories, self._results.objects = [], [], []
+        recorder.write_log.release()
+        self._results.objects = []
         self.inputs.release()
         self._torch_calls.generator.forget()
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
 from types import CodeType, FrameType
 from typing import Any, cast
 
@@ -15,7 +16,6 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from featx.errors import ArgumentTypeError
 from featx.ir.arguments import Argument
 from featx.ir.graph import Graph
-from featx.ir.memory import memory_of
 from featx.ir.node import Node, Target
 from featx.libraries import advice_for_code
 from featx.tracing.environment.raised_errors import RaisedErrors
@@ -45,6 +45,7 @@ from featx.tracing.recording.made_inside import MadeInside
 from featx.tracing.recording.numbers import Numbers
 from featx.tracing.recording.opaque_call import OpaqueCall
 from featx.tracing.recording.returned_objects import ReturnedObjects
+from featx.tracing.recording.write_log import WriteLog
 from featx.tracing.replica.hooks import names_changed_by_hooks, tensors_kept_by_hooks
 from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.replica.replica import Replica
@@ -94,9 +95,7 @@ class Recorder(TracerBase):
         called: the code that ran outside of calls that are one node, with its globals; None where it is not noted.
         written_at: the lines of opened code that wrote a tensor in place.
         dtype_checks: the checks of dtypes that Python has seen.
-        versions: the tensors that nodes gave, with the version that they had then.
-        memories: the tensors that are followed, with their memory.
-        untracked_memory: memory that may be written without a new version.
+        write_log: notes the tensors that the trace has seen, to tell which were written.
         has_dynamic_shape: whether a kernel has run, since the last named node, whose result depends on values in its
             shape.
         most_nodes: how many nodes there may be; None is any number.
@@ -131,9 +130,7 @@ class Recorder(TracerBase):
         self.called: dict[CodeType, dict[str, Any]] | None = None
         self.written_at: set[Line | None] = set()
         self.dtype_checks: list[Node] = []
-        self.versions: list[tuple[Node, torch.Tensor, int]] = []
-        self.memories: list[tuple[torch.Tensor, int]] = []
-        self.untracked_memory: set[int] = set()
+        self.write_log = WriteLog()
         self.has_dynamic_shape = False
         self.most_nodes: int | None = None
         self.needed: int | None = None
@@ -300,9 +297,14 @@ class Recorder(TracerBase):
 
     def unnamed_node_of(self, origin: Origin) -> Node:
         """Return a node for an origin that counts in no name; of a part, one that nothing else uses."""
+        with self._unnamed():
+            return self.node_of(origin)
+
+    @contextmanager
+    def _unnamed(self) -> Generator[None]:
         was, self._makes_unnamed_nodes = self._makes_unnamed_nodes, True
         try:
-            return self.node_of(origin)
+            yield
         finally:
             self._makes_unnamed_nodes = was
 
@@ -364,21 +366,7 @@ class Recorder(TracerBase):
         meta["dtype"] = tensor.dtype
         if tensor.layout != torch.strided or not tensor.is_nested:
             meta["shape"] = tensor.shape
-        if not tensor.is_inference():
-            self.versions.append((node, tensor, tensor._version))
-
-    def mark_overwritten(self) -> None:
-        """Mark the nodes whose tensors were written after the nodes gave them, at the end of the trace."""
-        for node, tensor, version in self.versions:
-            node.meta["is_overwritten"] = tensor._version != version or memory_of(tensor) in self.untracked_memory
-
-    def writes_inputs(self) -> bool:
-        """Say whether an input was written since forward got it."""
-        return any(
-            tensor._version != version or memory_of(tensor) in self.untracked_memory
-            for node, tensor, version in self.versions
-            if node.op == "placeholder"
-        )
+        self.write_log.note_result(node, tensor)
 
     def guard(self, node: Node, value: Any, what: str, *, when_compiled: str = "check") -> Node:
         """Add a check that the value of a node is again what Python saw; see `check_decision`."""
@@ -452,11 +440,8 @@ class Recorder(TracerBase):
 
     def create_unnamed_arg(self, a: Any) -> Argument:
         """Do as `create_arg`, with nodes that count in no name and that nothing else uses."""
-        before, self._makes_unnamed_nodes = self._makes_unnamed_nodes, True
-        try:
+        with self._unnamed():
             return self.create_arg(a)
-        finally:
-            self._makes_unnamed_nodes = before
 
     def create_result(self, a: Any, *, is_unnamed: bool = False) -> Argument:
         """Do as the others, with what a module returns: objects in it are built anew, which nobody changes later."""
@@ -547,7 +532,7 @@ class Recorder(TracerBase):
         As what `from_dlpack(to_dlpack(x))` returns, which has a storage of its own.
         """
         address = _address_of(tensor)
-        if not address or not any(address in _addresses_of(followed) for followed, _ in self.memories):
+        if not address or not any(address in _addresses_of(followed) for followed, _ in self.write_log.memories):
             return False
         held = (each for module in self._replica.paths for _, each in tensors_of(module))
         return not any(address in _addresses_of(each) for each in held)

@@ -10,7 +10,6 @@ from typing import Any, cast
 
 import torch
 
-from featx.ir.memory import memory_of
 from featx.ir.node import Node
 from featx.rebuilding import attributes_of
 from featx.tracing.guards.forms import attributes_given_to, holds_tensors
@@ -115,7 +114,7 @@ class Results:
         if isinstance(value, torch.Tensor):
             recorder.lineage.put(value, origin)
             recorder.earlier.forget(value)
-            recorder.memories.append((value, memory_of(value)))
+            recorder.write_log.note_memory(value)
             if isinstance(origin, Node):
                 recorder.describe(origin, value)
             return value
