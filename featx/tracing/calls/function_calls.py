@@ -122,14 +122,14 @@ class FunctionCalls:
         answer = torch.is_grad_enabled()
         if not self._recorder.whole.is_inside:
             node = self._recorder.add_unnamed_node("call_function", torch.is_grad_enabled, (), {})
-            self.gradient_checks.append(self._recorder.guard(node, answer, _GRADIENTS))
+            self.gradient_checks.append(self._recorder.guards.add(node, answer, _GRADIENTS))
         return answer
 
     def _on_mode_query(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         answer = function(*args, **kwargs)
         if not self._recorder.whole.is_inside:
             node = self._recorder.add_unnamed_node("call_function", function, args, kwargs)
-            self._recorder.guard(node, answer, f"what torch.{function.__name__}() answers")
+            self._recorder.guards.add(node, answer, f"what torch.{function.__name__}() answers")
         return answer
 
     def on_draw(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

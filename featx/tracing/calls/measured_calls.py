@@ -170,9 +170,9 @@ class MeasuredCalls:
             return
         what = f"what '{node.target if isinstance(node.target, str) else node.name}' returns"
         if is_hooked:
-            self._recorder.guard_form(node, result, what)
+            self._recorder.guards.add_for_form(node, result, what)
         else:
-            self._recorder.guard_result(node, result, what, have_values=have_values)
+            self._recorder.guards.add_for_result(node, result, what, have_values=have_values)
 
     def _alias_returned_inputs(self, inputs: Any, result: Any) -> Any:
         # For another input or state, the call may not return its own input. So an alias is returned.

@@ -175,7 +175,7 @@ class TensorReads:
         return check is None or check.is_erased
 
     def _check(self, owner: Node, name: str, node: Node, value: Any, what: str) -> None:
-        self._checked[f"{owner.name}.{name}"] = self._recorder.guard(node, value, what)
+        self._checked[f"{owner.name}.{name}"] = self._recorder.guards.add(node, value, what)
 
     # -- values ------------------------------------------------------------------------------------------------------
 
@@ -193,7 +193,7 @@ class TensorReads:
             frame = recorder.model_frame()
             node = recorder.add_node("call_method", name, recorder.create_args(args), {}, None, frame)
             if name == "tolist":
-                recorder.guard_form(node, result, "what tolist() gives")
+                recorder.guards.add_for_form(node, result, "what tolist() gives")
             return self._results.follow(result, node, frame)
         if name in ("__int__", "__float__"):
             recorder.numbers.on_conversion()
@@ -209,11 +209,11 @@ class TensorReads:
                 asked = cast(Node, recorder.create_arg(args[0]))
                 # Positions that follow from sizes are those of one text, which a mask for several leaves as it is.
                 when_compiled = "no" if depends_on_inputs(asked) else "pass"
-                recorder.guard(asked, result, "bool()", when_compiled=when_compiled)
+                recorder.guards.add(asked, result, "bool()", when_compiled=when_compiled)
                 return result
             # TorchScript knows `x.dim()` and not `torch.Tensor.dim(x)`.
             is_method = isinstance(function, MethodDescriptorType)
             op, target = ("call_method", function.__name__) if is_method else ("call_function", function)
             node = recorder.add_unnamed_node(op, target, recorder.create_args(args), {}, None)
-            recorder.guard(node, result, f"{function.__name__}()")
+            recorder.guards.add(node, result, f"{function.__name__}()")
         return result

@@ -37,7 +37,7 @@ def follow_dtypes(request: TraceRequest, trace: ExampleTrace) -> None:
     of values is answered as on the example. Where no other dtype gives this graph, it goes on to be for that of the
     example.
     """
-    checks = {check for check in trace.recorder.dtype_checks if not check.is_erased}
+    checks = {check for check in trace.recorder.guards.dtype_checks if not check.is_erased}
     checks.intersection_update(islice(trace.graph.nodes, trace.needed))
     if not checks:
         return

@@ -86,7 +86,7 @@ def count_needed_by(trace: ExampleTrace, find_requested: RequestedNodeFinder | N
         trace.numbers.sizes_were_read
         or trace.is_real
         or trace.function_calls.gradient_checks
-        or trace.recorder.dtype_checks
+        or trace.recorder.guards.dtype_checks
     )
     if find_requested is None or not has_further_runs:
         return None

@@ -191,7 +191,7 @@ class Numbers:
             node = recorder.add_node("call_function", function, arguments, {}, None, frame)
         else:  # a dict, or the cache of a function, looks for a key: how often depends on what is in it
             node = recorder.add_unnamed_node("call_function", function, arguments, {})
-        recorder.guard(node, result, f"{arguments[0]} {function.__name__} {arguments[1]}")
+        recorder.guards.add(node, result, f"{arguments[0]} {function.__name__} {arguments[1]}")
 
     # -- functions of Python that are called with them ---------------------------------------------------------------
 
@@ -267,7 +267,7 @@ class Numbers:
         recorder = self._recorder
         node = recorder.add_unnamed_node("call_function", range, recorder.create_args(bounds), {})
         length = recorder.add_unnamed_node("call_function", len, (node,), {})
-        recorder.guard(length, len(found), "how often a loop runs")
+        recorder.guards.add(length, len(found), "how often a loop runs")
         return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from types import CodeType, FrameType
 from typing import Any, cast
@@ -19,15 +19,6 @@ from featx.ir.graph import Graph
 from featx.ir.node import Node, Target
 from featx.libraries import advice_for_code
 from featx.tracing.environment.raised_errors import RaisedErrors
-from featx.tracing.guards.forms import attributes_given_to, form_of, form_of_result
-from featx.tracing.guards.guards import (
-    aliases_of,
-    check_decision,
-    check_form,
-    check_is_tensor,
-    check_result,
-    check_same_items,
-)
 from featx.tracing.guards.scalars import TracedFloat, TracedInt, plain_number
 from featx.tracing.nodes.grad_modes import GradModes
 from featx.tracing.nodes.naming import QualifiedNames
@@ -40,6 +31,7 @@ from featx.tracing.objects.structure import holds_something_else
 from featx.tracing.recording.autocast import AutocastModes
 from featx.tracing.recording.call_record import Record
 from featx.tracing.recording.earlier_calls import EarlierCalls
+from featx.tracing.recording.guard_nodes import GuardNodes
 from featx.tracing.recording.lineage import Lineage, Origin, Part, node_behind
 from featx.tracing.recording.made_inside import MadeInside
 from featx.tracing.recording.numbers import Numbers
@@ -94,7 +86,7 @@ class Recorder(TracerBase):
         codes: the code that called torch.
         called: the code that ran outside of calls that are one node, with its globals; None where it is not noted.
         written_at: the lines of opened code that wrote a tensor in place.
-        dtype_checks: the checks of dtypes that Python has seen.
+        guards: adds checks to the graph.
         write_log: notes the tensors that the trace has seen, to tell which were written.
         has_dynamic_shape: whether a kernel has run, since the last named node, whose result depends on values in its
             shape.
@@ -120,7 +112,8 @@ class Recorder(TracerBase):
         self.numbers = Numbers(self, replica.size_caches)
         self.earlier = EarlierCalls()
         self.grad_modes = GradModes(self.add_unnamed_node)
-        self.autocast_modes = AutocastModes(self.add_unnamed_node, self.guard)
+        self.guards = GuardNodes(self)
+        self.autocast_modes = AutocastModes(self.add_unnamed_node, self.guards.add)
         self.is_real = is_real
         self.owned = owned
         self.device: torch.device = model_context.device
@@ -129,7 +122,6 @@ class Recorder(TracerBase):
         self.codes: set[CodeType] = set()
         self.called: dict[CodeType, dict[str, Any]] | None = None
         self.written_at: set[Line | None] = set()
-        self.dtype_checks: list[Node] = []
         self.write_log = WriteLog()
         self.has_dynamic_shape = False
         self.most_nodes: int | None = None
@@ -367,52 +359,6 @@ class Recorder(TracerBase):
         if tensor.layout != torch.strided or not tensor.is_nested:
             meta["shape"] = tensor.shape
         self.write_log.note_result(node, tensor)
-
-    def guard(self, node: Node, value: Any, what: str, *, when_compiled: str = "check") -> Node:
-        """Add a check that the value of a node is again what Python saw; see `check_decision`."""
-        frame = self.model_frame()
-        where = f" {describe(frame)}" if frame is not None else ""
-        arguments = (node, value, f"{what}{where}", *([] if when_compiled == "check" else [when_compiled]))
-        check = self.add_unnamed_node("call_function", check_decision, arguments, {}, None)
-        check.meta["is_guard"] = True
-        if isinstance(value, torch.dtype):
-            self.dtype_checks.append(check)
-        return check
-
-    def guard_form(self, node: Node, value: Any, what: str) -> None:
-        """Add a check that the value of a node has the same containers, keys and lengths again."""
-        self._check_form(node, check_form, form_of(value), what)
-
-    def guard_result(self, node: Node, value: Any, what: str, *, have_values: bool) -> None:
-        """Add a check that a result is nested again as it is, and holds the same besides tensors and numbers.
-
-        Args:
-            node: the call.
-            value: what it returned.
-            what: names that.
-            have_values: whether the call got tensors with values.
-
-        Raises:
-            Untraceable: there is an object in it that may depend on values, and of which no check can tell.
-        """
-        form, form_with_contents = form_of(value), form_of_result(value)
-        if isinstance(value, torch.Tensor) and not attributes_given_to(value):
-            self._check_form(node, check_is_tensor, what)
-        elif form_with_contents == form:
-            self._check_form(node, check_form, form, what)
-        elif form_with_contents is not None:
-            self._check_form(node, check_result, form_with_contents, what)
-        elif have_values:
-            raise Untraceable(f"{what} contains an object that cannot be compared with that of a later call,")
-        else:  # a trace at other sizes tells whether it depends on those
-            self.numbers.sizes_were_read = True
-        aliases = aliases_of(value)
-        if len(set(aliases)) < len(aliases):  # Python holds one object, and so there is one node for them
-            self._check_form(node, check_same_items, aliases, what)
-
-    def _check_form(self, node: Node, check: Callable[..., None], *arguments: Any) -> None:
-        added = self.add_unnamed_node("call_function", check, (node, *arguments), {})
-        added.meta["is_guard"] = added.meta["is_form_check"] = True
 
     # -- arguments ---------------------------------------------------------------------------------------------------
 

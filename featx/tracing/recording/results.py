@@ -121,7 +121,7 @@ class Results:
         if value is None:
             return value
         if isinstance(value, (bool, str, torch.dtype, torch.layout)):
-            recorder.guard(recorder.node_of(origin), value, "an answer")
+            recorder.guards.add(recorder.node_of(origin), value, "an answer")
             return value
         if isinstance(value, (int, float)):
             recorder.numbers.sizes_were_read = True
@@ -180,7 +180,7 @@ class Results:
         if isinstance(origin, Node) and not is_unpacked and origin.op != "call_module" and type(items) in _SEQUENCES:
             # A loop may run over it; how often depends on a size, mostly.
             length = self._recorder.add_unnamed_node("call_function", len, (origin,), {}, None)
-            self._recorder.guard(length, len(items), "how many tensors a call gives")
+            self._recorder.guards.add(length, len(items), "how many tensors a call gives")
         return items
 
     def _make_taken(self, steps: list[int | slice | str], parts: list[Part]) -> bool:
@@ -249,7 +249,7 @@ class Results:
         # Which of the two the code uses from now on cannot be observed, so they must stay one.
         both = recorder.unnamed_node_of(origin), recorder.create_unnamed_arg(tensor)
         same = recorder.add_unnamed_node("call_function", operator.is_, both, {})
-        recorder.guard(same, True, "whether a tensor in what a call gives is one that the model had")
+        recorder.guards.add(same, True, "whether a tensor in what a call gives is one that the model had")
 
 
 def _describe_parts(node: Node, value: Any) -> None:
