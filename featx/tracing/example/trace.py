@@ -288,7 +288,7 @@ class ExampleTrace:
             self._measured.outer_values = context.outer_values()
         modes.leave_inference_mode()
         modes.enter(_FunctionMode(self), self._torch_calls.kernels, gradients=self.gradients)
-        self.module_calls.modes_around = torch._C._len_torch_function_stack()
+        self.module_calls.one_node_checks.modes_around = torch._C._len_torch_function_stack()
         return generators
 
     def _output_of_call(
