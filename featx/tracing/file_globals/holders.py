@@ -23,7 +23,7 @@ ENVIRONMENT = "environment variables"
 # The key of the numbers and texts in a list or dict, of which there may be more later.
 PLAIN_ITEMS = "numbers and texts"
 # The types of plain values, with which code counts or switches between what it does.
-_PLAIN = (bool, int, float, complex, str, bytes)
+_NUMBERS_AND_TEXTS = (bool, int, float, complex, str, bytes)
 # What code defines once.
 _DEFINITIONS = frozenset(
     {
@@ -200,7 +200,8 @@ class _PlainItems:
         if len(value) == self._besides:
             return ()
         items: Any = value if isinstance(value, list) else copy_of(value).values()
-        return self._known.of(tuple(item for item in items if isinstance(item, _PLAIN)))  # also numbers of a trace
+        # Also numbers of a trace.
+        return self._known.of(tuple(item for item in items if isinstance(item, _NUMBERS_AND_TEXTS)))
 
 
 class _DefinitionsOf:
@@ -317,4 +318,4 @@ def _is_other_plain_value(now: object, before: object) -> bool:
     kinds = (type(now), type(before))
     if kinds == (float, float):
         return True  # computed anew, if perhaps from the same inputs
-    return any(kind in _PLAIN for kind in kinds) and (kinds[0] is not kinds[1] or now != before)
+    return any(kind in _NUMBERS_AND_TEXTS for kind in kinds) and (kinds[0] is not kinds[1] or now != before)

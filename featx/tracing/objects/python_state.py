@@ -23,9 +23,9 @@ from featx.rebuilding import attributes_of
 from featx.tracing.objects.arrays import description_of, is_array
 from featx.tracing.objects.cells import contents_of_cell
 from featx.tracing.objects.containers import DEPTH_IN_MODULES
-from featx.tracing.objects.plain_objects import is_plain_object
+from featx.tracing.objects.plain_objects import PLAIN_TYPES, is_plain_object
 
-_PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})
+_COMPARABLE = PLAIN_TYPES | {bytes}
 _OTHERS = (torch.Tensor, nn.Module, type, types.ModuleType)
 # Larger objects are data sets or vocabularies: their length is compared alone.
 _LARGEST = 10_000
@@ -44,7 +44,7 @@ class PythonState:
     def of(self, value: object, depth: int = 2 * DEPTH_IN_MODULES) -> Any:
         """Return a description that equals another one if the value holds the same at both moments."""
         kind = type(value)
-        if kind in _PLAIN:
+        if kind in _COMPARABLE:
             return value
         if isinstance(value, (int, float)):  # a number of a trace among them
             return kind.__qualname__, int.__repr__(value) if isinstance(value, int) else float.__repr__(value)
@@ -60,7 +60,7 @@ def objects_in(value: object) -> Iterator[object]:
     pending = [value]
     while pending:
         value = pending.pop()
-        if type(value) not in _PLAIN and id(value) not in known:
+        if type(value) not in _COMPARABLE and id(value) not in known:
             known[id(value)] = value
             yield value
             pending += [] if isinstance(value, _OTHERS) else _parts_of(value)
@@ -84,7 +84,7 @@ def _parts_of_container(value: Any) -> Iterable[Any]:
 
 
 def _parts_of_set(value: Any) -> Iterable[Any]:
-    plain = () if len(value) > _LARGEST else (repr(item) for item in value if type(item) in _PLAIN)
+    plain = () if len(value) > _LARGEST else (repr(item) for item in value if type(item) in _COMPARABLE)
     return len(value), *sorted(plain)
 
 

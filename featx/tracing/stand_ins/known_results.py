@@ -14,7 +14,7 @@ import torch
 from featx.tracing.objects.tensor_versions import versions_of
 
 _META = torch.device("meta")
-_PLAIN = frozenset(
+_KNOWN_BY_VALUE = frozenset(
     {int, float, bool, str, complex, type(None), type(Ellipsis), torch.dtype, torch.device, torch.layout,
      torch.memory_format}
 )  # fmt: skip
@@ -80,7 +80,7 @@ def _add(parts: list[Any], value: Any, without_gradient: Collection[int]) -> boo
         parts += (value.shape, value.stride() if value.layout is torch.strided else (), value.dtype, requires_gradient)
         return value.layout is torch.strided
     parts.append(kind)
-    if kind in _PLAIN:
+    if kind in _KNOWN_BY_VALUE:
         parts.append(value)
         return True
     if kind is dict:
