@@ -23,7 +23,7 @@ from featx.ir.names import Namespace
 from featx.ir.node import Node
 from featx.ir.verify import find_attribute, verify_targets
 from featx.shared_attributes import install, share
-from featx.tracing.checks.free_sizes import trace_checked
+from featx.tracing.checks.checked_trace import trace_checked
 from featx.tracing.example.tracer import ExampleTracer
 from featx.tracing.guards.guards import require_mode
 from featx.tracing.guards.scriptable import require_scriptable

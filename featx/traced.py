@@ -13,7 +13,8 @@ from featx.examples import find_example, holds_inputs, inputs_of, refuse_shape
 from featx.ir.equality import is_same_graph
 from featx.ir.graph import Graph
 from featx.module import GraphModule
-from featx.tracing.checks.free_sizes import OtherMode, trace_checked, trace_recording_mode_reads
+from featx.tracing.checks.checked_trace import trace_checked, trace_recording_mode_reads
+from featx.tracing.checks.other_mode import OtherMode
 from featx.tracing.checks.outcomes import FreeDims
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.tracer import ExampleTracer

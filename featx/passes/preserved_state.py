@@ -17,7 +17,7 @@ from featx.passes.operators import OperatorMode
 from featx.tracing.environment.generators import SharedGenerators, TorchGenerator
 from featx.tracing.file_globals.caches import Caches
 from featx.tracing.file_globals.wrapping import globals_of
-from featx.tracing.replica.module_states import ModuleStates
+from featx.tracing.replica.attribute_changes import AttributeChanges
 from featx.tree import tree_map
 
 
@@ -32,7 +32,7 @@ def preserve_model(
     tensors, at which gradients that are pending would fail. O(nodes + attributes + names in that code).
     """
     inside = [each for each in module.modules() if each is not module]
-    states = ModuleStates(inside)
+    states = AttributeChanges(inside)
     # Attributes of torch's modules too: weight norm assigns `weight`.
     # A scripted module has other mappings of its parts, which are C++'s.
     parts: list[Any] = [each for each in inside if not isinstance(each, torch.jit.ScriptModule)]

@@ -67,7 +67,15 @@ class UnsupportedValue(Untraceable):
     """A value that no graph can hold is passed to a call that is one node."""
 
 
-class ReadOrderUnknown(Signal):
+class Diverged(Signal):
+    """A run does something else than the one that it is compared with."""
+
+
+class Restart(Signal):
+    """The run has to start again with another setup; see `RunSetup`."""
+
+
+class ReadOrderUnknown(Restart):
     """Forward assigns an input-dependent value to an attribute and reads it; the order of the two is not known."""
 
     def __init__(self, path: str, name: str) -> None:
@@ -75,7 +83,7 @@ class ReadOrderUnknown(Signal):
         self.attribute = (path, name)
 
 
-class NeedsConversionTracking(Signal):
+class NeedsConversionTracking(Restart):
     """Code converts a traced number in a file whose names `int`, `float` and `len` are not replaced yet."""
 
     def __init__(self, namespace: dict[str, Any]) -> None:
@@ -83,20 +91,24 @@ class NeedsConversionTracking(Signal):
         self.namespace = namespace
 
 
-class NeedsPlainValueChecks(Signal):
+class NeedsPlainValueChecks(Restart):
     """Forward changes a number or text of its Python file, and it is not known which module does it."""
 
 
-class NeedsFixedKeys(Signal):
+class NeedsFixedKeys(Restart):
     """A dict that a size was looked up in as a text has other keys too: what is found there depends on the size."""
 
 
-class ChangesOuterValues(Signal):
+class ChangesOuterValues(Restart):
     """Forward sets something outside of its modules for a call that is one node, and a further run knows it."""
 
 
-class NeedsSharedInputs(Signal):
+class NeedsSharedInputs(Restart):
     """The example has one tensor as two inputs, and the model may notice that the run had two different ones."""
+
+
+class WritesSharedTensor(Restart):
+    """A tensor that the replica shares with the model is about to be written."""
 
 
 class ThreadInterference(Signal):
@@ -145,3 +157,7 @@ class RunsOnOtherParameters(Untraceable):
 
 class ModifiedFromOutside(UnsupportedSideEffect):
     """Code around a module that is kept whole has changed the module's attributes."""
+
+
+# The errors with which a further run may end: whoever asked for it goes on without it.
+GAVE_UP = (Diverged, NeedsRealValues, Exception)

@@ -14,7 +14,7 @@ from torch import nn
 import featx
 from featx import ExampleTracer, GraphModule, SpecializationError
 from featx.tracing.calls import measured_calls
-from featx.tracing.checks.free_sizes import trace_checked
+from featx.tracing.checks.checked_trace import trace_checked
 from featx.tracing.checks.outcomes import FREE, FreeDims, Outcome
 from featx.tracing.recording.numbers import Numbers
 

@@ -24,8 +24,8 @@ import torchvision
 from torch import nn
 
 import featx
-from featx.tracing.replica.replica import Replica, WritesSharedTensor, replica_of
-from featx.tracing.signals import Untraceable
+from featx.tracing.replica.replica import Replica, replica_of
+from featx.tracing.signals import Untraceable, WritesSharedTensor
 from tests.ids import without_address
 
 X = torch.rand(2, 4, generator=torch.Generator().manual_seed(0))

@@ -118,6 +118,18 @@ def test_numbers_in_containers_are_followed(kind: Any, by_module: bool) -> None:
         assert torch.equal(extractor(x), model(x))
 
 
+@pytest.mark.parametrize("by_module", [True, False])
+def test_functions_around_a_variable_without_a_value_are_results(by_module: bool) -> None:
+    def make_function(x: torch.Tensor) -> tuple[Callable[[], int], torch.Tensor]:
+        if x.dim() == 0:
+            number = 1
+        return lambda: number, x * 2  # pyright: ignore[reportPossiblyUnboundVariable] - that is the point
+
+    model = Uses(make_function, lambda result, x: result[1] + 1, by_module=by_module)
+    x = torch.rand(2, 3)
+    assert torch.equal(traced(model, x)(x), model(x))
+
+
 NUMBERS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "attribute": (lambda n: Box(n, torch.ones(1)), lambda box: box.number),
     "slot": (lambda n: Slots(n, torch.ones(1)), lambda box: box.number),

@@ -16,14 +16,14 @@ from torch import nn
 import featx
 from featx import Graph, Node
 from featx.tracing.guards.scalars import (
-    Diverged,
     TracedFloat,
     TracedInt,
     disguise_as_larger,
     plain_number,
     plain_numbers,
     traced_number,
-)  # fmt: skip
+)
+from featx.tracing.signals import Diverged
 
 
 class Trace:

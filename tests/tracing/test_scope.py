@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import featx
-from featx.tracing.replica.modules import intercept
+from featx.tracing.replica.interception import intercept
 from featx.tracing.replica.replica import Replica
 
 X = torch.randn(2, 4, generator=torch.Generator().manual_seed(0))

@@ -24,17 +24,18 @@ from featx.features.requests.starts import Starts
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.ir.torch_layers import is_torch_layer
-from featx.tracing.checks.free_sizes import OtherMode, trace_checked, trace_recording_mode_reads
+from featx.tracing.checks.checked_trace import trace_checked, trace_recording_mode_reads
 from featx.tracing.checks.other_calls import does_the_same_after
+from featx.tracing.checks.other_mode import OtherMode
 from featx.tracing.checks.outcomes import FreeDims
 from featx.tracing.checks.symbolic_repetition import SymbolicRepetition
 from featx.tracing.example.conditions import RequestedNodeFinder
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.tracer import CheckSizes, ExampleTracer
 from featx.tracing.objects.module_tree import walk_modules
+from featx.tracing.replica.interception import has_own_call
 from featx.tracing.replica.mode_reads import ModeReads
 from featx.tracing.replica.model_context import ModelContext
-from featx.tracing.replica.modules import has_own_call
 from featx.tracing.replica.replica import only_sets_flags, replica_of, view_in_mode
 from featx.tracing.side_effects.state_checks import Attribute, name_of
 from featx.tracing.source.attributes import is_read, is_tested_for
@@ -284,7 +285,7 @@ class ModelTracing:
             try:
                 trace = self._opened(example, asked, owner, found)
                 left.update(trace.checks.left)
-                if names_match_full_trace(trace.graph, asked, trace.ran_inside_opaque):
+                if names_match_full_trace(trace.graph, asked, trace.module_calls.ran_inside_opaque):
                     return trace.graph
             except (NodeNameError, TraceError) as caught:
                 # A name may lie in a module that runs inside one it is no part of, or that cannot be followed while its
@@ -300,7 +301,7 @@ class ModelTracing:
             except NodeNameError as unknown:
                 if isinstance(error, TraceError) and self._may_exist(str(unknown.name)):
                     raise error from None
-                if unknown.name in trace.ran_inside_opaque and "is one node" not in str(unknown):
+                if unknown.name in trace.module_calls.ran_inside_opaque and "is one node" not in str(unknown):
                     raise TraceError(
                         f"'{unknown.name}' of {owner} runs inside a call that is one node, such as that of an "
                         "autograd.Function or of compiled code, which no trace looks into. Request what is around it"

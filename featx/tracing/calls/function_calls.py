@@ -14,8 +14,7 @@ from featx.ir.effects import Effects
 from featx.ir.node import Node
 from featx.libraries import advice_for_draws, mask_maker
 from featx.tracing.calls.measured_calls import MeasuredCalls
-from featx.tracing.calls.torch_calls import TorchCalls
-from featx.tracing.file_globals.pass_through import is_mode_query, is_reordering, is_seeding, is_switching
+from featx.tracing.file_globals.pass_through import Answered, answered_as
 from featx.tracing.guards.scalars import TracedFloat, TracedInt, plain_numbers
 from featx.tracing.recording.numbers import is_of_numbers
 from featx.tracing.recording.recorder import Recorder
@@ -32,7 +31,6 @@ class FunctionCalls:
 
     Args:
         recorder: makes the nodes.
-        torch_calls: knows which kernels are seen.
         measured: runs functions that are one node.
         model_context: what is traced; knows the caches of its code.
 
@@ -40,13 +38,10 @@ class FunctionCalls:
         gradient_checks: the checks that gradients are enabled, or not, as they were when forward asked.
     """
 
-    def __init__(
-        self, recorder: Recorder, torch_calls: TorchCalls, measured: MeasuredCalls, model_context: ModelContext
-    ) -> None:
+    def __init__(self, recorder: Recorder, measured: MeasuredCalls, model_context: ModelContext) -> None:
         self._recorder = recorder
-        self._torch_calls = torch_calls
         self._measured = measured
-        self._surroundings = model_context
+        self._context = model_context
         self.gradient_checks: list[Node] = []
 
     def on_call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -54,7 +49,7 @@ class FunctionCalls:
         if isinstance(function, functools._lru_cache_wrapper):
             # Past the cache, which must not keep a tensor of this trace.
             result = self._call_cached(function.__wrapped__, args, kwargs)
-            self._surroundings.caches.watch(result)
+            self._context.caches.watch(result)
             return result
         if function is torch.is_grad_enabled:
             return self.on_grad_mode_query()
@@ -64,18 +59,24 @@ class FunctionCalls:
         if function is type:
             kind = type(*args, **kwargs)
             return _PLAIN_KINDS.get(kind, kind)
-        is_inside = self._recorder.whole.depth > 0
-        if is_seeding(function) and not is_inside:
-            raise UnsupportedSideEffect("forward seeds torch's random generator, or puts it back,")
-        if is_switching(function) and not is_inside:
-            raise UnsupportedSideEffect(f"forward sets a switch of torch for the whole process ({function.__name__})")
-        if is_reordering(function):
-            raise TraceError(
-                f"cannot trace forward: it calls torch.{function.__name__}, which reorders the modes of torch, among "
-                "them that of the trace. To go on, call it before, or use `with torch.device(...)` in forward."
-            )
-        if is_mode_query(function):
-            return self._on_mode_query(function, args, kwargs)
+        is_inside = self._recorder.whole.is_inside
+        match answered_as(function):
+            case Answered.SEEDING if not is_inside:
+                raise UnsupportedSideEffect("forward seeds torch's random generator, or puts it back,")
+            case Answered.SWITCHING if not is_inside:
+                raise UnsupportedSideEffect(
+                    f"forward sets a switch of torch for the whole process ({function.__name__})"
+                )
+            case Answered.REORDERING:
+                raise TraceError(
+                    f"cannot trace forward: it calls torch.{function.__name__}, which reorders the modes of torch, "
+                    "among them that of the trace. To go on, call it before, or use `with torch.device(...)` in "
+                    "forward."
+                )
+            case Answered.MODE_QUERY:
+                return self._on_mode_query(function, args, kwargs)
+            case _:
+                pass
         if is_inside:
             return function(*args, **kwargs)
         is_conversion = function is int or function is float
@@ -109,7 +110,7 @@ class FunctionCalls:
         call = functools.partial(function, *plain_args, **plain_kwargs)
         node = ("call_function", function, arguments, keywords)
         try:
-            result = self._measured.run(node, (args, kwargs), call, is_measured=True)
+            _, result = self._measured.run(node, args, kwargs, call, is_measured=True)
         except Exception as error:
             recorder.raised.note_failure(error)
             raise
@@ -119,24 +120,24 @@ class FunctionCalls:
     def on_grad_mode_query(self) -> bool:
         """Answer whether gradients are enabled, and record that the answer must be the same again."""
         answer = torch.is_grad_enabled()
-        if not self._recorder.whole.depth:
+        if not self._recorder.whole.is_inside:
             node = self._recorder.add_unnamed_node("call_function", torch.is_grad_enabled, (), {})
-            self.gradient_checks.append(self._recorder.guard(node, answer, _GRADIENTS))
+            self.gradient_checks.append(self._recorder.guards.add(node, answer, _GRADIENTS))
         return answer
 
     def _on_mode_query(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         answer = function(*args, **kwargs)
-        if not self._recorder.whole.depth:
+        if not self._recorder.whole.is_inside:
             node = self._recorder.add_unnamed_node("call_function", function, args, kwargs)
-            self._recorder.guard(node, answer, f"what torch.{function.__name__}() answers")
+            self._recorder.guards.add(node, answer, f"what torch.{function.__name__}() answers")
         return answer
 
     def on_draw(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer a call of a random generator that is not torch's: inside a module that is kept whole only."""
-        if self._recorder.whole.depth:
+        if self._recorder.whole.is_inside:
             self._recorder.whole.note_draw()
             return function(*args, **kwargs)
         raise Untraceable(
             f"forward draws from a random generator of Python or numpy ({function.__name__})",
-            advice=advice_for_draws(self._surroundings.root),
+            advice=advice_for_draws(self._context.root),
         )

@@ -19,6 +19,7 @@ from featx.tracing.calls.torch_calls import TorchCalls
 from featx.tracing.file_globals.outer_values import OuterValues
 from featx.tracing.nodes.scope import Scope
 from featx.tracing.objects.containers import copy_of, refill
+from featx.tracing.objects.plain_objects import PLAIN_TYPES
 from featx.tracing.objects.structure import contents_of, is_structure, leaves_of, parts_of
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.recording.results import Results
@@ -28,8 +29,6 @@ from featx.tracing.signals import ModifiedFromOutside, UnsupportedValue
 from featx.tracing.source.given_containers import may_change_given
 from featx.tracing.source.possible_writes import function_may_write_more, module_may_write_more
 from featx.tree import holds_no_tensor, tree_leaves, tree_map
-
-_NUMBERS_AND_TEXTS = frozenset({bool, int, float, complex, str, type(None)})
 
 
 class MeasuredCalls:
@@ -73,18 +72,20 @@ class MeasuredCalls:
     def run(
         self,
         node: tuple[str, Any, tuple[Argument, ...], dict[str, Argument]],
-        values: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
         call: Callable[[], Any],
         *,
         is_measured: bool,
         is_opaque_module: bool = False,
         taken_in: Scope | None = None,
-    ) -> Any:
-        """Run a call, record it as one node, and return its result, followed.
+    ) -> tuple[Node, Any]:
+        """Run a call and record it as one node; return the node and the result, followed.
 
         Args:
             node: opcode, target, arguments and keyword arguments.
-            values: the inputs of the call.
+            args: what the code calls it with, and `kwargs` by name.
+            kwargs: see there.
             call: runs it.
             is_measured: whether to see what it writes, shares and draws; of torch's own layers that is known.
             is_opaque_module: whether it is a module that is kept whole although the policy would look into it.
@@ -92,20 +93,19 @@ class MeasuredCalls:
         """
         recorder = self._recorder
         with torch._C.DisableTorchFunction():
-            leaves = values if len(values) == 1 and type(values[0]) is torch.Tensor else tuple(tree_leaves(values))
-            inputs = [value for value in _tensors_in(values) if not value.is_inference()] if is_measured else []
+            is_one_tensor = len(args) == 1 and not kwargs and type(args[0]) is torch.Tensor
+            leaves = args if is_one_tensor else tuple(tree_leaves((args, kwargs)))
+            inputs = [value for value in _tensors_in((args, kwargs)) if not value.is_inference()] if is_measured else []
             # A tensor of the model is written through its stand-in.
             of, owned = recorder.stand_ins.of, recorder.owned if not recorder.is_real else {}
             watched = [of(value) if id(value) in owned else value for value in inputs]
             before = [value._version for value in watched]
             have_values = is_measured and (recorder.is_real or any(map(_may_have_values, leaves)))
-        is_plain = not is_measured or all(isinstance(value, torch.Tensor) for value in values)
-        # A module that gets nothing by name gets the tuple of its arguments.
-        args, kwargs = values if node[3] or not isinstance(node[1], str) else (values, {})
+        is_plain = not is_measured or all(isinstance(value, torch.Tensor) for value in (*args, *kwargs.values()))
         given = None if is_plain else _Given(args, kwargs)
         if given is not None and given.places and isinstance(node[1], str):
             self._refuse_other_changes(node[1], given.places)
-        with self._torch_calls.kernels.seen(), nullcontext() if given is None else given.put_back_on_error():
+        with self._torch_calls.kernels.recorded(), nullcontext() if given is None else given.put_back_on_error():
             result = self._result_of(call, is_measured)
             if given is not None:
                 given.refuse_numbers()
@@ -126,7 +126,7 @@ class MeasuredCalls:
                 frame = None if isinstance(result, torch.Tensor) else recorder.model_frame()
                 if is_measured:
                     self._results.follow_attributes(result, added)
-                return self._results.follow(result, added, frame)
+                return added, self._results.follow(result, added, frame)
 
     def _result_of(self, call: Callable[[], Any], is_measured: bool) -> Any:
         whole = self._recorder.whole
@@ -170,9 +170,9 @@ class MeasuredCalls:
             return
         what = f"what '{node.target if isinstance(node.target, str) else node.name}' returns"
         if is_hooked:
-            self._recorder.guard_form(node, result, what)
+            self._recorder.guards.add_for_form(node, result, what)
         else:
-            self._recorder.guard_result(node, result, what, have_values=have_values)
+            self._recorder.guards.add_for_result(node, result, what, have_values=have_values)
 
     def _alias_returned_inputs(self, inputs: Any, result: Any) -> Any:
         # For another input or state, the call may not return its own input. So an alias is returned.
@@ -325,7 +325,7 @@ class _Given:
         for container, items in self._containers:
             before, now = contents_of(items), contents_of(container)
             added = [item for key, item in now.items() if key not in before or item is not before[key]]
-            if any(type(item) in _NUMBERS_AND_TEXTS for item in added):
+            if any(type(item) in PLAIN_TYPES for item in added):
                 raise UnsupportedValue(
                     f"a call that is one node puts a number or text into a {type(container).__name__} it is given,",
                     container,

@@ -9,7 +9,7 @@ import torch
 
 from featx.ir.memory import memory_of
 from featx.tracing.recording.recorder import Recorder
-from featx.tracing.replica.replica import WritesSharedTensor
+from featx.tracing.signals import WritesSharedTensor
 
 
 class ModelWrites:
@@ -35,7 +35,7 @@ class ModelWrites:
         recorder = self._recorder
         memories = set(map(memory_of, tensors))
         if "_foreach_" in kernel._schema.name:  # under a dispatch mode, its writes make no new versions
-            recorder.untracked_memory |= memories
+            recorder.write_log.untracked_memory |= memories
             recorder.whole.note_untracked_write()
         if not memories.isdisjoint(self._shared):
             raise WritesSharedTensor

@@ -11,28 +11,27 @@ from threading import get_ident
 from typing import Any, cast
 
 import torch
-import torch.overrides
 from torch import nn
-from torch.utils._device import DeviceContext
 
 from featx.errors import FeatxError
 from featx.ir.module_effects import module_draws, module_writes_state
 from featx.ir.node import Node
 from featx.ir.torch_layers import is_torch_layer
-from featx.libraries import collecting_hooks, is_collecting_hook, only_delegates_call
+from featx.libraries import collecting_hooks, only_delegates_call
+from featx.tracing.calls.checkpoint import Checkpoint
 from featx.tracing.calls.measured_calls import MeasuredCalls
+from featx.tracing.calls.one_node_checks import OneNodeChecks
 from featx.tracing.calls.torch_calls import TorchCalls
-from featx.tracing.guards.forms import attributes_given_to
 from featx.tracing.guards.scalars import TracedFloat, TracedInt, plain_numbers
 from featx.tracing.nodes.module_output import add_apart, mark_output
 from featx.tracing.nodes.scope import Scope, asked_for_by
 from featx.tracing.objects.module_tree import forward_of, modules_of
 from featx.tracing.recording.lineage import Part
 from featx.tracing.recording.recorder import STORED_BY_HOOK, Recorder
+from featx.tracing.replica.interception import has_backward_hooks, has_own_call
 from featx.tracing.replica.left_attributes import LeftAttributes
 from featx.tracing.replica.mode_reads import mode_of
 from featx.tracing.replica.module_state import parts_of, replaced_part
-from featx.tracing.replica.modules import has_backward_hooks, has_hooks, has_own_call
 from featx.tracing.replica.replica import Replica
 from featx.tracing.side_effects.state_checks import StateChecks
 from featx.tracing.signals import (
@@ -90,6 +89,7 @@ class ModuleCalls:
         ran_inside_opaque: paths of modules that were to be opened, or whose output was asked for, and that ran inside
             one that is kept whole.
         failed_module_path: the path of the innermost module in which the trace broke off, or "".
+        one_node_checks: refuses calls that may not be one node.
         calls_asked_for: how many calls have begun of which the output was asked for, by the path that was asked for.
     """
 
@@ -108,7 +108,6 @@ class ModuleCalls:
         self._checks = checks
         self._replica = replica
         self._opening = opening
-        self._owned = recorder.owned
         # Whether calls inside of modules that are kept whole count in the names of later calls of the same modules.
         self._counts_inside = opening.opened is not None
         self._caller = recorder.scope
@@ -117,8 +116,7 @@ class ModuleCalls:
         self.ran_inside_opaque: set[str] = set()
         self.failed_module_path = ""
         self.calls_asked_for: Counter[str] = Counter()
-        # How many modes for functions of torch there are around forward.
-        self.modes_around = 0
+        self.one_node_checks = OneNodeChecks(recorder, measured, checks, replica)
         checks.states.note_opened(replica.root, _assigned_in_forward(replica.root))
 
     def on_call(
@@ -127,12 +125,12 @@ class ModuleCalls:
         """Answer a call of a module: one node, or whatever its forward does."""
         recorder = self._recorder
         if get_ident() != self._thread:
-            if recorder.whole.depth:
+            if recorder.whole.is_inside:
                 recorder.whole.note_untracked_write()  # perhaps: kernels of other threads are not observed
             else:
                 self._torch_calls.refuse_other_threads()
             return forward(*args, **kwargs)
-        if recorder.whole.depth:
+        if recorder.whole.is_inside:
             self._note_call_inside(module)
             result = self._result_of(module, args, kwargs)
             for collect in collecting_hooks(module):
@@ -154,7 +152,8 @@ class ModuleCalls:
             is_leaf = self._is_leaf(module, path)
             if self._is_one_node(module, path, is_leaf):
                 try:
-                    return self._call_opaque(module, path, args, kwargs, is_leaf=is_leaf)
+                    _, result = self._call_opaque(module, path, args, kwargs, is_leaf=is_leaf)
+                    return result
                 except (
                     UnsupportedValue,
                     ModifiedFromOutside,
@@ -214,7 +213,7 @@ class ModuleCalls:
         recorder = self._recorder
         self._left.reveal(module)
         self._measured.context.check_plain_values()  # those that the code around the call has changed
-        caller, attempt = self._caller, _Checkpoint(recorder, self._checks)
+        caller, attempt = self._caller, Checkpoint(recorder, self._checks)
         changed, parts = self._checks.states.changed_by_others(module), parts_of(module)
         changed_outside = self._measured.changed_for_call() if self._may_stay_opaque(module) else None
         try:
@@ -248,27 +247,27 @@ class ModuleCalls:
             recorder.raised.raise_behind(error)
             if not self._may_stay_opaque(module):
                 raise
-            if changed is not None:  # a graph that calls it does not change that
+            if changed is not None or changed_outside is not None:  # a graph that calls it does not change that
+                what = f"{changed_outside} for" if changed is None else f"the attribute '{changed}' of or inside"
                 raise ModifiedFromOutside(
-                    f"forward changes the attribute '{changed}' of or inside '{path}', which is kept whole "
-                    f"({error.what.rstrip(' ,')}),"
-                ) from error
-            if changed_outside is not None:
-                raise ModifiedFromOutside(
-                    f"forward changes {changed_outside} for '{path}', which is kept whole ({error.what.rstrip(' ,')}),"
+                    f"forward changes {what} '{path}', which is kept whole ({error.what.rstrip(' ,')}),"
                 ) from error
             # The nodes that were recorded inside are erased, and the module becomes one node.
             recorder.raised.forget()
             attempt.roll_back(module)
             self._measured.accept_outer_values()
-            self._caller, self._torch_calls.unseen, self.failed_module_path = caller, None, ""
-            counts_inside, self._counts_inside = self._counts_inside, True
-            try:
-                result = self._call_opaque(module, path, args, kwargs, is_leaf=self._is_leaf(module, path))
-            finally:
-                self._counts_inside = counts_inside
-            self._last_call(path).meta["opaque_because"] = error.what
-            return result
+            self._caller, self._torch_calls.unrecorded, self.failed_module_path = caller, None, ""
+            return self._keep_whole(module, path, args, kwargs, error.what)
+
+    def _keep_whole(self, module: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[str, Any], why: str) -> Any:
+        """Record the call of a module as one node although it was to be looked into; return what it returns."""
+        counts_inside, self._counts_inside = self._counts_inside, True
+        try:
+            node, result = self._call_opaque(module, path, args, kwargs, is_leaf=self._is_leaf(module, path))
+        finally:
+            self._counts_inside = counts_inside
+        node.meta["opaque_because"] = why
+        return result
 
     def _marked(self, result: Any, path: str, caller: Scope) -> Any:
         """Mark in the graph what a module has returned that was looked into, where that is asked for or edited."""
@@ -302,7 +301,8 @@ class ModuleCalls:
 
     def _call_opaque(
         self, module: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_leaf: bool
-    ) -> Any:
+    ) -> tuple[Node, Any]:
+        """Record the call of a module as one node; return the node and what the module returns."""
         recorder = self._recorder
         inside, recorder.scope = recorder.scope, self._caller  # which takes out of a value what it passes on
         try:
@@ -310,23 +310,22 @@ class ModuleCalls:
                 arguments, keywords = recorder.create_args(args), recorder.create_kwargs(kwargs)
         finally:
             recorder.scope = inside
-        self._check_as_built(module, path)
         # What torch's own leaves do is known.
         is_own = not is_torch_layer(type(module)) or bool(module._modules)
-        if torch._C._len_torch_function_stack() > self.modes_around:
-            self._check_modes(path, is_own=is_own)
-        if is_own:
-            self._check_attributes((args, kwargs), path)
+        self.one_node_checks.check(module, path, (args, kwargs), is_own=is_own)
         self._left.reveal(module)
         self._checks.check_untouched(module, path)
         if is_own:
             self._checks.check_references(module, path)
             self._checks.check_reads_no_notes(module, path)
-        shown = (args, kwargs) if recorder.numbers.expected is None else plain_numbers((args, kwargs))
-        result = self._measured.run(
+        shown_args, shown_kwargs = (
+            (args, kwargs) if recorder.numbers.expected is None else plain_numbers((args, kwargs))
+        )
+        node, result = self._measured.run(
             ("call_module", path, arguments, keywords),
-            shown if kwargs else shown[0],
-            functools.partial(self._result_for_all if is_own else self._result_of, module, *shown),
+            shown_args,
+            shown_kwargs,
+            functools.partial(self._result_for_all if is_own else self._result_of, module, shown_args, shown_kwargs),
             is_measured=is_own,
             is_opaque_module=not is_leaf,
             taken_in=self._caller,
@@ -341,42 +340,15 @@ class ModuleCalls:
         for inner, names in assigned.items():
             self._hide(inner, names)
         if any(assigned.values()):
-            self._measured.note_left_attributes(self._last_call(path))
+            self._measured.note_left_attributes(node)
         recorder.note_call(path, args, kwargs, result)
         if args and _may_return_input_in_eval_mode(module, args[0], result):
             recorder.note_alias(result, args[0], None)
         for collect in collecting_hooks(module):
             collect(module, args, result)
         if path in self._opening.apart and any(map(_may_keep, (*args, *kwargs.values()))):
-            return self._measured.apart(result, add_apart(recorder.graph, self._last_call(path)))
-        return result
-
-    def _last_call(self, path: str) -> Node:
-        """Return the node of the last call of a module that is one node."""
-        return next(node for node in reversed(self._recorder.graph.nodes) if node.target == path)
-
-    def _check_modes(self, path: str, *, is_own: bool) -> None:
-        """Raise where forward has entered modes for functions of torch around a module that is kept whole.
-
-        `with torch.device(...)` is one of them; layers of torch make no tensors.
-        """
-        all_modes: list[Any] = torch.overrides._get_current_function_mode_stack()
-        modes = all_modes[self.modes_around :]
-        if is_own or any(not isinstance(mode, DeviceContext) for mode in modes):
-            kind = type(modes[-1]).__name__
-            raise ModifiedFromOutside(
-                f"forward enters a TorchFunctionMode ({kind}) around '{path}', which is kept whole,"
-            )
-
-    def _check_attributes(self, values: Any, path: str) -> None:
-        """Raise where forward has given a tensor an attribute that a module which is kept whole may read."""
-        for tensor in tree_leaves(values):
-            given = attributes_given_to(tensor) if isinstance(tensor, torch.Tensor) else {}
-            name = next((name for name in given if not self._measured.has_given(tensor, name)), None)
-            if name is not None:
-                raise ModifiedFromOutside(
-                    f"forward sets the attribute '{name}' of a tensor that '{path}' gets, which is kept whole,"
-                )
+            return node, self._measured.apart(result, add_apart(recorder.graph, node))
+        return node, result
 
     def _hide(self, module: nn.Module, assigned: set[str]) -> None:
         """Notice reads of the attributes that a call of a module has changed, or may have set to what they were."""
@@ -385,7 +357,7 @@ class ModuleCalls:
                 self._refuse_left(module, name)
 
     def _refuse_left(self, module: nn.Module, name: str) -> None:
-        if self._recorder.whole.depth:  # what a module that is kept whole reads there, it will find there
+        if self._recorder.whole.is_inside:  # what a module that is kept whole reads there, it will find there
             return
         path = self._replica.paths.get(module, type(module).__name__)
         raise Untraceable(f"forward reads the attribute '{name}' of '{path}', which is kept whole and has assigned it,")
@@ -393,30 +365,6 @@ class ModuleCalls:
     def end(self) -> None:
         """Put back the attributes whose reads were noticed."""
         self._left.reveal()
-
-    def _check_as_built(self, module: nn.Module, path: str) -> None:
-        """Raise where forward has changed what the module is: the graph would call it as it is in the model."""
-        if mode_of(module) is not self._checks.training[module]:
-            raise Untraceable(f"forward switches '{path}' between train and eval mode")
-        constants = self._recorder.earlier.constants
-        for inner in modules_of(module):
-            replaced = self._checks.states.replaced_part(inner)
-            if replaced is not None:
-                raise RunsOnOtherParameters(f"'{path}' runs with another '{replaced}' than its own")
-            if has_hooks(inner) and not self._has_hooks_of_model(inner):
-                raise Untraceable(f"forward registers a hook on '{path}' or inside it, which would not run in a trace,")
-            for value in inner._parameters.values():
-                if value is not None and id(value) not in self._owned and id(value) not in constants:
-                    raise RunsOnOtherParameters(f"'{path}' runs with other parameters than its own")
-
-    def _has_hooks_of_model(self, module: nn.Module) -> bool:
-        original = self._replica.originals.get(module)
-        if original is None or module._forward_pre_hooks.keys() != original._forward_pre_hooks.keys():
-            return False
-        hooks, before = module._forward_hooks, original._forward_hooks
-        return before.keys() <= hooks.keys() and all(
-            key in before or is_collecting_hook(hook) for key, hook in hooks.items()
-        )
 
     def _result_for_all(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the result of a call, if all that it leaves is its own.
@@ -456,36 +404,6 @@ class ModuleCalls:
                     whole.writes_model = whole.writes_model or module_writes_state(module)
                 return result
         return module.forward(*args, **kwargs)
-
-
-class _Checkpoint:
-    """What has to be undone if a module cannot be looked into after all."""
-
-    def __init__(self, recorder: Recorder, checks: StateChecks) -> None:
-        self._recorder, self._checks = recorder, checks
-        self.scope = recorder.scope
-        self._nodes = recorder.graph.mark()
-        self._names, self._lineage = recorder.names.mark(), recorder.lineage.mark()
-        self._versions, self._memories = len(recorder.versions), len(recorder.memories)
-        self._states, self._autocast = checks.states.mark(), recorder.autocast_modes.mark()
-        self._events = [] if recorder.call_record is None else recorder.call_record.events
-        self._number_of_events = len(self._events)
-        self._called = recorder.called or {}
-        self._number_of_called = len(self._called)
-
-    def roll_back(self, module: nn.Module) -> None:
-        """Take back what was recorded since this was made, and what the module has changed of itself."""
-        recorder = self._recorder
-        recorder.scope, recorder.whole.depth = self.scope, 0
-        recorder.names.forget(self._names)
-        recorder.lineage.forget(self._lineage)
-        del recorder.versions[self._versions :], recorder.memories[self._memories :]
-        del self._events[self._number_of_events :]
-        while len(self._called) > self._number_of_called:
-            self._called.popitem()
-        self._checks.states.reset(module, self._states)
-        recorder.autocast_modes.forget(self._autocast)
-        recorder.graph.forget(self._nodes)
 
 
 def _assigned_in_forward(module: nn.Module) -> frozenset[str]:

@@ -50,7 +50,7 @@ class TensorReads:
     def __init__(self, recorder: Recorder, results: Results, value_log: ValueLog, execute: Execute) -> None:
         self._recorder = recorder
         self._results = results
-        self._answers = value_log
+        self._value_log = value_log
         self._execute = execute
         # What is read of attributes, by the name of the tensor's node and of the attribute.
         self._checked: dict[str, Node] = {}
@@ -59,18 +59,18 @@ class TensorReads:
 
     def attribute(self, name: str, function: Callable[..., Any], tensor: torch.Tensor) -> Any:
         """Answer the read of an attribute of a tensor. `function` reads it."""
-        recorder, is_inside = self._recorder, self._recorder.whole.depth > 0
+        recorder, is_inside = self._recorder, self._recorder.whole.is_inside
         if name == "data":  # whatever is written through it does not count as a version
-            recorder.untracked_memory.add(memory_of(tensor))
+            recorder.write_log.untracked_memory.add(memory_of(tensor))
             recorder.whole.note_untracked_write()
         if name == "device":
             return self._device(tensor, function)
         value: Any = self._value(name, function, tensor)
         if name in ABOUT_GRADIENTS and not is_inside:
             if recorder.is_real:
-                self._answers.note(name, value)
-            elif tensor.is_meta or self._answers.are_expected:  # stand-ins do not know
-                value = self._answers.next(name)
+                self._value_log.note(name, value)
+            elif tensor.is_meta or self._value_log.are_expected:  # stand-ins do not know
+                value = self._value_log.next(name)
         if name == "grad" and id(tensor) in recorder.owned and tensor.grad is not None:
             self._refuse_gradient()
         if is_inside or name in _SAME_IN_EACH_CALL:
@@ -110,7 +110,7 @@ class TensorReads:
 
     def _refuse_gradient(self) -> None:
         # It is a tensor of the model, which code that gets it may write.
-        if not self._recorder.whole.depth:
+        if not self._recorder.whole.is_inside:
             raise Untraceable("the gradient of a parameter (grad) is read")
         self._recorder.require_own_parameters()
 
@@ -152,7 +152,7 @@ class TensorReads:
         recorder = self._recorder
         is_stand_in = tensor.is_meta and not recorder.is_real
         known = recorder.device if is_stand_in else function(tensor)
-        if recorder.whole.depth:
+        if recorder.whole.is_inside:
             return known
         # A new object at each read, so that it can be told which tensor's device is passed on.
         device = torch.device(known.type, known.index) if known.index is not None else torch.device(known.type)
@@ -175,7 +175,7 @@ class TensorReads:
         return check is None or check.is_erased
 
     def _check(self, owner: Node, name: str, node: Node, value: Any, what: str) -> None:
-        self._checked[f"{owner.name}.{name}"] = self._recorder.guard(node, value, what)
+        self._checked[f"{owner.name}.{name}"] = self._recorder.guards.add(node, value, what)
 
     # -- values ------------------------------------------------------------------------------------------------------
 
@@ -193,7 +193,7 @@ class TensorReads:
             frame = recorder.model_frame()
             node = recorder.add_node("call_method", name, recorder.create_args(args), {}, None, frame)
             if name == "tolist":
-                recorder.guard_form(node, result, "what tolist() gives")
+                recorder.guards.add_for_form(node, result, "what tolist() gives")
             return self._results.follow(result, node, frame)
         if name in ("__int__", "__float__"):
             recorder.numbers.on_conversion()
@@ -209,11 +209,11 @@ class TensorReads:
                 asked = cast(Node, recorder.create_arg(args[0]))
                 # Positions that follow from sizes are those of one text, which a mask for several leaves as it is.
                 when_compiled = "no" if depends_on_inputs(asked) else "pass"
-                recorder.guard(asked, result, "bool()", when_compiled=when_compiled)
+                recorder.guards.add(asked, result, "bool()", when_compiled=when_compiled)
                 return result
             # TorchScript knows `x.dim()` and not `torch.Tensor.dim(x)`.
             is_method = isinstance(function, MethodDescriptorType)
             op, target = ("call_method", function.__name__) if is_method else ("call_function", function)
             node = recorder.add_unnamed_node(op, target, recorder.create_args(args), {}, None)
-            recorder.guard(node, result, f"{function.__name__}()")
+            recorder.guards.add(node, result, f"{function.__name__}()")
         return result

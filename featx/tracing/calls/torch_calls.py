@@ -22,6 +22,7 @@ from featx.tracing.file_globals.saved_tensors import SavedGlobals
 from featx.tracing.guards.scalars import plain_numbers
 from featx.tracing.nodes.operators import COMPARISONS, MAGIC, OPERATORS, REFLECTED, UNARY
 from featx.tracing.objects.arrays import is_array_of_numbers, tensor_of
+from featx.tracing.objects.tensor_versions import versions_of
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.recording.results import Results
 from featx.tracing.signals import NeedsRealValues, UnsupportedSideEffect, Untraceable
@@ -32,7 +33,6 @@ from featx.tracing.source.syntax_queries import (
     written_sign,
 )
 from featx.tracing.stand_ins.kernels import Kernels, OnKernel
-from featx.tracing.symbolic.constants import versions_of
 from featx.tree import tree_leaves
 
 # What changes the shape of a tensor and of all that are the same object.
@@ -57,8 +57,8 @@ class TorchCalls:
         value_log: what was read of values.
         generator: the state of torch's random generator.
         kernels: observes kernels that run outside of all recorded calls.
-        questions: answers what is asked of tensors.
-        unseen: the signal for a kernel that ran on a traced value outside of every recorded call.
+        tensor_reads: answers what is asked of tensors.
+        unrecorded: the signal for a kernel that ran on a traced value outside of every recorded call.
     """
 
     def __init__(
@@ -69,10 +69,12 @@ class TorchCalls:
         self._saved_globals = saved_globals
         self.value_log = ValueLog()
         self.generator = TorchGenerator()
-        self.kernels = Kernels(self._on_unseen_kernel, on_write, recorder.note_dynamic_shape, recorder.made_inside.note)
+        self.kernels = Kernels(
+            self._on_unrecorded_kernel, on_write, recorder.note_dynamic_shape, recorder.made_inside.note
+        )
         recorder.stand_ins.shapes = self.kernels.shapes
-        self.questions = TensorReads(recorder, results, self.value_log, self.execute)
-        self.unseen: Untraceable | None = None
+        self.tensor_reads = TensorReads(recorder, results, self.value_log, self.execute)
+        self.unrecorded: Untraceable | None = None
         # Whether an opened module has given a tensor other memory.
         self._storage_was_replaced = False
         # Memory of tensors that the model may know as one object, and the trace as several.
@@ -83,11 +85,11 @@ class TorchCalls:
     def on_call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer a torch call: run it and, outside modules that are kept whole, record it."""
         recorder, name = self._recorder, function.__name__
-        is_inside = recorder.whole.depth > 0
+        is_inside = recorder.whole.is_inside
         if name == "__get__":
             if not is_inside:
                 recorder.earlier.refuse(args[0])
-            return self.questions.attribute(cast(Any, function).__self__.__name__, function, args[0])
+            return self.tensor_reads.attribute(cast(Any, function).__self__.__name__, function, args[0])
         if is_inside:
             return self.execute(function, args, kwargs)
         recorder.earlier.refuse(args, kwargs)
@@ -110,15 +112,15 @@ class TorchCalls:
             # What this makes may be written. torch.tensor itself warns of tensors, as which a graph holds arrays.
             function, args, kwargs = torch.asarray, (tensor_of(args[0]),), {**kwargs, "copy": True}
         if name in ("dim", "ndimension"):
-            self.questions.note_rank(args[0])
+            self.tensor_reads.note_rank(args[0])
             return function(*args, **kwargs)
         if facts_of(name).reads_values:
-            return self.questions.read_value(name, function, args, kwargs)
+            return self.tensor_reads.read_value(name, function, args, kwargs)
         if name == "__len__":
             recorder.numbers.on_conversion()
-            return self.questions.pinned(len, args, function(*args))
+            return self.tensor_reads.pinned(len, args, function(*args))
         if name == "element_size" and recorder.is_of_graph(args):
-            self.questions.decide_dtype(args[0])
+            self.tensor_reads.decide_dtype(args[0])
         if facts_of(name).writes_first or "out" in kwargs:
             recorder.written_at.add(line_of(user_frame()))
             self._refuse_foreign((*args[:1], kwargs.get("out")))
@@ -136,7 +138,7 @@ class TorchCalls:
         if name in ("resize_", "resize_as_"):
             raise Untraceable(f"a tensor is resized in place ({name})")
         if name in _CHANGES_HISTORY or name in _WITHOUT_COMMON_VERSION:  # which counts no version
-            self._recorder.untracked_memory.add(memory_of(args[0]))
+            self._recorder.write_log.untracked_memory.add(memory_of(args[0]))
         if name == "backward":
             raise Untraceable("forward calls backward, which adds to the gradients of the model's parameters,")
         if facts_of(name).changes_gradients and id(args[0]) in self._recorder.owned:
@@ -164,8 +166,8 @@ class TorchCalls:
 
     def check_unrecorded(self) -> None:
         """Raise where something ran that a graph would miss."""
-        if self.unseen is not None:
-            raise self.unseen
+        if self.unrecorded is not None:
+            raise self.unrecorded
 
     def check_module(self) -> None:
         """Raise if a call in the module whose forward is over did something that a graph would miss."""
@@ -177,14 +179,14 @@ class TorchCalls:
     def check_memory(self) -> None:
         """Raise where a followed tensor has other memory than it had."""
         # Tensor.set_ does not pass through the function mode.
-        for tensor, memory in self._recorder.memories:
+        for tensor, memory in self._recorder.write_log.memories:
             if memory_of(tensor) != memory:
                 raise UnsupportedSideEffect("forward gives a tensor other memory (Tensor.set_)")
 
     def refuse_other_threads(self) -> None:
         """Note that forward has another thread compute something. It is raised later, in this thread."""
         what = "forward hands work to another thread or process, which cannot be recorded,"
-        self.unseen = self.unseen or Untraceable(what)
+        self.unrecorded = self.unrecorded or Untraceable(what)
 
     # -- running -----------------------------------------------------------------------------------------------------
 
@@ -196,7 +198,7 @@ class TorchCalls:
         if not recorder.is_real and torch._C._is_any_autocast_enabled():
             raise NeedsRealValues  # the meta device does not know of autocast
         draws_inside = False
-        if recorder.whole.depth:  # of a node of its own the graph knows
+        if recorder.whole.is_inside:  # of a node of its own the graph knows
             draws_inside = draws_now(name, args, kwargs)
             self._note_inside(name, args, kwargs, draws=draws_inside)
         if recorder.stand_ins.writes_model(function, args, kwargs):
@@ -277,7 +279,7 @@ class TorchCalls:
         result = self._results.follow(result, node, frame)
         if name in ("squeeze", "squeeze_"):
             # How many dimensions go depends on sizes.
-            self.questions.pinned(torch.Tensor.dim, (result,), result.dim())
+            self.tensor_reads.pinned(torch.Tensor.dim, (result,), result.dim())
         return result
 
     def make_alias(self, tensor: torch.Tensor, frame: FrameType | None) -> torch.Tensor:
@@ -312,7 +314,7 @@ class TorchCalls:
         op, target, arguments, stem = _as_written(function, arguments, keywords, frame)
         return self._results.follow(result, recorder.add_unnamed_node(op, target, arguments, keywords, stem), frame)
 
-    def _on_unseen_kernel(
+    def _on_unrecorded_kernel(
         self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor]
     ) -> torch.Tensor | None:
         """Note a kernel that runs outside of all recorded calls, where that matters.
@@ -321,18 +323,18 @@ class TorchCalls:
         torch, which it does not tell of either, call one kernel and return its result; this is recorded.
         """
         recorder = self._recorder
-        if recorder.whole.depth or self.unseen is not None:
+        if recorder.whole.is_inside or self.unrecorded is not None:
             return None
         stem = _OF_CONSTRUCTORS.get(function)
         if stem is not None and all(recorder.is_of_graph((tensor,)) for tensor in tensors):
-            with self.kernels.seen():
+            with self.kernels.recorded():
                 result = function(*args, **kwargs)
                 arguments, keywords = recorder.create_args(args), recorder.create_kwargs(kwargs)
                 node = recorder.add_node("call_function", function, arguments, keywords, stem, None)
                 return self._results.follow(result, node, None)
         is_random = torch.Tag.nondeterministic_seeded in getattr(function, "tags", ())
         if is_random or any(recorder.is_of_graph((tensor,)) or recorder.is_unseen(tensor) for tensor in tensors):
-            self.unseen = Untraceable(f"{function} runs in compiled or scripted code, which cannot be recorded,")
+            self.unrecorded = Untraceable(f"{function} runs in compiled or scripted code, which cannot be recorded,")
         return None
 
 

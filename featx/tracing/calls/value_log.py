@@ -6,8 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
-from featx.tracing.guards.scalars import Diverged
-from featx.tracing.signals import NeedsRealValues
+from featx.tracing.signals import Diverged, NeedsRealValues
 
 
 class ValueLog:

@@ -9,45 +9,32 @@ same inputs, with other numbers in their place.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from featx.ir.equality import is_same_graph
 from featx.ir.graph import Graph
 from featx.ir.node import Node
-from featx.tracing.example.conditions import Conditions, RequestedNodeFinder
+from featx.tracing.example.conditions import Conditions
 from featx.tracing.example.trace import ExampleTrace
-from featx.tracing.example.tracer import ExampleTracer
+from featx.tracing.example.trace_request import TraceRequest
 from featx.tracing.guards.guards import check_decision
-from featx.tracing.guards.scalars import Diverged
 from featx.tracing.recording.lineage import Origin, node_behind
-from featx.tracing.signals import NeedsRealValues
 
 _OF_VALUES = ("item", "tolist")
 _OF_MEMORY = ("stride", "storage_offset")
 
 
-def pin_data_dependent_numbers(
-    tracer: ExampleTracer,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    trace: ExampleTrace,
-    find_requested: RequestedNodeFinder | None,
-) -> None:
+def pin_data_dependent_numbers(request: TraceRequest, trace: ExampleTrace) -> None:
     """Add checks that numbers from values are what they were, where the model does something else with other ones.
 
     One more run where there are such numbers; nothing else. The graph of `trace` is changed.
     """
     found = _positions(trace)
-    if not found or _does_the_same(tracer, args, kwargs, trace, find_requested, frozenset(found)):
+    if not found or _does_the_same(request, trace, frozenset(found)):
         return
     for position in found:
         _pin(trace.graph, trace.numbers.origins[position], trace.numbers.values[position])
 
 
-def _does_the_same(
-    tracer: ExampleTracer, args: Any, kwargs: Any, trace: ExampleTrace, find_requested: Any, disguised: frozenset[int]
-) -> bool:
+def _does_the_same(request: TraceRequest, trace: ExampleTrace, disguised: frozenset[int]) -> bool:
     conditions = Conditions(
         "other numbers from values",
         trace.is_real,
@@ -55,11 +42,8 @@ def _does_the_same(
         earlier=trace,
         disguised=disguised,
     )
-    try:
-        again = tracer.run_once(trace.model_context, args, kwargs, find_requested, conditions)
-    except (Diverged, NeedsRealValues, Exception):
-        return False
-    return is_same_graph(again.graph, trace.graph, first=trace.needed)
+    again = request.attempt(trace, conditions)
+    return again is not None and is_same_graph(again.graph, trace.graph, first=trace.needed)
 
 
 def _positions(trace: ExampleTrace) -> list[int]:

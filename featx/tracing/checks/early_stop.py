@@ -5,27 +5,22 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import chain
-from typing import Any
 
-import torch
 from torch import nn
 
 from featx.errors import TraceError
 from featx.ir.effects import Effects
 from featx.ir.graph import Graph
-from featx.ir.memory import MemoryGroups, memory_of
+from featx.ir.memory import MemoryGroups
 from featx.ir.repeatable import depends_on_mode
 from featx.ir.torch_layers import is_torch_layer
-from featx.tracing.example.conditions import Conditions, RequestedNodeFinder
-from featx.tracing.example.plain_run import run_plainly
+from featx.tracing.example.conditions import Conditions
+from featx.tracing.example.plain_run import FullRun
 from featx.tracing.example.trace import ExampleTrace
-from featx.tracing.example.tracer import ExampleTracer
-from featx.tracing.nodes.scope import asked_for_by
+from featx.tracing.example.trace_request import TraceRequest
+from featx.tracing.objects.module_tree import registered_tensors
 from featx.tracing.replica.model_context import ModelContext
-from featx.tracing.replica.modules import intercept
 from featx.tracing.source.attributes import is_read_once
 from featx.tracing.source.state_writes import tensors_at
 
@@ -35,13 +30,7 @@ _WRITE = re.compile(r"(?<!_)_\(|\.data\b|\bself\.[\w.]+\s*[-+*/]=|\]\s*[-+*/]?=(
 _GRADIENT_HOOK = re.compile(r"\.register_hook\(")
 
 
-def go_on_where_needed(
-    tracer: ExampleTracer,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    trace: ExampleTrace,
-    find_requested: RequestedNodeFinder,
-) -> ExampleTrace:
+def go_on_where_needed(request: TraceRequest, trace: ExampleTrace) -> ExampleTrace:
     """Return `trace`, or one for real that goes on where `trace` ended early and missed something that matters.
 
     A tensor of the model that the graph reads and that forward writes behind that place would be another one in the
@@ -52,12 +41,12 @@ def go_on_where_needed(
     Raises:
         TraceError: the code that does it cannot be followed.
     """
-    missed = _missed(tracer, args, kwargs, trace)
+    missed = _missed(request, trace)
     if missed is not None and not trace.is_real:
         trace.drop_replica()
         conditions = Conditions("what follows the last node", is_real=True, gradients=trace.gradients)
-        trace = tracer.run_once(trace.model_context, args, kwargs, find_requested, conditions)
-        missed = _missed(tracer, args, kwargs, trace)
+        trace = request.run(trace, conditions)
+        missed = _missed(request, trace)
     if missed is not None:
         name = type(trace.model_context.traced).__name__
         raise TraceError(
@@ -67,11 +56,11 @@ def go_on_where_needed(
     return trace
 
 
-def _missed(tracer: ExampleTracer, args: tuple[Any, ...], kwargs: Mapping[str, Any], trace: ExampleTrace) -> str | None:
+def _missed(request: TraceRequest, trace: ExampleTrace) -> str | None:
     """Say what forward does behind the place where a trace stopped, if that matters."""
     if trace.early_stop_reason is None:
         return None
-    root = trace.model_context.root
+    tracer, root = request.tracer, trace.model_context.root
     if any(_has_line(type(module), _GRADIENT_HOOK, unless_known=False) for module in root.modules()):
         return "may register a hook for the gradients of a requested value"
     paths = _paths_only_read(trace.graph, trace.model_context, is_training=tracer.training is True)
@@ -83,40 +72,43 @@ def _missed(tracer: ExampleTracer, args: tuple[Any, ...], kwargs: Mapping[str, A
     # Of a leaf, a name means the first call.
     called = {
         path
-        for path in trace.calls_asked_for.keys() - leaves
-        if _may_be_called_again(root, path, trace.failed_module_path)
+        for path in trace.module_calls.calls_asked_for.keys() - leaves
+        if _may_be_called_again(root, path, trace.module_calls.failed_module_path)
     }
     if not written and (paths or called):
-        run = _WholeRun(tracer, args, kwargs, trace.model_context, paths, called)
-        again = [path for path in sorted(called) if run.calls[path] > trace.calls_asked_for[path]]
+        replica, _ = trace.model_context.replica(tracer.training, "all")
+        with tracer.log.run(type(root).__name__, "what follows the last node", is_real=True):
+            run = FullRun(trace.model_context, replica, request.args, request.kwargs, paths, called)
+        replica.drop()
+        again = [path for path in sorted(called) if run.calls[path] > trace.module_calls.calls_asked_for[path]]
         if again:
             return f"calls '{again[0]}' again, whose last call is requested"
         written = run.written
     return f"writes '{written[0]}', which the requested nodes read in the next call" if written else None
 
 
-def _paths_only_read(graph: Graph, around: ModelContext, *, is_training: bool) -> list[str]:
+def _paths_only_read(graph: Graph, context: ModelContext, *, is_training: bool) -> list[str]:
     """Return the paths of the tensors of the model that a graph, or a module it calls, reads and does not write.
 
     Another thread may switch the mode of the model meanwhile: what depends on it is taken to write in a trace of train
     mode.
     """
-    effects = Effects(graph, around.root)
+    effects = Effects(graph, context.root)
     memory = MemoryGroups(graph, effects)
     written = {group for node in graph.nodes for group in memory.written_by(node)}
-    tensors = dict(_tensors_of(around.root))
+    tensors = dict(registered_tensors(context.root))
     reads = [node for node in graph.find_nodes(op="get_attr") if node.target in tensors]
     found = {str(node.target) for node in reads if memory.of(node) not in written}
-    buffers = {name for name, _ in around.root.named_buffers(remove_duplicate=False)}
+    buffers = {name for name, _ in context.root.named_buffers(remove_duplicate=False)}
     if not any(
-        _has_line(kind, _WRITE, unless_known=True) for kind in {type(module) for module in around.root.modules()}
+        _has_line(kind, _WRITE, unless_known=True) for kind in {type(module) for module in context.root.modules()}
     ):
         return sorted(found & buffers)
     called = {
         f"{node.target}."
         for node in graph.find_nodes(op="call_module")
         if not effects.of(node).writes_state and memory.state_of(node) not in written
-        if not (is_training and depends_on_mode(around.root.get_submodule(node.target)))
+        if not (is_training and depends_on_mode(context.root.get_submodule(node.target)))
     }
     return sorted(found | {path for path in tensors if any(map(path.startswith, called))})
 
@@ -132,11 +124,6 @@ def _has_line(kind: type[nn.Module], line: re.Pattern[str], *, unless_known: boo
         return unless_known
 
 
-def _tensors_of(root: nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
-    yield from root.named_parameters(remove_duplicate=False)
-    yield from root.named_buffers(remove_duplicate=False)
-
-
 def _may_be_called_again(root: nn.Module, path: str, failed_module_path: str) -> bool:
     """Say whether a module may be called behind the place where a trace broke off: inside of `failed_module_path`.
 
@@ -150,49 +137,3 @@ def _may_be_called_again(root: nn.Module, path: str, failed_module_path: str) ->
         if not f"{failed_module_path}.".startswith(around):
             return False
     return True
-
-
-class _WholeRun:
-    """A run of the model for real, on a copy of it.
-
-    Attributes:
-        written: the paths, among those given, of tensors that it writes or replaces.
-        calls: how many calls it makes of which the output is that of a module at one of `called`, by these paths.
-    """
-
-    def __init__(
-        self,
-        tracer: ExampleTracer,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        around: ModelContext,
-        paths: Collection[str],
-        called: Collection[str],
-    ) -> None:
-        replica, _ = around.replica(tracer.training, "all")
-        root = replica.root
-        before = {path: tensor for path, tensor in _tensors_of(root) if path in set(paths)}
-        states = {path: (tensor._version, memory_of(tensor)) for path, tensor in before.items()}
-        self.calls: Counter[str] = Counter()
-        outer: list[str] = []
-
-        def count(module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-            path = replica.paths[module]
-            self.calls.update(asked_for_by(path, called, outer))
-            outer.append(path)
-            try:
-                return forward(*args, **kwargs)
-            finally:
-                outer.pop()
-
-        if called:
-            intercept(replica.paths, count)
-        with tracer.log.run(type(root).__name__, "what follows the last node", is_real=True):
-            run_plainly(around, root, args, kwargs)  # where it fails: what it did until then it has done
-        after = dict(_tensors_of(root))
-        self.written = [
-            path
-            for path, tensor in before.items()
-            if after.get(path) is not tensor or (tensor._version, memory_of(tensor)) != states[path]
-        ]
-        replica.drop()

@@ -19,10 +19,10 @@ from featx.tracing.side_effects.forward_side_effects import depends_on_inputs
 from featx.tree import tree_leaves
 
 # By the id of a tensor that has lived on: where the first call had it from.
-Origins = Mapping[int, Origin]
+_Origins = Mapping[int, Origin]
 
 
-def differ_only_by_caches(first: Graph, second: Graph, origins: Origins, wanted: Collection[Node] = ()) -> bool:
+def differ_only_by_caches(first: Graph, second: Graph, origins: _Origins, wanted: Collection[Node] = ()) -> bool:
     """Say whether `second` computes what `first` does, with tensors of the first call in place of their computation.
 
     What depends on values of the inputs must be the same calls in the same order, with the same arguments, where a
@@ -44,7 +44,7 @@ def differ_only_by_caches(first: Graph, second: Graph, origins: Origins, wanted:
     return not missing or (not computes_more and with_ancestors(map(node_behind, origins.values())).issuperset(missing))
 
 
-def keeps_drawn_numbers(first: Graph, second: Graph, origins: Origins, root: nn.Module) -> bool:
+def keeps_drawn_numbers(first: Graph, second: Graph, origins: _Origins, root: nn.Module) -> bool:
     """Say whether `second` uses random numbers that the first call has drawn: a graph would draw them anew.
 
     `root` has the modules that the graphs call. O(nodes + edges).

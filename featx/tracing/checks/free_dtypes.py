@@ -9,7 +9,6 @@ up by the first dtype that was read, and all others that were read are checked t
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
@@ -21,43 +20,35 @@ from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.ir.rewiring import keep_measured_effects
 from featx.tracing.checks.variation import join_measured
-from featx.tracing.example.conditions import Conditions, RequestedNodeFinder
+from featx.tracing.example.conditions import Conditions
 from featx.tracing.example.trace import ExampleTrace
-from featx.tracing.example.tracer import ExampleTracer
+from featx.tracing.example.trace_request import TraceRequest
 from featx.tracing.guards.guards import check_dtype
-from featx.tracing.guards.scalars import Diverged
-from featx.tracing.signals import NeedsRealValues
 from featx.tree import tree_leaves, tree_map
 
-DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _CONSTANTS = frozenset({torch.dtype, float, int})
 
 
-def follow_dtypes(
-    tracer: ExampleTracer,
-    args: Any,
-    kwargs: Mapping[str, Any],
-    trace: ExampleTrace,
-    find_requested: RequestedNodeFinder | None,
-) -> None:
+def follow_dtypes(request: TraceRequest, trace: ExampleTrace) -> None:
     """Let the graph of `trace` hold in other dtypes than that of the example, where the model does the same there.
 
     Three or four traces more where the model has read a dtype, on tensors without values; none elsewhere. What it asks
     of values is answered as on the example. Where no other dtype gives this graph, it goes on to be for that of the
     example.
     """
-    checks = {check for check in trace.recorder.dtype_checks if not check.is_erased}
+    checks = {check for check in trace.recorder.guards.dtype_checks if not check.is_erased}
     checks.intersection_update(islice(trace.graph.nodes, trace.needed))
     if not checks:
         return
     graphs, differing = [trace.graph], set[Node]()
-    present = {leaf.dtype for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
+    present = {leaf.dtype for leaf in tree_leaves((request.args, request.kwargs)) if isinstance(leaf, torch.Tensor)}
     present |= {tensor.dtype for tensor in trace.model_context.root.parameters()}
     present = {dtype for dtype in present if dtype.is_floating_point}
-    for dtype in DTYPES:
+    for dtype in _DTYPES:
         if present == {dtype}:
             continue  # that is the example
-        other = _traced_in(dtype, tracer, args, kwargs, trace, find_requested)
+        other = _traced_in(dtype, request, trace)
         found = None if other is None else nodes_with_other_constants(trace.graph, other, _CONSTANTS, trace.needed)
         if other is not None and found:
             graphs.append(other)
@@ -66,14 +57,8 @@ def follow_dtypes(
         _merge(graphs, differing, checks, trace.needed)
 
 
-def _traced_in(
-    dtype: torch.dtype,
-    tracer: ExampleTracer,
-    args: Any,
-    kwargs: Mapping[str, Any],
-    trace: ExampleTrace,
-    find_requested: RequestedNodeFinder | None,
-) -> Graph | None:
+def _traced_in(dtype: torch.dtype, request: TraceRequest, trace: ExampleTrace) -> Graph | None:
+    """Return the graph in another dtype; None where the model does something else there, or refuses it."""
     made: dict[int, torch.Tensor] = {}
 
     def cast_to(value: Any) -> Any:
@@ -83,13 +68,11 @@ def _traced_in(
             made[id(value)] = torch.empty_like(value, dtype=dtype, device="meta")
         return made[id(value)]
 
-    args, kwargs = tree_map(cast_to, (args, dict(kwargs)))
+    args, kwargs = tree_map(cast_to, (request.args, dict(request.kwargs)))
     reason = f"in {dtype}"
     conditions = Conditions(reason, is_real=False, gradients=trace.gradients, earlier=trace, dtype=dtype)
-    try:
-        return tracer.run_once(trace.model_context, args, kwargs, find_requested, conditions).graph
-    except (Diverged, NeedsRealValues, Exception):
-        return None  # the model does something else there, or refuses it
+    other = request.on(args, kwargs).attempt(trace, conditions)
+    return None if other is None else other.graph
 
 
 def _merge(graphs: list[Graph], differing: set[Node], checks: set[Node], first: int | None) -> None:
@@ -154,5 +137,10 @@ class _Lookups:
 
 def _leaves(node: Node) -> list[Argument]:
     found: list[Argument] = []
-    map_aggregate((node.args, node.kwargs), lambda leaf: found.append(leaf) or leaf)
+
+    def note(leaf: Argument) -> Argument:
+        found.append(leaf)
+        return leaf
+
+    map_aggregate((node.args, node.kwargs), note)
     return found

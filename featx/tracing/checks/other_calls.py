@@ -14,9 +14,8 @@ from featx.tracing.example.conditions import Conditions
 from featx.tracing.example.dict_inputs import without_unread_items
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.tracer import ExampleTracer
-from featx.tracing.guards.scalars import Diverged, TracedFloat, TracedInt
-from featx.tracing.replica.replica import WritesSharedTensor
-from featx.tracing.signals import NeedsRealValues, ThreadInterference
+from featx.tracing.guards.scalars import TracedFloat, TracedInt
+from featx.tracing.signals import Diverged, NeedsRealValues, ThreadInterference, WritesSharedTensor
 
 _NUMBERS = (TracedInt, TracedFloat)
 _Inputs = tuple[tuple[Any, ...], Mapping[str, Any]]
@@ -39,8 +38,7 @@ def does_the_same_after(
         switches_mode: that call is one in the other of train and eval mode.
     """
     inputs, earlier = (without_unread_items(root, *each) for each in (inputs, earlier))
-    tracer.keeps_replicas = True
-    try:
+    with tracer.keeping_replicas():
         for is_real in (False, True):
             for gradients in (True,) if torch.is_grad_enabled() else (True, False):
                 try:
@@ -49,9 +47,7 @@ def does_the_same_after(
                     return False
                 except (NeedsRealValues, ThreadInterference, WritesSharedTensor, Exception) as error:
                     free_frames(error)
-        return False
-    finally:
-        tracer.keeps_replicas = False
+    return False
 
 
 def _is_unaffected(

@@ -15,14 +15,14 @@ from featx.errors import TraceError
 from featx.ir.equality import first_difference, is_same_graph
 from featx.ir.graph import Graph
 from featx.tracing.checks.filled_caches import differ_only_by_caches, keeps_drawn_numbers
-from featx.tracing.example.conditions import Conditions, RequestedNodeFinder
+from featx.tracing.example.conditions import Conditions
 from featx.tracing.example.trace import ExampleTrace
+from featx.tracing.example.trace_request import TraceRequest
 from featx.tracing.example.tracer import ATTEMPTS, ExampleTracer
-from featx.tracing.guards.scalars import Diverged
 from featx.tracing.recording.recorder import MAY_COMPARE
 from featx.tracing.signals import (
+    GAVE_UP,
     DependsOnAutocast,
-    NeedsRealValues,
     NeedsSharedInputs,
     ReadInNextCall,
     SubmoduleNotRepeatable,
@@ -36,13 +36,7 @@ _WAY_OUT = (
 _CHANGES = "changes an object of Python in each call (an iterator, a variable of a closure, an array or the like),"
 
 
-def check_repeats(
-    tracer: ExampleTracer,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    trace: ExampleTrace,
-    find_requested: RequestedNodeFinder | None = None,
-) -> bool:
+def check_repeats(request: TraceRequest, trace: ExampleTrace) -> bool:
     """Raise where a second call with the same inputs does something else than the one in `trace`.
 
     A second call is compared with the record of the first one, with another state of autocast around it. Where it
@@ -59,15 +53,16 @@ def check_repeats(
         SubmoduleNotRepeatable: an opened submodule keeps something from call to call that its next call reads.
         TraceError: the model itself does.
     """
-    if trace.may_depend_on_autocast and not tracer.observes_autocast:
+    tracer = request.tracer
+    if trace.recorder.autocast_modes.has_ambiguous_dtype and not tracer.observes_autocast:
         raise DependsOnAutocast
-    repeats = _repeats(tracer, args, kwargs, trace)
+    repeats = _repeats(request, trace)
     trace.has_filled_caches = trace.checks.cache_message is not None
     if repeats:
         return True
     if trace.recorder.compared_alias is not None:
         _refuse_comparison(tracer, trace)
-    if trace.is_real and _repeats_without_values(tracer, args, kwargs, trace, find_requested):
+    if trace.is_real and _repeats_without_values(request, trace):
         return False
     first = trace
     with _observing_autocast(tracer) as newly_observed:
@@ -75,12 +70,12 @@ def check_repeats(
             if repeats is not None or attempt:  # the replica is used up
                 first.drop_replica()
                 conditions = Conditions("a first call, to be compared", trace.is_real, trace.gradients)
-                first = tracer.run_once(trace.model_context, args, kwargs, find_requested, conditions)
+                first = request.run(trace, conditions)
                 first.forget_record()
             try:
-                if newly_observed and first.depends_on_autocast:
+                if newly_observed and first.recorder.autocast_modes.was_observed:
                     raise DependsOnAutocast
-                _check_traces(tracer, args, kwargs, first, find_requested, checked=trace, newly_observed=newly_observed)
+                _check_traces(request, first, checked=trace, newly_observed=newly_observed)
                 break
             except ThreadInterference as error:
                 if attempt + 1 == ATTEMPTS:
@@ -90,11 +85,16 @@ def check_repeats(
     return False
 
 
+def _keep_whole_if_possible(tracer: ExampleTracer, path: str, why: str) -> None:
+    """Raise `SubmoduleNotRepeatable` if the module at `path` is a submodule that was looked into and need not be."""
+    if path and tracer.opened is None and path not in tracer.whole:
+        raise SubmoduleNotRepeatable(path, why)
+
+
 def _refuse_comparison(tracer: ExampleTracer, trace: ExampleTrace) -> NoReturn:
     """Raise because code may use `is` to test whether a call returned its input."""
     path, place = trace.recorder.compared_alias or ("", "")
-    if path and tracer.opened is None and path not in tracer.whole:
-        raise SubmoduleNotRepeatable(path, MAY_COMPARE)
+    _keep_whole_if_possible(tracer, path, MAY_COMPARE)
     raise TraceError(
         f"cannot trace {_name(trace)}: {MAY_COMPARE} {place}".rstrip()
         + ". To go on, put the code that does it into a submodule, which is kept whole, or into a function that "
@@ -112,21 +112,19 @@ def _observing_autocast(tracer: ExampleTracer) -> Generator[bool]:
         tracer.observes_autocast = was
 
 
-def _repeats(tracer: ExampleTracer, args: Any, kwargs: Any, trace: ExampleTrace) -> bool | None:
+def _repeats(request: TraceRequest, trace: ExampleTrace) -> bool | None:
     if not trace.can_repeat():
         trace.forget_record()
         return None
-    with tracer.log.run(_name(trace), "a second call, against the record of the first", is_real=False):
+    with request.tracer.log.run(_name(trace), "a second call, against the record of the first", is_real=False):
         may_change = trace.model_context.caches.iterators or trace.checks.cache_message
         states = trace.python_states() if may_change else None
-        repeats = trace.repeats(args, kwargs)
+        repeats = trace.repeats(request.args, request.kwargs)
     trace.forget_record()
     return repeats and (states is None or trace.python_states() == states)
 
 
-def _repeats_without_values(
-    tracer: ExampleTracer, args: Any, kwargs: Any, trace: ExampleTrace, find_requested: Any
-) -> bool:
+def _repeats_without_values(request: TraceRequest, trace: ExampleTrace) -> bool:
     """Say whether two calls without values do what a trace for real did, of which they are told the values it read.
 
     They take a small part of its time. The graph checks when it runs that it reads the same values, so what is left to
@@ -136,19 +134,19 @@ def _repeats_without_values(
         "a first call without values, to be compared", False, trace.gradients, earlier=trace, is_complete=True
     )
     try:
-        first = tracer.run_once(trace.model_context, args, kwargs, find_requested, conditions)
-    except (Diverged, ThreadInterference, NeedsRealValues, Exception):
+        first = request.run(trace, conditions)
+    except (ThreadInterference, *GAVE_UP):
         return False
     try:
         if not is_same_graph(first.graph, trace.graph) or first.checks.kept_input_message is not None:
             return False
         states = first.python_states()
         again = replace(conditions, reason="a second call without values, to be compared", before=first)
-        second = tracer.run_once(trace.model_context, args, kwargs, find_requested, again)
+        second = request.run(trace, again)
         is_same = is_same_graph(second.graph, trace.graph) and second.python_states() == states
         second.drop_replica()
         return is_same
-    except (Diverged, ThreadInterference, NeedsRealValues, Exception):
+    except (ThreadInterference, *GAVE_UP):
         return False
     finally:
         first.drop_replica()
@@ -158,25 +156,37 @@ def _name(trace: ExampleTrace) -> str:
     return type(trace.model_context.traced).__name__
 
 
-def _check_traces(
-    tracer: ExampleTracer, args: Any, kwargs: Any, trace: ExampleTrace, find_requested: Any, *,
-    checked: ExampleTrace, newly_observed: bool,
-) -> None:  # fmt: skip
+def _second_call(request: TraceRequest, first: ExampleTrace) -> ExampleTrace:
+    """Trace the next call on the replica of `first`.
+
+    Raises:
+        ReadInNextCall: it reads attributes that were taken away.
+        TraceError: it fails otherwise, or does something else.
+    """
+    conditions = Conditions(
+        "a second call, to be compared", first.is_real, first.gradients, before=first,
+        is_recorded=True,
+    )  # fmt: skip
+    try:
+        return request.run(first, conditions)
+    except GAVE_UP as error:
+        missing = getattr(error, "name", None) if isinstance(error, AttributeError) else None
+        read = {attribute for attribute in first.checks.absent if attribute[1] == missing}
+        if read:
+            raise ReadInNextCall(read) from error
+        raise TraceError(f"cannot trace {_name(first)}: its second call differs from the first one: {error}") from error
+
+
+def _check_traces(request: TraceRequest, trace: ExampleTrace, *, checked: ExampleTrace, newly_observed: bool) -> None:
     name = _name(trace)
     states = trace.python_states()
-    second = _next(tracer, args, kwargs, trace, find_requested)
-    missing = getattr(second, "name", None) if isinstance(second, AttributeError) else None
-    read = {attribute for attribute in trace.checks.absent if attribute[1] == missing}
-    if read:
-        raise ReadInNextCall(read)
-    if isinstance(second, BaseException):
-        raise TraceError(f"cannot trace {name}: its second call differs from the first one: {second}") from second
+    second = _second_call(request, trace)
     try:
-        if newly_observed and second.depends_on_autocast:
+        if newly_observed and second.recorder.autocast_modes.was_observed:
             raise DependsOnAutocast
         if is_same_graph(second.graph, trace.graph):
-            _check_fixed_point(tracer, second, states)
-            _check_identity(tracer, args, kwargs, checked, second)
+            _check_fixed_point(request.tracer, second, states)
+            _check_identity(request, checked, second)
             return
         if trace.checks.kept_input_message is not None:
             raise TraceError(
@@ -187,18 +197,19 @@ def _check_traces(
                 f"cannot trace {name}: forward draws random numbers in its first call and keeps them for later calls, "
                 "and a graph would draw them anew. To go on, draw them in __init__, and keep them in a buffer."
             )
-        wanted = find_requested(trace.graph, "") if find_requested else ()
+        wanted = request.find_requested(trace.graph, "") if request.find_requested else ()
         is_cached = differ_only_by_caches(trace.graph, second.graph, trace.origins(), wanted)
         if not is_cached:
             path = _module_that_differs(trace.graph, second.graph)
-            if path and tracer.opened is None and path not in tracer.whole:
-                raise SubmoduleNotRepeatable(path, "it runs other operations in a second call with the same inputs")
+            _keep_whole_if_possible(
+                request.tracer, path, "it runs other operations in a second call with the same inputs"
+            )
             what = trace.checks.cache_message or "forward keeps a counter, an iterator or similar state,"
             raise TraceError(
                 f"cannot trace {name}: {what.rstrip(',')}, and runs other operations in a second call with the same "
                 f"inputs. {_WAY_OUT}"
             )
-        _check_fixed_point(tracer, second, states)
+        _check_fixed_point(request.tracer, second, states)
         checked.has_filled_caches = True
     finally:
         second.drop_replica()
@@ -213,34 +224,31 @@ def _check_fixed_point(tracer: ExampleTracer, second: ExampleTrace, states: Mapp
     path = max(changed, key=lambda each: each.count(".") if each else -1)
     owner = f"forward of '{path}'" if path else "forward"
     what = second.checks.cache_message or f"{owner} {_CHANGES}"
-    if path and tracer.opened is None and path not in tracer.whole:
-        raise SubmoduleNotRepeatable(path, what.rstrip(","))
+    _keep_whole_if_possible(tracer, path, what.rstrip(","))
     raise TraceError(
         f"cannot trace {_name(second)}: {what.rstrip(',')}, and a later call may do something else. {_WAY_OUT}"
     )
 
 
-def _check_identity(tracer: ExampleTracer, args: Any, kwargs: Any, trace: ExampleTrace, second: ExampleTrace) -> None:
+def _check_identity(request: TraceRequest, trace: ExampleTrace, second: ExampleTrace) -> None:
     """Find out whether a further call depends on which tensors are one object: traces that agree have hidden that.
 
     Args:
-        tracer: the tracer.
-        args: the example.
-        kwargs: the example.
+        request: the example, and the tracer.
         trace: gets a check of its inputs, where that matters.
         second: the last call on the replica.
 
     Raises:
         TraceError: forward tests whether a call returned its input.
     """
-    record = second.recorder.call_record
+    args, kwargs, record = request.args, request.kwargs, second.recorder.call_record
     if record is None or not second.can_repeat():
         return
-    with tracer.log.run(_name(trace), "further calls, where other tensors are one object", is_real=False):
+    with request.tracer.log.run(_name(trace), "further calls, where other tensors are one object", is_real=False):
         if not second.repeats(args, kwargs, returned=False, inputs=False):
             return
         if record.returned_inputs and not second.repeats(args, kwargs, inputs=False):
-            _refuse_comparison(tracer, second)
+            _refuse_comparison(request.tracer, second)
         if not record.equal_inputs or second.repeats(args, kwargs, returned=False):
             return
     try:
@@ -257,16 +265,3 @@ def _module_that_differs(first: Graph, second: Graph) -> str:
     node = next((node for node in first_difference(first, second) or () if node.op != "output"), None)
     around = [] if node is None else [path for path in node.meta.get("nn_module_stack", {}) if path != node.target]
     return around[-1] if around else ""
-
-
-def _next(
-    tracer: ExampleTracer, args: tuple[Any, ...], kwargs: Mapping[str, Any], before: ExampleTrace, find_requested: Any
-) -> ExampleTrace | BaseException:
-    conditions = Conditions(
-        "a second call, to be compared", before.is_real, before.gradients, before=before,
-        is_recorded=True,
-    )  # fmt: skip
-    try:
-        return tracer.run_once(before.model_context, args, kwargs, find_requested, conditions)
-    except (Diverged, NeedsRealValues, Exception) as error:
-        return error

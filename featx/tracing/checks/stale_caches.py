@@ -17,10 +17,7 @@ from featx.tracing.checks.outcomes import STALE, Outcome
 from featx.tracing.checks.variation import Dim, Group, OtherSize, Variation
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.tracer import ATTEMPTS
-from featx.tracing.guards.scalars import Diverged
-from featx.tracing.signals import NeedsRealValues, ThreadInterference
-
-_REFUSED = (Diverged, NeedsRealValues, Exception)
+from featx.tracing.signals import GAVE_UP, ThreadInterference
 
 
 def stale_dims(variation: Variation) -> dict[Dim, Outcome]:
@@ -51,7 +48,7 @@ def _is_fresh(variation: Variation, groups: list[Group], size: OtherSize | None)
         try:
             try:
                 fresh = variation.run_at(groups, size)
-            except _REFUSED:
+            except GAVE_UP:
                 return True  # the model takes no such sizes
             with torch.no_grad():
                 return _does_the_same(variation, groups, size, fresh)
@@ -69,7 +66,7 @@ def _does_the_same(variation: Variation, groups: list[Group], size: OtherSize | 
             return False
         calls: dict[Any, int] = {}
         return _steps_of(later, calls, _values_kept_by(first, calls)) == _steps_of(fresh, calls, {})
-    except _REFUSED:
+    except GAVE_UP:
         return False
     finally:
         for trace in (later, first, fresh):

@@ -26,12 +26,12 @@ from featx.tracing.checks.outcomes import (
     Outcome,
     refusal,
 )
-from featx.tracing.example.conditions import Conditions, RequestedNodeFinder
+from featx.tracing.example.conditions import Conditions
 from featx.tracing.example.trace import ExampleTrace
-from featx.tracing.example.tracer import ExampleTracer
-from featx.tracing.guards.scalars import Disguise, Diverged, disguise_as_larger, disguise_as_one, disguise_as_zero
+from featx.tracing.example.trace_request import TraceRequest
+from featx.tracing.guards.scalars import Disguise, disguise_as_larger, disguise_as_one, disguise_as_zero
 from featx.tracing.objects.structure import Path, copy_structure
-from featx.tracing.signals import NeedsRealValues, ThreadInterference
+from featx.tracing.signals import Diverged, NeedsRealValues, ThreadInterference
 from featx.tracing.stand_ins.stand_ins import keeps_values
 
 _RUNS_ALONE = 3
@@ -55,24 +55,16 @@ class Variation:
     """Traces of one model at other sizes than those of its example.
 
     Args:
-        tracer: what traces.
-        args: the example, with `kwargs`.
-        kwargs: see there.
+        request: what is traced, on the example.
         trace: the trace at the size of the example.
-        find_requested: as for `ExampleTracer.trace`.
         before: `trace`, if its replica is still there and a second call does what the first one did. Then the traces
             are further calls on it, up to one that breaks off and leaves it changed. Afterwards the last such call.
     """
 
-    def __init__(
-        self, tracer: ExampleTracer, args: Any, kwargs: Any, trace: ExampleTrace,
-        find_requested: RequestedNodeFinder | None, *, before: ExampleTrace | None,
-    ) -> None:  # fmt: skip
+    def __init__(self, request: TraceRequest, trace: ExampleTrace, *, before: ExampleTrace | None) -> None:
         self.before = before
-        self._tracer = tracer
-        self._example = (args, dict(kwargs))
+        self._request = request
         self._trace = trace
-        self._wanted_in = find_requested
         self._is_large = trace.is_large
         # How many more whole runs for real may try one dimension that is not the first.
         self._runs_left = 0 if self._is_large else _RUNS_ALONE
@@ -92,7 +84,7 @@ class Variation:
         groups, likely = _groups_of(inputs)
         known = {group: NOT_ASKED for group in groups if not self._may_try(group)}
         groups, likely = ([group for group in each if group not in known] for each in (groups, likely))
-        if self._trace.is_real and not self._tracer.runs_sizes_for_real:
+        if self._trace.is_real and not self._request.tracer.runs_sizes_for_real:
             disguises = (disguise_as_larger, disguise_as_zero)
             are_free = all(self._outcome_without_values(likely, disguise) == FREE for disguise in disguises)
             known.update({group: FREE if are_free and group in likely else NOT_ALONE for group in groups})
@@ -120,7 +112,7 @@ class Variation:
         return {dim: outcome for group, outcome in known.items() for dim in group.dims}
 
     def _may_try(self, group: Group) -> bool:
-        asked = self._tracer.check_sizes
+        asked = self._request.tracer.check_sizes
         return asked == "full" or (asked == "batch" and group.position == 0)
 
     def _tried_together(self, likely: list[Group]) -> list[list[Group]]:
@@ -224,9 +216,8 @@ class Variation:
         changes = self._changes(groups, _other_size_for_real if has_values else _other_size)
         if any(_has_equal_products(tensor, changes) for tensor in self._inputs):
             changes = self._changes(groups, _other_size)
-        args, kwargs = _resized(self._example, changes, has_values)
         first = self._trace
-        run = partial(self._tracer.run_once, first.model_context, args, kwargs, self._wanted_in)
+        run = partial(_resized(self._request, changes, has_values).run, first)
         reason = _reason(groups, changes, disguise)
         conditions = Conditions(
             reason, has_values, first.gradients, earlier=first, disguise=disguise, before=self.before
@@ -242,11 +233,10 @@ class Variation:
         first = self._trace
         usual = size or (_other_size_for_real if first.is_real else _other_size)
         changes = self._changes(groups, usual)
-        args, kwargs = _resized(self._example, changes, first.is_real)
         reason = "with caches that a call has filled" if before else "with empty caches"
         sizes = _reason(groups, changes, disguise_as_larger) if groups else "the example"
         conditions = Conditions(f"{sizes}, {reason}", first.is_real, first.gradients, before=before)
-        return self._tracer.run_once(first.model_context, args, kwargs, self._wanted_in, conditions)
+        return _resized(self._request, changes, first.is_real).run(first, conditions)
 
     def _changes(self, groups: list[Group], usual: OtherSize) -> dict[Dim, int]:
         return {
@@ -330,7 +320,8 @@ def _other_size_for_real(dim: int, size: int, number: int) -> int:
     return size // 2 if number % 2 and size > 1 else 3 * size
 
 
-def _resized(value: Any, changes: Mapping[Dim, int], has_values: bool) -> Any:
+def _resized(request: TraceRequest, changes: Mapping[Dim, int], has_values: bool) -> TraceRequest:
+    """Return the request on inputs of other sizes."""
     resized: dict[int, torch.Tensor] = {}  # one tensor may be two inputs
 
     def resize(leaf: Any, path: Path) -> Any:
@@ -340,7 +331,7 @@ def _resized(value: Any, changes: Mapping[Dim, int], has_values: bool) -> Any:
             resized[id(leaf)] = _resized_tensor(leaf, changes, has_values)
         return resized[id(leaf)]
 
-    return copy_structure(value, resize)
+    return request.on(*copy_structure((request.args, dict(request.kwargs)), resize))
 
 
 def _resized_tensor(value: torch.Tensor, changes: Mapping[Dim, int], has_values: bool) -> torch.Tensor:

@@ -17,6 +17,9 @@ AUTOCAST_QUERIES = frozenset(
 # For each of these devices the dtype that operations are cast to; None where they are not cast.
 AutocastDtypes = tuple[torch.dtype | None, ...]
 
+# For each of these devices whether operations are cast, and to which dtype.
+AutocastState = tuple[tuple[str, bool, torch.dtype], ...]
+
 _NONE: AutocastDtypes = (None,) * len(DEVICES)
 
 
@@ -25,6 +28,11 @@ def autocast_dtypes() -> AutocastDtypes:
     if not torch._C._is_any_autocast_enabled():
         return _NONE
     return tuple(torch.get_autocast_dtype(each) if torch.is_autocast_enabled(each) else None for each in DEVICES)
+
+
+def autocast_state() -> AutocastState:
+    """Return what is set now, for the devices that cast nothing too."""
+    return tuple((each, torch.is_autocast_enabled(each), torch.get_autocast_dtype(each)) for each in DEVICES)
 
 
 def autocast_nesting() -> int:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from featx.tracing.environment.autocast_state import DEVICES, autocast_nesting, set_autocast_nesting
+from featx.tracing.environment.autocast_state import autocast_nesting, autocast_state, set_autocast_nesting
 
 
 class ThreadModes:
@@ -20,7 +20,7 @@ class ThreadModes:
         self._functions = torch._C._len_torch_function_stack()
         self._kernels = torch._C._len_torch_dispatch_stack()
         self._function_state = torch._C._get_torch_function_state()  # pyright: ignore[reportAttributeAccessIssue]
-        self._autocast = _autocast()
+        self._autocast = autocast_state()
         self._nesting = autocast_nesting()
         self._no_inference: Any = None
 
@@ -31,7 +31,7 @@ class ThreadModes:
 
     def enter(self, function_mode: Any, kernel_mode: Any, *, gradients: bool) -> None:
         """Set the mode of gradients, and push modes for functions and, unless it is None, for kernels."""
-        set_gradients(gradients)
+        _set_gradients(gradients)
         if kernel_mode is not None:
             torch._C._push_on_torch_dispatch_stack(kernel_mode)
         torch._C._push_on_torch_function_stack(function_mode)
@@ -46,8 +46,8 @@ class ThreadModes:
             self._no_inference.__exit__(None, None, None)
             self._no_inference = None
         if torch.is_grad_enabled() is not self._gradients:
-            set_gradients(self._gradients)
-        if _autocast() != self._autocast:
+            _set_gradients(self._gradients)
+        if autocast_state() != self._autocast:
             for device, enabled, dtype in self._autocast:
                 torch.set_autocast_enabled(device, enabled)
                 torch.set_autocast_dtype(device, dtype)
@@ -56,11 +56,7 @@ class ThreadModes:
         torch._C._set_torch_function_state(self._function_state)  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def set_gradients(enabled: bool) -> None:
+def _set_gradients(enabled: bool) -> None:
     """Switch gradients on or off, unseen by a trace that runs around this one."""
     with torch._C.DisableTorchFunction():
         torch._C._set_grad_enabled(enabled)
-
-
-def _autocast() -> tuple[tuple[str, bool, torch.dtype], ...]:
-    return tuple((device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in DEVICES)

@@ -88,5 +88,5 @@ class Settings:
     keep_output: bool
     uses_profile_hook: bool
     observes_autocast: bool
-    is_repeated: bool
+    keeps_replica: bool
     reads: ModeReads | None

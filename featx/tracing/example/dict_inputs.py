@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from featx.tracing.example.model_call import as_given
-from featx.tracing.replica.modules import has_hooks
+from featx.tracing.replica.interception import has_hooks
 from featx.tracing.source.key_use import keys_read
 from featx.tree import items_at
 

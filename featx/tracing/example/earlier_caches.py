@@ -17,6 +17,7 @@ from torch import nn
 
 from featx.ir.equality import is_same
 from featx.ir.torch_layers import is_torch_layer
+from featx.rebuilding import NO_VALUE
 from featx.tracing.example.plain_run import run_plainly
 from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.replica.replica import OF_CLASS
@@ -24,8 +25,7 @@ from featx.tracing.side_effects.state_checks import Attribute
 from featx.tracing.source.attributes import assigned_by, constants_of_init
 from featx.tree import tree_leaves, tree_map
 
-_MISSING = object()
-_PLAIN = (int, float, str, tuple, type(None), torch.dtype, torch.device, torch.Tensor)
+_COMPARABLE = (int, float, str, tuple, type(None), torch.dtype, torch.device, torch.Tensor)
 
 
 def caches_filled_before(
@@ -101,10 +101,10 @@ def _run(
         tensor.detach().copy_(_other_value(tensor))
     replica.put_back(before)
     members = [(replica.root.get_submodule(path).__dict__, name) for path, name in names]
-    start = [held.get(name, _MISSING) for held, name in members]
+    start = [held.get(name, NO_VALUE) for held, name in members]
     with torch.no_grad():
         result, error = run_plainly(context, replica.root, *inputs)
-    caches = [held.get(name, _MISSING) for held, name in members]
+    caches = [held.get(name, NO_VALUE) for held, name in members]
     are_assigned = [now is not then or isinstance(now, dict) for then, now in zip(start, caches, strict=True)]
     caches = [cast(Any, cache).copy() if isinstance(cache, dict) else cache for cache in caches]
     replica.drop()
@@ -128,11 +128,11 @@ def _before_calls(module: nn.Module) -> dict[str, Any]:
     forward = inspect.getattr_static(kind, "forward", None)
     assigned = assigned_by(forward, kind) if isinstance(forward, FunctionType) else None
     for name in (assigned or frozenset()) & module.__dict__.keys():
-        if isinstance(inspect.getattr_static(kind, name, _MISSING), _PLAIN):
+        if isinstance(inspect.getattr_static(kind, name, NO_VALUE), _COMPARABLE):
             found[name] = OF_CLASS
         else:
-            value = constants_of_init(kind).get(name, _MISSING)
-            if value is not _MISSING and value is not module.__dict__[name] and module.__dict__[name] != {}:
+            value = constants_of_init(kind).get(name, NO_VALUE)
+            if value is not NO_VALUE and value is not module.__dict__[name] and module.__dict__[name] != {}:
                 found[name] = value
     return found
 
@@ -167,4 +167,4 @@ def _are_alike(warm: Any, cold: Any) -> bool:
 def _are_equal(one: Any, other: Any) -> bool:
     """Say whether two values hold the same tensors, bit for bit, and plain values, and nothing else."""
     leaves = list(tree_leaves(one))
-    return all(isinstance(leaf, _PLAIN) for leaf in leaves) and is_same(leaves, list(tree_leaves(other)))
+    return all(isinstance(leaf, _COMPARABLE) for leaf in leaves) and is_same(leaves, list(tree_leaves(other)))

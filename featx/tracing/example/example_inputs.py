@@ -23,18 +23,19 @@ from featx.tracing.guards.guards import (
     check_is_tensor,
     check_not_given,
 )
+from featx.tracing.nodes.value_types import type_of_option
 from featx.tracing.objects.arrays import description_of, is_array
+from featx.tracing.objects.plain_objects import PLAIN_TYPES
 from featx.tracing.objects.structure import Path, contents_of, copy_structure, is_structure, text_of
 from featx.tracing.recording.lineage import Part
 from featx.tracing.signals import Untraceable
-from featx.tracing.symbolic.inputs import type_of_option
 from featx.tree import items_at
 
 if TYPE_CHECKING:
     from featx.tracing.recording.recorder import Recorder
     from featx.tracing.recording.results import ContentsSnapshot, Results
 
-_PLAIN = (bool, int, float, complex, str, type(None))
+_PLAIN = tuple(PLAIN_TYPES)
 
 
 def bind_example(
@@ -82,9 +83,8 @@ def bind_example(
             source = node
             if parameter.kind is parameter.VAR_KEYWORD:
                 source = _with_options(recorder, node, bound.arguments[name])
-            followed = _Followed(recorder, results, source, stand_in, name)
-            if type(bound.arguments[name]) is dict and not stars:
-                followed.keys_read = keys_read_of(name)
+            keys_read = keys_read_of(name) if type(bound.arguments[name]) is dict and not stars else None
+            followed = _Followed(recorder, results, source, stand_in, name, keys_read)
             bound.arguments[name] = followed.value(bound.arguments[name], name, is_optional)
             given += followed.given
         elif stars:
@@ -109,7 +109,16 @@ def _with_options(recorder: Recorder, node: Node, given: Mapping[str, Any]) -> N
 
 
 class _Followed:
-    """One input of the example."""
+    """One input of the example.
+
+    Args:
+        recorder: makes the nodes.
+        results: follows the tensors.
+        node: has the input.
+        stand_in: makes what forward gets in place of a tensor.
+        name: that of the input.
+        keys_read: of a dict, the keys that forward reads, if it does nothing else with it.
+    """
 
     def __init__(
         self,
@@ -118,6 +127,7 @@ class _Followed:
         node: Node,
         stand_in: Callable[[torch.Tensor], torch.Tensor],
         name: str,
+        keys_read: tuple[str, ...] | None = None,
     ) -> None:
         self._recorder, self._results = recorder, results
         # The containers and objects in it.
@@ -127,24 +137,23 @@ class _Followed:
         self._is_starred = node.op != "placeholder" or str(node.target).startswith("*")
         self._stand_in = stand_in
         self._parts: dict[Path, Node | Part] = {(): node}
-        # Of a dict, the keys that forward reads, if it does nothing else with it.
-        self.keys_read: tuple[str, ...] | None = None
+        self._keys_read = keys_read
 
     def value(self, example: Any, name: str, is_optional: bool) -> Any:
         if isinstance(example, torch.Tensor):
             self._check_layout(example, ())
             if is_optional:
-                self._check(check_form, form_of(example), f"input '{name}'")
+                self._mark(check_form, (self._node, form_of(example), f"input '{name}'"))
             else:
                 self._mark(check_is_tensor, (self._node, f"input '{name}'"))
             return self._results.follow(self._stand_in(example), self._node, None)
         if isinstance(example, _PLAIN):
-            self._check(check_constant, example, f"input '{name}'")
+            self._mark(check_constant, (self._node, example, f"input '{name}'"))
             return example
         if is_structure(example):
             read = self._node
-            if self.keys_read is not None:
-                read = self._mark(items_at, (self._node, self.keys_read), name="read_items")
+            if self._keys_read is not None:
+                read = self._mark(items_at, (self._node, self._keys_read), name="read_items")
             self._mark(check_form, (read, form_of(example), f"input '{name}'"))
         return copy_structure(example, self._leaf, self._note_copy)
 
@@ -154,11 +163,6 @@ class _Followed:
             self._mark(check_not_given, (self._node, f"input '{name}'"))
         else:
             self._mark(check_constant, (self._node, held, f"input '{name}'"))
-
-    def _check(self, check: Callable[..., Any], expected: Any, what: str) -> None:
-        node = self._recorder.graph.create_node("call_function", check, (self._node, expected, what), {})
-        node.meta["is_guard"] = True
-        node.meta["is_check_of_input"] = True
 
     def _leaf(self, value: Any, path: Path) -> Any:
         if isinstance(value, torch.Tensor):

@@ -8,6 +8,7 @@ from types import CodeType
 from typing import Any
 
 from featx.libraries import advice_for
+from featx.rebuilding import NO_VALUE
 from featx.tracing.calls.torch_calls import TorchCalls
 from featx.tracing.environment.generators import SharedGenerators
 from featx.tracing.example.run_inputs import RunInputs
@@ -20,8 +21,6 @@ from featx.tracing.side_effects.state_checks import StateChecks
 from featx.tracing.signals import NeedsPlainValueChecks, ThreadInterference, UnsupportedSideEffect
 from featx.tracing.source.state_writes import StateWrite, missed_state_writes
 from featx.tracing.source.syntax_queries import asks_for_key
-
-_ABSENT = object()
 
 
 class FinalChecks:
@@ -105,7 +104,7 @@ class FinalChecks:
     def _check_objects(self) -> None:
         # Inputs that are objects or containers, and objects that calls have returned.
         for what, container, before in (*self._inputs.contents, *self._results.objects):
-            changed = [key for key, item in contents_of(container).items() if item is not before.get(key, _ABSENT)]
+            changed = [key for key, item in contents_of(container).items() if item is not before.get(key, NO_VALUE)]
             if changed and not self._are_results(container, before, changed):
                 # A cache of transformers holds lists of lists.
                 around = next(

@@ -11,8 +11,8 @@ from torch import nn
 
 from featx.tracing.environment.raised_errors import RaisedErrors
 from featx.tracing.environment.recursion import raised_recursion_limit
+from featx.tracing.replica.interception import has_hooks
 from featx.tracing.replica.model_context import ModelContext
-from featx.tracing.replica.modules import has_hooks
 
 
 def as_given(bound: inspect.BoundArguments, count: int) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
+from featx.ir.memory import memory_of
 from featx.tracing.environment.generators import SharedGenerators, TorchGenerator
 from featx.tracing.environment.thread_modes import ThreadModes
 from featx.tracing.example.model_call import as_given
 from featx.tracing.file_globals.saved_tensors import SavedGlobals
+from featx.tracing.nodes.scope import asked_for_by
+from featx.tracing.objects.module_tree import registered_tensors
 from featx.tracing.objects.structure import copy_structure
+from featx.tracing.replica.interception import intercept
 from featx.tracing.replica.model_context import ModelContext
+from featx.tracing.replica.replica import Replica
 from featx.tracing.stand_ins.kernels import Kernels
 
 
@@ -26,21 +32,21 @@ class PlainRun(NamedTuple):
     error: Exception | None
 
 
-def run_plainly(around: ModelContext, root: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> PlainRun:
+def run_plainly(context: ModelContext, root: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> PlainRun:
     """Run `root`, a replica of the model with tensors of its own.
 
     Inputs are copied. Globals of the model's files, torch's modes and random generators are put back.
     """
     modes, generators, generator = ThreadModes(), SharedGenerators(), TorchGenerator()
-    saved = SavedGlobals(around.global_tensors)
-    saved.save(chain.from_iterable(around.global_tensors.values()))
+    saved = SavedGlobals(context.global_tensors)
+    saved.save(chain.from_iterable(context.global_tensors.values()))
     # Other threads may draw from torch's generator meanwhile, so this run draws from one of its own.
     kernels = Kernels(lambda *kernel: None, lambda kernel, written: None)
-    bound = inspect.signature(around.function).bind(*args, **kwargs)
+    bound = inspect.signature(context.function).bind(*args, **kwargs)
     for name, value in bound.arguments.items():
         bound.arguments[name] = copy_structure(value, _copied)
     call_args, call_kwargs = as_given(bound, len(args))
-    around.refresh_caches(forget_left=True)
+    context.refresh_caches(forget_left=True)
     try:
         with kernels:
             return PlainRun(root(*call_args, **call_kwargs), None)
@@ -51,8 +57,60 @@ def run_plainly(around: ModelContext, root: nn.Module, args: tuple[Any, ...], kw
         generators.restore()
         generator.restore()
         saved.restore()
-        around.caches.restore(lambda tensor: True)  # whatever came in, it was computed from copies
+        context.caches.restore(lambda tensor: True)  # whatever came in, it was computed from copies
 
 
 def _copied(value: Any, path: object) -> Any:
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+class FullRun:
+    """A run of a replica for real, from the start of forward to its end, that sees what it writes and calls.
+
+    Args:
+        context: what is known of the model.
+        replica: a copy of the model with tensors of its own.
+        args: the inputs, and `kwargs` those by name.
+        kwargs: see there.
+        paths: those of tensors.
+        called: those of modules.
+
+    Attributes:
+        written: the paths, among those given, of tensors that it writes or replaces.
+        calls: how many calls it makes of which the output is that of a module at one of `called`, by these paths.
+    """
+
+    def __init__(
+        self,
+        context: ModelContext,
+        replica: Replica,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        paths: Collection[str],
+        called: Collection[str],
+    ) -> None:
+        root = replica.root
+        watched = frozenset(paths)
+        before = {path: tensor for path, tensor in registered_tensors(root) if path in watched}
+        states = {path: (tensor._version, memory_of(tensor)) for path, tensor in before.items()}
+        self.calls: Counter[str] = Counter()
+        outer: list[str] = []
+
+        def count(module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+            path = replica.paths[module]
+            self.calls.update(asked_for_by(path, called, outer))
+            outer.append(path)
+            try:
+                return forward(*args, **kwargs)
+            finally:
+                outer.pop()
+
+        if called:
+            intercept(replica.paths, count)
+        run_plainly(context, root, args, kwargs)  # where it fails: what it did until then it has done
+        after = dict(registered_tensors(root))
+        self.written = [
+            path
+            for path, tensor in before.items()
+            if after.get(path) is not tensor or (tensor._version, memory_of(tensor)) != states[path]
+        ]

@@ -67,7 +67,7 @@ class RunInputs:
             NeedsSharedInputs: one tensor is two inputs, and each had a stand-in of its own.
         """
         if not self.are_compared:
-            self.are_compared = any(map(compares_objects, codes)) or self._recorder.writes_inputs()
+            self.are_compared = any(map(compares_objects, codes)) or self._recorder.write_log.has_written_inputs()
         if not self.are_compared:
             return
         bound = self._signature.bind(*args, **kwargs)

@@ -6,35 +6,16 @@ from collections.abc import Collection
 
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.replica.model_context import ModelContext, ModelTensors
-from featx.tracing.replica.replica import Replica, WritesSharedTensor
+from featx.tracing.replica.replica import Replica
 from featx.tracing.side_effects.state_checks import Attribute
 from featx.tracing.signals import (
-    ChangesOuterValues,
     NeedsConversionTracking,
     NeedsFixedKeys,
     NeedsPlainValueChecks,
     NeedsSharedInputs,
     ReadOrderUnknown,
-)
-
-Restart = (
-    NeedsConversionTracking
-    | NeedsFixedKeys
-    | WritesSharedTensor
-    | ReadOrderUnknown
-    | NeedsSharedInputs
-    | NeedsPlainValueChecks
-    | ChangesOuterValues
-)
-# What a run raises that has to be set up differently.
-RESTARTS = (
-    NeedsConversionTracking,
-    NeedsFixedKeys,
+    Restart,
     WritesSharedTensor,
-    ReadOrderUnknown,
-    NeedsSharedInputs,
-    NeedsPlainValueChecks,
-    ChangesOuterValues,
 )
 
 

@@ -14,12 +14,12 @@ from featx.tracing.environment.raised_errors import free_frames
 from featx.tracing.environment.thread_modes import ThreadModes
 from featx.tracing.example.model_call import call_model
 from featx.tracing.example.replay import Replay
-from featx.tracing.guards.scalars import Diverged
 from featx.tracing.recording.call_record import Record
 from featx.tracing.recording.recorder import Recorder
+from featx.tracing.replica.interception import intercept
 from featx.tracing.replica.model_context import ModelContext
-from featx.tracing.replica.modules import intercept
 from featx.tracing.replica.replica import Replica
+from featx.tracing.signals import Diverged
 
 
 class SecondCall:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
-from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,7 +12,6 @@ from torch.overrides import TorchFunctionMode
 from featx.errors import FeatxError
 from featx.ir.graph import Graph
 from featx.ir.memory import memory_of
-from featx.ir.node import Node
 from featx.tracing.calls.function_calls import FunctionCalls
 from featx.tracing.calls.measured_calls import MeasuredCalls
 from featx.tracing.calls.model_writes import ModelWrites
@@ -32,7 +29,6 @@ from featx.tracing.example.observers import Observers
 from featx.tracing.example.run_inputs import RunInputs
 from featx.tracing.example.second_call import SecondCall
 from featx.tracing.file_globals.saved_tensors import SavedGlobals
-from featx.tracing.guards.scalars import Diverged
 from featx.tracing.nodes.module_output import mark_output
 from featx.tracing.recording.call_record import Record
 from featx.tracing.recording.earlier_calls import EarlierCalls
@@ -40,10 +36,10 @@ from featx.tracing.recording.lineage import Lineage, Origin
 from featx.tracing.recording.numbers import Numbers
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.recording.results import Results
+from featx.tracing.replica.attribute_changes import AttributeChanges
+from featx.tracing.replica.interception import intercept
 from featx.tracing.replica.mode_reads import has_set_mode, record_mode_reads
 from featx.tracing.replica.model_context import ModelContext, ModelTensors
-from featx.tracing.replica.module_states import ModuleStates
-from featx.tracing.replica.modules import intercept
 from featx.tracing.replica.replica import Replica
 from featx.tracing.replica.tensor_attributes import TensorAttributes
 from featx.tracing.side_effects.forward_side_effects import is_from_inputs
@@ -52,6 +48,7 @@ from featx.tracing.side_effects.state_checks import StateChecks
 from featx.tracing.signals import (
     AllNeededRecorded,
     ChangesOuterValues,
+    Diverged,
     NeedsFixedKeys,
     NeedsRealValues,
     ThreadInterference,
@@ -63,8 +60,6 @@ from featx.tracing.source.state_writes import StateWrite
 from featx.tracing.stand_ins.known_results import KnownResults
 from featx.tracing.stand_ins.stand_ins import StandIns, keeps_values
 from featx.tree import tree_leaves
-
-_ABSENT = object()
 
 _ELEMENTS_OF_A_LARGE_RUN = 200_000_000
 
@@ -78,6 +73,8 @@ class ExampleTrace:
         replica: the copy of it that runs.
         checks: compares the modules with what they were.
         numbers: the numbers that the model got.
+        module_calls: which modules were looked into, and where the trace broke off.
+        function_calls: the checks of the gradient mode.
         inputs: its inputs, and whether it may notice that two of them are one tensor.
         is_real: whether tensors have values.
         gradients: whether it runs with gradients switched on.
@@ -114,10 +111,10 @@ class ExampleTrace:
         self.checks = StateChecks(recorder, self._check_module, self.replica.paths, earlier, settings.opening.must_open)
         self.checks.opened_modules.add(self.replica.root)
         measured = self._measured = MeasuredCalls(recorder, results, self._torch_calls, model_context, self.replica)
-        self._module_calls = ModuleCalls(
+        self.module_calls = ModuleCalls(
             recorder, self._torch_calls, measured, self.checks, self.replica, settings.opening
         )
-        self._function_calls = FunctionCalls(recorder, self._torch_calls, measured, model_context)
+        self.function_calls = FunctionCalls(recorder, measured, model_context)
         self.inputs = RunInputs(
             recorder, results, model_context.signature, functools.partial(keys_read_by, model_context.traced)
         )
@@ -146,13 +143,13 @@ class ExampleTrace:
 
     def _apply(self, conditions: Conditions) -> None:
         recorder, earlier, before = self.recorder, conditions.earlier, conditions.before
-        recorder.is_compared = self._settings.is_repeated
+        recorder.is_compared = self._settings.keeps_replica
         self.numbers.converting = self.model_context.converting
         self.numbers.are_keys_fixed = self.model_context.fixes_keys
         if conditions.dtype is not None:
             recorder.stand_ins.cast(self.replica.root, conditions.dtype)
         self.numbers.disguise, self.numbers.disguised = conditions.disguise, conditions.disguised
-        if conditions.is_recorded or (self._settings.is_repeated and earlier is None and before is None):
+        if conditions.is_recorded or (self._settings.keeps_replica and earlier is None and before is None):
             recorder.call_record = Record()
         if before is not None:
             self.checks.absent, self.checks.read_first = before.checks.absent, before.checks.read_first
@@ -181,50 +178,15 @@ class ExampleTrace:
         return self.recorder.numbers
 
     @property
-    def signature(self) -> inspect.Signature:
-        """That of the function that was traced."""
-        return self.model_context.signature
-
-    @property
-    def depends_on_autocast(self) -> bool:
-        """Whether forward was observed to set or ask for the state of autocast."""
-        return self.recorder.autocast_modes.was_observed
-
-    @property
-    def may_depend_on_autocast(self) -> bool:
-        """Whether forward has set autocast to what may be a dtype of its own or that around the model."""
-        return self.recorder.autocast_modes.has_ambiguous_dtype
-
-    @property
     def is_large(self) -> bool:
         """Whether it was a run for real that has computed so much that a run of the model takes seconds."""
         return self._torch_calls.kernels.elements >= _ELEMENTS_OF_A_LARGE_RUN
-
-    @property
-    def gradient_checks(self) -> list[Node]:
-        """The checks that gradients are enabled, or not, as they were when forward asked."""
-        return self._function_calls.gradient_checks
 
     @property
     def opaque_reasons(self) -> dict[str, str]:
         """Why modules are kept whole that the policy would look into, by path."""
         nodes = [node for node in self.graph.nodes if "opaque_because" in node.meta]
         return {str(node.target): node.meta["opaque_because"] for node in nodes}
-
-    @property
-    def ran_inside_opaque(self) -> set[str]:
-        """Paths of modules that were to be opened and that ran inside one that is kept whole."""
-        return self._module_calls.ran_inside_opaque
-
-    @property
-    def failed_module_path(self) -> str:
-        """The path of the innermost module in which the trace broke off, or ""."""
-        return self._module_calls.failed_module_path
-
-    @property
-    def calls_asked_for(self) -> Counter[str]:
-        """How many calls have begun of which the output was asked for, by the path that was asked for."""
-        return self._module_calls.calls_asked_for
 
     # -- the run -----------------------------------------------------------------------------------------------------
 
@@ -249,7 +211,7 @@ class ExampleTrace:
         if reads is not None:
             reads.any = reads.any or any(map(has_set_mode, self.replica.paths))
         self.recorder.names.assign()
-        self.recorder.mark_overwritten()
+        self.recorder.write_log.mark_overwritten()
         self.release_values()
 
     def _restore(self) -> None:
@@ -263,20 +225,20 @@ class ExampleTrace:
         leaves = [leaf for leaf in tree_leaves((args, dict(kwargs))) if isinstance(leaf, torch.Tensor)]
         generators = self._set_up(has_values=self.is_real or any(map(keeps_values, leaves)))
         kernels = self._torch_calls.kernels
-        with torch._C.DisableTorchFunction(), kernels.seen():
+        with torch._C.DisableTorchFunction(), kernels.recorded():
             call_args, call_kwargs = self.inputs.bind(args, kwargs)
             if not self.gradients and self.numbers.expected is None:
-                self._function_calls.on_grad_mode_query()
+                self.function_calls.on_grad_mode_query()
             self._observers.record_autocast()
         output, result = self._output_of_call(call_args, call_kwargs, find_requested)
-        self._module_calls.end()
+        self.module_calls.end()
         if self.recorder.call_record is not None:
             self.recorder.call_record.result = result
         if not self.model_context.passing.are_installed():
             raise ThreadInterference(
                 "another trace replaced or restored functions in the model's Python files meanwhile"
             )
-        with torch._C.DisableTorchFunction(), kernels.seen():
+        with torch._C.DisableTorchFunction(), kernels.recorded():
             self._observers.check_threads()
             self._final_checks.check_side_effects(generators, self._tensor_attributes)
             if self.replica.size_caches.have_other_keys():
@@ -299,34 +261,34 @@ class ExampleTrace:
     def missed_state_writes(self) -> frozenset[StateWrite]:
         """Return what code of opened modules may write of the model's state, and has not written in this run."""
         is_cut = self.early_stop_reason is not None
-        return self._final_checks.missed_state_writes(self.failed_module_path if is_cut else None)
+        return self._final_checks.missed_state_writes(self.module_calls.failed_module_path if is_cut else None)
 
     def _set_up(self, *, has_values: bool) -> SharedGenerators:
-        around = self.model_context
+        context = self.model_context
         modes = ThreadModes()
         hook = self._observers.hook(has_values=has_values)
         generators = SharedGenerators()
-        around.refresh_caches(forget_left=self._is_first_call)
+        context.refresh_caches(forget_left=self._is_first_call)
         self._restorers += [
             hook.stop, generators.restore, self._torch_calls.generator.restore, self._saved_globals.restore,
-            self._restore_caches, around.passing.uninstall, modes.leave, self._results.restore_objects,
-            self._module_calls.end, self._tensor_attributes.restore,
+            self._restore_caches, context.passing.uninstall, modes.leave, self._results.restore_objects,
+            self.module_calls.end, self._tensor_attributes.restore,
         ]  # fmt: skip
         self.recorder.grad_modes.is_enabled = self.gradients
         if self._settings.reads is not None:
             record_mode_reads(self.replica.paths, self._settings.reads)
-        intercept(self.replica.paths, self._module_calls.on_call)
+        intercept(self.replica.paths, self.module_calls.on_call)
         self._remove_absent()
         if not self._is_first_call:
-            around.caches.put_left()
+            context.caches.put_left()
         self._observers.start(hook)
-        functions = self._function_calls
-        around.passing.install(functions.on_draw, functions.on_call, self.numbers.names_to_follow())
+        functions = self.function_calls
+        context.passing.install(functions.on_draw, functions.on_call, self.numbers.names_to_follow())
         if not self._is_further:
-            self._measured.outer_values = around.outer_values()
+            self._measured.outer_values = context.outer_values()
         modes.leave_inference_mode()
         modes.enter(_FunctionMode(self), self._torch_calls.kernels, gradients=self.gradients)
-        self._module_calls.modes_around = torch._C._len_torch_function_stack()
+        self.module_calls.one_node_checks.modes_around = torch._C._len_torch_function_stack()
         return generators
 
     def _output_of_call(
@@ -336,22 +298,22 @@ class ExampleTrace:
         try:
             result = call_model(self.model_context, self.replica.root, self.recorder.raised, args, kwargs)
             self._torch_calls.check_unrecorded()
-            with torch._C.DisableTorchFunction(), self._torch_calls.kernels.seen():
+            with torch._C.DisableTorchFunction(), self._torch_calls.kernels.recorded():
                 if "" in self._settings.opening.asked_for:
                     mark_output(self.graph, self.recorder.create_result(result), "")
                 return self.recorder.create_result(result) if self._settings.keep_output else None, result
         except UnsupportedSideEffect:
             raise
         except (Untraceable, NeedsRealValues, AllNeededRecorded, Diverged, Exception) as error:
-            self.recorder.whole.depth = 0
+            self.recorder.whole.leave()
             self.recorder.names.assign()
             if isinstance(error, Diverged) and not self.recorder.has_all_needed_nodes:
                 raise
             is_done = self.recorder.has_all_needed_nodes or (
-                find_requested and find_requested(self.graph, self.failed_module_path)
+                find_requested and find_requested(self.graph, self.module_calls.failed_module_path)
             )
             if not is_done:
-                self._module_calls.check_missing(error)
+                self.module_calls.check_missing(error)
                 self._explain(error)
                 raise
             self.early_stop_reason = str(error)
@@ -388,14 +350,14 @@ class ExampleTrace:
         """Answer a call of torch."""
         recorder, torch_calls = self.recorder, self._torch_calls
         recorder.raised.check()
-        with torch_calls.kernels.seen():
+        with torch_calls.kernels.recorded():
             try:
                 result = torch_calls.on_call(function, args, kwargs)
             except Exception as error:
-                if not recorder.whole.depth:
+                if not recorder.whole.is_inside:
                     recorder.raised.note_failure(error)
                 raise
-            if recorder.call_record is not None and not recorder.whole.depth:
+            if recorder.call_record is not None and not recorder.whole.is_inside:
                 recorder.note_call(function, args, kwargs, result)
             return result
 
@@ -462,7 +424,8 @@ class ExampleTrace:
         self._kept.take()
         recorder = self.recorder
         recorder.lineage, recorder.stand_ins = Lineage(), StandIns({}, KnownResults())
-        recorder.versions, recorder.memories, self._results.objects = [], [], []
+        recorder.write_log.release()
+        self._results.objects = []
         self.inputs.release()
         self._torch_calls.generator.forget()
 
@@ -481,7 +444,7 @@ class ExampleTrace:
         self.model_context.caches.forget_left()
         calls = self._calls.copy()
         for call in calls:
-            call.checks.states = ModuleStates(())
+            call.checks.states = AttributeChanges(())
             call.recorder.earlier = EarlierCalls()
             call.forget_record()
         self._calls.clear()

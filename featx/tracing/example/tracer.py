@@ -24,17 +24,19 @@ from featx.tracing.example.conditions import Conditions, RequestedNodeFinder, Se
 from featx.tracing.example.dict_inputs import without_unread_items
 from featx.tracing.example.earlier_caches import caches_filled_before
 from featx.tracing.example.plain_run import run_plainly
-from featx.tracing.example.run_setup import RESTARTS, RunSetup
+from featx.tracing.example.run_setup import RunSetup
 from featx.tracing.example.trace import ExampleTrace
-from featx.tracing.guards.scalars import Diverged
 from featx.tracing.log import RunLog
 from featx.tracing.nodes.leaf_classes import is_leaf_class
 from featx.tracing.replica.mode_reads import ModeReads
 from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.signals import (
+    GAVE_UP,
+    Diverged,
     InternalTraceError,
     NeedsRealValues,
     PossibleThreadInterference,
+    Restart,
     ThreadInterference,
     Untraceable,
 )
@@ -99,7 +101,7 @@ class ExampleTracer:
         self.reads: ModeReads | None = None
         # Why modules are kept whole that would be looked into, by path, as earlier traces have found out.
         self.whole: dict[str, str] = {}
-        # Whether replicas outlive their runs, so that another call can come; `drop_replica` ends that.
+        # Whether replicas outlive their runs; see `keeping_replicas`.
         self.keeps_replicas = False
         # Whether each call is observed, for those that set torch's generator or hand work to another thread, since
         # other threads have disturbed a trace; and whether they may have.
@@ -120,12 +122,12 @@ class ExampleTracer:
         whole = self.whole if before is None else {**self.whole, **before.opaque_reasons}
         return Settings(
             Opening(self.is_leaf, self.opened, self.asked_for, self._apart, whole),
-            self.keep_source,
-            self.keep_output,
-            self.uses_profile_hook,
-            self.observes_autocast,
-            self.keeps_replicas,
-            self.reads,
+            keep_source=self.keep_source,
+            keep_output=self.keep_output,
+            uses_profile_hook=self.uses_profile_hook,
+            observes_autocast=self.observes_autocast,
+            keeps_replica=self.keeps_replicas,
+            reads=self.reads,
         )
 
     def trace(
@@ -146,10 +148,10 @@ class ExampleTracer:
             TraceError: what the root module itself does cannot be followed; the message says where and what to do.
         """
         args, kwargs = without_unread_items(root, args, kwargs)
-        around = self.context(root, args, kwargs)
-        if around.caches_before is None:
-            around.caches_before = caches_filled_before(around, args, kwargs) if self.forgets_caches else {}
-        self.has_forgotten_caches = bool(around.caches_before)
+        context = self.context(root, args, kwargs)
+        if context.caches_before is None:
+            context.caches_before = caches_filled_before(context, args, kwargs) if self.forgets_caches else {}
+        self.has_forgotten_caches = bool(context.caches_before)
         is_without_values = any(
             value.is_meta for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)
         )
@@ -161,13 +163,13 @@ class ExampleTracer:
             for enabled in gradients:
                 try:
                     conditions = Conditions("the example", is_real, enabled)
-                    return self.run_once(around, args, kwargs, find_requested, conditions)
+                    return self.run_once(context, args, kwargs, find_requested, conditions)
                 except FeatxError:
                     raise
                 except NeedsRealValues as error:
                     if is_real or is_without_values:
                         whose = "its weights have" if is_real else "the example has"
-                        raise _error(around.traced, f"the model reads tensor values, and {whose} none", "") from error
+                        raise _error(context.traced, f"the model reads tensor values, and {whose} none", "") from error
                     break
                 except Exception as error:
                     if isinstance(error, NameError) and comes_from_featx(error):
@@ -175,8 +177,17 @@ class ExampleTracer:
                     errors.append(error)
         if not is_without_values and self.runs_untraced(root, args, kwargs):
             what = f"forward raises {errors[-1]!r} in a trace alone: it may read what a forward hook stores,"
-            raise _error(around.traced, what, "") from errors[-1]
+            raise _error(context.traced, what, "") from errors[-1]
         raise errors[-1]
+
+    @contextmanager
+    def keeping_replicas(self) -> Generator[None]:
+        """Let replicas outlive their runs, so that another call can come; `drop_replica` ends that."""
+        self.keeps_replicas = True
+        try:
+            yield
+        finally:
+            self.keeps_replicas = False
 
     @contextmanager
     def keeping_caches(self) -> Generator[None]:
@@ -201,30 +212,30 @@ class ExampleTracer:
 
     def runs_untraced(self, root: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Say whether the model runs on the example where nothing is recorded; on the meta device, no."""
-        around = self.context(root, args, kwargs)
-        replica, tensors = around.replica(self.training, "all")
+        context = self.context(root, args, kwargs)
+        replica, tensors = context.replica(self.training, "all")
         if any(tensor.is_meta for tensor in tensors.all):
             return False
-        with self.log.run(_name(around.traced), "the example, with nothing recorded", is_real=True):
-            run = run_plainly(around, replica.root, args, kwargs)
+        with self.log.run(_name(context.traced), "the example, with nothing recorded", is_real=True):
+            run = run_plainly(context, replica.root, args, kwargs)
         replica.drop()
         return run.error is None
 
     def error_on_forms(self, root: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Exception | None:
         """Return what the model raises where all tensors have forms and no values; None if it runs."""
-        around = self.context(root, args, kwargs)
-        replica, _ = around.replica(self.training, "forms")
+        context = self.context(root, args, kwargs)
+        replica, _ = context.replica(self.training, "forms")
         args, kwargs = tree_map(
             lambda leaf: leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf, (args, kwargs)
         )
-        with self.log.run(_name(around.traced), "inputs of another form", is_real=False):
-            run = run_plainly(around, replica.root, args, kwargs)
+        with self.log.run(_name(context.traced), "inputs of another form", is_real=False):
+            run = run_plainly(context, replica.root, args, kwargs)
         replica.drop()
         return run.error
 
     def run_once(
         self,
-        around: ModelContext,
+        context: ModelContext,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         find_requested: RequestedNodeFinder | None,
@@ -240,13 +251,13 @@ class ExampleTracer:
         modes = ThreadModes()
         try:
             try:
-                trace = self._run_until_done(around, args, kwargs, find_requested, conditions)
+                trace = self._run_until_done(context, args, kwargs, find_requested, conditions)
                 if not self.keeps_replicas or conditions.drops_replica:
                     trace.drop_replica()
             except KeyboardInterrupt as error:
                 free_frames(error)
                 raise
-            except (Diverged, ThreadInterference, NeedsRealValues, Exception) as error:
+            except (ThreadInterference, *GAVE_UP) as error:
                 if conditions.is_further:  # whoever asked for it goes on without it
                     free_frames(error)
                 raise
@@ -258,7 +269,7 @@ class ExampleTracer:
 
     def _run_until_done(
         self,
-        around: ModelContext,
+        context: ModelContext,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         find_requested: RequestedNodeFinder | None,
@@ -276,14 +287,14 @@ class ExampleTracer:
         attempts = ATTEMPTS
         line = line_of(user_frame())
         while True:
-            replica = (before.replica, before.tensors) if before else setup.replica(around, self.training)
-            trace = ExampleTrace(self._settings(before), around, replica, conditions)
+            replica = (before.replica, before.tensors) if before else setup.replica(context, self.training)
+            trace = ExampleTrace(self._settings(before), context, replica, conditions)
             setup.apply(trace, is_first_call=before is None)
             try:
-                with self.log.run(_name(around.traced), conditions.reason, is_real=conditions.is_real):
+                with self.log.run(_name(context.traced), conditions.reason, is_real=conditions.is_real):
                     trace.run(args, kwargs, find_requested)
                 if trace.is_large:
-                    around.follow_all_conversions()
+                    context.follow_all_conversions()
                 return trace
             except (AttributeError, AssertionError, NameError) as error:
                 missing = setup.absent_named(getattr(error, "name", None))
@@ -295,20 +306,22 @@ class ExampleTracer:
             except Untraceable as error:
                 # What is found when forward is over has no line of the model.
                 place = error.place if error.line != line else ""
-                raise _error(around.traced, error.what, place, error.advice) from error
-            except RESTARTS as error:
+                raise _error(context.traced, error.what, place, error.advice) from error
+            except Restart as error:
                 if before is not None:  # a call that has been broken off cannot come again on the same replica
                     raise Diverged from error
-                setup.change(error, around)
+                setup.change(error, context)
                 if trace.is_large:
-                    around.follow_all_conversions()
+                    context.follow_all_conversions()
             except ThreadInterference as error:
                 self._note_interference(error)
                 if before is not None:  # its replica has been called by then
                     raise
                 attempts -= 1
                 if not attempts:
-                    raise TraceError(f"cannot trace {_name(around.traced)} while other threads run: {error}") from error
+                    raise TraceError(
+                        f"cannot trace {_name(context.traced)} while other threads run: {error}"
+                    ) from error
 
     def _note_interference(self, error: ThreadInterference) -> None:
         """Observe all calls in later runs, if this one was disturbed for sure, or may have been for the second time."""

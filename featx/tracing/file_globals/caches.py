@@ -18,9 +18,10 @@ from typing import Any, cast
 import torch
 
 from featx.libraries import is_logging
-from featx.tracing.file_globals.holders import ContextValue, Holder, Variable, contents_of
+from featx.tracing.file_globals.holders import ContextValue, Holder, Variable
 from featx.tracing.guards.scalars import TracedFloat, TracedInt
 from featx.tracing.nodes.proxy import Proxy
+from featx.tracing.objects.cells import contents_of_cell
 from featx.tracing.objects.containers import containers_in
 from featx.tracing.objects.plain_objects import has_defaults
 from featx.tree import tree_leaves
@@ -79,7 +80,7 @@ class Caches:
             values += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
             if function.__dict__ or function.__name__ in function.__code__.co_names:  # it may set attributes of its own
                 values.append(function.__dict__)
-            values += map(contents_of, cells)
+            values += map(contents_of_cell, cells)
         # Their place in a global, a class, a default or a closure is no part of a replica.
         self.iterators = [value for value in values if isinstance(value, Iterator)]
         self.holders += [ContextValue(value) for value in values if isinstance(value, ContextVar)]
@@ -195,7 +196,8 @@ def _with_functions_inside(functions: Iterable[FunctionType]) -> Iterator[Functi
             continue
         seen.add(id(function))
         yield function
-        pending += [each for each in map(contents_of, function.__closure__ or ()) if isinstance(each, FunctionType)]
+        held = map(contents_of_cell, function.__closure__ or ())
+        pending += [each for each in held if isinstance(each, FunctionType)]
 
 
 def _is_of_library(function: FunctionType) -> bool:

@@ -12,6 +12,8 @@ from typing import Any, cast
 
 import torch
 
+from featx.rebuilding import NO_VALUE
+from featx.tracing.objects.cells import contents_of_cell
 from featx.tracing.objects.containers import LARGE, containers_in, copy_of
 from featx.tracing.objects.replaced_globals import original_of
 
@@ -20,9 +22,8 @@ DEFINITIONS = "functions and classes"
 ENVIRONMENT = "environment variables"
 # The key of the numbers and texts in a list or dict, of which there may be more later.
 PLAIN_ITEMS = "numbers and texts"
-_EMPTY = object()
 # The types of plain values, with which code counts or switches between what it does.
-_PLAIN = (bool, int, float, complex, str, bytes)
+_NUMBERS_AND_TEXTS = (bool, int, float, complex, str, bytes)
 # What code defines once.
 _DEFINITIONS = frozenset(
     {
@@ -199,7 +200,8 @@ class _PlainItems:
         if len(value) == self._besides:
             return ()
         items: Any = value if isinstance(value, list) else copy_of(value).values()
-        return self._known.of(tuple(item for item in items if isinstance(item, _PLAIN)))  # also numbers of a trace
+        # Also numbers of a trace.
+        return self._known.of(tuple(item for item in items if isinstance(item, _NUMBERS_AND_TEXTS)))
 
 
 class _DefinitionsOf:
@@ -220,7 +222,7 @@ class _DefinitionsOf:
         try:
             items = self._get(value)
         except KeyError:
-            items = tuple(value.get(name, _EMPTY) for name in self._names)
+            items = tuple(value.get(name, NO_VALUE) for name in self._names)
         before, originals = self._latest
         if len(items) != len(before) or not all(map(operator.is_, items, before)):
             originals = self._known.of(tuple(map(original_of, items)))
@@ -236,19 +238,19 @@ class Variable(Holder):
         super().__init__(self._cell)
 
     def _now(self) -> dict[Any, Any]:
-        return {self._name: contents_of(self._cell)}
+        return {self._name: contents_of_cell(self._cell)}
 
     def readers(self) -> Iterator[tuple[tuple[int, Any], Callable[[Any], Any], Any]]:
         """Yield the place of the variable and what reads it; nothing where it holds a definition."""
-        if type(contents_of(self._cell)) not in _DEFINITIONS:
-            yield (id(self._cell), self._name), contents_of, self._cell
+        if type(contents_of_cell(self._cell)) not in _DEFINITIONS:
+            yield (id(self._cell), self._name), contents_of_cell, self._cell
 
     def is_untouched(self) -> bool:
         """Say whether it holds what it held."""
-        return contents_of(self._cell) is self._before[self._name]
+        return contents_of_cell(self._cell) is self._before[self._name]
 
     def _put(self, key: Any, item: Any) -> None:
-        if item is _EMPTY:
+        if item is NO_VALUE:
             del self._cell.cell_contents
         else:
             self._cell.cell_contents = item
@@ -268,7 +270,7 @@ class ContextValue(Holder):
         try:
             return self._value.get()
         except LookupError:  # it has neither a value nor a default
-            return _EMPTY
+            return NO_VALUE
 
     def readers(self) -> Iterator[tuple[tuple[int, Any], Callable[[Any], Any], Any]]:
         """Yield nothing: `OuterValues` compares the variables of a context by itself."""
@@ -279,11 +281,11 @@ class ContextValue(Holder):
         return self._current() is self._before[self._value.name]
 
     def _put(self, key: Any, item: Any) -> None:
-        if item is not _EMPTY:
+        if item is not NO_VALUE:
             self._value.set(item)
 
 
-class EnvironmentVariables(Holder):
+class _EnvironmentVariables(Holder):
     """The environment variables of the process."""
 
     def __init__(self) -> None:
@@ -302,15 +304,7 @@ def outside_of_files(namespaces: Iterable[dict[str, Any]]) -> list[Holder]:
     """
     values = [value for namespace in namespaces for value in namespace.copy().values()]
     names_os = any(value is os or value is os.environ for value in values)
-    return [Holder(vars(torch.nn.functional)), *([EnvironmentVariables()] if names_os else [])]
-
-
-def contents_of(cell: CellType) -> Any:
-    """Return the value of a variable of a closure; a marker where it has none yet."""
-    try:
-        return cell.cell_contents
-    except ValueError:  # a variable that has no value yet
-        return _EMPTY
+    return [Holder(vars(torch.nn.functional)), *([_EnvironmentVariables()] if names_os else [])]
 
 
 def _names_in(code: CodeType) -> Iterator[str]:
@@ -324,4 +318,4 @@ def _is_other_plain_value(now: object, before: object) -> bool:
     kinds = (type(now), type(before))
     if kinds == (float, float):
         return True  # computed anew, if perhaps from the same inputs
-    return any(kind in _PLAIN for kind in kinds) and (kinds[0] is not kinds[1] or now != before)
+    return any(kind in _NUMBERS_AND_TEXTS for kind in kinds) and (kinds[0] is not kinds[1] or now != before)

@@ -12,10 +12,11 @@ from operator import is_
 from typing import Any
 
 from featx.libraries import is_collecting_variable
+from featx.rebuilding import NO_VALUE
 from featx.tracing.file_globals.holders import DEFINITIONS, ENVIRONMENT, PLAIN_ITEMS, Holder
+from featx.tracing.objects.plain_objects import PLAIN_TYPES
 
-_PLAIN = (bool, int, float, complex, str, type(None))
-_ABSENT = object()
+_PLAIN = tuple(PLAIN_TYPES)
 # The id of what holds a value, and its key there; None for the length of a list or dict.
 _Place = tuple[int, Any]
 
@@ -59,7 +60,7 @@ class OuterValues:
     def changed_for_call(self) -> str | None:
         """Name what has changed since the last call, and is known to matter. Notes what else has changed."""
         for variable, value in _variables().items():
-            if value is not self._variables.get(variable, _ABSENT):
+            if value is not self._variables.get(variable, NO_VALUE):
                 return f"the context variable '{variable.name}'"
         now = self._now()
         if all(map(is_, now, self._latest)):

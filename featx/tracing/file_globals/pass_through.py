@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Iterable
+from enum import Enum
 from functools import partial
 from threading import get_ident
 from types import BuiltinMethodType, MethodType
@@ -14,7 +15,7 @@ import torch
 from featx.tracing.nodes.proxy import find_proxy
 from featx.tracing.objects.replaced_globals import ReplacedGlobal, original_of
 
-Recorder = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+CallHandler = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 # A name in a namespace.
 GlobalName = tuple[dict[str, Any], str]
 
@@ -22,22 +23,22 @@ GlobalName = tuple[dict[str, Any], str]
 class _PassThrough(ReplacedGlobal):
     """Stands in for `function` under a global name; as a callable it looks like it.
 
-    Threads that trace share it. Each has an entry in `recorders` for as long as it traces: what answers its calls in
+    Threads that trace share it. Each has an entry in `handlers` for as long as it traces: what answers its calls in
     place of the function, or None. The calls of all other threads go to the function.
     """
 
-    __slots__ = ("is_random", "recorders", "was_global")
+    __slots__ = ("handlers", "is_random", "was_global")
 
     def __init__(self, function: Callable[..., Any], was_global: bool) -> None:
         super().__init__(function)
         self.is_random = is_random(function)
         self.was_global = was_global
-        self.recorders: dict[int, Recorder | None] = {}
+        self.handlers: dict[int, CallHandler | None] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        recorder = self.recorders.get(get_ident()) if self.recorders else None
-        if recorder is not None:
-            return recorder(self.function, args, kwargs)
+        handler = self.handlers.get(get_ident()) if self.handlers else None
+        if handler is not None:
+            return handler(self.function, args, kwargs)
         proxy = find_proxy((args, kwargs))
         if proxy is None:
             return self.function(*args, **kwargs)
@@ -62,9 +63,9 @@ class _Torch(_PassThrough):
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(torch, name)
-        recorder = self.recorders.get(get_ident()) if name in _INTERCEPTED_NAMES else None
-        if recorder is not None:
-            return _Intercepted(value, recorder)
+        handler = self.handlers.get(get_ident()) if name in _INTERCEPTED_NAMES else None
+        if handler is not None:
+            return _Intercepted(value, handler)
         return partial(_with_sizes_in_a_tuple, value) if name in _FACTORIES else value
 
 
@@ -78,7 +79,7 @@ class _Autograd(_PassThrough):
         if name != "apply":
             return value
         apply = _PassThrough(value, True)
-        apply.recorders = self.recorders
+        apply.handlers = self.handlers
         return apply
 
 
@@ -89,37 +90,45 @@ def _with_sizes_in_a_tuple(factory: Callable[..., Any], *args: Any, **kwargs: An
 
 
 class _Intercepted:
-    """A function of torch, or torch.random, whose calls go to a recorder."""
+    """A function of torch, or torch.random, whose calls go to a handler."""
 
-    __slots__ = ("_function", "_recorder")
+    __slots__ = ("_function", "_handler")
 
-    def __init__(self, function: Any, recorder: Recorder) -> None:
+    def __init__(self, function: Any, handler: CallHandler) -> None:
         self._function = function
-        self._recorder = recorder
+        self._handler = handler
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._recorder(self._function, args, kwargs)
+        return self._handler(self._function, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:  # of the Python module torch.random
         value = getattr(self._function, name)
-        return _Intercepted(value, self._recorder) if is_seeding(value) else value
+        return _Intercepted(value, self._handler) if answered_as(value) is Answered.SEEDING else value
 
 
-_SEEDING = {id(each): each for each in (torch.manual_seed, torch.seed, torch.set_rng_state, torch.random.fork_rng)}
-# Settings that cannot be read back, so that a trace could not compare them.
-_SWITCHING = {id(torch.set_flush_denormal): torch.set_flush_denormal}
-# What reorders the modes of torch, the trace's own among them.
-_REORDERING = {id(torch.set_default_device): torch.set_default_device}
-_MODE_QUERIES = {
-    id(each): each
-    for each in (torch.is_autocast_enabled, torch.is_autocast_cpu_enabled, torch.is_inference_mode_enabled)
-}
+class Answered(Enum):
+    """What a function of torch does whose calls a trace on an example answers."""
+
+    SEEDING = "puts the random generator into another state"
+    # Settings that cannot be read back, so that a trace could not compare them.
+    SWITCHING = "sets a switch which nothing can read"
+    # Among the modes is that of the trace.
+    REORDERING = "reorders the modes of the thread"
+    MODE_QUERY = "tells in which mode the thread is"
+
+
+_FUNCTIONS: dict[Answered, tuple[Callable[..., Any], ...]] = {
+    Answered.SEEDING: (torch.manual_seed, torch.seed, torch.set_rng_state, torch.random.fork_rng),
+    Answered.SWITCHING: (torch.set_flush_denormal,),
+    Answered.REORDERING: (torch.set_default_device,),
+    Answered.MODE_QUERY: (
+        torch.is_autocast_enabled, torch.is_autocast_cpu_enabled, torch.is_inference_mode_enabled,
+    ),
+}  # fmt: skip
+_ANSWERED = {id(function): kind for kind, functions in _FUNCTIONS.items() for function in functions}
 _INTERCEPTED_NAMES = frozenset(
-    {
-        "is_grad_enabled", "random",
-        *(each.__name__ for known in (_SEEDING, _SWITCHING, _REORDERING, _MODE_QUERIES) for each in known.values()),
-    }
-)  # fmt: skip
+    {"is_grad_enabled", "random", *(function.__name__ for functions in _FUNCTIONS.values() for function in functions)}
+)
 _FACTORIES = frozenset({"zeros", "ones", "rand", "randn", "empty"})
 _METHOD_TYPES = (BuiltinMethodType, MethodType)
 _STATE_NAMES = frozenset({"getstate", "setstate", "get_state", "set_state", "seed"})
@@ -136,9 +145,11 @@ class PassThroughs:
         self._places = list(places)
         self._made: dict[tuple[int, str], _PassThrough] = {}
         self._thread = 0
-        self._installed: list[tuple[dict[str, Any], str, _PassThrough, bool, Recorder | None]] = []
+        self._installed: list[tuple[dict[str, Any], str, _PassThrough, bool, CallHandler | None]] = []
 
-    def install(self, refuse_draw: Recorder, record: Recorder | None = None, more: Iterable[GlobalName] = ()) -> None:
+    def install(
+        self, refuse_draw: CallHandler, record: CallHandler | None = None, more: Iterable[GlobalName] = ()
+    ) -> None:
         """Put them into the namespaces, for the trace that runs in this thread. O(places).
 
         Args:
@@ -156,9 +167,9 @@ class PassThroughs:
             is_there = isinstance(function, _PassThrough)
             entry = function if is_there else self._entry_for(namespace, name, function)
             # A trace inside a trace of this thread comes before it.
-            has_outer = thread in entry.recorders
-            self._installed.append((namespace, name, entry, has_outer, entry.recorders.get(thread)))
-            entry.recorders[thread] = refuse_draw if entry.is_random else record
+            has_outer = thread in entry.handlers
+            self._installed.append((namespace, name, entry, has_outer, entry.handlers.get(thread)))
+            entry.handlers[thread] = refuse_draw if entry.is_random else record
             if not is_there:
                 namespace[name] = entry
 
@@ -177,39 +188,19 @@ class PassThroughs:
         """Take away those that no other thread needs. May be called twice. O(places)."""
         for namespace, name, entry, has_outer, outer in self._installed:
             if has_outer:
-                entry.recorders[self._thread] = outer
+                entry.handlers[self._thread] = outer
                 continue
-            entry.recorders.pop(self._thread, None)
-            if not entry.recorders and namespace.get(name) is entry:
+            entry.handlers.pop(self._thread, None)
+            if not entry.handlers and namespace.get(name) is entry:
                 if entry.was_global:
                     namespace[name] = entry.function
                 else:
                     namespace.pop(name, None)
 
 
-def is_intercepted(value: Any) -> bool:
-    """Say whether a value is a function of torch whose calls a trace on an example answers."""
-    return any(id(value) in known for known in (_SEEDING, _SWITCHING, _REORDERING, _MODE_QUERIES))
-
-
-def is_seeding(value: Any) -> bool:
-    """Say whether a value is a function of torch that puts its random generator into another state."""
-    return id(value) in _SEEDING
-
-
-def is_switching(value: Any) -> bool:
-    """Say whether a value is a function of torch that sets a switch which nothing can read."""
-    return id(value) in _SWITCHING
-
-
-def is_reordering(value: Any) -> bool:
-    """Say whether a value is a function of torch that reorders the modes of the thread."""
-    return id(value) in _REORDERING
-
-
-def is_mode_query(value: Any) -> bool:
-    """Say whether a value is a function of torch that tells in which mode the thread is."""
-    return id(value) in _MODE_QUERIES
+def answered_as(value: Any) -> Answered | None:
+    """Return what a value does, if it is a function of torch whose calls a trace on an example answers."""
+    return _ANSWERED.get(id(value))
 
 
 def is_random(value: Any) -> bool:

@@ -19,7 +19,7 @@ import torch
 
 from featx.errors import ArgumentTypeError, TraceError
 from featx.libraries import globals_of_einops, is_of_einops, names_of_masks
-from featx.tracing.file_globals.pass_through import GlobalName, is_intercepted, is_random
+from featx.tracing.file_globals.pass_through import GlobalName, answered_as, is_random
 from featx.tracing.objects.replaced_globals import original_of
 
 _CACHED = functools._lru_cache_wrapper
@@ -96,7 +96,7 @@ def find_names_to_replace(
                 places[id(namespace), name] = namespace
         for name, value in namespace.copy().items():
             original = original_of(value)
-            is_answered = is_intercepted(original) and not _is_of_torch(namespace)
+            is_answered = answered_as(original) is not None and not _is_of_torch(namespace)
             if _is_opaque_to_proxies(original) or (is_recording and (isinstance(original, _CACHED) or is_answered)):
                 places[id(namespace), name] = namespace
     einops = globals_of_einops()  # code may import them within a function

@@ -17,6 +17,7 @@ from torch import nn
 from featx.rebuilding import attributes_of
 from featx.tracing.guards.scalars import TracedFloat, TracedInt, plain_number
 from featx.tracing.objects.arrays import description_of
+from featx.tracing.objects.cells import contents_of_cell
 from featx.tracing.objects.plain_objects import is_plain_object
 
 # Describes an object, given the ids of the objects around it.
@@ -159,7 +160,7 @@ def _contents_of_function(function: types.FunctionType, around: tuple[int, ...])
     if id(function) in around:
         return "the function around it"
     code, inside = function.__code__, (*around, id(function))
-    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    cells = [contents_of_cell(cell, "a variable without a value") for cell in function.__closure__ or ()]
     kept = _contents_of((function.__defaults__, function.__kwdefaults__, cells), inside)
     # Two lambdas of one line differ in their positions.
     written = hashlib.sha256(repr((code.co_code, list(code.co_positions()))).encode()).hexdigest()

@@ -2,8 +2,8 @@
 
 They pass wherever Python or torch take a number. A comparison answers for the example and records a guard. A
 conversion that loses the record (`float(n)`, `int(f)`, where it is not followed by its name) pins the number to its
-present value. Outside the trace that
-made them, and inside modules that are kept whole, they are plain numbers.
+present value. Outside of the trace that made them, and inside modules that are kept whole, traced numbers are plain
+numbers.
 
 C code reads them and says nothing (`items[n]`, `0.5 * n`, `[0] * n`). A disguised number shows it another value than
 the one with which all of the above is done, so that what was read that way comes out otherwise.
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 
-from featx.tracing.signals import Signal
+from featx.tracing.signals import Diverged
 
 if TYPE_CHECKING:
     from featx.ir.node import Node
@@ -32,8 +32,6 @@ _PINNING = ("bit_length", "bit_count", "as_integer_ratio", "to_bytes", "hex", "c
 _ROUNDING: tuple[tuple[str, Callable[..., Any]], ...] = (
     ("ceil", math.ceil), ("floor", math.floor), ("trunc", math.trunc), ("round", round),
 )  # fmt: skip
-
-
 _HOLD_NO_NUMBERS = frozenset(
     {torch.Tensor, torch.nn.Parameter, int, float, bool, str, type(None), torch.dtype, torch.device}
 )
@@ -98,10 +96,6 @@ def disguise_as_one(number: int | float) -> int | float:
 def disguise_as_zero(number: int | float) -> int | float:
     """Disguise a number as zero."""
     return type(number)(0)
-
-
-class Diverged(Signal):
-    """A trace at other sizes does something else than the one before."""
 
 
 class _Nowhere:

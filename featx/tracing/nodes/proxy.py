@@ -180,7 +180,7 @@ class Proxy:
             proxy = find_proxy(kwargs)
         if proxy is None:
             return NotImplemented
-        return record_torch_call(proxy.tracer, orig_method, args, kwargs)
+        return _record_torch_call(proxy.tracer, orig_method, args, kwargs)
 
 
 def _is_called_by(tracer: TracerBase, frame: FrameType | None) -> bool:
@@ -257,7 +257,7 @@ class ParameterProxy(Proxy):
         return self.param.nelement()
 
 
-def record_torch_call(
+def _record_torch_call(
     tracer: TracerBase, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Record a call that reached `__torch_function__`: methods by name, functions by object."""

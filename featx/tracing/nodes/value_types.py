@@ -1,10 +1,10 @@
-"""Say of which Python type the value of a node is, where that is certain."""
+"""Say of which Python type the value of a node is, where that is certain, and how an input is annotated."""
 
 from __future__ import annotations
 
 import math
 import operator
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from torch import nn
@@ -41,6 +41,11 @@ def value_type_of(node: Node, root: nn.Module | None) -> type | None:
         if current not in known:
             known[current] = _kind_of(current, known, root)
     return known[node]
+
+
+def type_of_option(value: object) -> Any:  # Any: an annotation
+    """Return how to annotate an input that has a plain value, for TorchScript, which takes others for tensors."""
+    return Optional[Any] if value is None else type(value)  # noqa: UP045 - TorchScript reads no `|` in a string
 
 
 def _kind_of(node: Node, known: dict[Node, type | None], root: nn.Module | None) -> type | None:

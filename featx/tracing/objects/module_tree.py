@@ -58,3 +58,9 @@ def forward_of(module: nn.Module) -> Any:
     """Return the function that a call of a module runs, without what decorates it."""
     forward = module.__dict__.get("forward", type(module).forward)
     return inspect.unwrap(getattr(forward, "__func__", forward))
+
+
+def registered_tensors(root: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield each parameter and buffer of a model with its path; one that has several paths, with each of them."""
+    yield from root.named_parameters(remove_duplicate=False)
+    yield from root.named_buffers(remove_duplicate=False)

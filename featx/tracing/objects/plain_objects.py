@@ -16,6 +16,8 @@ from featx.rebuilding import slots_of
 _CONTAINER_LIBRARIES = frozenset({"collections", "queue", "argparse", "types", "configparser"})
 LIBRARIES = sys.stdlib_module_names | {"torch", "featx", "numpy"}
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: the class was made by a `class` statement
+# The types of numbers, texts, truth values and None.
+PLAIN_TYPES = frozenset({bool, int, float, complex, str, type(None)})
 
 
 def is_plain_object(value: object) -> bool:

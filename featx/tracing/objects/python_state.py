@@ -21,10 +21,11 @@ from torch import nn
 
 from featx.rebuilding import attributes_of
 from featx.tracing.objects.arrays import description_of, is_array
+from featx.tracing.objects.cells import contents_of_cell
 from featx.tracing.objects.containers import DEPTH_IN_MODULES
-from featx.tracing.objects.plain_objects import is_plain_object
+from featx.tracing.objects.plain_objects import PLAIN_TYPES, is_plain_object
 
-_PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})
+_COMPARABLE = PLAIN_TYPES | {bytes}
 _OTHERS = (torch.Tensor, nn.Module, type, types.ModuleType)
 # Larger objects are data sets or vocabularies: their length is compared alone.
 _LARGEST = 10_000
@@ -43,7 +44,7 @@ class PythonState:
     def of(self, value: object, depth: int = 2 * DEPTH_IN_MODULES) -> Any:
         """Return a description that equals another one if the value holds the same at both moments."""
         kind = type(value)
-        if kind in _PLAIN:
+        if kind in _COMPARABLE:
             return value
         if isinstance(value, (int, float)):  # a number of a trace among them
             return kind.__qualname__, int.__repr__(value) if isinstance(value, int) else float.__repr__(value)
@@ -59,7 +60,8 @@ def _is_stateless_function(value: Any) -> bool:
         return value.__self__ is None or isinstance(value.__self__, (types.ModuleType, type))
     if not isinstance(value, types.FunctionType):
         return False
-    return not (value.__closure__ or value.__defaults__ or value.__kwdefaults__ or value.__dict__)
+    defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
+    return not value.__closure__ and not value.__dict__ and all(type(each) in _COMPARABLE for each in defaults)
 
 
 def objects_in(value: object) -> Iterator[object]:
@@ -68,7 +70,7 @@ def objects_in(value: object) -> Iterator[object]:
     pending = [value]
     while pending:
         value = pending.pop()
-        if type(value) not in _PLAIN and id(value) not in known:
+        if type(value) not in _COMPARABLE and id(value) not in known:
             known[id(value)] = value
             yield value
             pending += [] if isinstance(value, _OTHERS) else _parts_of(value)
@@ -92,17 +94,13 @@ def _parts_of_container(value: Any) -> Iterable[Any]:
 
 
 def _parts_of_set(value: Any) -> Iterable[Any]:
-    plain = () if len(value) > _LARGEST else (repr(item) for item in value if type(item) in _PLAIN)
+    plain = () if len(value) > _LARGEST else (repr(item) for item in value if type(item) in _COMPARABLE)
     return len(value), *sorted(plain)
 
 
 def _parts_of_function(function: types.FunctionType) -> Iterable[Any]:
     yield from (function.__defaults__, function.__kwdefaults__, function.__dict__)
-    for cell in function.__closure__ or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:  # a variable that has no value yet
-            yield None
+    yield from (contents_of_cell(cell, None) for cell in function.__closure__ or ())
 
 
 def _parts_of_iterator(value: Any) -> Iterable[Any]:

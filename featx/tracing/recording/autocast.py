@@ -11,11 +11,10 @@ import torch
 from torch.amp import autocast_mode
 
 from featx.ir.node import Node
-from featx.tracing.environment.autocast_state import AUTOCAST_QUERIES, DEVICES
+from featx.tracing.environment.autocast_state import AUTOCAST_QUERIES, DEVICES, AutocastState, autocast_state
 
-_State = tuple[tuple[str, bool, torch.dtype], ...]
 # The state, and the devices for which a region was observed to be open.
-_Present = tuple[_State, frozenset[str]]
+_Present = tuple[AutocastState, frozenset[str]]
 
 
 class AutocastModes:
@@ -40,7 +39,7 @@ class AutocastModes:
         self._present: _Present = (self._outside, frozenset())
         self._open: Counter[str] = Counter()
         self._entered: list[Node] = []
-        self._asked: set[_State] = set()
+        self._asked: set[AutocastState] = set()
         self.was_observed = self.has_ambiguous_dtype = False
 
     def mark(self) -> tuple[_Present, list[Node]]:
@@ -103,12 +102,10 @@ def _is_of_model(frame: FrameType) -> bool:
     return frame.f_code not in _OF_AUTOCAST and not str(frame.f_globals.get("__name__")).startswith("featx.")
 
 
-def _state() -> _State:
-    if not torch._C._is_any_autocast_enabled():
-        return _OFF
-    return tuple((device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in DEVICES)
+def _state() -> AutocastState:
+    return autocast_state() if torch._C._is_any_autocast_enabled() else _OFF
 
 
-_OFF: _State = tuple((device, False, torch.get_autocast_dtype(device)) for device in DEVICES)
+_OFF: AutocastState = tuple((device, False, torch.get_autocast_dtype(device)) for device in DEVICES)
 _INIT, _ENTER, _EXIT = (getattr(torch.autocast, name).__code__ for name in ("__init__", "__enter__", "__exit__"))
 _OF_AUTOCAST = {_INIT, _ENTER, _EXIT}

@@ -29,7 +29,7 @@ class MadeInside:
 
     def note(self, given: list[torch.Tensor], result: Any) -> None:
         """Take note of a kernel: its inputs, and its result."""
-        if self._whole.depth and (any(each in self for each in given) or self._is_of_graph(tuple(given))):
+        if self._whole.is_inside and (any(each in self for each in given) or self._is_of_graph(tuple(given))):
             for tensor in tree_leaves(result):
                 if isinstance(tensor, torch.Tensor):
                     self._known[id(tensor)] = weakref.ref(tensor)

@@ -114,7 +114,7 @@ class Numbers:
 
     def is_recording(self) -> bool:
         """Say whether what the running code does with numbers is recorded."""
-        return self.are_recorded and not self._recorder.whole.depth
+        return self.are_recorded and not self._recorder.whole.is_inside
 
     def node_of(self, origin: Origin) -> Node:
         """Return the node that an origin stands for."""
@@ -191,7 +191,7 @@ class Numbers:
             node = recorder.add_node("call_function", function, arguments, {}, None, frame)
         else:  # a dict, or the cache of a function, looks for a key: how often depends on what is in it
             node = recorder.add_unnamed_node("call_function", function, arguments, {})
-        recorder.guard(node, result, f"{arguments[0]} {function.__name__} {arguments[1]}")
+        recorder.guards.add(node, result, f"{arguments[0]} {function.__name__} {arguments[1]}")
 
     # -- functions of Python that are called with them ---------------------------------------------------------------
 
@@ -208,16 +208,12 @@ class Numbers:
     def _math(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         recorder = self._recorder
         arguments = recorder.create_args(args)
-        recorder.whole.depth += 1
         try:
-            result = function(*plain_numbers(args))
+            with recorder.whole.unrecorded():
+                result = function(*plain_numbers(args))
         except (ArithmeticError, ValueError):  # the model may catch it, and goes another way then
-            recorder.whole.depth -= 1
             pin_all(args)
-            recorder.whole.depth += 1
             raise
-        finally:
-            recorder.whole.depth -= 1
         if isinstance(result, bool) or not isinstance(result, (int, float)):
             return result
         node = recorder.add_node("call_function", function, arguments, {}, None, None)
@@ -271,7 +267,7 @@ class Numbers:
         recorder = self._recorder
         node = recorder.add_unnamed_node("call_function", range, recorder.create_args(bounds), {})
         length = recorder.add_unnamed_node("call_function", len, (node,), {})
-        recorder.guard(length, len(found), "how often a loop runs")
+        recorder.guards.add(length, len(found), "how often a loop runs")
         return found
 
 

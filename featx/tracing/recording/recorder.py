@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
 from types import CodeType, FrameType
 from typing import Any, cast
 
@@ -15,20 +16,10 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from featx.errors import ArgumentTypeError
 from featx.ir.arguments import Argument
 from featx.ir.graph import Graph
-from featx.ir.memory import memory_of
 from featx.ir.node import Node, Target
 from featx.libraries import advice_for_code
 from featx.tracing.environment.raised_errors import RaisedErrors
-from featx.tracing.guards.forms import attributes_given_to, form_of, form_of_result
-from featx.tracing.guards.guards import (
-    aliases_of,
-    check_decision,
-    check_form,
-    check_is_tensor,
-    check_result,
-    check_same_items,
-)
-from featx.tracing.guards.scalars import Diverged, TracedFloat, TracedInt, plain_number
+from featx.tracing.guards.scalars import TracedFloat, TracedInt, plain_number
 from featx.tracing.nodes.grad_modes import GradModes
 from featx.tracing.nodes.naming import QualifiedNames
 from featx.tracing.nodes.scope import Scope
@@ -40,15 +31,24 @@ from featx.tracing.objects.structure import holds_something_else
 from featx.tracing.recording.autocast import AutocastModes
 from featx.tracing.recording.call_record import Record
 from featx.tracing.recording.earlier_calls import EarlierCalls
-from featx.tracing.recording.lineage import Lineage, Origin, Part
+from featx.tracing.recording.guard_nodes import GuardNodes
+from featx.tracing.recording.lineage import Lineage, Origin, Part, node_behind
 from featx.tracing.recording.made_inside import MadeInside
 from featx.tracing.recording.numbers import Numbers
 from featx.tracing.recording.opaque_call import OpaqueCall
 from featx.tracing.recording.returned_objects import ReturnedObjects
+from featx.tracing.recording.write_log import WriteLog
 from featx.tracing.replica.hooks import names_changed_by_hooks, tensors_kept_by_hooks
 from featx.tracing.replica.model_context import ModelContext
-from featx.tracing.replica.replica import Replica, WritesSharedTensor
-from featx.tracing.signals import AllNeededRecorded, NeedsRealValues, UnsupportedValue, Untraceable
+from featx.tracing.replica.replica import Replica
+from featx.tracing.signals import (
+    AllNeededRecorded,
+    Diverged,
+    NeedsRealValues,
+    UnsupportedValue,
+    Untraceable,
+    WritesSharedTensor,
+)
 from featx.tracing.source.frames import Line, describe, user_frame
 from featx.tracing.source.location import source_of
 from featx.tracing.source.syntax_queries import compares_objects, is_in_try
@@ -86,10 +86,8 @@ class Recorder(TracerBase):
         codes: the code that called torch.
         called: the code that ran outside of calls that are one node, with its globals; None where it is not noted.
         written_at: the lines of opened code that wrote a tensor in place.
-        dtype_checks: the checks of dtypes that Python has seen.
-        versions: the tensors that nodes gave, with the version that they had then.
-        memories: the tensors that are followed, with their memory.
-        untracked_memory: memory that may be written without a new version.
+        guards: adds checks to the graph.
+        write_log: notes the tensors that the trace has seen, to tell which were written.
         has_dynamic_shape: whether a kernel has run, since the last named node, whose result depends on values in its
             shape.
         most_nodes: how many nodes there may be; None is any number.
@@ -114,7 +112,8 @@ class Recorder(TracerBase):
         self.numbers = Numbers(self, replica.size_caches)
         self.earlier = EarlierCalls()
         self.grad_modes = GradModes(self.add_unnamed_node)
-        self.autocast_modes = AutocastModes(self.add_unnamed_node, self.guard)
+        self.guards = GuardNodes(self)
+        self.autocast_modes = AutocastModes(self.add_unnamed_node, self.guards.add)
         self.is_real = is_real
         self.owned = owned
         self.device: torch.device = model_context.device
@@ -123,10 +122,7 @@ class Recorder(TracerBase):
         self.codes: set[CodeType] = set()
         self.called: dict[CodeType, dict[str, Any]] | None = None
         self.written_at: set[Line | None] = set()
-        self.dtype_checks: list[Node] = []
-        self.versions: list[tuple[Node, torch.Tensor, int]] = []
-        self.memories: list[tuple[torch.Tensor, int]] = []
-        self.untracked_memory: set[int] = set()
+        self.write_log = WriteLog()
         self.has_dynamic_shape = False
         self.most_nodes: int | None = None
         self.needed: int | None = None
@@ -262,9 +258,7 @@ class Recorder(TracerBase):
         return self.lineage.get(value) is not None or value.is_meta
 
     def _is_named(self, origin: Origin) -> bool:
-        while isinstance(origin, Part):
-            origin = origin.owner
-        return origin in self._named
+        return node_behind(origin) in self._named
 
     def path_of_module(self, module: nn.Module) -> str:
         """Return the path of a module in the root, the first one where it has several."""
@@ -295,9 +289,14 @@ class Recorder(TracerBase):
 
     def unnamed_node_of(self, origin: Origin) -> Node:
         """Return a node for an origin that counts in no name; of a part, one that nothing else uses."""
+        with self._unnamed():
+            return self.node_of(origin)
+
+    @contextmanager
+    def _unnamed(self) -> Generator[None]:
         was, self._makes_unnamed_nodes = self._makes_unnamed_nodes, True
         try:
-            return self.node_of(origin)
+            yield
         finally:
             self._makes_unnamed_nodes = was
 
@@ -338,7 +337,7 @@ class Recorder(TracerBase):
             raise Diverged
         # What is recorded and taken back counts for a while.
         needed = self.needed
-        if needed is not None and len(self.graph.nodes) > needed + _TAKEN_BACK and not self.whole.depth:
+        if needed is not None and len(self.graph.nodes) > needed + _TAKEN_BACK and not self.whole.is_inside:
             raise AllNeededRecorded
         node = self.graph.create_node(op, target, args, kwargs, name)
         node.meta["nn_module_stack"] = self.scope.stack
@@ -359,67 +358,7 @@ class Recorder(TracerBase):
         meta["dtype"] = tensor.dtype
         if tensor.layout != torch.strided or not tensor.is_nested:
             meta["shape"] = tensor.shape
-        if not tensor.is_inference():
-            self.versions.append((node, tensor, tensor._version))
-
-    def mark_overwritten(self) -> None:
-        """Mark the nodes whose tensors were written after the nodes gave them, at the end of the trace."""
-        for node, tensor, version in self.versions:
-            node.meta["is_overwritten"] = tensor._version != version or memory_of(tensor) in self.untracked_memory
-
-    def writes_inputs(self) -> bool:
-        """Say whether an input was written since forward got it."""
-        return any(
-            tensor._version != version or memory_of(tensor) in self.untracked_memory
-            for node, tensor, version in self.versions
-            if node.op == "placeholder"
-        )
-
-    def guard(self, node: Node, value: Any, what: str, *, when_compiled: str = "check") -> Node:
-        """Add a check that the value of a node is again what Python saw; see `check_decision`."""
-        frame = self.model_frame()
-        where = f" {describe(frame)}" if frame is not None else ""
-        arguments = (node, value, f"{what}{where}", *([] if when_compiled == "check" else [when_compiled]))
-        check = self.add_unnamed_node("call_function", check_decision, arguments, {}, None)
-        check.meta["is_guard"] = True
-        if isinstance(value, torch.dtype):
-            self.dtype_checks.append(check)
-        return check
-
-    def guard_form(self, node: Node, value: Any, what: str) -> None:
-        """Add a check that the value of a node has the same containers, keys and lengths again."""
-        self._check_form(node, check_form, form_of(value), what)
-
-    def guard_result(self, node: Node, value: Any, what: str, *, have_values: bool) -> None:
-        """Add a check that a result is nested again as it is, and holds the same besides tensors and numbers.
-
-        Args:
-            node: the call.
-            value: what it returned.
-            what: names that.
-            have_values: whether the call got tensors with values.
-
-        Raises:
-            Untraceable: there is an object in it that may depend on values, and of which no check can tell.
-        """
-        form, form_with_contents = form_of(value), form_of_result(value)
-        if isinstance(value, torch.Tensor) and not attributes_given_to(value):
-            self._check_form(node, check_is_tensor, what)
-        elif form_with_contents == form:
-            self._check_form(node, check_form, form, what)
-        elif form_with_contents is not None:
-            self._check_form(node, check_result, form_with_contents, what)
-        elif have_values:
-            raise Untraceable(f"{what} contains an object that cannot be compared with that of a later call,")
-        else:  # a trace at other sizes tells whether it depends on those
-            self.numbers.sizes_were_read = True
-        aliases = aliases_of(value)
-        if len(set(aliases)) < len(aliases):  # Python holds one object, and so there is one node for them
-            self._check_form(node, check_same_items, aliases, what)
-
-    def _check_form(self, node: Node, check: Callable[..., None], *arguments: Any) -> None:
-        added = self.add_unnamed_node("call_function", check, (node, *arguments), {})
-        added.meta["is_guard"] = added.meta["is_form_check"] = True
+        self.write_log.note_result(node, tensor)
 
     # -- arguments ---------------------------------------------------------------------------------------------------
 
@@ -447,11 +386,8 @@ class Recorder(TracerBase):
 
     def create_unnamed_arg(self, a: Any) -> Argument:
         """Do as `create_arg`, with nodes that count in no name and that nothing else uses."""
-        before, self._makes_unnamed_nodes = self._makes_unnamed_nodes, True
-        try:
+        with self._unnamed():
             return self.create_arg(a)
-        finally:
-            self._makes_unnamed_nodes = before
 
     def create_result(self, a: Any, *, is_unnamed: bool = False) -> Argument:
         """Do as the others, with what a module returns: objects in it are built anew, which nobody changes later."""
@@ -542,7 +478,7 @@ class Recorder(TracerBase):
         As what `from_dlpack(to_dlpack(x))` returns, which has a storage of its own.
         """
         address = _address_of(tensor)
-        if not address or not any(address in _addresses_of(followed) for followed, _ in self.memories):
+        if not address or not any(address in _addresses_of(followed) for followed, _ in self.write_log.memories):
             return False
         held = (each for module in self._replica.paths for _, each in tensors_of(module))
         return not any(address in _addresses_of(each) for each in held)

@@ -10,14 +10,13 @@ from typing import Any, cast
 
 import torch
 
-from featx.ir.memory import memory_of
 from featx.ir.node import Node
 from featx.rebuilding import attributes_of
 from featx.tracing.guards.forms import attributes_given_to, holds_tensors
 from featx.tracing.guards.scalars import plain_number, plain_numbers
 from featx.tracing.objects.followed_tuple import FollowedTuple
-from featx.tracing.objects.structure import Path, contents_of, is_structure, parts_of
-from featx.tracing.recording.lineage import Origin, Part
+from featx.tracing.objects.structure import Path, contents_of, is_structure, parts_of, text_of
+from featx.tracing.recording.lineage import Origin, Part, node_behind
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.source.frames import calls_directly, is_library_code
 from featx.tracing.source.syntax_queries import only_takes_items, unpacked_count, what_follows
@@ -115,14 +114,14 @@ class Results:
         if isinstance(value, torch.Tensor):
             recorder.lineage.put(value, origin)
             recorder.earlier.forget(value)
-            recorder.memories.append((value, memory_of(value)))
+            recorder.write_log.note_memory(value)
             if isinstance(origin, Node):
                 recorder.describe(origin, value)
             return value
         if value is None:
             return value
         if isinstance(value, (bool, str, torch.dtype, torch.layout)):
-            recorder.guard(recorder.node_of(origin), value, "an answer")
+            recorder.guards.add(recorder.node_of(origin), value, "an answer")
             return value
         if isinstance(value, (int, float)):
             recorder.numbers.sizes_were_read = True
@@ -181,7 +180,7 @@ class Results:
         if isinstance(origin, Node) and not is_unpacked and origin.op != "call_module" and type(items) in _SEQUENCES:
             # A loop may run over it; how often depends on a size, mostly.
             length = self._recorder.add_unnamed_node("call_function", len, (origin,), {}, None)
-            self._recorder.guard(length, len(items), "how many tensors a call gives")
+            self._recorder.guards.add(length, len(items), "how many tensors a call gives")
         return items
 
     def _make_taken(self, steps: list[int | slice | str], parts: list[Part]) -> bool:
@@ -229,7 +228,7 @@ class Results:
             elif not isinstance(part, (tuple, list, dict)) and (is_structure(part) or part is value):
                 lineage.put(part, origins[path])
             if is_structure(part):
-                self.objects.append((f"an object that '{_root_of(origin).name}' gave", part, contents_of(part)))
+                self.objects.append((f"an object that '{node_behind(origin).name}' gave", part, contents_of(part)))
         return value
 
     def _with_numbers(self, value: Any, origin: Origin) -> Any:
@@ -250,19 +249,13 @@ class Results:
         # Which of the two the code uses from now on cannot be observed, so they must stay one.
         both = recorder.unnamed_node_of(origin), recorder.create_unnamed_arg(tensor)
         same = recorder.add_unnamed_node("call_function", operator.is_, both, {})
-        recorder.guard(same, True, "whether a tensor in what a call gives is one that the model had")
+        recorder.guards.add(same, True, "whether a tensor in what a call gives is one that the model had")
 
 
 def _describe_parts(node: Node, value: Any) -> None:
     """Note the forms of the tensors inside the container or object that a node gave."""
     node.meta["parts"] = {
-        "".join(f"[{key!r}]" if way is operator.getitem else f".{key}" for way, key in path): (part.shape, part.dtype)
+        text_of(path): (part.shape, part.dtype)
         for part, path in parts_of(value)
         if isinstance(part, torch.Tensor) and not part.is_nested
     }
-
-
-def _root_of(origin: Origin) -> Node:
-    while isinstance(origin, Part):
-        origin = origin.owner
-    return origin

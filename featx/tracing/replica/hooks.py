@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from featx.rebuilding import NO_VALUE
+from featx.tracing.objects.cells import contents_of_cell
 from featx.tracing.objects.containers import containers_in
 from featx.tracing.source.attributes import names_changed_in
 
@@ -26,8 +28,7 @@ def tensors_kept_by_hooks(modules: Iterable[nn.Module]) -> set[int]:
     """
     values: list[Any] = []
     for module in modules:
-        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-        values += [module, *(value for hook in hooks for value in _held_by(hook))]
+        values += [module, *(value for hook in _hooks_of(module) for value in _held_by(hook))]
     values += [value.__dict__ for value in values if isinstance(value, nn.Module)]
     # The first level of attributes as they are, whatever their number.
     level = [*values, *(item for value in values if isinstance(value, dict) for item in value.values())]
@@ -41,10 +42,11 @@ def tensors_kept_by_hooks(modules: Iterable[nn.Module]) -> set[int]:
 
 def names_changed_by_hooks(modules: Iterable[nn.Module]) -> frozenset[str]:
     """Return the names of attributes and of other things that forward hooks of `modules` may change."""
-    hooks = (
-        each for module in modules for each in (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-    )
-    return frozenset(name for hook in hooks for name in _names_changed_by(hook))
+    return frozenset(name for module in modules for hook in _hooks_of(module) for name in _names_changed_by(hook))
+
+
+def _hooks_of(module: nn.Module) -> tuple[Any, ...]:
+    return *module._forward_hooks.values(), *module._forward_pre_hooks.values()
 
 
 def _names_changed_by(hook: Any) -> frozenset[str]:
@@ -68,9 +70,5 @@ def _held_by(hook: Any) -> Iterator[Any]:
     if code is None:
         return
     yield from (function.__defaults__ or ())
-    for cell in function.__closure__ or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:  # it is empty
-            continue
+    yield from (value for value in map(contents_of_cell, function.__closure__ or ()) if value is not NO_VALUE)
     yield from (function.__globals__[name] for name in code.co_names if name in function.__globals__)

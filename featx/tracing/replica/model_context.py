@@ -1,4 +1,4 @@
-"""What is known of a model and its Python files before a run; shared by all runs of a request."""
+"""What is known of a model and its Python files, before runs and from them; shared by all runs of a request."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from featx.tracing.file_globals.pass_through import PassThroughs
 from featx.tracing.file_globals.wrapping import find_names_to_replace, globals_of
 from featx.tracing.guards.conversions import converts_by_calls_alone
 from featx.tracing.objects.module_tree import tensors_of, walk_modules
-from featx.tracing.replica.modules import has_hooks, has_own_call
+from featx.tracing.replica.interception import has_hooks, has_own_call
 from featx.tracing.replica.replica import Replica, replica_of
 from featx.tracing.signals import UnsupportedSideEffect
 from featx.tracing.stand_ins.known_results import KnownResults
@@ -66,7 +66,7 @@ class ModelContext:
         self.function: Callable[..., Any] = root.forward if isinstance(root, nn.Module) else root
         self.signature = inspect.signature(self.function)
         paths = {module: path for path, module in walk_modules(self.root)}
-        refuse_distributed(self.root)
+        _refuse_distributed(self.root)
         refuse_uninitialized(self.root)
         refuse_ambiguous(paths)
         self.levels = nesting_depth_of(paths.values())
@@ -199,7 +199,7 @@ def refuse_uninitialized(root: nn.Module) -> None:
             )
 
 
-def refuse_distributed(root: nn.Module) -> None:
+def _refuse_distributed(root: nn.Module) -> None:
     """Raise a TraceError for a model in DistributedDataParallel, whose forward exchanges gradients and buffers."""
     if isinstance(root, nn.parallel.DistributedDataParallel):
         raise TraceError(

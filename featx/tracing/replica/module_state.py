@@ -15,18 +15,18 @@ from torch import nn
 
 from featx.ir.memory import memory_of
 from featx.ir.torch_layers import is_torch_layer
+from featx.rebuilding import NO_VALUE
 from featx.tracing.guards.scalars import TracedFloat, TracedInt
 from featx.tracing.objects.containers import DEPTH_IN_MODULES, LARGE, containers_in, copy_of, has_items, refill
+from featx.tracing.objects.plain_objects import PLAIN_TYPES
 from featx.tracing.objects.python_state import PythonState
 
-_ABSENT = object()
 _PARTS = ("_parameters", "_modules")
 _LAYER_PARTS = (*_PARTS, "_buffers")
 # By the name of the dict of a module that holds them: their names, and they.
 Parts = list[tuple[str, tuple[str, ...], tuple[Any, ...]]]
 _EMPTY: dict[str, tuple[str, tuple[str, ...], tuple[Any, ...]]] = {name: (name, (), ()) for name in _LAYER_PARTS}
-_PLAIN = frozenset({bool, int, float, complex, str, type(None)})
-_KEPT = _PLAIN | {list, dict, set}
+_KEPT = PLAIN_TYPES | {list, dict, set}
 # Not put back: what nn.Module itself keeps, which other threads may change meanwhile, and what the trace lays over it.
 _NOT_RESTORED = frozenset({*nn.Module().__dict__, "_call_impl", "_compiled_call_impl"})
 
@@ -50,7 +50,7 @@ class ModuleState:
         self._items = [
             (name, container, copy_of(container))
             for name, value in self._attributes.items()
-            if type(value) not in _PLAIN
+            if type(value) not in PLAIN_TYPES
             for container in containers_in((value,), DEPTH_IN_MODULES)
         ]
 
@@ -150,7 +150,7 @@ class ModuleState:
     def _changed(self) -> Iterator[tuple[str, Any]]:
         attributes = self._attributes
         for name, value in self._module.__dict__.items():
-            if name not in _NOT_RESTORED and value is not attributes.get(name, _ABSENT):
+            if name not in _NOT_RESTORED and value is not attributes.get(name, NO_VALUE):
                 yield name, value
         for name, container, items in self._items:
             if not has_items(container, items):
@@ -164,7 +164,7 @@ class ModuleState:
             for name, before in self._attributes.items()
             if type(before) in (int, float)
             and isinstance(now := state.get(name), (int, float))
-            and type(now) not in _PLAIN
+            and type(now) not in PLAIN_TYPES
         ]
 
     def noted_values(self) -> Iterator[tuple[str, Any]]:
@@ -175,7 +175,7 @@ class ModuleState:
         for name, container, items in self._items:
             if not has_items(container, items):
                 now, then = _by_key(container), _by_key(items)
-                if any(_is_plain(item) and item is not then.get(key, _ABSENT) for key, item in now.items()):
+                if any(_is_plain(item) and item is not then.get(key, NO_VALUE) for key, item in now.items()):
                     yield name, container
 
     def had(self, name: str) -> bool:
@@ -193,11 +193,11 @@ class ModuleState:
     def difference(self) -> str | None:
         """Return the name of an attribute or buffer that is not what it was; None where there is none."""
         state, attributes = self._module.__dict__, self._attributes
-        values = map(state.get, attributes, repeat(_ABSENT))
+        values = map(state.get, attributes, repeat(NO_VALUE))
         if len(state) != self._count or not all(map(is_, values, attributes.values())):
             for name, before in attributes.items():
-                now = state.get(name, _ABSENT)
-                if now is not before and (type(before) not in _PLAIN or type(now) is not type(before) or now != before):
+                now = state.get(name, NO_VALUE)
+                if now is not before and _is_other(now, before):
                     return name
             for name in state:
                 if name not in attributes and name not in _NOT_RESTORED:
@@ -248,8 +248,8 @@ class LayerState:
         state, attributes = self._module.__dict__, self._attributes
         if not all(map(is_, map(state.get, attributes), attributes.values())):
             for name, before in attributes.items():
-                now = state.get(name, _ABSENT)
-                if now is not before and (type(before) not in _PLAIN or type(now) is not type(before) or now != before):
+                now = state.get(name, NO_VALUE)
+                if now is not before and _is_other(now, before):
                     return name
         if len(state) != self._count:
             for name in state:
@@ -289,7 +289,7 @@ def replaced_part(module: nn.Module, before: Parts) -> str | None:
         held = state[name]
         if len(held) != len(parts) or (parts and not all(map(is_, held.values(), parts))):
             known = dict(zip(names, parts, strict=True))
-            changed = (each for each in {**held, **known} if held.get(each, _ABSENT) is not known.get(each, _ABSENT))
+            changed = (each for each in {**held, **known} if held.get(each, NO_VALUE) is not known.get(each, NO_VALUE))
             return next(changed, None)  # None where another order is all
     return None
 
@@ -339,7 +339,7 @@ def _changed_items(name: str, container: Any, before: Any) -> Iterator[tuple[str
     for key in {**then, **now}:
         item = now.get(key)
         if key not in then or key not in now or item is not then[key]:
-            yield f"{name}[{key!r}]" if type(key) in _PLAIN else name, item
+            yield f"{name}[{key!r}]" if type(key) in PLAIN_TYPES else name, item
 
 
 def _by_key(container: Any) -> dict[Any, Any]:
@@ -348,19 +348,26 @@ def _by_key(container: Any) -> dict[Any, Any]:
     return dict(enumerate(cast(list[Any], container))) if isinstance(container, list) else copy_of(container)
 
 
+def _is_other(now: Any, before: Any) -> bool:
+    """Say whether an object has another value than an earlier one: plain values are compared, all others differ."""
+    return type(before) not in PLAIN_TYPES or type(now) is not type(before) or now != before
+
+
 def _is_plain(value: Any) -> bool:
-    return type(value) in _PLAIN or (isinstance(value, tuple) and all(map(_is_plain, cast(tuple[Any, ...], value))))
+    return type(value) in PLAIN_TYPES or (
+        isinstance(value, tuple) and all(map(_is_plain, cast(tuple[Any, ...], value)))
+    )
 
 
 def _described(value: Any) -> str:
     """Return an object that is no tensor as a text, the same for two that hold the same."""
-    if type(value) in _PLAIN or isinstance(value, (Enum, torch.dtype, torch.device)):
+    if type(value) in PLAIN_TYPES or isinstance(value, (Enum, torch.dtype, torch.device)):
         return repr(value)
     return getattr(value, "__qualname__", None) or str(PythonState().of(value))
 
 
 def _is_changed(before: object, now: object) -> bool:
-    return type(before) in _PLAIN and type(now) in _PLAIN and now != before
+    return type(before) in PLAIN_TYPES and type(now) in PLAIN_TYPES and now != before
 
 
 def _paired(before: Any, now: Any) -> list[tuple[Any, Any]]:

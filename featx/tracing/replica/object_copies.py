@@ -24,6 +24,7 @@ from typing import Any, cast
 import torch
 
 from featx.rebuilding import NO_VALUE, slots_of
+from featx.tracing.objects.cells import contents_of_cell
 from featx.tracing.objects.containers import DEPTH_IN_MODULES, LARGE
 from featx.tracing.objects.plain_objects import LIBRARIES, is_plain_object
 from featx.tracing.objects.references import proxied
@@ -215,21 +216,15 @@ def _function(copies: ObjectCopies, value: types.FunctionType) -> types.Function
     duplicate = types.FunctionType(value.__code__, value.__globals__, value.__name__, None, cells or None)
     copies.note(value, duplicate)
     for cell in fresh.values():
-        _fill_cell(copies, copies.known[id(cell)][1], cell)
+        contents = contents_of_cell(cell)
+        if contents is not NO_VALUE:
+            copies.known[id(cell)][1].cell_contents = copies.of(contents)
     duplicate.__defaults__ = copies.of(value.__defaults__)
     duplicate.__kwdefaults__ = copies.of(value.__kwdefaults__)
     duplicate.__dict__.update({name: copies.of(item) for name, item in value.__dict__.items()})
     for name in ("__module__", "__qualname__", "__doc__"):
         setattr(duplicate, name, getattr(value, name))
     return duplicate
-
-
-def _fill_cell(copies: ObjectCopies, cell: types.CellType, original: types.CellType) -> None:
-    try:
-        contents = original.cell_contents
-    except ValueError:  # it is empty
-        return
-    cell.cell_contents = copies.of(contents)
 
 
 def _method(copies: ObjectCopies, value: types.MethodType) -> types.MethodType:

@@ -23,7 +23,7 @@ from featx.tracing.objects.module_tree import walk_modules
 from featx.tracing.replica.hook_globals import HookGlobals
 from featx.tracing.replica.object_copies import ObjectCopies
 from featx.tracing.replica.size_caches import SizeCaches
-from featx.tracing.signals import Signal
+from featx.tracing.signals import WritesSharedTensor
 from featx.tracing.source.attributes import EMPTY_DICT
 from featx.tracing.stand_ins.kernels import Kernels
 
@@ -46,10 +46,6 @@ _LOOKED_AFTER = frozenset({"training", "_parameters", "_buffers", *_HOOKS})
 
 # In the place of the value of an attribute: that which the class has for it.
 OF_CLASS = object()
-
-
-class WritesSharedTensor(Signal):
-    """A tensor that the replica shares with the model is about to be written."""
 
 
 class Replica:

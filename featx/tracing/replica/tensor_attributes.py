@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-_ABSENT = object()
+from featx.rebuilding import NO_VALUE
 
 
 class TensorAttributes:
@@ -35,4 +35,4 @@ class TensorAttributes:
         now, before = tensor.__dict__, self._before.get(id(tensor), {})
         if not now and not before:
             return []
-        return [name for name in {*now, *before} if now.get(name, _ABSENT) is not before.get(name, _ABSENT)]
+        return [name for name in {*now, *before} if now.get(name, NO_VALUE) is not before.get(name, NO_VALUE)]

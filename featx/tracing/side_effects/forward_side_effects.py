@@ -102,7 +102,7 @@ def is_from_inputs(recorder: Recorder, value: object) -> bool:
 
 
 def comes_from_inputs(origin: Origin) -> bool:
-    """Say whether a value is computed from values of the inputs, and not from their sizes alone."""
+    """Do as `depends_on_inputs`, for a part of a value too: `x.shape` is a form, and no value."""
     while isinstance(origin, Part):
         if origin.key in FORM_ATTRIBUTES:
             return False

@@ -33,7 +33,7 @@ class KeptTensors:
         """Note the tensors of the trace, without keeping them alive."""
         recorder = self._recorder
         are_shared = recorder.device.type == "meta"
-        for tensor, _ in recorder.memories:
+        for tensor, _ in recorder.write_log.memories:
             origin = recorder.lineage.get(tensor)
             is_shared = id(tensor) in recorder.owned or (tensor.is_meta and are_shared)
             if origin is not None and not is_shared:

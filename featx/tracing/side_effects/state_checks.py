@@ -14,9 +14,9 @@ from torch import nn
 from featx.tracing.objects.python_state import PythonState
 from featx.tracing.objects.references import referred_to
 from featx.tracing.recording.recorder import STORED_BY_HOOK, Recorder
+from featx.tracing.replica.attribute_changes import AttributeChanges
 from featx.tracing.replica.mode_reads import mode_of
 from featx.tracing.replica.module_state import plain_attributes
-from featx.tracing.replica.module_states import ModuleStates
 from featx.tracing.side_effects.forward_side_effects import computed_attributes, unsupported_side_effect
 from featx.tracing.signals import ModifiedFromOutside, ReadOrderUnknown, UnsupportedSideEffect, Untraceable
 from featx.tracing.source.attributes import names_read_in
@@ -58,12 +58,12 @@ class StateChecks:
 
     def __init__(
         self, recorder: Recorder, check_calls: Callable[[], None], paths: Mapping[nn.Module, str],
-        earlier: ModuleStates | None, must_open: Callable[[str], bool],
+        earlier: AttributeChanges | None, must_open: Callable[[str], bool],
     ) -> None:  # fmt: skip
         self._recorder = recorder
         self._check_calls = check_calls
         self.paths = paths
-        self.states = ModuleStates(paths, earlier)
+        self.states = AttributeChanges(paths, earlier)
         self.training = {module: mode_of(module) for module in paths}
         self.opened_modules: set[nn.Module] = set()
         self.opaque_paths: set[str] = set()
@@ -124,8 +124,7 @@ class StateChecks:
     def check(self, module: nn.Module) -> None:
         """Raise where forward left something on an opened module that a graph cannot."""
         path = self.paths[module]
-        if mode_of(module) is not self.training[module]:
-            raise UnsupportedSideEffect(f"forward switches '{path}' between train and eval mode")
+        self._check_mode(module, path)
         self._check_calls()
         state = self.states.initial(module)
         with torch._C.DisableTorchFunction():
@@ -157,6 +156,7 @@ class StateChecks:
             if module in self.opened_modules or path not in ran_whole:
                 self.check(module)
             elif self.states.initial(module) is None:
+                self._check_mode(module, path)
                 self._check_layer(module, path)
             elif self.opened_modules.isdisjoint(module._modules.values()):
                 self.check_untouched(module, path)
@@ -190,9 +190,11 @@ class StateChecks:
         described[""] = (described.get(""), *map(state.of, iterators))
         return described
 
-    def _check_layer(self, module: nn.Module, path: str) -> None:
+    def _check_mode(self, module: nn.Module, path: str) -> None:
         if mode_of(module) is not self.training[module]:
             raise UnsupportedSideEffect(f"forward switches '{path}' between train and eval mode")
+
+    def _check_layer(self, module: nn.Module, path: str) -> None:
         name = self.states.changed_attribute(module)
         if name is not None:
             raise UnsupportedSideEffect(f"forward changes the attribute '{name}' of '{path}', a layer of torch,")

@@ -28,8 +28,8 @@ class Kernels(TorchDispatchMode):
     """Hands the kernels of one thread to a trace, while it is entered.
 
     Args:
-        on_unrecorded: is called with each kernel outside `seen`, and the tensors that it gets; what it returns is the
-            result of the kernel, if not None.
+        on_unrecorded: is called with each kernel outside of recorded calls, and the tensors that it gets; what it
+            returns is the result of the kernel, if not None.
         on_write: is called, wherever it runs, with each kernel that may write, and the tensors that it may write; where
             it is given, kernels draw from generators of this trace alone. None costs nothing.
         on_dynamic_shape: is called, where `on_write` is given too, before each kernel whose result has, or may have,
@@ -55,7 +55,7 @@ class Kernels(TorchDispatchMode):
         on_result: Callable[[list[torch.Tensor], Any], None] | None = None,
     ) -> None:
         super().__init__()
-        self._on_unseen = on_unrecorded
+        self._on_unrecorded = on_unrecorded
         self._on_dynamic_shape = on_dynamic_shape
         self._on_result = on_result
         self.on_write = on_write
@@ -75,7 +75,7 @@ class Kernels(TorchDispatchMode):
     ) -> Any:
         with torch._C.DisableTorchFunction():
             if not self.depth:
-                result = self._on_unseen(func, args, kwargs or {}, _tensors(args, kwargs))
+                result = self._on_unrecorded(func, args, kwargs or {}, _tensors(args, kwargs))
                 if result is not None:
                     return result
             if self.on_write is not None:
@@ -111,9 +111,9 @@ class Kernels(TorchDispatchMode):
         """Say whether this is the innermost dispatch mode, and not one that the model has entered."""
         return cast(Any, torch.utils)._python_dispatch._get_current_dispatch_mode() is self
 
-    def seen(self) -> _Seen:
+    def recorded(self) -> _Recorded:
         """Return a context for a recorded call."""
-        return _Seen(self)
+        return _Recorded(self)
 
     @contextmanager
     def drawing(self) -> Generator[None]:
@@ -128,7 +128,7 @@ class Kernels(TorchDispatchMode):
             torch._C._pop_torch_dispatch_stack(None)
 
 
-class _Seen:
+class _Recorded:
     """Counts the calls; where writes are not asked for the kernels inside are not observed at all, which costs less."""
 
     __slots__ = ("_is_off", "_kernels")

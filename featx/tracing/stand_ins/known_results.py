@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from featx.tracing.objects.tensor_versions import versions_of
+
 _META = torch.device("meta")
-_PLAIN = frozenset(
+_KNOWN_BY_VALUE = frozenset(
     {int, float, bool, str, complex, type(None), type(Ellipsis), torch.dtype, torch.device, torch.layout,
      torch.memory_format}
 )  # fmt: skip
@@ -62,9 +64,9 @@ class KnownResults:
         """
         if key is None or key in self._known:
             return call()
-        before = _versions_of(inputs)
+        before = versions_of(inputs)
         result = call()
-        is_new = _versions_of(inputs) == before and _is_new(result, inputs)
+        is_new = versions_of(inputs) == before and _is_new(result, inputs)
         form = (result.shape, result.stride(), result.dtype, result.requires_grad) if is_new else None
         self._known[key] = None if form is None else _Layout(*form)
         return result
@@ -78,7 +80,7 @@ def _add(parts: list[Any], value: Any, without_gradient: Collection[int]) -> boo
         parts += (value.shape, value.stride() if value.layout is torch.strided else (), value.dtype, requires_gradient)
         return value.layout is torch.strided
     parts.append(kind)
-    if kind in _PLAIN:
+    if kind in _KNOWN_BY_VALUE:
         parts.append(value)
         return True
     if kind is dict:
@@ -98,7 +100,3 @@ def _is_new(result: Any, inputs: Collection[torch.Tensor]) -> bool:
         return False
     memory = result.untyped_storage()._cdata
     return all(each.layout is torch.strided and each.untyped_storage()._cdata != memory for each in inputs)
-
-
-def _versions_of(tensors: Collection[torch.Tensor]) -> list[int]:
-    return [0 if each.is_inference() else each._version for each in tensors]

@@ -32,7 +32,7 @@ _NUMBERS = (TracedInt, TracedFloat)
 _SMALL = 1 << 16
 _SMALL_OF_FLOATS = 1 << 11
 # What is the same for stand-ins.
-_PLAIN = frozenset({bool, int, float, str, type(None), torch.dtype})
+_WITHOUT_TENSORS = frozenset({bool, int, float, str, type(None), torch.dtype})
 # Moves that stay where they are: on the meta device they would fail, or make a real tensor without values.
 _MOVES = frozenset({"cpu", "cuda", "xpu"})
 # Functions that fill a tensor with a number, which they take out of a tensor too. The form is the same for each number.
@@ -172,7 +172,9 @@ class StandIns:
         name = function.__name__
         if name in _MOVES:
             return twin_of(args[0])
-        args = tuple([self._convert(value, twin_of) if type(value) not in _PLAIN else value for value in args])
+        args = tuple(
+            [self._convert(value, twin_of) if type(value) not in _WITHOUT_TENSORS else value for value in args]
+        )
         kwargs = self._convert(kwargs, twin_of) if kwargs else kwargs
         if name == "to" and len(args) > 1 and isinstance(args[1], (str, int)):
             args = (args[0], _META, *args[2:])

@@ -9,7 +9,7 @@ when it runs, not the values that they had during the trace, and each run has it
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -210,11 +210,6 @@ class RealTensors:
             node = self._tracer.create_node("call_function", function, arguments, keywords)
         self._recorded.append(node)
         return node
-
-
-def versions_of(tensors: Iterable[torch.Tensor]) -> list[int]:
-    """Return how often each tensor was written. Those made in inference mode do not count it."""
-    return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
 
 def _targets(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:

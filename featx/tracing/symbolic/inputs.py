@@ -6,7 +6,7 @@ import inspect
 import operator
 from collections.abc import Callable, Mapping
 from types import CodeType, FunctionType, MethodType
-from typing import TYPE_CHECKING, Any, Optional, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -14,6 +14,7 @@ from featx.errors import ArgumentTypeError, TraceError
 from featx.ir.node import NO_KWARGS
 from featx.tracing.guards.input_checks import check_is_none, check_is_same
 from featx.tracing.nodes.proxy import Proxy
+from featx.tracing.nodes.value_types import type_of_option
 
 if TYPE_CHECKING:
     from featx.tracing.symbolic.tracer import Tracer
@@ -161,11 +162,6 @@ class _Input:
         length = self._tracer.create_proxy("call_function", len, (proxy,), {})
         message = f"{where} was traced with {len(value)} items and has another number of them now"
         self._tracer.create_proxy("call_function", torch._assert, (operator.eq(length, len(value)), message), {})
-
-
-def type_of_option(value: object) -> Any:  # Any: an annotation
-    """Return how to annotate an input that has a plain value, for TorchScript, which takes others for tensors."""
-    return Optional[Any] if value is None else type(value)  # noqa: UP045 - TorchScript reads no `|` in a string
 
 
 def _is_option(default: object) -> bool:

@@ -30,10 +30,10 @@ from featx.tracing.nodes.naming import QualifiedNames
 from featx.tracing.nodes.proxy import ParameterProxy, Proxy, failure, find_proxy, refusal
 from featx.tracing.nodes.scope import Scope
 from featx.tracing.nodes.tracer_base import TracerBase
+from featx.tracing.replica.interception import has_backward_hooks, intercept
 from featx.tracing.replica.mode_reads import ModeReads, has_set_mode, mode_of, record_mode_reads
 from featx.tracing.replica.model_context import refuse_ambiguous
 from featx.tracing.replica.module_state import ModuleState
-from featx.tracing.replica.modules import has_backward_hooks, intercept
 from featx.tracing.replica.replica import Replica, replica_of
 from featx.tracing.signals import Untraceable
 from featx.tracing.source.frames import describe, user_frame

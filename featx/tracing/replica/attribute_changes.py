@@ -24,7 +24,7 @@ _State = ModuleState | LayerState
 _Shared = tuple[Any, list[tuple[nn.Module, str]]]
 
 
-class ModuleStates:
+class AttributeChanges:
     """The attributes of modules, as they were at the start and after their last call.
 
     What a module that is kept whole does to itself and to those inside it, it will do again when the graph runs. What
@@ -35,7 +35,7 @@ class ModuleStates:
         earlier: what was found in an earlier call of the same modules.
     """
 
-    def __init__(self, modules: Iterable[nn.Module], earlier: ModuleStates | None = None) -> None:
+    def __init__(self, modules: Iterable[nn.Module], earlier: AttributeChanges | None = None) -> None:
         modules = list(modules)
         known = {} if earlier is None else earlier._layers
         # Those of layers hold until a call of the module around them changes something.

@@ -1,4 +1,4 @@
-"""Intercept the calls of a replica's modules, and reads of their parameters; walk the modules of a model."""
+"""Send calls of a replica's modules, and reads of their parameters, to handlers; say what else runs in a call."""
 
 from __future__ import annotations
 

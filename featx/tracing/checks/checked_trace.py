@@ -1,0 +1,131 @@
+"""Trace a model on an example, and find out by further runs where the graph holds.
+
+A second call must do the same, and the trace must have seen all that matters for what is requested. What depends on
+sizes, dtypes, values and the gradient mode of the example is checked at run time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from featx.errors import TraceError
+from featx.tracing.checks.early_stop import go_on_where_needed
+from featx.tracing.checks.free_sizes import free_dims
+from featx.tracing.checks.gradient_mode import asks_for_gradients, in_gradient_mode_of_caller
+from featx.tracing.checks.other_mode import OtherMode, count_needed_by
+from featx.tracing.checks.outcomes import FreeDims
+from featx.tracing.checks.repetition import check_repeats
+from featx.tracing.environment.raised_errors import free_frames
+from featx.tracing.example.conditions import RequestedNodeFinder
+from featx.tracing.example.dict_inputs import without_unread_items
+from featx.tracing.example.trace import ExampleTrace
+from featx.tracing.example.trace_request import TraceRequest
+from featx.tracing.example.tracer import ExampleTracer
+from featx.tracing.replica.mode_reads import ModeReads
+from featx.tracing.signals import DependsOnAutocast, InternalTraceError, ReadInNextCall, SubmoduleNotRepeatable
+
+
+def trace_checked(
+    tracer: ExampleTracer,
+    root: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    find_requested: RequestedNodeFinder | None = None,
+    other_mode: OtherMode | None = None,
+) -> tuple[ExampleTrace, FreeDims]:
+    """Trace `root` on an example and at other sizes; return the first trace, with checks of what is fixed.
+
+    One trace where the model's own code sees no size, or where the other mode has told; else three, or two more for
+    each group of dimensions where the model does not accept all changes at once. One more where it asks whether
+    gradients are enabled, and four where it reads a dtype.
+
+    Args:
+        tracer: the tracer.
+        root: the module or function.
+        args: its arguments on the example, and `kwargs` those by name.
+        kwargs: see there.
+        find_requested: as for `ExampleTracer.trace`.
+        other_mode: what was found out in train or eval mode; this mode's is put in its place.
+
+    Raises:
+        TraceError: the example cannot be traced.
+        Exception: code of featx has failed at another size, an error that is not taken for a refusal of the model.
+    """
+    other_mode = other_mode or OtherMode()
+    request = TraceRequest(tracer, root, args, kwargs, find_requested)
+    with tracer.log.request(type(root).__name__), tracer.keeping_replicas():
+        try:
+            return _trace_checked(request, other_mode)
+        except TraceError:
+            if not tracer.has_forgotten_caches:
+                raise
+            with tracer.keeping_caches():
+                return _trace_checked(request, other_mode)
+
+
+def trace_recording_mode_reads(
+    tracer: ExampleTracer,
+    root: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    find_requested: RequestedNodeFinder | None,
+    known: OtherMode,
+) -> tuple[ExampleTrace, FreeDims]:
+    """Trace as `trace_checked`, and note in `known.reads` whether anything asks in which mode a module is.
+
+    To notice it, modules have no attribute `training` meanwhile. Where that trace fails, another one is made with all
+    attributes in place, which may work, or say better what is wrong; `known.reads` is None then.
+    """
+    tracer.reads = known.reads = ModeReads()
+    try:
+        return trace_checked(tracer, root, args, kwargs, find_requested, known)
+    except Exception as error:
+        free_frames(error)
+    tracer.reads = known.reads = None
+    return trace_checked(tracer, root, args, kwargs, find_requested, known)
+
+
+def _trace_checked(request: TraceRequest, other_mode: OtherMode) -> tuple[ExampleTrace, FreeDims]:
+    request = request.on(*without_unread_items(request.root, request.args, request.kwargs))
+    tracer = request.tracer
+    tracer.observes_autocast = tracer.observes_autocast or other_mode.depends_on_autocast
+    trace = other_mode.trace(request)
+    # What a second call does, and other sizes change, the other mode has told then.
+    is_known = trace is not None
+    can_go_on = False
+    try:
+        while trace is None:
+            trace = request.trace()
+            if not torch.is_grad_enabled() and asks_for_gradients(trace.graph):
+                trace = in_gradient_mode_of_caller(request, trace)
+            if request.find_requested is not None and trace.early_stop_reason is not None:
+                trace = go_on_where_needed(request, trace)
+            trace.needed = count_needed_by(trace, request.find_requested)
+            is_known = other_mode.does_the_same(trace)
+            try:
+                can_go_on = not is_known and check_repeats(request, trace)
+            except (SubmoduleNotRepeatable, ReadInNextCall, DependsOnAutocast) as signal:
+                _set_up_for(signal, tracer, other_mode)
+                trace.drop_replica()
+                trace = None
+        return trace, free_dims(request, trace, other_mode, is_known=is_known, can_go_on=can_go_on)
+    except InternalTraceError as fault:
+        raise fault.error from None
+    finally:
+        if trace is not None and other_mode.before is None:
+            trace.drop_replica()
+
+
+def _set_up_for(
+    signal: SubmoduleNotRepeatable | ReadInNextCall | DependsOnAutocast, tracer: ExampleTracer, other_mode: OtherMode
+) -> None:
+    """Let further traces run as the comparison with a second call has asked for."""
+    if isinstance(signal, SubmoduleNotRepeatable):
+        tracer.whole[signal.path] = signal.reason
+    elif isinstance(signal, ReadInNextCall):
+        tracer.read_first |= signal.attributes
+    else:
+        tracer.observes_autocast = other_mode.depends_on_autocast = True

@@ -1,0 +1,47 @@
+"""Find out whether the model does the same with gradients switched off, where it asks whether they are enabled."""
+
+from __future__ import annotations
+
+import torch
+
+from featx.ir.equality import is_same_graph
+from featx.ir.graph import Graph
+from featx.ir.node import Node
+from featx.tracing.calls.tensor_reads import ABOUT_GRADIENTS
+from featx.tracing.example.conditions import Conditions
+from featx.tracing.example.trace import ExampleTrace
+from featx.tracing.example.trace_request import TraceRequest
+
+
+def asks_for_gradients(graph: Graph) -> bool:
+    """Say whether the model asked whether gradients are enabled, or read what depends on it, such as `grad_fn`."""
+    attributes = {node.args[1] for node in graph.find_nodes(op="call_function", target=getattr)}
+    return bool(graph.find_nodes(op="call_function", target=torch.is_grad_enabled) or attributes & ABOUT_GRADIENTS)
+
+
+def in_gradient_mode_of_caller(request: TraceRequest, trace: ExampleTrace) -> ExampleTrace:
+    """Return `trace`, for which gradients are on, or one without them if the model does something else then.
+
+    A trace with gradients sees where the model switches them off, so it is the one to keep where both are the same.
+    """
+    if not trace.gradients or (trace.function_calls.gradient_checks and needless_gradient_checks(request, trace)):
+        return trace
+    conditions = Conditions("the example, gradients off", trace.is_real, gradients=False)
+    without = request.attempt(trace, conditions)
+    if without is None:
+        return trace
+    trace.drop_replica()
+    return without
+
+
+def needless_gradient_checks(request: TraceRequest, trace: ExampleTrace) -> list[Node]:
+    """Return the checks of the gradient mode, if the model does the same in the other one."""
+    checks = trace.function_calls.gradient_checks
+    if not checks or not trace.gradients:
+        return []
+    conditions = Conditions("gradients off", trace.is_real, gradients=False, earlier=trace)
+    again = request.attempt(trace, conditions)
+    if again is None:
+        return []
+    is_same = is_same_graph(again.graph, trace.graph, besides=frozenset(checks), first=trace.needed)
+    return checks if is_same else []

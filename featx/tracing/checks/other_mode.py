@@ -1,0 +1,93 @@
+"""What a trace in train or eval mode found out, for one of the same model in the other mode."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+
+from featx.ir.equality import is_same_graph
+from featx.ir.graph import Graph
+from featx.tracing.checks.outcomes import Outcome
+from featx.tracing.checks.variation import Dim
+from featx.tracing.example.conditions import Conditions, RequestedNodeFinder, count_needed
+from featx.tracing.example.trace import ExampleTrace
+from featx.tracing.example.trace_request import TraceRequest
+from featx.tracing.replica.mode_reads import ModeReads, set_mode
+from featx.tracing.signals import GAVE_UP, ThreadInterference
+
+
+@dataclass
+class OtherMode:
+    """What a trace in train or eval mode found out, for one of the same model on the same inputs in the other mode.
+
+    Attributes:
+        dims: what is known of each dimension of the inputs.
+        depends_on_autocast: whether forward sets or asks for the state of autocast, where that has to be observed.
+        reads: observes whether anything asks for a mode, while the first of the two is traced.
+        graph: what the model did in that mode, where nothing asked; it does the same in the other one.
+        needed: how many of its nodes matter for what is wanted; None is all.
+        before: the last trace in that mode, if its replica may be called again. `drop` ends that.
+    """
+
+    dims: dict[Dim, Outcome] = field(default_factory=lambda: dict[Dim, Outcome]())
+    reads: ModeReads | None = None
+    depends_on_autocast: bool = False
+    graph: Graph | None = None
+    needed: int | None = None
+    before: ExampleTrace | None = None
+
+    def trace(self, request: TraceRequest) -> ExampleTrace | None:
+        """Trace the next call of the replica, in this mode. None where that is not possible, or does something else."""
+        before, self.before = self.before, None
+        tracer = request.tracer
+        if before is None or self.graph is None or tracer.training is None:
+            return None
+        for module in before.replica.paths:
+            set_mode(module, tracer.training)
+        conditions = Conditions("the other mode", before.is_real, before.gradients, before=before)
+        try:
+            trace = request.run(before, conditions)
+        except (ThreadInterference, *GAVE_UP):
+            before.drop_replica()
+            return None
+        trace.needed = count_needed_by(trace, request.find_requested)
+        if self.does_the_same(trace):
+            return trace
+        trace.drop_replica()
+        return None
+
+    def drop(self) -> None:
+        """Drop the replica, if there is one."""
+        before, self.before = self.before, None
+        if before is not None:
+            before.drop_replica()
+
+    def does_the_same(self, trace: ExampleTrace) -> bool:
+        """Say whether what was found out holds for a trace in the other mode too."""
+        if self.graph is None or trace.needed != self.needed:
+            return False
+        return is_same_graph(trace.graph, self.graph, first=self.needed)
+
+    def forget(self) -> None:
+        """Forget what the model does, since something has asked for a mode."""
+        self.graph = None
+        self.drop()
+
+    def note(self, trace: ExampleTrace, dims: dict[Dim, Outcome]) -> None:
+        """Keep what was found out, and the graph where nothing has asked for a mode so far."""
+        self.dims.update(dims)
+        self.graph = copy.deepcopy(trace.graph) if self.reads is not None and not self.reads.any else None
+        self.needed = trace.needed
+
+
+def count_needed_by(trace: ExampleTrace, find_requested: RequestedNodeFinder | None) -> int | None:
+    """Return how many nodes of a trace matter for what is wanted, if there will be further runs; None is all."""
+    has_further_runs = (
+        trace.numbers.sizes_were_read
+        or trace.is_real
+        or trace.function_calls.gradient_checks
+        or trace.recorder.guards.dtype_checks
+    )
+    if find_requested is None or not has_further_runs:
+        return None
+    return count_needed(trace.graph, find_requested)

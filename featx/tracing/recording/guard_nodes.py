@@ -1,0 +1,85 @@
+"""Add checks to the graph of a trace: that a later run sees what Python saw in this one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from featx.ir.node import Node
+from featx.tracing.guards.forms import attributes_given_to, form_of, form_of_result
+from featx.tracing.guards.guards import (
+    aliases_of,
+    check_decision,
+    check_form,
+    check_is_tensor,
+    check_result,
+    check_same_items,
+)
+from featx.tracing.signals import Untraceable
+from featx.tracing.source.frames import describe
+
+if TYPE_CHECKING:
+    from featx.tracing.recording.recorder import Recorder
+
+
+class GuardNodes:
+    """Adds the checks of one trace to its graph.
+
+    Args:
+        recorder: makes the nodes.
+
+    Attributes:
+        dtype_checks: the checks of dtypes that Python has seen.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self.dtype_checks: list[Node] = []
+
+    def add(self, node: Node, value: Any, what: str, *, when_compiled: str = "check") -> Node:
+        """Add a check that the value of a node is again what Python saw; see `check_decision`."""
+        frame = self._recorder.model_frame()
+        where = f" {describe(frame)}" if frame is not None else ""
+        arguments = (node, value, f"{what}{where}", *([] if when_compiled == "check" else [when_compiled]))
+        check = self._recorder.add_unnamed_node("call_function", check_decision, arguments, {}, None)
+        check.meta["is_guard"] = True
+        if isinstance(value, torch.dtype):
+            self.dtype_checks.append(check)
+        return check
+
+    def add_for_form(self, node: Node, value: Any, what: str) -> None:
+        """Add a check that the value of a node has the same containers, keys and lengths again."""
+        self._check_form(node, check_form, form_of(value), what)
+
+    def add_for_result(self, node: Node, value: Any, what: str, *, have_values: bool) -> None:
+        """Add a check that a result is nested again as it is, and holds the same besides tensors and numbers.
+
+        Args:
+            node: the call.
+            value: what it returned.
+            what: names that.
+            have_values: whether the call got tensors with values.
+
+        Raises:
+            Untraceable: there is an object in it that may depend on values, and of which no check can tell.
+        """
+        form, form_with_contents = form_of(value), form_of_result(value)
+        if isinstance(value, torch.Tensor) and not attributes_given_to(value):
+            self._check_form(node, check_is_tensor, what)
+        elif form_with_contents == form:
+            self._check_form(node, check_form, form, what)
+        elif form_with_contents is not None:
+            self._check_form(node, check_result, form_with_contents, what)
+        elif have_values:
+            raise Untraceable(f"{what} contains an object that cannot be compared with that of a later call,")
+        else:  # a trace at other sizes tells whether it depends on those
+            self._recorder.numbers.sizes_were_read = True
+        aliases = aliases_of(value)
+        if len(set(aliases)) < len(aliases):  # Python holds one object, and so there is one node for them
+            self._check_form(node, check_same_items, aliases, what)
+
+    def _check_form(self, node: Node, check: Callable[..., None], *arguments: Any) -> None:
+        added = self._recorder.add_unnamed_node("call_function", check, (node, *arguments), {})
+        added.meta["is_guard"] = added.meta["is_form_check"] = True
