@@ -30,7 +30,7 @@ class RunSetup:
     """
 
     def __init__(
-        self, copied: str, absent: frozenset[Attribute], read_first: Collection[Attribute], *, share_stand_ins: bool
+        self, copied: str, absent: Collection[Attribute], read_first: Collection[Attribute], *, share_stand_ins: bool
     ) -> None:
         self._copied = copied
         self._share_stand_ins = share_stand_ins

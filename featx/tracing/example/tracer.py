@@ -280,8 +280,8 @@ class ExampleTracer:
         first = before or conditions.earlier
         setup = RunSetup(
             "buffers" if conditions.is_real else "none",
-            self.absent,
-            self.read_first,
+            self.absent if first is None else first.checks.absent,
+            self.read_first if first is None else self.read_first | first.checks.read_first,
             share_stand_ins=first is not None and first.inputs.share_stand_ins,
         )
         attempts = ATTEMPTS
