@@ -422,3 +422,35 @@ def test_table_of_the_first_length_that_is_written_is_not_taken_for_that_of_anot
     extractor = featx.create_feature_extractor(KeepsWrittenNoise().eval(), ["output"], example_inputs=torch.rand(4, 4))
     with pytest.raises(featx.SpecializationError):
         extractor(torch.rand(6, 4))
+
+
+class WindowMask(nn.Module):
+    """Keeps a mask for the last length, and reads how long that is, as attention in windows does."""
+
+    def __init__(self, length_of: Callable[[torch.Tensor], int]) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.length: int | None = None
+        self.mask: torch.Tensor | None = None
+        self.length_of = length_of
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.layer(x)
+        if self.length != x.shape[1]:
+            self.length = x.shape[1]
+            self.mask = torch.arange(self.length * 4).reshape(self.length, 4) / 7
+        assert self.mask is not None
+        windows = self.length_of(self.mask)
+        return x.reshape(-1, windows, 4) + self.mask
+
+
+@pytest.mark.parametrize(
+    "length_of", [lambda mask: mask.shape[0], lambda mask: mask.size(0), lambda mask: mask.size()[0]]
+)
+def test_lengths_of_what_is_kept_for_a_size_are_followed(length_of: Callable[[torch.Tensor], int]) -> None:
+    model = WindowMask(length_of).eval()
+    extractor = featx.create_feature_extractor(model, ["layer", "output"], example_inputs=torch.rand(1, 8, 4))
+    assert extractor.free_dims.of["x"][:2] == ["free", "free"]
+    for shape in ((1, 8, 4), (3, 8, 4), (2, 5, 4), (1, 8, 4)):
+        x = torch.rand(shape)
+        assert torch.equal(extractor(x)["output"], copy.deepcopy(model)(x))

@@ -124,7 +124,10 @@ class TorchCalls:
         if facts_of(name).writes_first or "out" in kwargs:
             recorder.written_at.add(line_of(user_frame()))
             self._refuse_foreign((*args[:1], kwargs.get("out")))
-        if not recorder.is_followed(args) and not (kwargs and recorder.is_followed(tuple(kwargs.values()))):
+        # As for `x.shape`: see `TensorReads.attribute`.
+        is_length_of_earlier = name == "size" and id(args[0]) in recorder.earlier.constants
+        given = args if not kwargs else (*args, *kwargs.values())
+        if not is_length_of_earlier and not recorder.is_followed(given):
             return self._on_constants(function, args, kwargs)
         return self._record(function, args, kwargs)
 
