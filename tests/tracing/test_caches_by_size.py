@@ -454,3 +454,25 @@ def test_lengths_of_what_is_kept_for_a_size_are_followed(length_of: Callable[[to
     for shape in ((1, 8, 4), (3, 8, 4), (2, 5, 4), (1, 8, 4)):
         x = torch.rand(shape)
         assert torch.equal(extractor(x)["output"], copy.deepcopy(model)(x))
+
+
+def test_a_table_that_is_moved_in_each_call_fixes_no_length() -> None:
+    """As CTRL of transformers does. The table is too large for a trace to know its values."""
+
+    class Moves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(9, 4)
+            self.table = torch.rand(2560, 4)
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            x = self.embed(ids)
+            self.table = self.table.to(device=ids.device, dtype=x.dtype)
+            return x + self.table[torch.arange(ids.shape[1], device=ids.device)]
+
+    model = Moves().eval()
+    ids = torch.randint(9, (2, 5))
+    extractor = featx.create_feature_extractor(model, ["embed", "output"], example_inputs=ids)
+    assert extractor.free_dims.of == {"ids": ["free", "free"]}
+    other = torch.randint(9, (3, 7))
+    assert torch.equal(extractor(other)["output"], model(other))

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
-from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
+from featx.ir.memory import memory_of
 from featx.tracing.file_globals.caches import empty_functions_that_keep
 from featx.tracing.recording.earlier_calls import EarlierCalls
 from featx.tracing.recording.lineage import Origin
 from featx.tracing.recording.recorder import Recorder
+from featx.tracing.replica.module_state import is_alias
 from featx.tracing.replica.replica import tensors_held_by
 from featx.tracing.side_effects.forward_side_effects import comes_from_inputs
 
@@ -45,23 +46,22 @@ class KeptTensors:
         self._twins += twins
 
     def put_back(self, modules: Iterable[nn.Module]) -> None:
-        """Let modules hold the tensors of before where forward has assigned what stands for them.
+        """Let modules hold the tensors of before where forward has assigned what stands for them, or a name of that.
 
-        `self.steps += 1` assigns a stand-in.
+        `self.steps += 1` assigns a stand-in, and `self.table = self.table.to(x.device)` may assign an alias of one.
         """
-        stand_ins_of_model = self._stand_ins_of_model
-        for module in modules if stand_ins_of_model else ():
-            dicts: tuple[Any, ...] = (module._parameters, module._buffers, module.__dict__)
-            all_held = chain.from_iterable(held.values() for held in dicts)
-            for held in () if stand_ins_of_model.keys().isdisjoint(map(id, all_held)) else dicts:
-                if not stand_ins_of_model.keys().isdisjoint(map(id, held.values())):
-                    held.update(
-                        {
-                            name: stand_ins_of_model[id(value)][1]
-                            for name, value in held.items()
-                            if id(value) in stand_ins_of_model
-                        }
-                    )
+        by_memory = {memory_of(stand_in): (stand_in, real) for stand_in, real in self._stand_ins_of_model.values()}
+        for module in modules if by_memory else ():
+            dicts: tuple[dict[str, Any], ...] = (
+                cast("dict[str, Any]", module._parameters),
+                module._buffers,
+                module.__dict__,
+            )
+            for held in dicts:
+                for name, value in tuple(held.items()):
+                    known = by_memory.get(memory_of(value)) if isinstance(value, torch.Tensor) else None
+                    if known is not None and is_alias(value, known[0]):
+                        held[name] = known[1]
 
     def alive(self, modules: Iterable[nn.Module]) -> EarlierCalls:
         """Return the tensors that live on, for the next call on the same modules."""
