@@ -456,23 +456,15 @@ def test_lengths_of_what_is_kept_for_a_size_are_followed(length_of: Callable[[to
         assert torch.equal(extractor(x)["output"], copy.deepcopy(model)(x))
 
 
+@pytest.mark.slow
 def test_a_table_that_is_moved_in_each_call_fixes_no_length() -> None:
-    """As CTRL of transformers does. The table is too large for a trace to know its values."""
-
-    class Moves(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed = nn.Embedding(9, 4)
-            self.table = torch.rand(2560, 4)
-
-        def forward(self, ids: torch.Tensor) -> torch.Tensor:
-            x = self.embed(ids)
-            self.table = self.table.to(device=ids.device, dtype=x.dtype)
-            return x + self.table[torch.arange(ids.shape[1], device=ids.device)]
-
-    model = Moves().eval()
-    ids = torch.randint(9, (2, 5))
-    extractor = featx.create_feature_extractor(model, ["embed", "output"], example_inputs=ids)
-    assert extractor.free_dims.of == {"ids": ["free", "free"]}
-    other = torch.randint(9, (3, 7))
-    assert torch.equal(extractor(other)["output"], model(other))
+    """`self.pos_encoding = self.pos_encoding.to(device=device, dtype=x.dtype)`."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.CTRLConfig(vocab_size=50, n_positions=256, n_embd=64, dff=32, n_layer=1, n_head=2)
+    model = transformers.CTRLModel(config).eval()
+    ids, mask = torch.randint(50, (2, 12)), torch.ones(2, 12, dtype=torch.long)
+    with torch.no_grad():
+        extractor = featx.create_feature_extractor(
+            model, ["h.0"], example_inputs={"input_ids": ids, "attention_mask": mask, "use_cache": False}
+        )
+        assert extractor.free_dims.of == {"input_ids": ["free", "free"], "attention_mask": ["free", "free"]}
