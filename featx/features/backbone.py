@@ -196,7 +196,8 @@ def create_backbone(
         layout: "NCHW" or "NHWC" for maps, "NLC" for the tokens of patches alone.
         prefix_tokens: return class and register tokens too, under the key of their map with `_prefix` behind it.
         as_list: return a list in place of a dict.
-        frozen_batch_norm: keep batch norm in eval mode, as `Backbone.freeze_batch_norm` does.
+        frozen_batch_norm: keep batch norm in eval mode, and train none of its weights, as `Backbone.freeze_batch_norm`
+            does. These are the model's own.
         edits: as for `create_feature_extractor`.
         example_inputs: as for `create_feature_extractor`.
         tracer_kwargs: as for `create_feature_extractor`.
