@@ -12,8 +12,8 @@ from featx.errors import SpecializationError
 from featx.examples import Example
 from featx.ir.graph import Graph
 from featx.tracing.checks.free_sizes import CACHE_OF_ONE_LENGTH
+from featx.tracing.objects.module_tree import tensors_at
 from featx.tracing.side_effects.state_checks import Attribute, name_of
-from featx.tracing.source.state_writes import tensors_at
 
 # Characters of what is left that a message shows.
 _LONGEST = 80

@@ -19,8 +19,9 @@ from featx.ir.node import Node
 from featx.ir.operator_facts import facts_of
 from featx.tracing.guards.versions import check_version, version_of
 from featx.tracing.nodes.module_output import module_output
+from featx.tracing.objects.module_tree import tensors_at
 from featx.tracing.source.possible_writes import can_return_input
-from featx.tracing.source.state_writes import StateWrite, tensors_at
+from featx.tracing.source.state_writes import StateWrite
 from featx.tree import clone_tensors
 
 # Nodes whose memory exists outside of a call.

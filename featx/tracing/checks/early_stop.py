@@ -19,10 +19,9 @@ from featx.tracing.example.conditions import Conditions
 from featx.tracing.example.plain_run import FullRun
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.trace_request import TraceRequest
-from featx.tracing.objects.module_tree import registered_tensors
+from featx.tracing.objects.module_tree import registered_tensors, tensors_at
 from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.source.attributes import is_read_once
-from featx.tracing.source.state_writes import tensors_at
 
 # `mul_(...)`, `p.data = ...`, `self.m += ...`, `w[0] = ...`
 _WRITE = re.compile(r"(?<!_)_\(|\.data\b|\bself\.[\w.]+\s*[-+*/]=|\]\s*[-+*/]?=(?!=)")

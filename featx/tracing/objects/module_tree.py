@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -64,3 +64,20 @@ def registered_tensors(root: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield each parameter and buffer of a model with its path; one that has several paths, with each of them."""
     yield from root.named_parameters(remove_duplicate=False)
     yield from root.named_buffers(remove_duplicate=False)
+
+
+def tensors_at(root: nn.Module, paths: Iterable[str]) -> set[int]:
+    """Return the ids of the tensors at these paths, and of those of modules at them."""
+    found: set[int] = set()
+    for path in paths:
+        owner, _, name = path.rpartition(".")
+        try:
+            value: Any = root.get_submodule(owner)
+            value = getattr(value, name) if name else value
+        except AttributeError:
+            continue
+        if isinstance(value, nn.Module):
+            found.update(map(id, (*value.parameters(), *value.buffers())))
+        elif isinstance(value, torch.Tensor):
+            found.add(id(value))
+    return found

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from featx.ir.node import Node
-from featx.tracing.guards.conversions import CONVERSIONS, converts_by_calls_alone
 from featx.tracing.guards.scalars import (
     Disguise,
     TracedFloat,
@@ -27,6 +26,7 @@ from featx.tracing.recording.lineage import Origin
 from featx.tracing.replica.size_caches import SizeCaches
 from featx.tracing.signals import NeedsConversionTracking
 from featx.tracing.source.cache_lookups import calls_cached_method, dicts_looked_up, dicts_looked_up_by_text
+from featx.tracing.source.conversions import CONVERSIONS, converts_by_calls_alone
 from featx.tracing.source.frames import is_of_featx, user_of_number
 from featx.tracing.source.syntax_queries import is_comparison, is_in_try, writes_a_message
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterator
-from types import CodeType, FunctionType, MethodType, ModuleType
+from collections.abc import Collection
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 from featx.tracing.replica.object_copies import ObjectCopies, is_of_library
+from featx.tracing.source.location import names_in
 
 
 class HookGlobals:
@@ -48,7 +49,7 @@ class HookGlobals:
         if known is not None:
             return known
         namespace = function.__globals__
-        named = {name: namespace[name] for name in _names_in(function.__code__) if name in namespace}
+        named = {name: namespace[name] for name in names_in(function.__code__) if name in namespace}
         data = {name: value for name, value in named.items() if not isinstance(value, (ModuleType, type))}
         if not data:
             return function
@@ -61,10 +62,3 @@ class HookGlobals:
             is_beside = isinstance(value, FunctionType) and value.__globals__ is namespace
             own[name] = self._function(value) if is_beside else self._copies.of(value)
         return twin
-
-
-def _names_in(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names_in(constant)

@@ -21,11 +21,11 @@ from featx.tracing.file_globals.holders import Holder, outside_of_files
 from featx.tracing.file_globals.outer_values import OuterValues
 from featx.tracing.file_globals.pass_through import PassThroughs
 from featx.tracing.file_globals.wrapping import find_names_to_replace, globals_of
-from featx.tracing.guards.conversions import converts_by_calls_alone
 from featx.tracing.objects.module_tree import tensors_of, walk_modules
 from featx.tracing.replica.interception import has_hooks, has_own_call
 from featx.tracing.replica.replica import Replica, replica_of
 from featx.tracing.signals import UnsupportedSideEffect
+from featx.tracing.source.conversions import converts_by_calls_alone
 from featx.tracing.stand_ins.known_results import KnownResults
 from featx.tree import tree_leaves
 

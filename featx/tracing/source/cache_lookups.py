@@ -9,19 +9,18 @@ import ast
 import functools
 import inspect
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
 from torch import nn
 
-from featx.tracing.source.location import node_at, parent_of, source_of
+from featx.rebuilding import NO_VALUE
+from featx.tracing.source.location import loads_of_local, node_at, parent_of
+from featx.tracing.source.lookups import looked_up
 
-_LOOKUPS = ("get", "setdefault", "pop")
 _DICTS = (dict, OrderedDict, defaultdict)
 # What a text passes through until it is whole: `f"{n}" + "x"`, `str(n)`, `"_".join([str(n), str(m)])`.
 _PARTS_OF_A_TEXT = (ast.JoinedStr, ast.FormattedValue, ast.BinOp, ast.Tuple, ast.List, ast.Call)
-_ABSENT = object()
 
 
 def dicts_looked_up(frame: FrameType) -> list[dict[Any, Any]]:
@@ -48,10 +47,10 @@ def dicts_looked_up_by_text(frame: FrameType) -> list[dict[Any, Any]]:
     if node is None or parent is None:
         return []
     if isinstance(parent, ast.Assign) and parent.value is node and len(parent.targets) == 1:
-        uses = list(_uses_of_local(parent.targets[0], frame))
+        uses = loads_of_local(parent.targets[0], frame)
     else:
         uses = [(node, parent)]
-    found = [_dict_of_key(use, around, frame) for use, around in uses]
+    found = [_dict_of_key(use, around, frame) for use, around in uses or ()]
     return [] if None in found else [each for each in found if each is not None]
 
 
@@ -71,43 +70,20 @@ def calls_cached_method(frame: FrameType) -> bool:
 
 def _dict_of_lookup(node: ast.AST, frame: FrameType) -> dict[Any, Any] | None:
     """Return the dict that the code of `node` looks something up in, or None where it does something else."""
-    if isinstance(node, ast.Subscript):
-        return _dict_at(node.value, frame)
-    if isinstance(node, ast.Compare) and len(node.ops) == 1 and isinstance(node.ops[0], (ast.In, ast.NotIn)):
-        return _dict_at(node.comparators[0], frame)
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _LOOKUPS:
-        return _dict_at(node.func.value, frame)
-    return None
+    found = looked_up(node)
+    return None if found is None else _dict_at(found[0], frame)
 
 
 def _dict_of_key(node: ast.AST, parent: ast.AST, frame: FrameType) -> dict[Any, Any] | None:
     """Return the dict that `parent` looks `node` up in, or None where `node` is something else of it."""
-    is_key = (
-        (isinstance(parent, ast.Subscript) and parent.slice is node)
-        or (isinstance(parent, ast.Compare) and parent.left is node)
-        or (isinstance(parent, ast.Call) and parent.args[:1] == [node])
-    )
-    return _dict_of_lookup(parent, frame) if is_key else None
+    found = looked_up(parent)
+    return _dict_at(found[0], frame) if found is not None and found[1] is node else None
 
 
 def _makes_text(call: ast.Call) -> bool:
     if isinstance(call.func, ast.Name):
         return call.func.id in ("str", "repr", "format")
     return isinstance(call.func, ast.Attribute) and call.func.attr in ("join", "format")
-
-
-def _uses_of_local(target: ast.expr, frame: FrameType) -> Iterator[tuple[ast.AST, ast.AST]]:
-    """Yield the places that read a local variable, each with what is around it; one unknown place for other targets."""
-    code = frame.f_code
-    source = source_of(code, frame.f_globals)
-    definition = None if source is None else source.function_of(code)
-    is_local = isinstance(target, ast.Name) and target.id in code.co_varnames and "locals" not in code.co_names
-    if source is None or definition is None or not isinstance(target, ast.Name) or not is_local:
-        yield target, target
-        return
-    for node in ast.walk(definition):
-        if isinstance(node, ast.Name) and node.id == target.id and isinstance(node.ctx, ast.Load):
-            yield node, source.parents[node]
 
 
 def _dict_at(node: ast.expr, frame: FrameType) -> dict[Any, Any] | None:
@@ -123,9 +99,9 @@ def _value_of(node: ast.expr, frame: FrameType) -> Any:
                 return names[node.id]
     elif isinstance(node, ast.Attribute):
         owner = _value_of(node.value, frame)
-        if owner is not _ABSENT:
+        if owner is not NO_VALUE:
             members = getattr(owner, "_modules", None) if isinstance(owner, nn.Module) else None
             if members and node.attr in members:
                 return members[node.attr]
-            return inspect.getattr_static(owner, node.attr, _ABSENT)
-    return _ABSENT
+            return inspect.getattr_static(owner, node.attr, NO_VALUE)
+    return NO_VALUE

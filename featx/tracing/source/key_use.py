@@ -8,6 +8,7 @@ from functools import lru_cache
 from types import FunctionType
 
 from featx.tracing.source.location import Function, definition_of
+from featx.tracing.source.lookups import looked_up
 from featx.tracing.source.parameters import Parameters
 
 # Functions that see a variable without its name.
@@ -38,13 +39,13 @@ def _keys_read(definition: Function, parameter: str) -> tuple[str, ...] | None:
 
 def _key_use(node: ast.AST) -> Iterator[tuple[ast.Name, str]]:
     """Yield the name and the key, where a node reads a constant key of what a name stands for."""
-    match node:
-        case ast.Subscript(value=ast.Name() as use, slice=ast.Constant(value=str(key)), ctx=ast.Load()):
-            yield use, key
-        case ast.Call(func=ast.Attribute(value=ast.Name() as use, attr="get"), args=[ast.Constant(value=str(key)), *_]):
-            yield use, key
-        case ast.Compare(
-            left=ast.Constant(value=str(key)), ops=[ast.In() | ast.NotIn()], comparators=[ast.Name() as use]
+    match node, looked_up(node):
+        case (
+            (ast.Subscript(ctx=ast.Load()) | ast.Call(func=ast.Attribute(attr="get")) | ast.Compare()),
+            (
+                ast.Name() as use,
+                ast.Constant(value=str(key)),
+            ),
         ):
             yield use, key
         case _:

@@ -113,6 +113,22 @@ def definition_of(function: FunctionType) -> Function | None:
     return None if source is None else source.function_of(function.__code__)
 
 
+def loads_of_local(target: ast.expr, frame: FrameType) -> list[tuple[ast.AST, ast.AST]] | None:
+    """Return the places that read a local variable of `frame`, each with the node around it.
+
+    None where there may be others: `target` is no local variable, the code calls `locals()`, or there is no source.
+    """
+    code = frame.f_code
+    source = source_of(code, frame.f_globals)
+    definition = None if source is None else source.function_of(code)
+    if source is None or definition is None or not isinstance(target, ast.Name) or "locals" in code.co_names:
+        return None
+    if target.id not in code.co_varnames and target.id not in code.co_cellvars:
+        return None
+    names = (node for node in ast.walk(definition) if isinstance(node, ast.Name) and node.id == target.id)
+    return [(node, source.parents[node]) for node in names if isinstance(node.ctx, ast.Load)]
+
+
 def position_of(code: CodeType, offset: int) -> Position:
     """Return where the instruction at `offset` of `code` stands in its source."""
     places = _places(code)

@@ -238,20 +238,3 @@ def _mode_of(test: ast.expr) -> bool | None:
         mode = _mode_of(test.operand) if isinstance(test.operand, ast.Attribute) else None
         return None if mode is None else not mode
     return True if isinstance(test, ast.Attribute) and test.attr == "training" else None
-
-
-def tensors_at(root: nn.Module, paths: Iterable[str]) -> set[int]:
-    """Return the ids of the tensors at these paths, and of those of modules at them."""
-    found: set[int] = set()
-    for path in paths:
-        owner, _, name = path.rpartition(".")
-        try:
-            value: Any = root.get_submodule(owner)
-            value = getattr(value, name) if name else value
-        except AttributeError:
-            continue
-        if isinstance(value, nn.Module):
-            found.update(map(id, (*value.parameters(), *value.buffers())))
-        elif isinstance(value, torch.Tensor):
-            found.add(id(value))
-    return found

@@ -17,7 +17,8 @@ import torch
 from featx.ir.form import FORM_ATTRIBUTES
 from featx.tracing.source.calls import name_called
 from featx.tracing.source.frames import is_library_code
-from featx.tracing.source.location import Position, Source, codes_in, node_at, parent_of, source_of
+from featx.tracing.source.location import Position, Source, codes_in, loads_of_local, node_at, parent_of, source_of
+from featx.tracing.source.lookups import looked_up
 
 # Classes of values that are no tensors. (`filter` and `input` are also names of tensors in models.)
 _CLASSES = frozenset("bool int float complex str tuple list dict set".split())
@@ -60,24 +61,18 @@ def only_takes_items(frame: FrameType, function: str | None) -> bool:
         frame: is at a call of a function, or at a subscript.
         function: the name of the function. At `list(map(torch.chunk, ...))` another one gets the result.
     """
-    code = frame.f_code
-    source, node = source_of(code, frame.f_globals), node_at(frame)
+    node = node_at(frame)
     if name_called(node) != function or not isinstance(node, (ast.Call, ast.Subscript)):
         return False
-    parent = None if source is None else source.parents.get(node)
-    if source is None or parent is None:
+    parent = parent_of(node, frame)
+    if parent is None:
         return False
     if _takes_items(node, parent):
         return True
     if not isinstance(parent, ast.Assign) or parent.value is not node or len(parent.targets) != 1:
         return False
-    target, definition = parent.targets[0], source.function_of(code)
-    if not isinstance(target, ast.Name) or definition is None or "locals" in code.co_names:
-        return False
-    if target.id not in code.co_varnames and target.id not in code.co_cellvars:
-        return False
-    loads = (each for each in ast.walk(definition) if isinstance(each, ast.Name) and each.id == target.id)
-    return all(_takes_items(each, source.parents[each]) for each in loads if isinstance(each.ctx, ast.Load))
+    loads = loads_of_local(parent.targets[0], frame)
+    return loads is not None and all(_takes_items(*each) for each in loads)
 
 
 def _takes_items(node: ast.AST, parent: ast.AST) -> bool:
@@ -265,14 +260,8 @@ def asks_for_key(code: CodeType, keys: frozenset[Any]) -> bool:
 
 
 def _asks_for(node: ast.AST | None, keys: frozenset[Any]) -> bool:
-    if isinstance(node, ast.Compare) and any(isinstance(each, (ast.In, ast.NotIn)) for each in node.ops):
-        return isinstance(node.left, ast.Constant) and node.left.value in keys
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
-        asked = node.args[0]
-        return (
-            node.func.attr in ("get", "pop", "setdefault") and isinstance(asked, ast.Constant) and asked.value in keys
-        )
-    return False
+    found = None if isinstance(node, ast.Subscript) else looked_up(node)
+    return found is not None and isinstance(found[1], ast.Constant) and found[1].value in keys
 
 
 def _nodes_of(codes: list[CodeType], source: Source) -> Iterator[ast.AST | None]:
