@@ -20,6 +20,8 @@ SUFFIXES = frozenset(
         ".pnm", ".jp2", ".j2k", ".avif", ".heic", ".heif", ".tga",
     }
 )  # fmt: skip
+# Of the columns of a data set, those that hold images; the first one counts.
+IMAGE_COLUMNS = ("image", "img", "pixel_values")
 # Of the columns of a table, those that hold paths; the first one counts.
 PATH_COLUMNS = ("path", "url", "file", "file_name", "filename", "image_path", "image")
 # Libraries whose columns and one-dimensional arrays count as lists.

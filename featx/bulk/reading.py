@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from featx.bulk.decode import decode_image, decoder
+from featx.bulk.lists import IMAGE_COLUMNS
 from featx.bulk.preprocessing import Preprocessing, find_preprocessing, plain, text_of
 from featx.errors import ArgumentTypeError
 from featx.features.adaptive import AdaptiveExtractor
@@ -77,6 +78,9 @@ class Reader:
         return self.preprocessing.early(value)
 
     def _decoded(self, item: Any) -> Any:
+        if isinstance(item, dict) and "bytes" not in item:  # a sample of a torch Dataset
+            sample = cast("dict[str, Any]", item)
+            item = next((sample[name] for name in IMAGE_COLUMNS if name in sample), sample)
         if not hasattr(item, "dtype"):  # neither a tensor nor an array of numpy
             return decode_image(item)
         if self.preprocessing.is_declared:

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Protocol, cast
 
 from featx.bulk.extras import require
-from featx.bulk.lists import LISTS, PATH_COLUMNS, SUFFIXES, read_list, values_of
+from featx.bulk.lists import IMAGE_COLUMNS, LISTS, PATH_COLUMNS, SUFFIXES, read_list, values_of
 from featx.errors import ArgumentTypeError, ExtractionError
 
 _FORMS = (
@@ -383,7 +383,7 @@ def _of_dataset(dataset: Any, column: str | None, *, has_load: bool) -> Source:
         columns = list(dataset[0])
     if columns is not None and column is None:
         is_tokenized = "input_ids" in columns  # of which a row is an input
-        usual = () if is_tokenized else ("image", "img", "pixel_values", "text")
+        usual = () if is_tokenized else (*IMAGE_COLUMNS, "text")
         column = next((each for each in usual if each in columns), None)
         if column is None and not is_tokenized and not has_load:
             raise ExtractionError(

@@ -615,3 +615,14 @@ def test_tars_of_one_name_in_two_folders(tmp_path: Path) -> None:
         with tarfile.open(path, "w") as tar:
             tar.add(tmp_path / "photos" / "001.png", "a.png")
     assert run([str(path) for path in paths], tmp_path).keys == ["train/000/a.png", "val/000/a.png"]
+
+
+@pytest.mark.parametrize("name", ["image", "pixel_values"])
+def test_samples_that_are_dicts_have_their_image_under_a_usual_name(name: str, tmp_path: Path) -> None:
+    class Labelled(Normalized):
+        def __getitem__(self, index: int) -> Any:
+            return {"label": index, name: super().__getitem__(index)}
+
+    table = run(Labelled(), tmp_path, transform=nn.Identity())
+    plain = run(Normalized(), tmp_path / "plain", transform=nn.Identity())
+    assert torch.equal(table.tensor("y"), plain.tensor("y"))
