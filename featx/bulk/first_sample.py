@@ -43,9 +43,8 @@ class FirstSample:
             ExtractionError: none of the first samples can be read, each within `timeout` seconds.
         """
         seen = None if job is None else str(job.identity.get("sample", "")).partition(" ")[0]
-        numbers = [*range(min(len(source.keys), _TRIED_SAMPLES))]
-        if seen and int(seen) < len(source.keys):
-            numbers.insert(0, int(seen))
+        first = [int(seen)] if seen and int(seen) < len(source.keys) else []
+        numbers = dict.fromkeys([*first, *range(min(len(source.keys), _TRIED_SAMPLES))])
         reasons: list[str] = []
         hanging = 0
         for number in numbers:
@@ -61,7 +60,7 @@ class FirstSample:
                 continue
             hashes = {fingerprint(value), fingerprint(again)}
             if len(hashes) > 1:
-                return FirstSample(value, f"{number} {DIFFERS}")
+                return FirstSample(value, f"{seen or number} {DIFFERS}")
             known = hashes.pop() if seen in (None, "", str(number)) else UNKNOWN
             others = _hashes_of_others(source, reader, timeout)
             return FirstSample(value, " ".join([seen or str(number), known, *others]))

@@ -94,8 +94,7 @@ def _declared(model: nn.Module, spec: str, size: int | None) -> tuple[Callable[[
         transform = data.create_transform(**config, is_training=False)
         return transform, f"timm's transform: {_in_a_line(transform)}"
     if library == "torchvision":
-        models: Any = importlib.import_module("torchvision.models")
-        transform = _of_preset(models.get_model_weights(name).DEFAULT.transforms, model, size)
+        transform = _of_preset(_preset_of(name), model, size)
         return transform, f"torchvision's transform: {_in_a_line(transform)}"
     if library == "hf":
         transformers: Any = importlib.import_module("transformers")
@@ -105,6 +104,12 @@ def _declared(model: nn.Module, spec: str, size: int | None) -> tuple[Callable[[
             return None, ""
         return ProcessorOfSize(processor, size), f"transformers' {type(processor).__name__}"
     return None, ""
+
+
+def _preset_of(name: str) -> Any:
+    """Return what makes the transform of torchvision's default weights of a model."""
+    models: Any = importlib.import_module("torchvision.models")
+    return models.get_model_weights(name).DEFAULT.transforms
 
 
 def _of_preset(preset: Any, model: nn.Module, size: int | None) -> Callable[[Any], torch.Tensor]:
@@ -199,8 +204,7 @@ def transform_of_model(model: nn.Module, spec: str, size: int | None) -> Callabl
     if size is not None:
         return _declared(model, spec, size)[0] or _usual(model, size)[0]
     if library == "torchvision":
-        models: Any = importlib.import_module("torchvision.models")
-        return models.get_model_weights(name).DEFAULT.transforms()
+        return _preset_of(name)()
     try:
         find_preprocessing(model, None)
     except (FeatxError, OSError, ValueError):

@@ -54,6 +54,14 @@ def test_a_sample_that_cannot_be_read_when_a_job_goes_on_is_no_other_job(number:
     assert len(run(Unreliable(number), tmp_path)) == 40  # nothing is left to do
 
 
+def test_so_it_is_where_the_transform_gives_another_input_each_time(tmp_path: Path) -> None:
+    def noisy(value: torch.Tensor) -> torch.Tensor:
+        return value + torch.rand(4)
+
+    run(Unreliable(), tmp_path, transform=noisy)
+    assert len(run(Unreliable(0), tmp_path, transform=noisy)) == 40
+
+
 def test_other_samples_are_another_job_also_where_some_cannot_be_read(tmp_path: Path) -> None:
     class Other(Unreliable):
         def __getitem__(self, index: int) -> torch.Tensor:
