@@ -149,6 +149,27 @@ class ByProperty(Scaled):
         return self.scale.mul_(0.5)
 
 
+class ByImportOfItsOwn(Scaled):
+    def adapt(self, y: torch.Tensor, x: torch.Tensor) -> None:
+        from torch.nn import init
+
+        if x.shape[0] == 3:
+            init.constant_(self.scale, 3.0)
+
+
+class ByGetattr(Scaled):
+    def adapt(self, y: torch.Tensor, x: torch.Tensor) -> None:
+        name = "scale"
+        if x.shape[0] == 3:
+            getattr(self, name).mul_(0.5)
+
+
+class BySetattr(Scaled):
+    def adapt(self, y: torch.Tensor, x: torch.Tensor) -> None:
+        if x.shape[0] == 3:
+            setattr(self, "scale", self.scale + 1)  # noqa: B010 - as people write it
+
+
 class OfWeights(Scaled):
     def adapt(self, y: torch.Tensor, x: torch.Tensor) -> None:
         if y.abs().max() > 50:
@@ -183,7 +204,8 @@ class EachThirdCall(Scaled):
 
 
 KINDS = [ByValue, BySize, ByItem, ByAlias, ByOut, ByMethod, ByFunction, BySubmodule, ByInit, ByForeach,
-         ByMethodOfTensor, ByViewOfAFunction, ByOtherView, ByFunctionOfAModule, ByProperty, OfWeights, OfAllWeights,
+         ByMethodOfTensor, ByViewOfAFunction, ByOtherView, ByFunctionOfAModule, ByProperty, ByImportOfItsOwn,
+         ByGetattr, OfWeights, OfAllWeights,
          EachThirdCall]  # fmt: skip
 
 
@@ -207,6 +229,13 @@ def test_no_call_misses_a_write_of_an_earlier_one(kind: type[Scaled], adaptive: 
         assert torch.equal(found, seen[-1])
     else:
         assert not torch.equal(next(model.parameters()), kind().proj.weight)  # another draw: all six calls were made
+
+
+def test_a_buffer_that_is_replaced_by_its_name_is_refused() -> None:
+    extractor = featx.create_feature_extractor(BySetattr().train(), ["act"], example_inputs=torch.rand(4, 6))
+    extractor(torch.rand(5, 6))
+    with pytest.raises(featx.SpecializationError, match=r"x\.shape\[0\] == 3"):
+        extractor(torch.rand(3, 6))
 
 
 class InTraining(Scaled):

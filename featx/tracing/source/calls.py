@@ -11,6 +11,7 @@ from typing import Any
 from featx.ir.operator_facts import facts_of
 from featx.tracing.objects.replaced_globals import global_of
 from featx.tracing.source.frames import is_library_code
+from featx.tracing.source.imports import imported_in
 
 # Methods of Python's containers that give an item, or a container of the same items.
 _OF_CONTAINERS = frozenset("values items get pop setdefault copy".split())
@@ -98,8 +99,9 @@ def _owner_of_method(call: ast.Call, function: FunctionType) -> ast.expr | None:
 def _global_value(node: ast.expr, function: FunctionType) -> Any:
     if isinstance(node, ast.Name):
         code = function.__code__
-        is_local = node.id in code.co_varnames or node.id in code.co_cellvars or node.id in code.co_freevars
-        return None if is_local else global_of(function, node.id, getattr(builtins, node.id, None))
+        if node.id in code.co_varnames or node.id in code.co_cellvars:
+            return imported_in(function).get(node.id)
+        return None if node.id in code.co_freevars else global_of(function, node.id, getattr(builtins, node.id, None))
     if not isinstance(node, ast.Attribute):
         return None
     owner = _global_value(node.value, function)

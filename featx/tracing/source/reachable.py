@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from featx.tracing.objects.replaced_globals import global_of
 from featx.tracing.source.frames import is_library_code
+from featx.tracing.source.imports import imported_in
 from featx.tracing.source.location import names_in
 
 
 def functions_reached(function: Any, kind: type | None) -> Iterator[tuple[FunctionType, bool]]:
     """Yield each function that a call may run, and whether it is `function` itself.
 
-    Followed are methods and properties of `kind`, functions in the globals of the code, and those of modules that it
-    names, but none of torch or Python. O(code that can be reached).
+    Followed are methods and properties of `kind`, functions that are globals of the code or that it imports, and those
+    of modules that it names, but none of torch or Python. O(code that can be reached).
     """
     first = inspect.unwrap(getattr(function, "__func__", function))
     seen: set[CodeType] = set()
@@ -30,7 +31,9 @@ def functions_reached(function: Any, kind: type | None) -> Iterator[tuple[Functi
         seen.add(code)
         names = names_in(code)
         pending += [each for name in names for each in functions_named(name, callee, kind)]
-        pending += _functions_of_modules(names, callee)
+        imported = list(imported_in(callee).values())
+        pending += [each for value in imported if (each := function_behind(value)) is not None]
+        pending += _functions_of_modules(names, [*(global_of(callee, name) for name in names), *imported])
         yield callee, callee is first
 
 
@@ -40,9 +43,9 @@ def functions_named(name: str, function: FunctionType, kind: type | None) -> lis
     return [each for value in found if (each := function_behind(value)) is not None]
 
 
-def _functions_of_modules(names: frozenset[str], function: FunctionType) -> Iterator[FunctionType]:
-    """Yield the functions with one of `names` in Python modules that the code of `function` names: `utils.mix`."""
-    modules = {value: None for name in names if isinstance(value := global_of(function, name), ModuleType)}
+def _functions_of_modules(names: frozenset[str], values: Iterable[Any]) -> Iterator[FunctionType]:
+    """Yield the functions with one of `names` in Python modules among `values` and in those inside: `utils.mix`."""
+    modules = {value: None for value in values if isinstance(value, ModuleType)}
     pending = list(modules)
     while pending:
         namespace = vars(pending.pop())

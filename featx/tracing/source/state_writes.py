@@ -20,7 +20,7 @@ from featx.tracing.source.aliases import aliased_parts
 from featx.tracing.source.argument_use import WritingLines, writing_lines
 from featx.tracing.source.assignments import assigned_values
 from featx.tracing.source.attributes import names_along
-from featx.tracing.source.calls import called_in, is_own_function, values_given, written_by_call
+from featx.tracing.source.calls import called_in, is_own_function, name_called, values_given, written_by_call
 from featx.tracing.source.frames import Line
 from featx.tracing.source.location import Function, definition_of
 from featx.tracing.source.parameters import Parameters
@@ -181,6 +181,8 @@ class _Method:
         return [], lines
 
     def _written_by_call(self, call: ast.Call, lines: frozenset[Line]) -> tuple[list[ast.expr], frozenset[Line]]:
+        if name_called(call) == "setattr" and len(call.args) == 3:
+            return [ast.Call(ast.Name("getattr"), call.args[:2], [])], lines
         called = called_in(call, self._function)
         inside = writing_lines(called) if is_own_function(called) else WritingLines()
         inside_lines = inside.always | inside.sometimes
@@ -199,10 +201,11 @@ class _Method:
         pending, seen = list(nodes), set[str]()
         while pending:
             node = pending.pop()
-            chain = self._chain_of(node.func) if isinstance(node, ast.Call) else self._chain_of(node)
-            if chain and isinstance(node, ast.Call):
+            called = node.func if isinstance(node, ast.Call) and not _is_getattr(node) else None
+            chain = self._chain_of(node if called is None else called)
+            if chain and called is not None:
                 found.add((*chain, _CALL))
-            if chain and not isinstance(node, ast.Call):
+            if chain and called is None:
                 found.add(chain)
             elif isinstance(node, ast.Name):
                 pending += [] if node.id in seen else self._assigned.get(node.id, [])
@@ -212,8 +215,20 @@ class _Method:
         return found
 
     def _chain_of(self, node: ast.AST) -> _Chain:
+        """Return the attributes along `self.block.weight`, and `getattr(self.block, "weight")`; nothing elsewhere."""
+        if isinstance(node, ast.Call) and _is_getattr(node):
+            owner, name = node.args[:2]
+            # Another name than a constant may be that of anything which the module has.
+            last = name.value if isinstance(name, ast.Constant) and type(name.value) is str else "parameters"
+            is_self = isinstance(owner, ast.Name) and owner.id == self._self
+            around = self._chain_of(owner)
+            return (*around, last) if around or is_self else ()
         root, *names = names_along(node)
         return tuple(names) if root == self._self else ()
+
+
+def _is_getattr(call: ast.Call) -> bool:
+    return name_called(call) == "getattr" and len(call.args) > 1
 
 
 def _with_modes(node: ast.AST, training: bool | None) -> Iterator[tuple[ast.AST, bool | None]]:
