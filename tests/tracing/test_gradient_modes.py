@@ -72,3 +72,16 @@ def test_where_the_answer_decides_nothing_it_runs_in_both(enabled: bool) -> None
             found = extractor(X)
             assert torch.equal(found["last"], model(X))
             assert [found[name].requires_grad for name in ("first", "last")] == [mode, mode]
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_batch_may_differ_in_either_mode(enabled: bool) -> None:
+    class Reads(Asks):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x.reshape(x.shape[0], 2, 2).flatten(1))
+
+    model = Reads(QUESTIONS["enabled"]).eval()
+    with torch.set_grad_enabled(enabled):
+        extractor = featx.create_feature_extractor(model, ["last"], example_inputs=X, adaptive=False)
+        batch = torch.rand(5, 4)
+        assert torch.equal(extractor(batch)["last"], model(batch))

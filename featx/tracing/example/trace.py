@@ -146,6 +146,8 @@ class ExampleTrace:
         recorder.is_compared = self._settings.keeps_replica
         self.numbers.converting = self.model_context.converting
         self.numbers.are_keys_fixed = self.model_context.fixes_keys
+        # A run without gradients that is compared with one that has them is to have the same nodes.
+        self._checks_gradients = not self.gradients and (earlier is None or not earlier.gradients)
         if conditions.dtype is not None:
             recorder.stand_ins.cast(self.replica.root, conditions.dtype)
         self.numbers.disguise, self.numbers.disguised = conditions.disguise, conditions.disguised
@@ -227,7 +229,7 @@ class ExampleTrace:
         kernels = self._torch_calls.kernels
         with torch._C.DisableTorchFunction(), kernels.recorded():
             call_args, call_kwargs = self.inputs.bind(args, kwargs)
-            if not self.gradients and self.numbers.expected is None:
+            if self._checks_gradients:
                 self.function_calls.on_grad_mode_query()
             self._observers.record_autocast()
         output, result = self._output_of_call(call_args, call_kwargs, find_requested)
