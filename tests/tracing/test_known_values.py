@@ -260,3 +260,41 @@ def test_layer_that_gives_its_input_in_eval_mode_gives_its_memory(inplace: bool)
     got = extractor.eval()(x)
     for count, name in enumerate(names):
         assert torch.equal(got[name], sum([1] * count, x * 1))
+
+
+@pytest.mark.parametrize("is_real", [True, False])
+def test_what_a_write_returns_is_the_tensor_that_was_written(is_real: bool) -> None:
+    def count(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        if is_real and not x.isfinite().all():
+            return x
+        counts = torch.zeros(2, 3)  # keeps its values up to the write
+        counts.scatter_add_(1, x[:, 0].argsort(), torch.ones(2, 3))
+        return counts * 2
+
+    model = Masked(count).eval()
+    graph_module = featx.trace(model, X, MASK)
+    assert torch.equal(graph_module(X, MASK), model(X, MASK))
+    (written,) = graph_module.graph.find_nodes(op="call_method", target="scatter_add_")
+    assert [user.name for user in written.users] == ["mul"]
+
+
+def test_tensors_whose_values_are_known_are_lengths(caplog: pytest.LogCaptureFixture) -> None:
+    class Splits(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x: torch.Tensor, sizes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+            x = self.layer(x)
+            parts = x.split([height * width for height, width in sizes])
+            return torch.stack([part.mean(0) for part in parts]), x.narrow(0, sizes[0, 0], 2), x.view(sizes[0, 1], -1)
+
+    model = Splits().eval()
+    with caplog.at_level(logging.DEBUG, logger="featx"):
+        extractor = featx.create_feature_extractor(
+            model, ["output"], example_inputs=(torch.rand(1200, 4), torch.tensor([[20, 30], [20, 30]]))
+        )
+    assert runs_with_values(caplog) == 0
+    for count, sizes in ((1200, [[10, 40], [40, 20]]), (2400, [[20, 60], [30, 40]])):
+        x, others = torch.rand(count, 4), torch.tensor(sizes)
+        assert all(map(torch.equal, extractor(x, others)["output"], model(x, others)))

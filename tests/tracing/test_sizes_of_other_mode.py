@@ -29,6 +29,18 @@ class Chosen(nn.Module):
         return self.after(h[:count] * count)
 
 
+def runs_at_other_sizes(caplog: pytest.LogCaptureFixture, outcome: str) -> list[int]:
+    """Return how many runs of each trace at other sizes had this outcome, but for those that show them as zero."""
+    runs: list[int] = []
+    for record in caplog.records:
+        text = record.getMessage()
+        if "run 1, " in text:
+            runs.append(0)
+        if "other sizes" in text and "shown as" not in text and outcome in text:
+            runs[-1] += 1
+    return runs
+
+
 def real_runs_at_other_sizes(caplog: pytest.LogCaptureFixture) -> list[int]:
     """Return how many runs with values each trace has made at other sizes."""
     runs: list[int] = []
@@ -67,3 +79,25 @@ def test_a_detection_model_runs_for_real_at_other_sizes_in_eval_mode_alone(caplo
     in_train, in_eval = real_runs_at_other_sizes(caplog)
     assert in_train == 0
     assert in_eval > 0
+
+
+def test_what_the_other_mode_refused_is_tried_apart_from_what_it_took(caplog: pytest.LogCaptureFixture) -> None:
+    class Mixes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 6)
+
+        def forward(self, x: Tensor, pair: Tensor) -> Tensor:  # of one length by chance
+            first, second = pair
+            x = nn.functional.dropout(self.layer(x), 0.5, self.training)
+            return x.reshape(x.shape[0], -1, 3) * first + second
+
+    with caplog.at_level(logging.DEBUG, logger="featx"):
+        extractor = featx.create_feature_extractor(
+            Mixes(), ["output"], example_inputs=(torch.rand(2, 4), torch.rand(2, 3)), adaptive=False
+        )
+    assert str(extractor.eval().free_dims).startswith("x: free, ")
+    assert "pair: fixed" in str(extractor.free_dims)
+    runs = runs_at_other_sizes(caplog, "done") + runs_at_other_sizes(caplog, "ended with ValueError")
+    # First both at once, and each of them; then those that were refused, and the other one.
+    assert runs == [1, 1] + [2, 1]

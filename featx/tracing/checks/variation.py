@@ -81,7 +81,7 @@ class Variation:
         Where other sizes may not run for real, those that are likely to be free are tried once, all together.
         """
         self._inputs = inputs
-        groups, likely = _groups_of(inputs)
+        groups, likely = (_divided(each, other_mode) for each in _groups_of(inputs))
         known = {group: NOT_ASKED for group in groups if not self._may_try(group)}
         groups, likely = ([group for group in each if group not in known] for each in (groups, likely))
         if self._trace.is_real and not self._request.tracer.runs_sizes_for_real:
@@ -290,6 +290,16 @@ def _may_be_free_together(outcome: Outcome) -> bool:
 
 def _was_refused(group: Group, known: Mapping[Dim, Outcome]) -> bool:
     return all(dim in known and known[dim].is_refusal for dim in group.dims)
+
+
+def _divided(groups: list[Group], known: Mapping[Dim, Outcome]) -> list[Group]:
+    """Return the groups, with those divided in two of which the model has refused some dimensions and not others."""
+    divided: list[Group] = []
+    for group in groups:
+        refused = tuple(dim for dim in group.dims if dim in known and known[dim].is_refusal)
+        parts = refused, tuple(dim for dim in group.dims if dim not in refused)
+        divided += [replace(group, dims=part) for part in parts if part]
+    return divided
 
 
 def _groups_of(inputs: list[torch.Tensor]) -> tuple[list[Group], list[Group]]:

@@ -8,6 +8,7 @@ may ask for its values; it gets a stand-in when it meets one.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, cast
@@ -164,9 +165,25 @@ class StandIns:
         result = self._results.run(key, lambda: self._run_on(self.of, function, args, kwargs), inputs)
         written = [value for (value, twin), version in zip(twins, versions, strict=True) if twin._version != version]
         self._note_outdated(written)
-        return result
+        return self._written_target(result, (*args[:1], kwargs.get("out")))
+
+    def _written_target(self, result: Any, targets: tuple[Any, ...]) -> Any:
+        """Return the target that a call has written and returned, where `result` is the stand-in of it."""
+        made = [target for target in targets if isinstance(target, torch.Tensor) and id(target) not in self._owned]
+        return next((target for target in made if self.is_stand_in_of(result, target)), result)
 
     def _run_on(
+        self, twin_of: Twin, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        try:
+            return self._run_on_twins(twin_of, function, args, kwargs)
+        except RuntimeError:
+            plain_args, plain_kwargs = self._with_plain_lengths((args[1:], kwargs))
+            if not any(map(operator.is_not, tree_leaves((args[1:], kwargs)), tree_leaves((plain_args, plain_kwargs)))):
+                raise
+        return self._run_on_twins(twin_of, function, (*args[:1], *plain_args), plain_kwargs)
+
+    def _run_on_twins(
         self, twin_of: Twin, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         name = function.__name__
@@ -186,6 +203,21 @@ class StandIns:
             return function(*args, **kwargs)
         with _META:  # a factory
             return function(*args, **kwargs)
+
+    def _with_plain_lengths(self, value: Any) -> Any:
+        """Return an argument with numbers in place of the integer tensors of one element whose values are known.
+
+        `x.split([n, m])`, say, takes such tensors for lengths, which have no values on the meta device.
+        """
+        kind = type(value)
+        if kind is tuple or kind is list:
+            return kind([self._with_plain_lengths(item) for item in value])
+        if kind is dict:
+            return {key: self._with_plain_lengths(item) for key, item in value.items()}
+        if kind is torch.Tensor and value.dim() == 0 and self.has_values(value):
+            is_integer = not (value.is_floating_point() or value.is_complex() or value.dtype is torch.bool)
+            return value.item() if is_integer else value
+        return value
 
     def _run_on_values(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, is_of_values: bool
