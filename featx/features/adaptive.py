@@ -24,7 +24,8 @@ from featx.features.own_conversion import check_conversion
 from featx.features.shared_tensors import tensors_kept_shared
 from featx.tracing.environment.compiler import not_compiled_itself
 
-Build = Callable[[Any], DualGraphModule]
+# From inputs, and what is known of the dimensions of others by mode, to an extractor.
+Build = Callable[[Any, Any], DualGraphModule]
 _LOGGER = logging.getLogger("featx")
 # How many graphs are kept. Inputs that need more differ in a property that should be free.
 _MOST = 64
@@ -52,7 +53,7 @@ class AdaptiveExtractor(nn.Module):
     Args:
         model: where the values come from.
         first: an extractor for `model`.
-        build: makes another one from an example.
+        build: makes another one from an example, and the dimensions that are free on the first one.
         tracer: says whether what forward does with inputs depends on an earlier call.
         example: the inputs for which `first` was made, if they are known.
     """
@@ -172,7 +173,8 @@ class AdaptiveExtractor(nn.Module):
 
     def _traced_for(self, example: Example) -> DualGraphModule:
         known = (self._in_mode(each).graph for each in self.extractors)
-        return trace_for_input(lambda: self.__dict__["_build"](example), known)
+        dims = self.extractors[0].meta["free_dims"]
+        return trace_for_input(lambda: self.__dict__["_build"](example, dims), known)
 
     def _with_defaults(self, count: int, kwargs: dict[str, Any]) -> dict[str, Any]:
         return with_defaults(self._in_mode(self.extractors[0]).graph, count, kwargs)

@@ -185,7 +185,7 @@ def create_feature_extractor(
         example: Example | None = first.meta.get("example")
     else:
         example = given_example(model, example_inputs).without_large_values()
-    cases = CaseTracer(requests, options, example)
+    cases = CaseTracer(requests, options, example, first.meta["free_dims"])
     return AdaptiveExtractor(model, first, functools.partial(build, model, requests, options), cases, example)
 
 

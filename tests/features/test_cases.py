@@ -375,3 +375,39 @@ def test_a_tensor_that_the_model_has_replaced_since_is_no_part_of_a_further_grap
         model(wide)
         with pytest.raises(featx.SpecializationError, match=r"has replaced '2.anchors' since this extractor was made"):
             extractor(wide)
+
+
+class Images(nn.Module):
+    """Puts image features in the place of tokens, as vision-language models do, of which there must be as many."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.last = nn.Embedding(10, 4), nn.Linear(4, 3)
+
+    def forward(self, ids: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+        hidden = self.embed(ids)
+        if int((ids == 1).sum()) != len(images):
+            raise ValueError("images and their tokens do not match")
+        for index, token in enumerate(ids[0].tolist()):
+            if token == 2:
+                hidden = hidden * (index + 1)
+        return self.last(hidden.masked_scatter((ids == 1)[..., None], images))
+
+
+@pytest.mark.parametrize("adaptive", [None, True])
+def test_what_an_earlier_input_has_shown_of_sizes_is_not_tried_again(
+    adaptive: bool | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    def run(ids: list[int]) -> int:
+        caplog.clear()
+        inputs = torch.tensor([ids]), torch.rand(ids.count(1), 4)
+        assert torch.equal(extractor(*inputs)["last"], model(*inputs))
+        return sum("other sizes" in record.getMessage() for record in caplog.records)
+
+    model = Images().eval()
+    with caplog.at_level(logging.DEBUG, logger="featx"):
+        example = torch.tensor([[3, 1, 1, 2, 4]]), torch.rand(2, 4)
+        extractor = featx.create_feature_extractor(model, {"last": "last"}, example_inputs=example, adaptive=adaptive)
+        at_first = sum("other sizes" in record.getMessage() for record in caplog.records)
+        assert run([3, 1, 1, 5, 4]) <= at_first // 2
+        assert run([1, 1, 1, 2, 4, 5, 6]) <= at_first // 2

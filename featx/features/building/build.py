@@ -59,9 +59,19 @@ class Options:
     keeps_cases: bool = False
 
 
-def build(model: nn.Module, requests: dict[bool, Request], options: Options, example_inputs: Any) -> DualGraphModule:
-    """Return an extractor for what is requested in each mode; see `create_feature_extractor`."""
+def build(
+    model: nn.Module,
+    requests: dict[bool, Request],
+    options: Options,
+    example_inputs: Any,
+    earlier_dims: Mapping[bool, FreeDims | None] | None = None,
+) -> DualGraphModule:
+    """Return an extractor for what is requested in each mode; see `create_feature_extractor`.
+
+    `earlier_dims` is what one for other inputs has found of their dimensions, by mode, which saves runs of the model.
+    """
     tracing = _tracing(model, options, example_inputs)
+    tracing.earlier_dims = earlier_dims or {}
     try:
         modes = _trace_modes(tracing, requests, options)
         _keep_writes_for_other_mode(modes, tracing, options)
@@ -76,6 +86,7 @@ def build(model: nn.Module, requests: dict[bool, Request], options: Options, exa
         present = _trace_as_it_is(tracing, requests[model.training], options)
     if not options.suppress_diff_warning and not any(mode.error for mode in modes.values()):
         warn_of_differences(modes[True].names, modes[False].names, level=4)
+    free_dims = {training: mode.free_dims for training, mode in modes.items()}
     features = {each.key: each for each in (*modes[True].features, *modes[False].features)}
     edited = {} if tracing.edits is None else tracing.edits.modules()
     extractor = options.kind(
@@ -86,7 +97,7 @@ def build(model: nn.Module, requests: dict[bool, Request], options: Options, exa
         present_graph=None if present is None else present.graph,
         exceptions={training: mode.exceptions for training, mode in modes.items()},
         infos={training: mode.infos for training, mode in modes.items()},
-        cases=Cases(model, CaseTracer(requests, options, tracing.inputs.used), tracing.inputs.used)
+        cases=Cases(model, CaseTracer(requests, options, tracing.inputs.used, free_dims), tracing.inputs.used)
         if _is_adapted(modes.values(), options)
         else None,
     )
@@ -94,7 +105,7 @@ def build(model: nn.Module, requests: dict[bool, Request], options: Options, exa
     note_own_conversion(extractor, model, (mode.graph for mode in modes.values()))
     if options.inputs is None and tracing.inputs.used is not None:
         extractor.meta["example"] = tracing.inputs.used.without_values()
-    extractor.meta["free_dims"] = {training: mode.free_dims for training, mode in modes.items()}
+    extractor.meta["free_dims"] = free_dims
     return extractor
 
 
@@ -132,13 +143,21 @@ class CaseTracer:
     Args:
         requests: what is requested, by mode.
         options: how the extractor is built.
-        first: the inputs of the first graph.
+        first: the inputs of the first graphs.
+        free_dims: which of their dimensions are free, by mode.
     """
 
-    def __init__(self, requests: dict[bool, Request], options: Options, first: Example | None) -> None:
+    def __init__(
+        self,
+        requests: dict[bool, Request],
+        options: Options,
+        first: Example | None,
+        free_dims: Mapping[bool, FreeDims | None],
+    ) -> None:
         self._requests = requests
         self._options = options
         self._chosen = {} if first is None else first.options()
+        self._dims = free_dims
 
     def graph(self, model: nn.Module, training: bool | None, example: Example, opened: frozenset[str]) -> Graph:
         """Return the graph of the model in a mode, for these inputs; it looks into the modules with these paths.
@@ -146,6 +165,7 @@ class CaseTracer:
         `training` is None for the modes that its modules are in.
         """
         with self._tracing(model, example, opened) as tracing:
+            tracing.earlier_dims = self._dims
             if training is None:
                 return _trace_as_it_is(tracing, self._requests[model.training], self._options).graph
             mode = _trace_mode(tracing, self._requests[training], training, self._options)

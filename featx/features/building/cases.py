@@ -131,7 +131,8 @@ class Cases:
         mode = self._mode_of(module)
         if len(self._further[mode]) >= _MOST:
             raise SpecializationError(
-                f"{refused} This extractor has made {_MOST} more graphs for other inputs, and makes no more"
+                f"{refused} This extractor has made {_MOST} more graphs for other inputs, and makes no more. One with "
+                "adaptive=True goes on; inputs that are padded or resized to few sizes need fewer graphs"
             ) from None
         if mode is None and _flags_of(self.model) != self._flags:
             raise SpecializationError(

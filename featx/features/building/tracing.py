@@ -33,7 +33,7 @@ from featx.tracing.example.conditions import RequestedNodeFinder
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.tracer import CheckSizes, ExampleTracer
 from featx.tracing.objects.module_tree import walk_modules
-from featx.tracing.replica.interception import has_own_call
+from featx.tracing.replica.interception import has_backward_hooks, has_own_call
 from featx.tracing.replica.mode_reads import ModeReads
 from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.replica.replica import only_sets_flags, replica_of, view_in_mode
@@ -90,6 +90,8 @@ class ModelTracing:
         self.opens_operators = False
         # The paths of modules to look into, whatever is requested.
         self.opened: frozenset[str] = frozenset()
+        # What was found of the dimensions of other inputs of the model, by mode.
+        self.earlier_dims: Mapping[bool, FreeDims | None] = {}
         # Observes in each trace whether anything asks in which mode a module is.
         self.reads: ModeReads | None = None
         if isinstance(tracer_kwargs, (torch.Tensor, tuple, list)):
@@ -137,6 +139,7 @@ class ModelTracing:
         tracer = self._new_tracer(request).on_example(opened)
         tracer.model_context = self._surroundings
         tracer.check_sizes = self._check_sizes
+        tracer.earlier_dims = self.earlier_dims.get(self.model.training if self.training is None else self.training)
         # A case of its own is traced for a size that comes up in the training of a detection model.
         tracer.runs_sizes_for_real = not (self.training and self.inputs.is_for_one_mode)
         return tracer
@@ -159,6 +162,11 @@ class ModelTracing:
                 "all features follow from it; give example_inputs, or put that code into forward"
             )
         tracer = self._new_tracer(request)
+        if "" in tracer.asked_for and has_backward_hooks(self.model):
+            raise TraceError(
+                f"{type(self.model).__name__} has hooks for gradients, which a graph of it would leave out; remove "
+                "these hooks first, or do not ask for what the model returns"
+            )
         if self._makes_values:
             tracer.new_comparison, tracer.refuses_questions = SymbolicRepetition, True
         try:

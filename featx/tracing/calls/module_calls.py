@@ -207,6 +207,13 @@ class ModuleCalls:
 
     # -- modules that are looked into --------------------------------------------------------------------------------
 
+    def check_root(self, root: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_output_wanted: bool) -> None:
+        """Raise Untraceable where a graph of what is inside of the root would not do what a call of it does."""
+        if isinstance(root, nn.Module):
+            if is_output_wanted:
+                _check_gradient_hooks(root, "")
+            _check_packing(root, "", args, kwargs)
+
     def _open(
         self, module: nn.Module, path: str, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
@@ -219,18 +226,9 @@ class ModuleCalls:
         try:
             if path in self._opening.whole:
                 raise Untraceable(self._opening.whole[path])
-            if has_backward_hooks(module):
-                raise Untraceable(
-                    f"'{path}' has hooks for gradients, which the graph of what is inside would leave out,"
-                )
+            _check_gradient_hooks(module, path)
             self._take_parts((args, kwargs), caller)
-            if _packs_padded_batches(module, args, kwargs):
-                raise Untraceable(
-                    f"'{path}' packs a padded batch into a nested tensor where gradients are off (use_nested_tensor), "
-                    "which no trace sees,",
-                    advice=f"make it with enable_nested_tensor=False, or set model.{path}.use_nested_tensor = False: "
-                    "only what it returns for padding is another value then",
-                )
+            _check_packing(module, path, args, kwargs)
             self._checks.states.note_opened(module, _assigned_in_forward(module))
             with self._checks.in_progress(module):
                 result = forward(*args, **kwargs)
@@ -434,8 +432,24 @@ def _may_return_input_in_eval_mode(module: nn.Module, value: Any, result: Any) -
     return any(isinstance(inner, _DROPOUTS) for inner in modules_of(module))
 
 
-def _packs_padded_batches(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _check_gradient_hooks(module: nn.Module, path: str) -> None:
+    if has_backward_hooks(module):
+        name = f"'{path}'" if path else "the model"
+        raise Untraceable(
+            f"{name} has hooks for gradients, which the graph of what is inside would leave out,",
+            advice="remove these hooks first; gradients of the graph come without them",
+        )
+
+
+def _check_packing(module: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     if type(module).forward is not nn.TransformerEncoder.forward or cast(Any, module.layers)[0].training:
-        return False
+        return
     mask = kwargs.get("src_key_padding_mask", args[2] if len(args) > 2 else None)
-    return mask is not None and bool(getattr(module, "use_nested_tensor", False))
+    if mask is not None and getattr(module, "use_nested_tensor", False):
+        name, attribute = (f"'{path}'", f"model.{path}") if path else ("the model", "model")
+        raise Untraceable(
+            f"{name} packs a padded batch into a nested tensor where gradients are off (use_nested_tensor), which no "
+            "trace sees,",
+            advice=f"make it with enable_nested_tensor=False, or set {attribute}.use_nested_tensor = False: only what "
+            "it returns for padding is another value then",
+        )

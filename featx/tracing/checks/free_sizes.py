@@ -55,7 +55,8 @@ def free_dims(
     elif trace.numbers.sizes_were_read or trace.is_real:
         variation = Variation(request, trace, before=before)
         varied = [tensor for _, _, tensor in inputs if can_be_resized(tensor)]
-        known = {**dict.fromkeys(known, LAYOUT_NOT_VARIED), **variation.test(varied, other_mode.dims)}
+        earlier = other_mode.dims or _dims_on_earlier_inputs(inputs, request.tracer.earlier_dims)
+        known = {**dict.fromkeys(known, LAYOUT_NOT_VARIED), **variation.test(varied, earlier)}
         before = variation.before
         if trace.has_filled_caches:
             known.update(stale_dims(variation))
@@ -76,6 +77,16 @@ def free_dims(
     _check_inputs(trace, inputs, known, advice_for_sizes(trace.model_context.traced))
     other_mode.before = before if other_mode.graph is not None else None
     return free
+
+
+def _dims_on_earlier_inputs(inputs: list[_Input], found: FreeDims | None) -> dict[Dim, Outcome]:
+    """Return what was found of the dimensions of earlier inputs, for those that have the same names now."""
+    outcomes = {} if found is None else found.outcomes
+    return {
+        (id(tensor), dim): outcome
+        for name, _, tensor in inputs
+        for dim, outcome in enumerate(outcomes.get(name, ())[: tensor.dim()])
+    }
 
 
 def _caches_of_one_length(inputs: list[_Input], known: Mapping[Dim, Outcome]) -> Iterator[Attribute]:

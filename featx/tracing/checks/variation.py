@@ -74,14 +74,15 @@ class Variation:
         # For groups that the model takes at some other sizes only: the size to try.
         self._sizes: dict[Group, OtherSize] = {}
 
-    def test(self, inputs: list[torch.Tensor], other_mode: Mapping[Dim, Outcome]) -> dict[Dim, Outcome]:
+    def test(self, inputs: list[torch.Tensor], earlier: Mapping[Dim, Outcome]) -> dict[Dim, Outcome]:
         """Return what is known of each dimension of the inputs.
 
-        Those that the model refused in `other_mode` are tried all at once, and where it refuses that again, not alone.
+        Those that the model refused in an `earlier` trace are tried all at once, and where it refuses that again, not
+        alone.
         Where other sizes may not run for real, those that are likely to be free are tried once, all together.
         """
         self._inputs = inputs
-        groups, likely = (_divided(each, other_mode) for each in _groups_of(inputs))
+        groups, likely = (_divided(each, earlier) for each in _groups_of(inputs))
         known = {group: NOT_ASKED for group in groups if not self._may_try(group)}
         groups, likely = ([group for group in each if group not in known] for each in (groups, likely))
         if self._trace.is_real and not self._request.tracer.runs_sizes_for_real:
@@ -89,7 +90,7 @@ class Variation:
             are_free = all(self._outcome_without_values(likely, disguise) == FREE for disguise in disguises)
             known.update({group: FREE if are_free and group in likely else NOT_ALONE for group in groups})
             return {dim: outcome for group, outcome in known.items() for dim in group.dims}
-        refused = [group for group in groups if _was_refused(group, other_mode)]
+        refused = [group for group in groups if _was_refused(group, earlier)]
         if refused and (outcome := self._outcome(refused)).is_refusal:
             known.update(dict.fromkeys(refused, outcome))
             likely = [group for group in likely if group not in known]
@@ -100,7 +101,8 @@ class Variation:
         for group in groups:
             if group not in known:
                 known[group] = self._alone(group, group in likely)
-            if known[group] != FREE and len(group.dims) > 1:  # their lengths may be one by chance
+            # Their lengths may be one by chance.
+            if known[group] != FREE and len(group.dims) > 1 and not _was_refused(group, earlier):
                 apart = [replace(group, dims=(each,)) for each in group.dims]
                 known.update({each: self._alone(each, group in likely) for each in apart})
                 del known[group]

@@ -297,13 +297,16 @@ class ExampleTrace:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], find_requested: RequestedNodeFinder | None
     ) -> Any:
         """Call forward; return its output as an argument of the output node, and as it is."""
+        settings = self._settings
+        is_output_wanted = settings.keep_output or "" in settings.opening.asked_for
         try:
+            self.module_calls.check_root(self.replica.root, args, kwargs, is_output_wanted=is_output_wanted)
             result = call_model(self.model_context, self.replica.root, self.recorder.raised, args, kwargs)
             self._torch_calls.check_unrecorded()
             with torch._C.DisableTorchFunction(), self._torch_calls.kernels.recorded():
-                if "" in self._settings.opening.asked_for:
+                if "" in settings.opening.asked_for:
                     mark_output(self.graph, self.recorder.create_result(result), "")
-                return self.recorder.create_result(result) if self._settings.keep_output else None, result
+                return self.recorder.create_result(result) if settings.keep_output else None, result
         except UnsupportedSideEffect:
             raise
         except (Untraceable, NeedsRealValues, AllNeededRecorded, Diverged, Exception) as error:
