@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 from torch import nn
 
-from featx.errors import ArgumentTypeError, InputError, SpecializationError
+from featx.errors import ArgumentTypeError, FeatxError, InputError, SpecializationError
 from featx.examples import find_example, holds_inputs, inputs_of, refuse_shape
 from featx.ir.equality import is_same_graph
 from featx.ir.graph import Graph
@@ -55,7 +55,15 @@ def trace(root: nn.Module | Callable[..., Any], *args: Any, example_inputs: Any 
         ArgumentTypeError: inputs are given in both ways, or `example_inputs` is something else.
     """
     args, kwargs = _inputs(root, args, kwargs, example_inputs)
-    found, free_dims, is_for_both_modes = _traced(root, args, kwargs)
+    try:
+        found, free_dims, is_for_both_modes = _traced(root, args, kwargs)
+    except FeatxError:
+        raise
+    except Exception as error:  # the model's own
+        if example_inputs is None and not kwargs and len(args) == 1 and isinstance(args[0], (tuple, list, dict)):
+            kind = type(args[0]).__name__
+            error.add_note(f"The {kind} was the only input; inputs in a {kind} are given by example_inputs=...")
+        raise
     name = type(root).__name__ if isinstance(root, nn.Module) else getattr(root, "__name__", "GraphModule")
     if isinstance(root, nn.Module) and not is_for_both_modes:
         reason = "a model has a graph for each mode: trace again after train() or eval()"

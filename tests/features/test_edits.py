@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import timm
 import torch
 import torchvision
 from torch import nn
@@ -628,3 +629,27 @@ def test_two_edits_of_one_value_are_refused() -> None:
     edits = {"last": lambda value: value * 2, "output": lambda value: value + 1}
     with pytest.raises(featx.RequestError, match="'last' and 'output' are one value, and both are edited"):
         extractor_of(CalledTwice().eval(), ["output"], edits=edits)
+
+
+def test_what_comes_out_is_described_with_the_edits() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 4, 3, padding=1)).eval()
+    x = torch.rand(2, 3, 16, 16)
+    extractor = featx.create_feature_extractor(
+        model,
+        ["0", "1", "2"],
+        example_inputs=x,
+        edits={"0": lambda value: nn.functional.interpolate(value, scale_factor=2), "2": lambda value: value[:, :3]},
+    )
+    found = extractor(x)
+    assert [info.shape for info in extractor.feature_info] == [tuple(value.shape) for value in found.values()]
+    assert extractor.channels == [8, 8, 3]
+
+
+def test_pool_of_a_class_token_that_an_edit_has_taken_away_is_refused() -> None:
+    model = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=2).eval()
+    x = torch.rand(1, 3, 64, 64)
+    wanted = {"blocks.1": featx.Feature("tokens", pool="cls")}
+    kept = featx.create_feature_extractor(model, wanted, example_inputs=x, edits={"blocks.0": lambda value: value * 2})
+    assert kept(x)["tokens"].shape == (1, 192)
+    with pytest.raises(featx.RequestError, match="has no class token"):
+        featx.create_feature_extractor(model, wanted, example_inputs=x, edits={"blocks.0": lambda value: value[:, 1:]})

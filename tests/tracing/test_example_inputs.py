@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -163,3 +164,12 @@ def test_what_is_given_by_name_is_passed_on_by_name(options: dict[str, Any]) -> 
     assert torch.equal(traced(x, **options), model(x, **options))
     given = {**options, "y": options.get("y")}
     assert torch.equal(featx.trace(model, x, **given)(x, **given), model(x, **given))
+
+
+@pytest.mark.parametrize("entry", [featx.trace, featx.cost])
+@pytest.mark.parametrize("given", [(torch.rand(2, 4),), {"x": torch.rand(2, 4)}], ids=["tuple", "dict"])
+def test_inputs_in_a_container_are_told_how_to_be_given(entry: Callable[..., Any], given: Any) -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    with pytest.raises(TypeError) as caught:
+        entry(model, given)
+    assert "example_inputs=" in "".join(caught.value.__notes__)

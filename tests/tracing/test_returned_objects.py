@@ -177,3 +177,27 @@ def test_caches_of_transformers_are_returned_and_can_be_gone_on_with() -> None:
     assert_same(found.cache, expected.cache)
     ours, theirs = (model(input_ids=following, cache=each.cache) for each in (found, expected))
     assert torch.equal(ours.last_hidden_state, theirs.last_hidden_state)
+
+
+@pytest.mark.parametrize("names", [["output"], ["inner", "output"]])
+@pytest.mark.parametrize("way", ["del", "vars", "delattr"])
+def test_attribute_that_forward_takes_out_of_what_a_module_returned(way: str, names: list[str]) -> None:
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Returns(lambda y: SimpleNamespace(y=y, aux=y * 2))
+
+        def forward(self, x: torch.Tensor) -> Any:
+            result = self.inner(x)
+            if way == "del":
+                del result.aux
+            elif way == "vars":
+                vars(result).pop("aux")
+            else:
+                delattr(result, "aux")
+            return result
+
+    model, x = Outer().eval(), torch.rand(2, 4)
+    found = featx.create_feature_extractor(model, names, example_inputs=x)(x)
+    assert vars(found["output"]).keys() == {"y"}
+    assert torch.equal(found["output"].y, model(x).y)

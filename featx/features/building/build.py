@@ -24,7 +24,7 @@ from featx.features.describing.other_sizes import OtherSizes
 from featx.features.dual import DualGraphModule
 from featx.features.nodes import warn_of_differences
 from featx.features.own_conversion import note_own_conversion
-from featx.features.requests.edits import Edit, Edits
+from featx.features.requests.edits import Edit, Edits, note_shapes_behind_edits
 from featx.features.requests.feature import Feature
 from featx.features.requests.processing import head_path, modules_of, process, with_heads
 from featx.features.requests.request import Request
@@ -258,6 +258,8 @@ class _Mode:
     def _infos(self, wanted: Mapping[str, Node], traced: TracedModel, tracing: ModelTracing) -> FeatureInfos:
         image, example = tracing.inputs.image, tracing.inputs.used
         other = None if example is None else OtherSizes(lambda: self.graph, tracing.model_in_mode(), example, image)
+        if tracing.edits is not None:
+            note_shapes_behind_edits(wanted, {} if other is None else other.of_example)
         return infos_of(wanted, traced.request, tracing.model, image, other)
 
     @property

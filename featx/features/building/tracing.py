@@ -139,7 +139,6 @@ class ModelTracing:
         tracer = self._new_tracer(request).on_example(opened)
         tracer.model_context = self._surroundings
         tracer.check_sizes = self._check_sizes
-        tracer.earlier_dims = self.earlier_dims.get(self.model.training if self.training is None else self.training)
         # A case of its own is traced for a size that comes up in the training of a detection model.
         tracer.runs_sizes_for_real = not (self.training and self.inputs.is_for_one_mode)
         return tracer
@@ -388,6 +387,7 @@ class ModelTracing:
         self, tracer: ExampleTracer, example: Example, find_requested: RequestedNodeFinder
     ) -> tuple[ExampleTrace, FreeDims]:
         known = self._other_mode
+        known.on_earlier_inputs = self.earlier_dims.get(self.model.training if self.training is None else self.training)
         if known.graph is not None or known.dims or example.is_for_one_mode or not self._is_known:
             return trace_checked(tracer, self.model, *_inputs(example), find_requested, known)
         result = trace_recording_mode_reads(tracer, self.model, *_inputs(example), find_requested, known)

@@ -21,7 +21,7 @@ from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.ir.torch_layers import is_torch_layer
 from featx.libraries import tokens_are_in_order
-from featx.tracing.nodes.module_output import module_output
+from featx.tracing.nodes.module_output import node_that_made
 
 # How much of an image convolutions without padding may lose at its edges, in all and where none has a stride.
 _LOST_AT_EDGES, _LOST_WITHOUT_STRIDE = 0.2, 0.05
@@ -170,7 +170,7 @@ class _Known:
     def info(self, key: str, name: str, node: Node) -> FeatureInfo:
         module = self._modules.get(name)
         kind = None if module is None else type(module).__name__
-        node = _that_made(node)
+        node = node_that_made(node)
         forms = forms_of(node)
         if "" not in forms:
             shapes = {path: shape for path, (shape, _) in forms.items()}
@@ -326,13 +326,6 @@ def _widths_of(layer: nn.Module) -> tuple[int, ...]:
     if isinstance(layer, nn.Linear):
         return layer.in_features, layer.out_features
     return layer.normalized_shape[-1:] if isinstance(layer, nn.LayerNorm) else ()
-
-
-def _that_made(node: Node) -> Node:
-    """Return the node behind marks that a module has returned its value."""
-    while node.target is module_output and isinstance(node.args[0], Node):
-        node = node.args[0]
-    return node
 
 
 def _is_even(places: tuple[int, ...], image: tuple[int, ...]) -> bool:

@@ -62,6 +62,11 @@ class OtherSizes:
         return len(first) == 2 and first[0] != first[1] and shape[:2] == first[::-1]
 
     @property
+    def of_example(self) -> Shapes:
+        """The shapes for the example itself, as far as the graph runs without values."""
+        return self._shapes(lambda value: list(value.shape), has_guards=False)[0]
+
+    @property
     def wider(self) -> Shapes:
         """The shapes for an image of twice the width; nothing where the graph does not take one."""
         shapes, is_whole = self._wider

@@ -14,7 +14,7 @@ from featx.errors import ArgumentTypeError, RequestError
 from featx.features.requests.request import Request, as_request
 from featx.ir.graph import Graph
 from featx.ir.node import Node
-from featx.tracing.nodes.module_output import module_output, returned_apart
+from featx.tracing.nodes.module_output import module_output, node_that_made, returned_apart
 from featx.tree import tree_leaves, tree_map
 
 # A function or a module that gets the value, or a tensor in its place.
@@ -149,6 +149,27 @@ def _calls_meant(graph: Graph, name: str, node: Node) -> list[Node]:
         if (each.op == "call_module" and each.target == name) or name in each.meta.get("returned_by", ())
     ]
     return calls if node in calls else [node]
+
+
+def note_shapes_behind_edits(wanted: Mapping[str, Node], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Let wanted nodes have the shapes that they have with the edits, which a trace of the model does not know.
+
+    Args:
+        wanted: the nodes by key.
+        shapes: the shapes by key, as far as they are known.
+    """
+    behind: set[Node] = set()
+    for node in next(iter(wanted.values())).graph.nodes if wanted else ():
+        # A tensor as an edit is checked to be of the right shape.
+        if node.target is checked_edit or not behind.isdisjoint(node.all_input_nodes):
+            behind.add(node)
+    for key, node in wanted.items():
+        made = node_that_made(node)
+        if made in behind and "shape" in made.meta:
+            if key in shapes:
+                made.meta["shape"] = torch.Size(shapes[key])
+            else:
+                del made.meta["shape"]
 
 
 def _edit(graph: Graph, node: Node, edit: Edit, name: str) -> Node:

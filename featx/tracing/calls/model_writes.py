@@ -9,6 +9,7 @@ import torch
 
 from featx.ir.memory import memory_of
 from featx.tracing.recording.recorder import Recorder
+from featx.tracing.side_effects.foreign_tensors import ForeignTensors
 from featx.tracing.signals import WritesSharedTensor
 
 
@@ -19,12 +20,25 @@ class ModelWrites:
         recorder: is told what is written.
         shared: the memory of the model.
         held: that of the tensors of the replica, which has copies of some.
+        foreign: saves what is written and belongs to neither, nor was made in the run.
     """
 
-    def __init__(self, recorder: Recorder, shared: frozenset[int], held: Collection[int]) -> None:
+    def __init__(
+        self, recorder: Recorder, shared: frozenset[int], held: Collection[int], foreign: ForeignTensors
+    ) -> None:
         self._recorder = recorder
+        self._foreign = foreign
         self._shared = shared
         self._copied = set(held) - shared
+
+    def refuse_shared(self, tensor: torch.Tensor) -> None:
+        """Raise where a tensor that may be changed by other means than a kernel is one that the replica shares.
+
+        Raises:
+            WritesSharedTensor: it is.
+        """
+        if memory_of(tensor) in self._shared:
+            raise WritesSharedTensor
 
     def on_write(self, kernel: Any, tensors: list[torch.Tensor]) -> None:
         """Take note that a kernel is about to write tensors.
@@ -39,4 +53,5 @@ class ModelWrites:
             recorder.whole.note_untracked_write()
         if not memories.isdisjoint(self._shared):
             raise WritesSharedTensor
+        self._foreign.save(tensors)
         recorder.whole.writes_model = recorder.whole.writes_model or not memories.isdisjoint(self._copied)

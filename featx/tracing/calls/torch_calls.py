@@ -13,18 +13,19 @@ from featx.ir.arguments import Argument
 from featx.ir.memory import memory_of
 from featx.ir.node import Target
 from featx.ir.operator_facts import draws_now, facts_of
+from featx.tracing.calls.model_writes import ModelWrites
 from featx.tracing.calls.tensor_reads import TensorReads
 from featx.tracing.calls.value_log import ValueLog
 from featx.tracing.environment.generators import TorchGenerator
 from featx.tracing.environment.other_threads import is_only_thread
 from featx.tracing.environment.switches import put_back, switches
-from featx.tracing.file_globals.saved_tensors import SavedGlobals
 from featx.tracing.guards.scalars import plain_numbers
 from featx.tracing.nodes.operators import COMPARISONS, MAGIC, OPERATORS, REFLECTED, UNARY
 from featx.tracing.objects.arrays import is_array_of_numbers, tensor_of
 from featx.tracing.objects.tensor_versions import versions_of
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.recording.results import Results
+from featx.tracing.side_effects.foreign_tensors import ForeignTensors
 from featx.tracing.signals import NeedsRealValues, UnsupportedSideEffect, Untraceable
 from featx.tracing.source.frames import line_of, user_frame
 from featx.tracing.source.syntax_queries import (
@@ -32,7 +33,7 @@ from featx.tracing.source.syntax_queries import (
     written_operator,
     written_sign,
 )
-from featx.tracing.stand_ins.kernels import Kernels, OnKernel
+from featx.tracing.stand_ins.kernels import Kernels
 from featx.tree import tree_leaves
 
 # What changes the shape of a tensor and of all that are the same object.
@@ -42,6 +43,16 @@ _CHANGES_HISTORY = frozenset({"detach_", "requires_grad_"})
 # What they return shares memory with their input, and has versions of its own.
 _WITHOUT_COMMON_VERSION = frozenset({"unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes"})
 _MEMORY = frozenset({"untyped_storage", "storage", "_typed_storage", "__dlpack__", "data_ptr"})
+# What may change a tensor, or let other code write it, without a kernel that writes: `p.data = x`, `p.numpy()[0] = 1`.
+_WITHOUT_KERNEL = _MEMORY | {
+    "__set__",
+    "requires_grad_",
+    "set_",
+    "numpy",
+    "__array__",
+    "share_memory_",
+    "register_hook",
+}
 
 
 class TorchCalls:
@@ -50,8 +61,8 @@ class TorchCalls:
     Args:
         recorder: makes the nodes.
         results: follows what the calls return.
-        on_write: takes each kernel that may write, in a trace for real.
-        saved_globals: saves tensors of Python modules that are written inside a module that is kept whole.
+        writes: takes what may write tensors of the model, in a trace for real.
+        foreign: saves what is written and was not made in this run.
 
     Attributes:
         value_log: what was read of values.
@@ -62,15 +73,19 @@ class TorchCalls:
     """
 
     def __init__(
-        self, recorder: Recorder, results: Results, on_write: OnKernel | None, saved_globals: SavedGlobals
+        self, recorder: Recorder, results: Results, writes: ModelWrites | None, foreign: ForeignTensors
     ) -> None:
         self._recorder = recorder
+        self._writes = writes
         self._results = results
-        self._saved_globals = saved_globals
+        self._foreign = foreign
         self.value_log = ValueLog()
         self.generator = TorchGenerator()
         self.kernels = Kernels(
-            self._on_unrecorded_kernel, on_write, recorder.note_dynamic_shape, recorder.made_inside.note
+            self._on_unrecorded_kernel,
+            None if writes is None else writes.on_write,
+            recorder.note_dynamic_shape,
+            self._note_result,
         )
         recorder.stand_ins.shapes = self.kernels.shapes
         self.tensor_reads = TensorReads(recorder, results, self.value_log, self.execute)
@@ -206,6 +221,7 @@ class TorchCalls:
             self._note_inside(name, args, kwargs, draws=draws_inside)
         if recorder.stand_ins.writes_model(function, args, kwargs):
             recorder.whole.writes_model = True
+        self._save_foreign(name, args, kwargs)
         if recorder.is_real:
             args, kwargs = plain_numbers((args, kwargs))  # some kernels convert numbers, which would fix them
             result = function(*args, **kwargs)
@@ -225,6 +241,7 @@ class TorchCalls:
                 result = recorder.stand_ins.run(function, args, kwargs, may_draw=True)
         else:
             result = recorder.stand_ins.run(function, args, kwargs)
+        self._foreign.note_made(result, (args, kwargs))
         if facts_of(name).reads_values:
             self.value_log.note(name, result)
         if name == "type" and isinstance(result, str):
@@ -232,13 +249,24 @@ class TorchCalls:
             return result.replace("torch.meta.", "torch." if kind == "cpu" else f"torch.{kind}.")
         return result
 
+    def _save_foreign(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Save what a call may change that is not of this run; raise where it is a tensor that the replica shares."""
+        if name in _WITHOUT_KERNEL and args and isinstance(args[0], torch.Tensor):
+            if self._writes is not None:
+                self._writes.refuse_shared(args[0])
+            self._foreign.save_form(args[0])
+        elif not self._recorder.is_real and (facts_of(name).writes_first or "out" in kwargs):
+            self._foreign.save((*args[:1], kwargs.get("out")))  # where it is real, kernels tell
+
+    def _note_result(self, given: list[torch.Tensor], result: Any) -> None:
+        """Take note of what a kernel of a run for real has returned."""
+        self._foreign.note_made(result, given)
+        self._recorder.made_inside.note(given, result)
+
     def _note_inside(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, draws: bool) -> None:
         whole = self._recorder.whole
         whole.draws = whole.draws or draws
-        is_write = facts_of(name).writes_first or "out" in kwargs
-        if is_write:
-            self._saved_globals.save((*args[:1], kwargs.get("out")))
-        if is_write or kwargs.get("inplace"):
+        if facts_of(name).writes_first or "out" in kwargs or kwargs.get("inplace"):
             whole.written_at.add(line_of(user_frame()))
 
     def _execute_in_order(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -55,7 +55,7 @@ def free_dims(
     elif trace.numbers.sizes_were_read or trace.is_real:
         variation = Variation(request, trace, before=before)
         varied = [tensor for _, _, tensor in inputs if can_be_resized(tensor)]
-        earlier = other_mode.dims or _dims_on_earlier_inputs(inputs, request.tracer.earlier_dims)
+        earlier = other_mode.dims or _dims_on_earlier_inputs(inputs, other_mode.on_earlier_inputs)
         known = {**dict.fromkeys(known, LAYOUT_NOT_VARIED), **variation.test(varied, earlier)}
         before = variation.before
         if trace.has_filled_caches:

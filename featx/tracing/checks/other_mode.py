@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from featx.ir.equality import is_same_graph
 from featx.ir.graph import Graph
-from featx.tracing.checks.outcomes import Outcome
+from featx.tracing.checks.outcomes import FreeDims, Outcome
 from featx.tracing.checks.variation import Dim
 from featx.tracing.example.conditions import Conditions, RequestedNodeFinder, count_needed
 from featx.tracing.example.trace import ExampleTrace
@@ -26,6 +26,8 @@ class OtherMode:
         reads: observes whether anything asks for a mode, while the first of the two is traced.
         graph: what the model did in that mode, where nothing asked; it does the same in the other one.
         needed: how many of its nodes matter for what is wanted; None is all.
+        on_earlier_inputs: what a trace in the present mode found of the dimensions of other inputs. Those that were
+            refused there are not tried one by one.
         before: the last trace in that mode, if its replica may be called again. `drop` ends that.
     """
 
@@ -34,6 +36,7 @@ class OtherMode:
     depends_on_autocast: bool = False
     graph: Graph | None = None
     needed: int | None = None
+    on_earlier_inputs: FreeDims | None = None
     before: ExampleTrace | None = None
 
     def trace(self, request: TraceRequest) -> ExampleTrace | None:

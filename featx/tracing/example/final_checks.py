@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import CodeType
 from typing import Any
 
@@ -56,6 +56,7 @@ class FinalChecks:
             tensor, name = changed
             path = self._recorder.owned.get(id(tensor), "a tensor")
             raise UnsupportedSideEffect(f"forward sets the attribute '{name}' of '{path}'")
+        self._inputs.kinds.check(self._functions_that_ran())
         self._check_objects()
         self._torch_calls.check_memory()
         self._torch_calls.check_generator()
@@ -80,6 +81,12 @@ class FinalChecks:
                     "kept whole changes,"
                 )
 
+    def _functions_that_ran(self) -> Iterator[tuple[Any, type | None]]:
+        """Yield the forward functions of what is traced and of opened modules, with their classes."""
+        yield self._context.function, type(self._context.root)
+        for module in self._state_checks.opened_modules:
+            yield type(module).forward, type(module)
+
     def codes_that_ran(self) -> set[CodeType]:
         """Return the code that has called torch, and that of opened modules."""
         functions = [inspect.unwrap(self._context.function)]
@@ -103,6 +110,12 @@ class FinalChecks:
 
     def _check_objects(self) -> None:
         # Inputs that are objects or containers, and objects that calls have returned.
+        for what, container, before in self._results.objects:
+            missing = before.keys() - contents_of(container).keys()
+            if missing:  # the graph returns the object as it came
+                raise UnsupportedSideEffect(
+                    f"forward takes {min(map(repr, missing))} out of {what}, a {type(container).__name__},", container
+                )
         for what, container, before in (*self._inputs.contents, *self._results.objects):
             changed = [key for key, item in contents_of(container).items() if item is not before.get(key, NO_VALUE)]
             if changed and not self._are_results(container, before, changed):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -15,13 +14,13 @@ from featx.ir.memory import memory_of
 from featx.tracing.environment.generators import SharedGenerators, TorchGenerator
 from featx.tracing.environment.thread_modes import ThreadModes
 from featx.tracing.example.model_call import as_given
-from featx.tracing.file_globals.saved_tensors import SavedGlobals
 from featx.tracing.nodes.scope import asked_for_by
-from featx.tracing.objects.module_tree import registered_tensors
+from featx.tracing.objects.module_tree import registered_tensors, tensors_of
 from featx.tracing.objects.structure import copy_structure
 from featx.tracing.replica.interception import intercept
 from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.replica.replica import Replica
+from featx.tracing.side_effects.foreign_tensors import ForeignTensors
 from featx.tracing.stand_ins.kernels import Kernels
 
 
@@ -35,17 +34,21 @@ class PlainRun(NamedTuple):
 def run_plainly(context: ModelContext, root: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> PlainRun:
     """Run `root`, a replica of the model with tensors of its own.
 
-    Inputs are copied. Globals of the model's files, torch's modes and random generators are put back.
+    Inputs are copied. Other tensors that it writes, torch's modes and random generators are put back.
     """
     modes, generators, generator = ThreadModes(), SharedGenerators(), TorchGenerator()
-    saved = SavedGlobals(context.global_tensors)
-    saved.save(chain.from_iterable(context.global_tensors.values()))
+    foreign = ForeignTensors(tensor for module in root.modules() for _, tensor in tensors_of(module))
     # Other threads may draw from torch's generator meanwhile, so this run draws from one of its own.
-    kernels = Kernels(lambda *kernel: None, lambda kernel, written: None)
+    kernels = Kernels(
+        lambda *kernel: None,
+        lambda kernel, written: foreign.save(written),
+        on_result=lambda given, result: foreign.note_made(result, given),
+    )
     bound = inspect.signature(context.function).bind(*args, **kwargs)
     for name, value in bound.arguments.items():
         bound.arguments[name] = copy_structure(value, _copied)
     call_args, call_kwargs = as_given(bound, len(args))
+    foreign.note_made((call_args, call_kwargs))
     context.refresh_caches(forget_left=True)
     try:
         with kernels:
@@ -56,7 +59,7 @@ def run_plainly(context: ModelContext, root: nn.Module, args: tuple[Any, ...], k
         modes.leave()
         generators.restore()
         generator.restore()
-        saved.restore()
+        foreign.restore()
         context.caches.restore(lambda tensor: True)  # whatever came in, it was computed from copies
 
 

@@ -11,6 +11,7 @@ import torch
 
 from featx.ir.graph import Graph
 from featx.tracing.example.example_inputs import bind_example
+from featx.tracing.example.tensor_kinds import TensorKinds
 from featx.tracing.guards.guards import aliases_of, require_aliases
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.recording.results import ContentsSnapshot, Results
@@ -25,6 +26,7 @@ class RunInputs:
         share_stand_ins: whether one tensor that is two inputs gets one stand-in. Otherwise each input gets its own.
         are_compared: whether forward may notice that one tensor is two inputs: it uses `is`, or writes an input.
         contents: what the containers and objects among the inputs held at the start.
+        kinds: what forward may notice of the classes and attributes of its tensors.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class RunInputs:
         self.share_stand_ins = False
         self.are_compared = False
         self.contents: list[ContentsSnapshot] = []
+        self.kinds = TensorKinds()
         self._recorder = recorder
         self._results = results
         self._signature = signature
@@ -84,6 +87,7 @@ class RunInputs:
         self._stand_ins = {}
 
     def _stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.kinds.note_input(tensor)
         known = self._stand_ins.get(id(tensor)) if self.share_stand_ins else None
         found = self._stand_ins[id(tensor)] = self._copy(tensor) if known is None else known
         if self._recorder.call_record is not None:

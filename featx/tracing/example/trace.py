@@ -28,7 +28,6 @@ from featx.tracing.example.model_call import call_model
 from featx.tracing.example.observers import Observers
 from featx.tracing.example.run_inputs import RunInputs
 from featx.tracing.example.second_call import SecondCall
-from featx.tracing.file_globals.saved_tensors import SavedGlobals
 from featx.tracing.nodes.module_output import mark_output
 from featx.tracing.recording.call_record import Record
 from featx.tracing.recording.earlier_calls import EarlierCalls
@@ -42,6 +41,7 @@ from featx.tracing.replica.mode_reads import has_set_mode, record_mode_reads
 from featx.tracing.replica.model_context import ModelContext, ModelTensors
 from featx.tracing.replica.replica import Replica
 from featx.tracing.replica.tensor_attributes import TensorAttributes
+from featx.tracing.side_effects.foreign_tensors import ForeignTensors
 from featx.tracing.side_effects.forward_side_effects import is_from_inputs
 from featx.tracing.side_effects.kept_tensors import KeptTensors, drop_tensors
 from featx.tracing.side_effects.state_checks import StateChecks
@@ -96,15 +96,15 @@ class ExampleTrace:
         self._settings = settings
         self._is_first_call = conditions.before is None
         self._is_further = conditions.is_further
-        self._saved_globals = SavedGlobals(model_context.global_tensors)
         self._tensor_attributes = TensorAttributes(self.tensors.all)
         recorder = self.recorder = Recorder(
             model_context, self.replica, self.tensors.paths, is_real=self.is_real, keep_source=settings.keep_source
         )
         results = self._results = Results(recorder)
-        on_write = self._model_writes(model_context).on_write if self.is_real else None
-        self._torch_calls = TorchCalls(recorder, results, on_write, self._saved_globals)
         before = conditions.before
+        self._foreign = ForeignTensors(self.tensors.all, None if before is None else before._foreign)
+        writes = self._model_writes(model_context) if self.is_real else None
+        self._torch_calls = TorchCalls(recorder, results, writes, self._foreign)
         if before is not None:
             before.put_back_tensors()
         earlier = None if before is None else before.checks.states
@@ -118,6 +118,7 @@ class ExampleTrace:
         self.inputs = RunInputs(
             recorder, results, model_context.signature, functools.partial(keys_read_by, model_context.traced)
         )
+        self.inputs.kinds.note_model(self.tensors.all)
         self._observers = Observers(
             recorder, self._torch_calls, settings,
             uses_threading=model_context.uses_threading, notes_code=model_context.checks_plain_values,
@@ -135,7 +136,8 @@ class ExampleTrace:
         self._calls.append(self)  # all that `drop_replica` asks for is there
 
     def _model_writes(self, model_context: ModelContext) -> ModelWrites:
-        return ModelWrites(self.recorder, model_context.memories, set(map(memory_of, self.tensors.all)))
+        held = set(map(memory_of, self.tensors.all))
+        return ModelWrites(self.recorder, model_context.memories, held, self._foreign)
 
     def _check_module(self) -> None:
         self._torch_calls.check_module()
@@ -229,6 +231,7 @@ class ExampleTrace:
         kernels = self._torch_calls.kernels
         with torch._C.DisableTorchFunction(), kernels.recorded():
             call_args, call_kwargs = self.inputs.bind(args, kwargs)
+            self._foreign.note_made((call_args, call_kwargs))
             if self._checks_gradients:
                 self.function_calls.on_grad_mode_query()
             self._observers.record_autocast()
@@ -272,7 +275,7 @@ class ExampleTrace:
         generators = SharedGenerators()
         context.refresh_caches(forget_left=self._is_first_call)
         self._restorers += [
-            hook.stop, generators.restore, self._torch_calls.generator.restore, self._saved_globals.restore,
+            hook.stop, generators.restore, self._torch_calls.generator.restore, self._foreign.restore,
             self._restore_caches, context.passing.uninstall, modes.leave, self._results.restore_objects,
             self.module_calls.end, self._tensor_attributes.restore,
         ]  # fmt: skip
@@ -331,6 +334,7 @@ class ExampleTrace:
         """Raise another error where this one may come from a module that was kept whole, and so did not run."""
         if any(name == getattr(error, "name", None) for _, name in self.checks.absent):
             return  # an attribute that this trace has taken away
+        self.inputs.kinds.explain(error)
         if isinstance(error, (LookupError, AttributeError, TypeError)) and not isinstance(error, FeatxError):
             whole = [node for node in self.graph.nodes if "opaque_because" in node.meta]
             if whole:

@@ -18,7 +18,6 @@ from torch import nn
 
 from featx.errors import FeatxError, TraceError
 from featx.tracing.calls.module_calls import LeafPolicy, Opening
-from featx.tracing.checks.outcomes import FreeDims
 from featx.tracing.environment.raised_errors import free_frames
 from featx.tracing.environment.thread_modes import ThreadModes
 from featx.tracing.example.conditions import Conditions, RequestedNodeFinder, Settings
@@ -98,8 +97,6 @@ class ExampleTracer:
         self.training = training
         self.check_sizes = check_sizes
         self.runs_sizes_for_real = runs_sizes_for_real
-        # What was found of the dimensions of other inputs; those that were refused there are not tried one by one here.
-        self.earlier_dims: FreeDims | None = None
         # Observes whether code of the model asks in which mode a module is.
         self.reads: ModeReads | None = None
         # Why modules are kept whole that would be looked into, by path, as earlier traces have found out.

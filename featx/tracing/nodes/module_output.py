@@ -15,6 +15,13 @@ def module_output(value: Any) -> Any:
     return value
 
 
+def node_that_made(node: Node) -> Node:
+    """Return the node behind marks that a module has returned its value."""
+    while node.target is module_output and isinstance(node.args[0], Node):
+        node = node.args[0]
+    return node
+
+
 def mark_output(graph: Graph, value: Argument, path: str, last: Node | None = None) -> None:
     """Note that the module at `path` has returned `value` behind the node `last`, by default at the end of `graph`.
 

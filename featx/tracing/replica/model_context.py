@@ -75,12 +75,6 @@ class ModelContext:
         self.device = _device_of(self._tensors.all, example)
         self.kinds = {type(module) for module in paths if type(module).__module__[:9] != "torch.nn."}
         self.namespaces = globals_of(self.function, self.kinds)
-        # The tensors that the model's code names as globals, by their memory.
-        self.global_tensors: dict[int, list[torch.Tensor]] = {}
-        for namespace in self.namespaces:
-            for value in namespace.copy().values():
-                if type(value) is torch.Tensor:
-                    self.global_tensors.setdefault(memory_of(value), []).append(value)
         self.results = KnownResults()
         # The globals in which calls of `int`, `float` and `len` are followed; traces find them out.
         self.converting: list[dict[str, Any]] = []

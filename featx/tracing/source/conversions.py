@@ -7,6 +7,7 @@ by. But a name is also read for other reasons: `type(x) is int` would no longer 
 from __future__ import annotations
 
 import ast
+import functools
 import linecache
 from collections.abc import Iterator
 from typing import Any
@@ -19,10 +20,14 @@ CONVERSIONS = ("int", "float", "len")
 def converts_by_calls_alone(filename: str, namespace: dict[str, Any]) -> bool:
     """Say whether all functions in the file with these globals use these names only for calls, or in isinstance().
 
-    Parses the file.
+    Parses the file, once.
     """
-    lines = linecache.getlines(filename, namespace)
-    file = parse("".join(lines))
+    return _converts_by_calls_alone("".join(linecache.getlines(filename, namespace)))
+
+
+@functools.lru_cache(maxsize=256)  # a trace asks at each conversion of a number
+def _converts_by_calls_alone(text: str) -> bool:
+    file = parse(text)
     if file is None:
         return False
     nodes = list(ast.walk(file))

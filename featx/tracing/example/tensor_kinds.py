@@ -1,0 +1,75 @@
+"""Tensors of a class of their own, or with attributes of their own, in whose place a trace has plain tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import nn
+
+from featx.errors import FeatxError
+from featx.tracing.signals import Untraceable
+from featx.tracing.source.location import names_in, texts_in
+from featx.tracing.source.reachable import functions_reached
+
+_OF_TORCH = frozenset(nn.Parameter.__mro__) | {nn.Buffer, nn.parameter.UninitializedBuffer}
+_ADVICE = (
+    "give plain tensors (x.as_subclass(torch.Tensor)), and what forward reads of them besides values as inputs of "
+    "their own"
+)
+
+
+class TensorKinds:
+    """What the code of a model may ask of such tensors: their classes, and attributes that no plain tensor has."""
+
+    def __init__(self) -> None:
+        # By name, what has it.
+        self._names: dict[str, str] = {}
+
+    def note_input(self, tensor: torch.Tensor) -> None:
+        """Take note of an input, in whose place a trace has another tensor."""
+        self._note_class(type(tensor), "an input")
+        for name in vars(tensor):
+            self._names[name] = f"an input has the attribute '{name}'"
+
+    def note_model(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Take note of the tensors of the model. Their attributes are there in a trace, and their classes are not."""
+        for kind in {type(tensor) for tensor in tensors} - _OF_TORCH:
+            self._note_class(kind, "a tensor of the model")
+
+    def _note_class(self, of_tensor: type, what: str) -> None:
+        for kind in of_tensor.__mro__:
+            if kind not in _OF_TORCH:
+                own = {name for name in vars(kind) if not name.startswith("__")} - vars(torch.Tensor).keys()
+                self._names.update(dict.fromkeys({kind.__name__, *own}, f"{what} is of the class {kind.__name__}"))
+
+    def check(self, functions: Iterable[tuple[Any, type | None]]) -> None:
+        """Raise where code of opened modules names something that such a tensor has, and a plain one has not.
+
+        Args:
+            functions: the functions that ran, each with the class of which it is a method.
+
+        Raises:
+            Untraceable: it does.
+        """
+        for function in _reached(functions) if self._names else ():
+            found = sorted(self._names.keys() & (names_in(function.__code__) | texts_in(function.__code__)))
+            if found:
+                raise self._refusal(found[0], f"{function.__qualname__} names '{found[0]}'")
+
+    def explain(self, error: BaseException) -> None:
+        """Raise another error in the place of one of forward that such an attribute is missing."""
+        name = getattr(error, "name", None)
+        if isinstance(error, AttributeError) and not isinstance(error, FeatxError) and name in self._names:
+            raise self._refusal(name, f"forward reads '{name}'") from error
+
+    def _refusal(self, name: str, what: str) -> Untraceable:
+        return Untraceable(f"{self._names[name]}, where a trace has a plain tensor, and {what},", advice=_ADVICE)
+
+
+def _reached(functions: Iterable[tuple[Any, type | None]]) -> Iterator[FunctionType]:
+    for function, kind in functions:
+        for reached, _ in functions_reached(function, kind):
+            yield reached

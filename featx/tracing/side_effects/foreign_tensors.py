@@ -1,0 +1,87 @@
+"""Put back what a run changes of tensors that it has not made: in globals, in lists of a module, in closures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+
+from featx.ir.memory import memory_of
+from featx.tree import tree_leaves
+
+
+class _Form(NamedTuple):
+    """What a tensor has that may be assigned: its memory, as an alias of it, and what belongs to its gradient."""
+
+    alias: torch.Tensor
+    requires_grad: bool
+    grad: torch.Tensor | None
+
+
+class ForeignTensors:
+    """The tensors that a run writes or changes, and that neither it nor an earlier call of its replica has made.
+
+    Args:
+        own: tensors that the run may change: those of its replica.
+        earlier: the same of an earlier call of the replica.
+    """
+
+    def __init__(self, own: Iterable[torch.Tensor], earlier: ForeignTensors | None = None) -> None:
+        # By their memory.
+        self._made: set[int] = set() if earlier is None else earlier._made
+        self._made.update(map(memory_of, own))
+        self._values: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._forms: dict[int, tuple[torch.Tensor, _Form]] = {}
+
+    def note_made(self, value: Any, given: Any = ()) -> None:
+        """Take note of what a call has made, other than views of what it was given, or of copies for the run."""
+        made = set(map(memory_of, _tensors(value)))
+        if made and not made <= self._made:
+            self._made |= made.difference(map(memory_of, _tensors(given)))
+
+    def save(self, written: Iterable[Any]) -> None:
+        """Copy the memory of tensors that are about to be written, once each."""
+        for tensor in written:
+            if isinstance(tensor, torch.Tensor) and self._is_foreign(tensor):
+                memory = memory_of(tensor)
+                if memory not in self._values:
+                    whole = _whole_memory(tensor)
+                    self._values[memory] = whole, whole.clone()
+
+    def save_form(self, tensor: torch.Tensor) -> None:
+        """Keep what may be assigned of a tensor, or may be written by other means than a torch call, once."""
+        if self._is_foreign(tensor) and id(tensor) not in self._forms:
+            self.save((tensor,))
+            form = _Form(tensor.detach(), tensor.requires_grad, tensor.grad if tensor.is_leaf else None)
+            self._forms[id(tensor)] = tensor, form
+
+    def restore(self) -> None:
+        """Put back what is another one now. May be called twice."""
+        with torch.no_grad():
+            for whole, saved in self._values.values():
+                if not torch.equal(whole, saved):
+                    whole.copy_(saved)
+            for tensor, form in self._forms.values():
+                if memory_of(tensor) != memory_of(form.alias):
+                    tensor.data = form.alias
+                if tensor.requires_grad is not form.requires_grad:
+                    tensor.requires_grad_(form.requires_grad)
+                if tensor.is_leaf and tensor.grad is not form.grad:
+                    tensor.grad = form.grad
+
+    def _is_foreign(self, tensor: torch.Tensor) -> bool:
+        if tensor.is_meta or tensor.layout is not torch.strided:
+            return False
+        memory = memory_of(tensor)  # of a tensor of torch.func its id: it has none
+        return memory != id(tensor) and memory not in self._made
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    leaves = (value,) if isinstance(value, torch.Tensor) else tree_leaves(value)
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and not leaf.is_meta]
+
+
+def _whole_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """Return all memory of which a tensor may be a part, as bytes, with versions of its own."""
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())  # type: ignore[arg-type]

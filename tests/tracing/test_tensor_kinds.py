@@ -1,0 +1,92 @@
+"""Tensors of a class of their own, or with attributes of their own, as inputs and as buffers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import featx
+
+
+class Image(torch.Tensor):
+    def brightness(self) -> float:
+        return 2.0
+
+
+def is_image(x: Any) -> bool:
+    return isinstance(x, Image)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("mean", torch.rand(4).as_subclass(Image))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)
+
+
+class AsksForClass(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x * 2 if is_image(x) else x)
+
+
+class AsksForAttribute(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x * 2 if hasattr(x, "lens") else x)
+
+
+class ReadsAttribute(Net):
+    def forward(self, x: Any) -> torch.Tensor:
+        return self.layer(x * x.lens)
+
+
+class CallsMethod(Net):
+    def forward(self, x: Any) -> torch.Tensor:
+        return self.layer(x * x.brightness())
+
+
+class UsesBuffer(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.layer(x) + self.mean
+        return x * 2 if isinstance(x, Image) else x
+
+
+def image() -> torch.Tensor:
+    return torch.rand(2, 4).as_subclass(Image)
+
+
+def with_attribute() -> torch.Tensor:
+    x: Any = torch.rand(2, 4)
+    x.lens = 3.0
+    return x
+
+
+@pytest.mark.parametrize(
+    ("kind", "x"),
+    [
+        (AsksForClass, image()), (CallsMethod, image()), (AsksForAttribute, with_attribute()),
+        (ReadsAttribute, with_attribute()), (UsesBuffer, torch.rand(2, 4)),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("name", ["1.layer", "output"])
+def test_what_no_plain_tensor_has_is_refused_where_code_names_it(kind: type[Net], x: torch.Tensor, name: str) -> None:
+    model = nn.Sequential(nn.Identity(), kind()).eval()
+    for root, path in ((model, name), (model[1], name.removeprefix("1."))):
+        if path == "output" and root is model and kind in (AsksForClass, AsksForAttribute, UsesBuffer):
+            extractor = featx.create_feature_extractor(root, [path], example_inputs=x)  # it is kept whole
+            assert torch.equal(extractor(x)["output"], root(x))
+            continue
+        with pytest.raises(featx.TraceError, match=r"plain tensor.*as_subclass"):
+            featx.create_feature_extractor(root, [path], example_inputs=x)
+
+
+@pytest.mark.parametrize("x", [image(), with_attribute()], ids=["class", "attribute"])
+def test_others_run_on_such_tensors(x: torch.Tensor) -> None:
+    model = Net().eval()
+    got = featx.create_feature_extractor(model, ["layer"], example_inputs=x)(x)["layer"]
+    assert torch.equal(got, model(x))
