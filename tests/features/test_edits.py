@@ -150,7 +150,7 @@ def test_an_edit_that_would_change_a_decision_is_refused_when_it_runs() -> None:
     assert torch.equal(same(X)["last"], X * 2)
 
 
-def test_an_edit_that_gives_something_else_than_a_tensor_is_refused_where_python_may_look_at_it() -> None:
+def test_an_edit_that_gives_something_else_than_a_tensor_is_refused() -> None:
     class Block(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x * 2
@@ -165,7 +165,7 @@ def test_an_edit_that_gives_something_else_than_a_tensor_is_refused_where_python
             return self.last(y[0] if isinstance(y, tuple) else y)
 
     extractor = extractor_of(Looks().eval(), ["last"], edits={"block": lambda value: (value, value)})
-    with pytest.raises(featx.SpecializationError, match="'block'"):
+    with pytest.raises(featx.RequestError, match=r"edit of 'block' returned a tuple of 2.*it returns a tensor"):
         extractor(X)
 
 
@@ -310,12 +310,17 @@ def test_outputs_of_transformers(nodes: list[str]) -> None:
         (["layer1"], featx.ArgumentTypeError, "must be a dict"),
         ({"layer1": 3}, featx.ArgumentTypeError, "a function or module that gets the value, or a tensor"),
         ({"layer1": nn.ReLU}, featx.ArgumentTypeError, "a function or module that gets the value, or a tensor"),
+        (
+            {"layer1": lambda module, args, output: output},
+            featx.ArgumentTypeError,
+            "edit of 'layer1' takes.*value alone",
+        ),
         ({"layer9": twice}, featx.NodeNameError, "No node 'layer9'"),
         ({"layer1": twice, "layer*": twice}, featx.RequestError, "two edits are of 'layer1'"),
         ({"layr*": twice}, featx.NodeNameError, "matches no module and no operation"),
         ({"layer1.*.add": twice, "layer1.0.add": twice}, featx.RequestError, r"two edits are of 'layer1\.0\.add'"),
     ],
-    ids=["a list", "a number", "a class", "no node", "twice", "no match", "twice an operation"],
+    ids=["a list", "a number", "a class", "a hook", "no node", "twice", "no match", "twice an operation"],
 )
 def test_what_is_no_edit_is_refused(model: nn.Module, edits: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import pairwise
 from operator import getitem
@@ -53,6 +54,8 @@ class Edits:
                 raise ArgumentTypeError(
                     f"an edit is a function or module that gets the value, or a tensor in its place, got {edit!r:.80}"
                 )
+            if not isinstance(edit, (torch.Tensor, nn.Module)):
+                _check_takes_one_value(edit, wish)
             request = as_request([wish], "edits", model)
             for pattern in request.pending:
                 self.pending[pattern] = edit
@@ -149,6 +152,21 @@ def _calls_meant(graph: Graph, name: str, node: Node) -> list[Node]:
         if (each.op == "call_module" and each.target == name) or name in each.meta.get("returned_by", ())
     ]
     return calls if node in calls else [node]
+
+
+def _check_takes_one_value(edit: Callable[..., Any], wish: object) -> None:
+    """Raise where a function cannot be called with one argument, as far as Python knows its parameters."""
+    try:
+        signature = inspect.signature(edit)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        raise ArgumentTypeError(
+            f"the edit of {wish!r:.80} takes {signature}; it is called with the value alone, and returns what the "
+            "model goes on with: lambda value: ..."
+        ) from error
 
 
 def note_shapes_behind_edits(wanted: Mapping[str, Node], shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -301,7 +319,8 @@ def checked_edit(result: Any, value: Any, versions: list[int], name: str) -> Any
         name: of the node.
 
     Raises:
-        RequestError: it has returned nothing, or has written what it was given, which may be that of other nodes too.
+        RequestError: it has returned nothing or another kind of value, or has written what it was given, which may be
+            that of other nodes too.
     """
     if result is None and value is not None:
         raise RequestError(
@@ -309,9 +328,10 @@ def checked_edit(result: Any, value: Any, versions: list[int], name: str) -> Any
             "that it was given"
         )
     if _is_other_container(value, result):
+        is_tensor = isinstance(value, torch.Tensor)
+        advice = "a tensor" if is_tensor else "as many parts: lambda value: (change(value[0]), *value[1:])"
         raise RequestError(
-            f"the edit of '{name}' returned {_described(result)}, and gets {_described(value)}; it returns as many "
-            "parts: lambda value: (change(value[0]), *value[1:])"
+            f"the edit of '{name}' returned {_described(result)}, and gets {_described(value)}; it returns {advice}"
         )
     if versions_of(value) != versions:
         raise RequestError(
@@ -344,6 +364,8 @@ def in_place_of(value: torch.Tensor, given: torch.Tensor, name: str) -> torch.Te
 
 
 def _is_other_container(value: Any, result: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return not isinstance(result, torch.Tensor)
     if isinstance(value, (tuple, list)):
         return not isinstance(result, (tuple, list)) or len(cast(Any, result)) != len(cast(Any, value))
     return isinstance(value, Mapping) and not isinstance(result, Mapping)

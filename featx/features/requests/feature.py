@@ -86,5 +86,5 @@ class Feature:
             raise ArgumentTypeError(f"layout must be one of {', '.join(_LAYOUTS)}, got {self.layout!r}")
         if self.of_stride is not None and (type(self.of_stride) is not int or self.of_stride < 1):
             raise ArgumentTypeError(f"of_stride must be a positive number, got {self.of_stride!r}")
-        if self.apply is not None and not callable(self.apply):
+        if self.apply is not None and (isinstance(self.apply, type) or not callable(self.apply)):
             raise ArgumentTypeError(f"apply must be a function or a module, got {self.apply!r:.80}")

@@ -28,14 +28,16 @@ class ForeignTensors:
     """
 
     def __init__(self, own: Iterable[torch.Tensor], earlier: ForeignTensors | None = None) -> None:
-        # By their memory.
+        # By their memory. What the run may change joins when it is first asked for, which is not in most runs.
         self._made: set[int] = set() if earlier is None else earlier._made
-        self._made.update(map(memory_of, own))
+        self._own: Iterable[torch.Tensor] = own
         self._values: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._forms: dict[int, tuple[torch.Tensor, _Form]] = {}
 
     def note_made(self, value: Any, given: Any = ()) -> None:
         """Take note of what a call has made, other than views of what it was given, or of copies for the run."""
+        if isinstance(value, torch.Tensor) and value.is_meta:
+            return
         made = set(map(memory_of, _tensors(value)))
         if made and not made <= self._made:
             self._made |= made.difference(map(memory_of, _tensors(given)))
@@ -73,6 +75,8 @@ class ForeignTensors:
     def _is_foreign(self, tensor: torch.Tensor) -> bool:
         if tensor.is_meta or tensor.layout is not torch.strided:
             return False
+        self._made.update(map(memory_of, self._own))
+        self._own = ()
         memory = memory_of(tensor)  # of a tensor of torch.func its id: it has none
         return memory != id(tensor) and memory not in self._made
 

@@ -58,8 +58,11 @@ class KeptTensors:
                 module.__dict__,
             )
             for held in dicts:
-                for name, value in tuple(held.items()):
-                    known = by_memory.get(memory_of(value)) if isinstance(value, torch.Tensor) else None
+                on_meta = [
+                    (name, value) for name, value in held.items() if isinstance(value, torch.Tensor) and value.is_meta
+                ]
+                for name, value in on_meta:
+                    known = by_memory.get(memory_of(value))
                     if known is not None and is_alias(value, known[0]):
                         held[name] = known[1]
 
