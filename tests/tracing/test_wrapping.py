@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from math import sqrt
 from operator import index
+from pathlib import Path
 from types import ModuleType
 from typing import Any, TypedDict
 
@@ -299,3 +301,52 @@ def test_modules_of_python_itself_are_left_alone() -> None:
     assert not any(namespace.get("__name__") == "typing" for namespace, _ in seen)
     model, x = nn.Sequential(NamesTyping()), torch.rand(2)
     assert torch.equal(featx.trace(model, x)(x), model(x))
+
+
+LIBRARY = """
+import torch
+
+
+class Step(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, slope):
+        ctx.slope = slope
+        return (x > 0).float()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.slope, None
+
+
+def step(x):
+    return Step.apply(x, 2.0)
+
+
+def with_slope(slope):
+    return lambda x: Step.apply(x, slope)
+"""
+
+
+@pytest.mark.parametrize("way", ["function of a module", "function held", "class of a module"])
+def test_autograd_functions_of_a_library_are_found(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "steps_of_a_library.py").write_text(LIBRARY)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    steps = importlib.import_module("steps_of_a_library")
+    monkeypatch.setitem(globals(), "steps_of_a_library", steps)
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.held = nn.Linear(4, 4), steps.with_slope(2.0) if way == "function held" else None
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.layer(x)
+            if self.held is not None:
+                return self.held(x)
+            library: Any = steps_of_a_library  # type: ignore[name-defined]  # noqa: F821
+            return library.step(x) if way == "function of a module" else library.Step.apply(x, 2.0)
+
+    model, x = Net(), torch.rand(2, 4)
+    extractor = featx.create_feature_extractor(model, ["layer", "output"], example_inputs=x)
+    expected = torch.autograd.grad(model(x).sum(), model.layer.weight)[0]
+    assert torch.equal(torch.autograd.grad(extractor(x)["output"].sum(), model.layer.weight)[0], expected)

@@ -99,6 +99,10 @@ def find_names_to_replace(
             is_answered = answered_as(original) is not None and not _is_of_torch(namespace)
             if _is_opaque_to_proxies(original) or (is_recording and (isinstance(original, _CACHED) or is_answered)):
                 places[id(namespace), name] = namespace
+    for namespace in _modules_named(seen):  # whose code may run as `library.function(x)`
+        for name, value in namespace.copy().items():
+            if _is_opaque_to_proxies(original_of(value)):
+                places[id(namespace), name] = namespace
     einops = globals_of_einops()  # code may import them within a function
     for name, value in einops.copy().items():
         if is_of_einops(original_of(value)):
@@ -110,12 +114,14 @@ def find_names_to_replace(
     return [(namespace, name) for (_, name), namespace in places.items()]
 
 
-def globals_of(function: Callable[..., Any], kinds: Iterable[type]) -> list[dict[str, Any]]:
-    """Return the globals of `function` and of the forward methods of classes of modules, each once.
+def globals_of(
+    function: Callable[..., Any], kinds: Iterable[type], held: Iterable[FunctionType] = ()
+) -> list[dict[str, Any]]:
+    """Return the globals of `function`, of the forward methods of classes of modules, and of functions `held`.
 
     Those of a method that is decorated, as by `torch.autocast`, are those of what is decorated, too.
     """
-    found: dict[int, dict[str, Any]] = {}
+    found = {id(each.__globals__): each.__globals__ for each in held if not _is_of_library(each.__globals__)}
     # torch's own modules are leaves, and hold no function that anybody wraps.
     own: list[Any] = [kind for kind in kinds if kind.__module__[:6] != "torch."]
     forwards = (each for kind in own for each in (kind.forward, inspect.unwrap(kind.forward)))
@@ -181,6 +187,12 @@ def _is_of_library(namespace: dict[str, Any]) -> bool:
 def _is_of_torch(namespace: dict[str, Any]) -> bool:
     """Say whether a namespace belongs to torch or featx, whose functions must be found there as they are."""
     return str(namespace.get("__name__")).partition(".")[0] in ("torch", "featx")
+
+
+def _modules_named(seen_globals: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the globals of the Python modules that the given globals name, without those of torch and Python."""
+    modules = {value for namespace in seen_globals for value in namespace.copy().values() if type(value) is ModuleType}
+    return [module.__dict__ for module in modules if not _is_of_library(module.__dict__)]
 
 
 def _with_referenced(seen_globals: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

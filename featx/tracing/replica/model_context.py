@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -74,7 +74,8 @@ class ModelContext:
         self._tensors = ModelTensors(paths)
         self.device = _device_of(self._tensors.all, example)
         self.kinds = {type(module) for module in paths if type(module).__module__[:9] != "torch.nn."}
-        self.namespaces = globals_of(self.function, self.kinds)
+        held = {value for module in paths for value in module.__dict__.values() if type(value) is FunctionType}
+        self.namespaces = globals_of(self.function, self.kinds, held)
         self.results = KnownResults()
         # The globals in which calls of `int`, `float` and `len` are followed; traces find them out.
         self.converting: list[dict[str, Any]] = []
