@@ -326,3 +326,26 @@ def test_text_model_from_a_layer_on_needs_no_mask() -> None:
     hidden = torch.rand(2, 7, 16)
     expected = model.pooler(model.encoder.layer[2](hidden))
     assert torch.equal(extractor(hidden)["pooler"], expected)
+
+
+class WithHeadInTrainMode(nn.Module):
+    """Returns what an auxiliary head gives too in train mode, as GoogLeNet does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        x = self.first(x)
+        result = self.second(x)
+        return (result, self.head(x * 2)) if self.training else result
+
+
+def test_a_start_that_does_not_do_in_the_other_mode_does_in_this_one() -> None:
+    model, x = WithHeadInTrainMode().eval(), torch.rand(2, 4)
+    extractor = featx.create_feature_extractor(model, ["output"], inputs=["second"], example_inputs=x)
+    assert torch.equal(extractor(model.second(x))["output"], model.second(x))
+    with pytest.raises(featx.TraceError, match=r"no graph for train mode.*inputs must have 'head' too"):
+        extractor.train()(x)
+    with pytest.raises(featx.RequestError):
+        featx.create_feature_extractor(model.train(), ["output"], inputs=["second"], example_inputs=x)

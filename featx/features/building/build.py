@@ -307,7 +307,13 @@ def _trace_mode(tracing: ModelTracing, request: Request, training: bool, options
     except Exception as error:  # the model's own too: a batch of one sample, targets that are missing
         mode.error = error
     else:
-        mode.finish(traced, tracing, options)
+        try:
+            mode.finish(traced, tracing, options)
+        except RequestError as error:
+            # In train mode more may follow from other inputs: the auxiliary heads of GoogLeNet.
+            if options.inputs is None or training is tracing.model.training:
+                raise
+            mode.error = error
     return mode
 
 
