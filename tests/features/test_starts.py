@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -349,3 +350,23 @@ def test_a_start_that_does_not_do_in_the_other_mode_does_in_this_one() -> None:
         extractor.train()(x)
     with pytest.raises(featx.RequestError):
         featx.create_feature_extractor(model.train(), ["output"], inputs=["second"], example_inputs=x)
+
+
+@dataclass
+class Outputs:
+    first: Any
+    second: torch.Tensor
+
+
+def test_parts_of_objects_are_named_that_have_no_name_themselves() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.image, self.text = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> Outputs:
+            return Outputs(Outputs(self.image(x), y), self.text(y))
+
+    model, inputs = Net().eval(), (torch.rand(2, 4), torch.rand(2, 4))
+    with pytest.raises(featx.RequestError, match=r"must have ('y', 'image'|'image', 'y') too"):
+        featx.create_feature_extractor(model, ["output"], inputs=["text"], example_inputs=inputs)

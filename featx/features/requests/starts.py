@@ -122,7 +122,9 @@ def _require_all(graph: Graph, starts: Collection[Node], wanted: Collection[Node
     pending, seen = list(wanted), set(wanted)
     while pending:
         node = pending.pop()
-        if node not in behind and node in from_others:
+        # An object that the model makes of its parts has no name.
+        is_object = node.op == "call_function" and isinstance(node.target, type)
+        if node not in behind and node in from_others and not is_object:
             crossing.update(dict.fromkeys(_names_of_tensors(node)))
             missing.append(node)
             continue
