@@ -81,3 +81,30 @@ def test_decision_by_a_random_number_says_that_it_is_drawn() -> None:
         for _ in range(20):
             extractor(X)
     assert "adaptive=True" not in str(caught.value)
+
+
+class Attends(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.scaled_dot_product_attention(x, x, x)
+
+
+class AttendsSometimes(nn.Module):
+    """Attends in train mode with a chance of one half, as HuBERT does with layerdrop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.last = Attends(), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not (self.training and torch.rand([]) < 0.5):
+            x = self.attention(x)
+        return self.last(x)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("wanted", ["attention.probabilities", "**.probabilities"])
+def test_probabilities_of_a_layer_that_the_other_mode_drops(wanted: str, seed: int) -> None:
+    model, x = AttendsSometimes().eval(), torch.rand(1, 2, 3, 4)
+    torch.manual_seed(seed)
+    found = featx.create_feature_extractor(model, [wanted], example_inputs=x, suppress_diff_warning=True)(x)
+    assert found["attention.probabilities"].shape == (1, 2, 3, 3)

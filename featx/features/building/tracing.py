@@ -9,8 +9,9 @@ from typing import Any, Literal, get_args
 import torch
 from torch import nn
 
-from featx.errors import ArgumentTypeError, FeatxError, NodeNameError, TraceError
+from featx.errors import ArgumentTypeError, DrawnAwayError, FeatxError, NodeNameError, TraceError
 from featx.examples import Example, other_guesses
+from featx.features.building.decisions import branches_on_random
 from featx.features.building.feature_tracer import FeatureTracer, check_model
 from featx.features.building.finder import Finder
 from featx.features.building.model_inputs import ModelInputs
@@ -253,12 +254,9 @@ class ModelTracing:
         """
         owner = f"{type(self.model).__name__} ({mode})"
         self._makes_values = True
-        if request.pending or (self.edits is not None and self.edits.pending):
-            names = self._all_names()
-            request = request.among(list(with_probabilities(names, self._modules)), "return_nodes")
-            if self.edits is not None:
-                self.edits.among(names)
+        request = self._with_operations(request)
         missing: list[str] = []
+        is_drawn_away = False
         for function in FUSED_FUNCTIONS:
             probabilities = Probabilities(request, self._modules, function)
             try:
@@ -268,16 +266,37 @@ class ModelTracing:
                     explained = explain(error, owner, self._modules, self._example(), self.inputs, self._all_names)
                     raise explained from error.__cause__
                 missing = probabilities.names
+                is_drawn_away = is_drawn_away or isinstance(error, DrawnAwayError)
         unfused = [name.removesuffix(PROBABILITIES) + "softmax" for name in missing]
         if set(unfused) & set(self._all_names()):
             raise NodeNameError(
                 f"{owner} does not fuse attention: it computes the probabilities itself, and they are "
                 f"{', '.join(map(repr, unfused))}"
             )
-        raise NodeNameError(
+        raise (DrawnAwayError if is_drawn_away else NodeNameError)(
             f"{owner} has no fused attention for all of {', '.join(map(repr, missing))}; "
             "get_graph_node_names(model, attention_probabilities=True) lists the probabilities that there are"
         )
+
+    def _with_operations(self, request: Request) -> Request:
+        """Return a request with names in the place of the patterns that match operations; so for edits.
+
+        Raises:
+            NodeNameError: a pattern matches none; a DrawnAwayError where forward decides by random numbers what runs.
+        """
+        if not request.pending and (self.edits is None or not self.edits.pending):
+            return request
+        graph = self.graph()
+        names = names_of(graph)
+        try:
+            request = request.among(list(with_probabilities(names, self._modules)), "return_nodes")
+            if self.edits is not None:
+                self.edits.among(names)
+        except NodeNameError as error:
+            if branches_on_random(graph):
+                raise DrawnAwayError(str(error)) from error
+            raise
+        return request
 
     def _wanted(self, request: Request, probabilities: Probabilities, owner: str) -> TracedModel:
         asked = request
