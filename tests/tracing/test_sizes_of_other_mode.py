@@ -101,3 +101,33 @@ def test_what_the_other_mode_refused_is_tried_apart_from_what_it_took(caplog: py
     runs = runs_at_other_sizes(caplog, "done") + runs_at_other_sizes(caplog, "ended with ValueError")
     # First both at once, and each of them; then those that were refused, and the other one.
     assert runs == [1, 1] + [2, 1]
+
+
+@pytest.mark.parametrize("is_long", [True, False])
+def test_runs_for_real_that_fail_come_to_an_end(
+    is_long: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Fits(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 6)
+
+        def forward(self, x: Tensor, *others: Tensor) -> Tensor:
+            h = self.layer(x)
+            count = int((h.sum(-1) > -1e9).sum())
+            for length, other in enumerate(others, 3):
+                if other.shape != (length, length + 5):
+                    raise ValueError("they do not fit")
+            return h[:count] * count
+
+    if is_long:  # so that twice what the first run has computed is enough
+        monkeypatch.setattr("featx.tracing.checks.variation._FEWEST_ELEMENTS", 1)
+    inputs = (torch.rand(2, 4), *(torch.rand(length, length + 5) for length in range(3, 7)))
+    model = Fits().eval()
+    with caplog.at_level(logging.DEBUG, logger="featx"):
+        traced = featx.trace(model, *inputs)
+    assert torch.equal(traced(*inputs), model(*inputs))
+    runs = real_runs_at_other_sizes(caplog)[0]
+    assert runs <= 3 if is_long else runs > 9  # two dimensions of each of five inputs
+    dims = traced.meta["free_dims"].of["others[3]"]
+    assert all("such runs have failed before" in text for text in dims) is is_long

@@ -38,6 +38,9 @@ LAYOUT_NOT_VARIED = Outcome("fixed: other sizes of a tensor with this layout are
 NOT_ALONE = Outcome(
     "fixed: other lengths were not tried, because the model asks for values and runs for real each time"
 )
+TOO_MANY_FAILED = Outcome(
+    "fixed: other lengths were not tried, because the model runs for real each time, and such runs have failed before"
+)
 STALE = Outcome(
     "fixed: the model keeps what it has computed for the length of its first call, and would use it at another length"
 )

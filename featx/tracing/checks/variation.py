@@ -22,6 +22,7 @@ from featx.tracing.checks.outcomes import (
     NOT_ASKED,
     NOT_EMPTY,
     TOGETHER,
+    TOO_MANY_FAILED,
     UNTRACEABLE,
     Outcome,
     refusal,
@@ -35,6 +36,10 @@ from featx.tracing.signals import Diverged, NeedsRealValues, ThreadInterference
 from featx.tracing.stand_ins.stand_ins import keeps_values
 
 _RUNS_ALONE = 3
+# How much runs for real at other sizes may compute, those that fail too: so many times what the first one has, or so
+# many elements, which take about a second.
+_RUNS_IN_ALL = 2
+_FEWEST_ELEMENTS = 100_000_000
 _CHANNELS_OF_IMAGES = (1, 3, 4)
 # A dimension of an input: the id of the tensor, and the position.
 Dim = tuple[int, int]
@@ -68,6 +73,7 @@ class Variation:
         self._is_large = trace.is_large
         # How many more whole runs for real may try one dimension that is not the first.
         self._runs_left = 0 if self._is_large else _RUNS_ALONE
+        self._most_computed = request.tracer.computed + max(_RUNS_IN_ALL * trace.computed, _FEWEST_ELEMENTS)
         self._inputs: list[torch.Tensor] = []
         # The groups of which the model takes other lengths.
         self.free_groups: list[Group] = []
@@ -178,6 +184,8 @@ class Variation:
             outcome = self._outcome_without_values(groups, disguise)
             if outcome is not None and (outcome.is_free or self._is_large):
                 return outcome
+            if self._request.tracer.computed > self._most_computed:
+                return TOO_MANY_FAILED
         try:
             again = self._run(groups, disguise, has_values=self._trace.is_real)
         except Diverged:
@@ -291,14 +299,19 @@ def _may_be_free_together(outcome: Outcome) -> bool:
 
 
 def _was_refused(group: Group, known: Mapping[Dim, Outcome]) -> bool:
-    return all(dim in known and known[dim].is_refusal for dim in group.dims)
+    return all(_is_refused(dim, known) for dim in group.dims)
+
+
+def _is_refused(dim: Dim, known: Mapping[Dim, Outcome]) -> bool:
+    """Say whether the model refused other lengths, or was not asked because it had refused so many others."""
+    return dim in known and (known[dim].is_refusal or known[dim] == TOO_MANY_FAILED)
 
 
 def _divided(groups: list[Group], known: Mapping[Dim, Outcome]) -> list[Group]:
     """Return the groups, with those divided in two of which the model has refused some dimensions and not others."""
     divided: list[Group] = []
     for group in groups:
-        refused = tuple(dim for dim in group.dims if dim in known and known[dim].is_refusal)
+        refused = tuple(dim for dim in group.dims if _is_refused(dim, known))
         parts = refused, tuple(dim for dim in group.dims if dim not in refused)
         divided += [replace(group, dims=part) for part in parts if part]
     return divided

@@ -182,9 +182,14 @@ class ExampleTrace:
         return self.recorder.numbers
 
     @property
+    def computed(self) -> int:
+        """How many elements a run for real has computed: a measure of its time that is the same each time."""
+        return self._torch_calls.kernels.elements
+
+    @property
     def is_large(self) -> bool:
         """Whether it was a run for real that has computed so much that a run of the model takes seconds."""
-        return self._torch_calls.kernels.elements >= _ELEMENTS_OF_A_LARGE_RUN
+        return self.computed >= _ELEMENTS_OF_A_LARGE_RUN
 
     @property
     def opaque_reasons(self) -> dict[str, str]:

@@ -115,6 +115,8 @@ class ExampleTracer:
         self.has_forgotten_caches = False
         # Those that are not, because a second call reads them before it assigns them.
         self.read_first: set[tuple[str, str]] = set()
+        # How many elements all runs for real have computed, those that failed too.
+        self.computed = 0
         self.log = RunLog()
 
     def _settings(self, before: ExampleTrace | None) -> Settings:
@@ -292,7 +294,10 @@ class ExampleTracer:
             setup.apply(trace, is_first_call=before is None)
             try:
                 with self.log.run(_name(context.traced), conditions.reason, is_real=conditions.is_real):
-                    trace.run(args, kwargs, find_requested)
+                    try:
+                        trace.run(args, kwargs, find_requested)
+                    finally:
+                        self.computed += trace.computed
                 if trace.is_large:
                     context.follow_all_conversions()
                 return trace
