@@ -22,6 +22,7 @@ from featx.features.describing.info import FeatureInfos
 from featx.features.dual import DualGraphModule
 from featx.features.own_conversion import check_conversion
 from featx.features.shared_tensors import tensors_kept_shared
+from featx.tracing.checks.outcomes import FreeDims
 from featx.tracing.environment.compiler import not_compiled_itself
 
 # From inputs, and what is known of the dimensions of others by mode, to an extractor.
@@ -92,6 +93,11 @@ class AdaptiveExtractor(nn.Module):
     def feature_info(self) -> FeatureInfos:
         """What is returned, as the first example has shown it, in the present mode."""
         return self.extractors[0].meta["feature_info"].get(self.training, FeatureInfos(()))
+
+    @property
+    def free_dims(self) -> FreeDims | None:
+        """Which dimensions of the inputs the first graph leaves free, in the present mode. For others, one is made."""
+        return self.extractors[0].meta["free_dims"].get(self.training)
 
     @not_compiled_itself  # each graph is; the search for one that holds ends where one raises
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Any]:

@@ -244,3 +244,11 @@ def test_the_graphs_that_ran_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> N
         made += [text] if extractor.extractors[-1] not in before else []
     assert extractor.extractors[0].meta["example"].args[1] == "a"
     assert made == list("bcde")
+
+
+def test_free_dims_are_those_of_the_first_graph() -> None:
+    model = BySize().eval()
+    extractor = adaptive(model, torch.rand(2, 2, 12))
+    fixed = featx.create_feature_extractor(model, ["last"], example_inputs=torch.rand(2, 2, 12), adaptive=False)
+    extractor(torch.rand(2, 2, 6))  # makes another graph
+    assert str(extractor.free_dims) == str(fixed.eval().free_dims)
