@@ -50,6 +50,21 @@ class CallsMethod(Net):
         return self.layer(x * x.brightness())
 
 
+class AsksForType(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x if type(x) is torch.Tensor else x * 2)
+
+
+class AsksForParameter(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x * 2 if isinstance(x, nn.Parameter) else x)
+
+
+class AsksForAny(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x * 2 if x.__dict__ else x)
+
+
 class UsesBuffer(Net):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.layer(x) + self.mean
@@ -70,14 +85,16 @@ def with_attribute() -> torch.Tensor:
     ("kind", "x"),
     [
         (AsksForClass, image()), (CallsMethod, image()), (AsksForAttribute, with_attribute()),
-        (ReadsAttribute, with_attribute()), (UsesBuffer, torch.rand(2, 4)),
+        (ReadsAttribute, with_attribute()), (UsesBuffer, torch.rand(2, 4)), (AsksForType, image()),
+        (AsksForType, nn.Parameter(torch.rand(2, 4))), (AsksForParameter, nn.Parameter(torch.rand(2, 4))),
+        (AsksForAny, with_attribute()),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("name", ["1.layer", "output"])
 def test_what_no_plain_tensor_has_is_refused_where_code_names_it(kind: type[Net], x: torch.Tensor, name: str) -> None:
     model = nn.Sequential(nn.Identity(), kind()).eval()
     for root, path in ((model, name), (model[1], name.removeprefix("1."))):
-        if path == "output" and root is model and kind in (AsksForClass, AsksForAttribute, UsesBuffer):
+        if path == "output" and root is model and kind not in (CallsMethod, ReadsAttribute):
             extractor = featx.create_feature_extractor(root, [path], example_inputs=x)  # it is kept whole
             assert torch.equal(extractor(x)["output"], root(x))
             continue
@@ -85,7 +102,7 @@ def test_what_no_plain_tensor_has_is_refused_where_code_names_it(kind: type[Net]
             featx.create_feature_extractor(root, [path], example_inputs=x)
 
 
-@pytest.mark.parametrize("x", [image(), with_attribute()], ids=["class", "attribute"])
+@pytest.mark.parametrize("x", [image(), with_attribute(), nn.Parameter(torch.rand(2, 4))])
 def test_others_run_on_such_tensors(x: torch.Tensor) -> None:
     model = Net().eval()
     got = featx.create_feature_extractor(model, ["layer"], example_inputs=x)(x)["layer"]

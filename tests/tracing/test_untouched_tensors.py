@@ -15,6 +15,7 @@ import featx
 
 X = torch.rand(5, 4)
 OF_FILE = torch.ones(4)
+BY_NAME = {"scale": torch.ones(4)}
 
 
 class Changes(nn.Module):
@@ -71,6 +72,10 @@ def write_in_the_file(module: Changes, x: torch.Tensor) -> None:
     OF_FILE.mul_(2)
 
 
+def replace_in_the_file(module: Changes, x: torch.Tensor) -> None:
+    BY_NAME["scale"] = BY_NAME["scale"] + 1
+
+
 def convert(module: Changes, x: torch.Tensor) -> None:
     module.layer.double()
     module.layer.float()
@@ -78,12 +83,12 @@ def convert(module: Changes, x: torch.Tensor) -> None:
 
 WAYS = [
     assign_data, assign_data_of_all, assign_data_of_file, write_array, freeze, assign_gradient, register_hook,
-    write_in_a_list, write_in_the_file, convert,
+    write_in_a_list, write_in_the_file, replace_in_the_file, convert,
 ]  # fmt: skip
 
 
 def state_of(module: Changes) -> list[Any]:
-    tensors = [*module.parameters(), *module.buffers(), module.listed[0], OF_FILE]
+    tensors = [*module.parameters(), *module.buffers(), module.listed[0], OF_FILE, BY_NAME["scale"]]
     hooks = [len(getattr(each, "_backward_hooks", None) or ()) for each in tensors if each.requires_grad]
     forms = [(id(each), each.requires_grad, each.grad is None, each.tolist()) for each in tensors]
     return [forms, hooks, [each.data_ptr() for each in tensors]]

@@ -13,6 +13,7 @@ from featx.errors import FeatxError
 from featx.tracing.signals import Untraceable
 from featx.tracing.source.location import names_in, texts_in
 from featx.tracing.source.reachable import functions_reached
+from featx.tracing.source.syntax_queries import asks_for_kind_of_variable
 
 _OF_TORCH = frozenset(nn.Parameter.__mro__) | {nn.Buffer, nn.parameter.UninitializedBuffer}
 _ADVICE = (
@@ -27,11 +28,17 @@ class TensorKinds:
     def __init__(self) -> None:
         # By name, what has it.
         self._names: dict[str, str] = {}
+        # The class of an input, for which code may ask without a name: type(x).
+        self._asked_class = ""
 
     def note_input(self, tensor: torch.Tensor) -> None:
         """Take note of an input, in whose place a trace has another tensor."""
-        self._note_class(type(tensor), "an input")
-        for name in vars(tensor):
+        kind = type(tensor)
+        self._note_class(kind, "an input")
+        if kind is not torch.Tensor:
+            self._asked_class = f"an input is of the class {kind.__name__}"
+            self._names["__class__"] = self._names.setdefault(kind.__name__, self._asked_class)
+        for name in (*vars(tensor), *(["__dict__"] if vars(tensor) else [])):
             self._names[name] = f"an input has the attribute '{name}'"
 
     def note_model(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -57,16 +64,19 @@ class TensorKinds:
         for function in _reached(functions) if self._names else ():
             found = sorted(self._names.keys() & (names_in(function.__code__) | texts_in(function.__code__)))
             if found:
-                raise self._refusal(found[0], f"{function.__qualname__} names '{found[0]}'")
+                raise _refusal(self._names[found[0]], f"{function.__qualname__} names '{found[0]}'")
+            if self._asked_class and asks_for_kind_of_variable(function.__code__):
+                raise _refusal(self._asked_class, f"{function.__qualname__} asks for the type of a variable")
 
     def explain(self, error: BaseException) -> None:
         """Raise another error in the place of one of forward that such an attribute is missing."""
         name = getattr(error, "name", None)
         if isinstance(error, AttributeError) and not isinstance(error, FeatxError) and name in self._names:
-            raise self._refusal(name, f"forward reads '{name}'") from error
+            raise _refusal(self._names[name], f"forward reads '{name}'") from error
 
-    def _refusal(self, name: str, what: str) -> Untraceable:
-        return Untraceable(f"{self._names[name]}, where a trace has a plain tensor, and {what},", advice=_ADVICE)
+
+def _refusal(what: str, code: str) -> Untraceable:
+    return Untraceable(f"{what}, where a trace has a plain tensor, and {code},", advice=_ADVICE)
 
 
 def _reached(functions: Iterable[tuple[Any, type | None]]) -> Iterator[FunctionType]:

@@ -102,7 +102,8 @@ class ExampleTrace:
         )
         results = self._results = Results(recorder)
         before = conditions.before
-        self._foreign = ForeignTensors(self.tensors.all, None if before is None else before._foreign)
+        earlier_foreign = None if before is None else before._foreign
+        self._foreign = ForeignTensors(self.tensors.all, earlier_foreign, are_shared=not self.is_real)
         writes = self._model_writes(model_context) if self.is_real else None
         self._torch_calls = TorchCalls(recorder, results, writes, self._foreign)
         if before is not None:

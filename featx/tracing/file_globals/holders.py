@@ -120,11 +120,20 @@ class Holder:
         ]
 
     def restore(self, holds_of_trace: Callable[[Any], bool]) -> dict[Any, Any]:
-        """Put back what was there where a plain value changed or something of a trace is now; return the latter."""
+        """Put back what was there where a plain value changed, or where a tensor or something of a trace is now.
+
+        Returns:
+            What has taken the place of a tensor, and what holds something of a trace.
+        """
         if self.is_untouched():
             return {}
         now, self._accepted = self._now(), None
-        left = {key: item for key, item in now.items() if item is not self._before.get(key) and holds_of_trace(item)}
+        changed = ((key, item, self._before.get(key)) for key, item in now.items())
+        left = {
+            key: item
+            for key, item, before in changed
+            if item is not before and (isinstance(before, torch.Tensor) or holds_of_trace(item))
+        }
         keys = {*left, *self._changed_since(self._before)}
         if isinstance(self._value, list):
             if keys:

@@ -25,9 +25,13 @@ class ForeignTensors:
     Args:
         own: tensors that the run may change: those of its replica.
         earlier: the same of an earlier call of the replica.
+        are_shared: whether its own tensors are those of the model, of which it may write stand-ins alone.
     """
 
-    def __init__(self, own: Iterable[torch.Tensor], earlier: ForeignTensors | None = None) -> None:
+    def __init__(
+        self, own: Iterable[torch.Tensor], earlier: ForeignTensors | None = None, *, are_shared: bool = False
+    ) -> None:
+        self._are_shared = are_shared
         # By their memory. What the run may change joins when it is first asked for, which is not in most runs.
         self._made: set[int] = set() if earlier is None else earlier._made
         self._own: Iterable[torch.Tensor] = own
@@ -53,7 +57,7 @@ class ForeignTensors:
 
     def save_form(self, tensor: torch.Tensor) -> None:
         """Keep what may be assigned of a tensor, or may be written by other means than a torch call, once."""
-        if self._is_foreign(tensor) and id(tensor) not in self._forms:
+        if id(tensor) not in self._forms and not tensor.is_meta and (self._are_shared or self._is_foreign(tensor)):
             self.save((tensor,))
             form = _Form(tensor.detach(), tensor.requires_grad, tensor.grad if tensor.is_leaf else None)
             self._forms[id(tensor)] = tensor, form
