@@ -85,3 +85,57 @@ def test_the_batch_may_differ_in_either_mode(enabled: bool) -> None:
         extractor = featx.create_feature_extractor(model, ["last"], example_inputs=X, adaptive=False)
         batch = torch.rand(5, 4)
         assert torch.equal(extractor(batch)["last"], model(batch))
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) * 2
+
+
+class DecidesBehind(nn.Module):
+    """Asks for a mode behind the last value: what it returns is that value, or another one."""
+
+    def __init__(self, asks: Callable[[torch.Tensor], bool]) -> None:
+        super().__init__()
+        self.block, self.asks = Block(), asks
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.block(x)
+        if not self.asks(y):
+            y = y * 9
+        return y
+
+
+class DecidesAhead(DecidesBehind):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.block(x) if self.asks(x) else self.block(x) * 9
+
+
+@pytest.mark.parametrize("adaptive", [None, True])
+@pytest.mark.parametrize("kind", [DecidesBehind, DecidesAhead])
+@pytest.mark.parametrize(
+    "asks",
+    [
+        lambda y: torch.is_grad_enabled(), lambda y: not torch.is_inference_mode_enabled(), torch.Tensor.is_contiguous,
+        lambda y: not torch.is_autocast_enabled("cpu"),
+    ],
+    ids=["gradients", "inference", "contiguous", "autocast"],
+)  # fmt: skip
+def test_decision_about_what_the_model_returns_is_checked_wherever_it_comes(
+    asks: Callable[[torch.Tensor], bool], kind: type[DecidesBehind], adaptive: bool | None
+) -> None:
+    model = kind(asks).eval()
+    extractor = featx.create_feature_extractor(model, ["output"], example_inputs=X, adaptive=adaptive)
+    modes = [torch.enable_grad(), torch.no_grad(), torch.inference_mode(), torch.autocast("cpu", torch.bfloat16)]
+    for x in (X, torch.rand(4, 2).t()):
+        for mode in modes:
+            with mode:
+                try:
+                    found = extractor(x)["output"]
+                except featx.SpecializationError:
+                    continue
+                assert torch.equal(found, model(x))

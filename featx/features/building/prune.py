@@ -18,7 +18,7 @@ from featx.ir.memory import MemoryGroups
 from featx.ir.node import Node
 from featx.ir.operator_facts import facts_of
 from featx.tracing.guards.versions import check_version, version_of
-from featx.tracing.nodes.module_output import module_output
+from featx.tracing.nodes.module_output import guards_ahead_of_return, module_output
 from featx.tracing.objects.module_tree import tensors_at
 from featx.tracing.source.possible_writes import can_return_input
 from featx.tracing.source.state_writes import StateWrite
@@ -110,7 +110,8 @@ class _Liveness:
         self._join_inputs_that_may_be_returned()
         # What Python decided on the way to the wanted values must still hold.
         hooks = self._gradient_hooks_of_wanted()
-        self._required = wanted | hooks | self._guards_ahead_of(max(wanted | hooks))
+        ahead = {each for node in wanted for each in guards_ahead_of_return(node)}
+        self._required = wanted | hooks | ahead | self._guards_ahead_of(max(wanted | hooks | ahead))
         self._sweep()
         while self._require_state_writers():
             self._sweep()

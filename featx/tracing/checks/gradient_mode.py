@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import torch
 
 from featx.ir.equality import is_same_graph
@@ -44,4 +46,10 @@ def needless_gradient_checks(request: TraceRequest, trace: ExampleTrace) -> list
     if again is None:
         return []
     is_same = is_same_graph(again.graph, trace.graph, besides=frozenset(checks), first=trace.needed)
-    return checks if is_same else []
+    return checks if is_same and _is_returned_alike(again.graph, trace.graph, trace.needed) else []
+
+
+def _is_returned_alike(one: Graph, other: Graph, first: int | None) -> bool:
+    """Say whether modules return the same nodes: what one of them does behind the last needed node may differ."""
+    nodes = islice(zip(one.nodes, other.nodes, strict=first is None), first)
+    return all(node.meta.get("returned_by") == twin.meta.get("returned_by") for node, twin in nodes)

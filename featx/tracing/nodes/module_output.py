@@ -26,13 +26,19 @@ def mark_output(graph: Graph, value: Argument, path: str, last: Node | None = No
     """Note that the module at `path` has returned `value` behind the node `last`, by default at the end of `graph`.
 
     The path goes into `meta["returned_by"]` of the node that gave the value, if that is the last one, as what comes
-    behind it may write into the value; else into that of a new one.
+    behind it may write into the value; else into that of a new one. Guards, and what they ask, may come between the
+    value and its return. They decide that it is returned as it is, and have `meta["is_ahead_of_return"]`.
     """
     last = last or graph.root.prev
+    between: list[Node] = []
     while last is not value and _is_for_guards(last):
+        between.append(last)
         last = last.prev
     if not isinstance(value, Node) or value is not last:
         last = _add(graph, value)
+    else:
+        for node in between:
+            node.meta["is_ahead_of_return"] = True
     last.meta["returned_by"] = (*last.meta.get("returned_by", ()), path)
 
 
@@ -62,6 +68,16 @@ def _add(graph: Graph, value: Argument) -> Node:
     node = graph.call_function(module_output, (value,))
     node.meta["effects"] = MeasuredEffects(shares=tuple(range(len(node.all_input_nodes))))
     return node
+
+
+def guards_ahead_of_return(value: Node) -> list[Node]:
+    """Return the guards between a value and its return, and what they ask."""
+    found: list[Node] = []
+    node = value.next
+    while node.meta.get("is_ahead_of_return"):
+        found.append(node)
+        node = node.next
+    return found
 
 
 def _is_for_guards(node: Node) -> bool:
