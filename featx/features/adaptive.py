@@ -191,7 +191,7 @@ class AdaptiveExtractor(nn.Module):
     def _attempt(self, extractor: DualGraphModule, args: Any, kwargs: Any) -> dict[str, Any] | None:
         runner = self._in_mode(extractor)
         try:
-            return self.__dict__["_attempts"].run(runner, runner.graph, self, args, kwargs)
+            return self.__dict__["_attempts"].run(runner, runner.graph, self.model, args, kwargs)
         except TraceError:
             return None
 

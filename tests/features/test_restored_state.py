@@ -181,3 +181,23 @@ def test_sparse_inputs_stay_as_they_are() -> None:
         assert torch.equal(extractor(x * scale, adjacency)["head"], eager(x * scale, adjacency))
     assert torch.equal(adjacency.to_dense(), torch.eye(4))
     assert all(map(torch.equal, model.state_dict().values(), eager.state_dict().values()))
+
+
+def test_plain_tensor_of_the_model_itself_is_restored() -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.calls = nn.Linear(4, 4), torch.zeros(4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls.add_(1)
+            y = self.layer(x) + self.calls
+            return y * 2 if y.sum() > 0 else y
+
+    model, alone = Counts().eval(), Counts().eval()
+    alone.load_state_dict(model.state_dict())
+    extractor = featx.create_feature_extractor(model, ["output"], example_inputs=torch.rand(2, 4) + 9, adaptive=True)
+    for scale in (1.0, -90.0, 50.0, -70.0):
+        x = torch.rand(2, 4) * scale
+        assert torch.equal(extractor(x)["output"], alone(x))
+    assert torch.equal(model.calls, alone.calls)
