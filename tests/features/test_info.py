@@ -329,6 +329,21 @@ def test_a_shape_that_fits_two_layouts_is_settled_by_a_wider_image(channels_last
     assert [info.layout for info in infos] == ["NHWC" if channels_last else "NCHW", "NCHW"]
 
 
+def test_a_stride_for_each_axis_is_told_from_other_channels() -> None:
+    class Wide(nn.Module):
+        """Gives 8 channels of 8 x 4 places, which are 4 channels of 8 x 8 places by their sizes."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Conv2d(3, 8, 2, (2, 4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(self.first(x))
+
+    infos = info_of(Wide(), ["output", "first"], example_inputs=torch.rand(2, 3, 16, 16))
+    assert [(info.layout, info.channels, info.stride) for info in infos] == [("NCHW", 8, (2, 4))] * 2
+
+
 def test_a_shape_that_fits_two_layouts_is_not_guessed() -> None:
     model = Square(channels_last=True, is_fixed=True)
     (info,) = info_of(model, ["body"], example_inputs=torch.rand(2, 3, 32, 32))

@@ -236,13 +236,17 @@ class _Known:
         if not fits:
             there = self._shape_of_wider(key)
             return first if there is not None and _is_wider(shape, there) else None
-        if len(fits) == 1:
+        # A stride for each axis may fit where one for both does not: 8 x 4 places, or 8 x 8 of 4 channels.
+        is_certain = sum(_stride(layout, shape, sizes) is not None for layout in (first, last)) == 1
+        if is_certain:
             return fits[0]
         if isinstance(module, _CHANNELS_LAST):
             return last
         there = self._shape_of_wider(key)
         if there is not None and len(there) == dims:
             return first if there[-1] != shape[-1] else last
+        if len(fits) == 1:
+            return fits[0]
         return self._declared if self._declared in (first, last) else None
 
     def _shape_of_wider(self, key: str) -> tuple[int, ...] | None:

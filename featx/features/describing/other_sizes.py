@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from featx.errors import FeatxError
 from featx.examples import Example
 from featx.features.describing.images import ImageInput, is_of_places
 from featx.ir.graph import Graph
@@ -24,8 +23,6 @@ from featx.tree import tree_leaves, tree_map
 Shapes = Mapping[str, tuple[int, ...]]
 # From the shape of an input, another one.
 _Resize = Callable[[torch.Tensor], list[int]]
-# What a graph raises that does not take other sizes.
-_REFUSALS = (FeatxError, RuntimeError, ValueError, AssertionError, TypeError, IndexError)
 
 
 class OtherSizes:
@@ -185,7 +182,7 @@ class OtherSizes:
             small.eliminate_dead_code()
         is_whole = False
         found: dict[Node, tuple[int, ...]] = {}
-        with suppress(*_REFUSALS):
+        with suppress(Exception):  # code of the model may raise anything at other sizes
             replica = Replica(self._model, copies_tensors="forms")  # other threads may run and train the model
             try:
                 _NotesShapes(GraphModule(replica.root, small), found).propagate(*args, **kwargs)
