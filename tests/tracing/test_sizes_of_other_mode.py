@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import re
 from typing import Any
 
 import pytest
@@ -131,3 +133,25 @@ def test_runs_for_real_that_fail_come_to_an_end(
     assert runs <= 3 if is_long else runs > 9  # two dimensions of each of five inputs
     dims = traced.meta["free_dims"].of["others[3]"]
     assert all("such runs have failed before" in text for text in dims) is is_long
+
+
+def test_a_run_for_real_at_other_sizes_of_one_image_takes_not_much_longer(caplog: pytest.LogCaptureFixture) -> None:
+    class Bright(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Conv2d(3, 4, 3, 2, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.layer(x)
+            count = int((h.mean((1, 2, 3)) > -1e9).sum())
+            if count != x.shape[0]:  # so it is without values, where the count is that of the example
+                raise ValueError("not all of them")
+            return h[:count]
+
+    with caplog.at_level(logging.DEBUG, logger="featx"):
+        featx.create_feature_extractor(Bright().eval(), ["output"], example_inputs=torch.rand(1, 3, 64, 64))
+    tried = [text for text in caplog.messages if ", with values: other sizes" in text]
+    assert tried
+    for text in tried:
+        growth = [int(now) / int(before) for before, now in re.findall(r"(\d+) as (\d+) at", text)]
+        assert math.prod(growth) < 5  # 36 where each side is three or four times as long

@@ -223,9 +223,12 @@ class Variation:
         return FREE if self._is_same(again) else CHANGED
 
     def _run(self, groups: list[Group], disguise: Disguise, *, has_values: bool) -> ExampleTrace:
-        changes = self._changes(groups, _other_size_for_real if has_values else _other_size)
-        if any(_has_equal_products(tensor, changes) for tensor in self._inputs):
-            changes = self._changes(groups, _other_size)
+        changes = self._changes(groups, _other_size)
+        for other in _OTHER_SIZES_FOR_REAL if has_values else ():
+            for_real = self._changes(groups, other)
+            if not any(_has_equal_products(tensor, for_real) for tensor in self._inputs):
+                changes = for_real
+                break
         first = self._trace
         run = partial(_resized(self._request, changes, has_values).run, first)
         reason = _reason(groups, changes, disguise)
@@ -338,11 +341,15 @@ def _other_size(dim: int, size: int, number: int) -> int:
     return 2 * size + 1 if dim == 0 else size * (2 + number % 3)
 
 
-def _other_size_for_real(dim: int, size: int, number: int) -> int:
+def _other_size_for_real(dim: int, size: int, number: int, more: int = 1) -> int:
     # What is computed for real takes not much longer than at the size of the example.
     if dim == 0:
-        return size + 1
+        return size + more
     return size // 2 if number % 2 and size > 1 else 3 * size
+
+
+# Two samples of half the height have as many elements as one sample, and three have not.
+_OTHER_SIZES_FOR_REAL: tuple[OtherSize, ...] = (_other_size_for_real, partial(_other_size_for_real, more=2))
 
 
 def _resized(request: TraceRequest, changes: Mapping[Dim, int], has_values: bool) -> TraceRequest:
