@@ -1,4 +1,4 @@
-"""What all tests share: goldens, refreshed by `pytest --update-goldens`."""
+"""What all tests share: goldens, refreshed by `pytest --update-goldens`, and `pytest --one-case`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,17 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-goldens", action="store_true", help="write what the code does now into tests/golden")
+    parser.addoption("--one-case", action="store_true", help="run the first case alone of each test that has several")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out all but the first case of each test with `--one-case`; comes behind `-m`, which leaves out others."""
+    if not config.getoption("--one-case"):
+        return
+    kept = set({item.nodeid.partition("[")[0]: item for item in reversed(items)}.values())
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = [item for item in items if item in kept]
 
 
 def pytest_collection_finish() -> None:
