@@ -13,7 +13,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
-from types import FunctionType, MethodType, ModuleType
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any, cast
 
 import torch
@@ -44,51 +44,19 @@ class Caches:
     """
 
     def __init__(self, namespaces: Iterable[dict[str, Any]], kinds: Iterable[type]) -> None:
-        self._functions: dict[int, tuple[Any, int]] = {}
-        self.holders: list[Holder] = []
+        found = _Names(namespaces, kinds)
+        # The ids of the globals and classes.
+        self.namespaces = found.namespaces
+        self._functions = {id(each): (each, each.cache_info().misses) for each in found.cached}
+        self.holders = [*map(Holder, found.owners), *map(Variable, found.variables)]
         # What calls have left of their tensors, in which holder, and the ids of those tensors.
         self._left: list[tuple[Holder, dict[Any, Any]]] = []
         self._left_tensors: set[int] = set()
-        bases = {base for kind in kinds for base in kind.__mro__}
-        classes = {id(members): (base, members) for base, members in ((base, dict(vars(base))) for base in bases)}
-        values: list[Any] = []
-        functions: list[FunctionType] = []
-        known = {id(base) for base in bases}
-        # The ids of the globals and classes.
-        self.namespaces: set[int] = set()
-        for namespace in _own_code([*namespaces, *(members for _, members in classes.values())]):
-            self.namespaces.add(id(namespace))
-            self.holders.append(Holder(classes[id(namespace)][0] if id(namespace) in classes else namespace))
-            for name, value in namespace.copy().items():  # at once: other threads may add names meanwhile
-                if type(value) in _METHODS:
-                    value = value.__func__
-                elif type(value) is property:
-                    value = value.fget
-                if isinstance(value, _CACHED):
-                    if is_logging(value):
-                        continue  # it would repeat what it is to say once
-                    self._functions[id(value)] = (value, value.cache_info().misses)
-                elif isinstance(value, FunctionType):
-                    functions.append(value)
-                elif isinstance(value, type):
-                    if id(value) not in known and value.__module__ == _name_of(namespace) and has_defaults(value):
-                        known.add(id(value))
-                        self.holders.append(Holder(value))
-                        values += [item for key, item in dict(vars(value)).items() if not key.startswith("__")]
-                elif not name.startswith("__"):
-                    values.append(value)
-        for function in _with_functions_inside(functions):
-            cells = function.__closure__ or ()
-            self.holders += map(Variable, zip(function.__code__.co_freevars, cells, strict=True))
-            values += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-            if function.__dict__ or function.__name__ in function.__code__.co_names:  # it may set attributes of its own
-                values.append(function.__dict__)
-            values += map(contents_of_cell, cells)
         # Their place in a global, a class, a default or a closure is no part of a replica.
-        self.iterators = [value for value in values if isinstance(value, Iterator)]
-        self.holders += [ContextValue(value) for value in values if isinstance(value, ContextVar)]
-        self.members = [Members(value) for value in values if isinstance(value, deque)]
-        for container in containers_in(values):
+        self.iterators = [value for value in found.values if isinstance(value, Iterator)]
+        self.holders += [ContextValue(value) for value in found.values if isinstance(value, ContextVar)]
+        self.members = [Members(value) for value in found.values if isinstance(value, deque)]
+        for container in containers_in(found.values):
             if isinstance(container, set):
                 self.members.append(Members(container))
             else:
@@ -171,6 +139,63 @@ class Caches:
         self._left, self._left_tensors = [], set()
         for members in self.members:
             members.forget()
+
+
+class _Names:
+    """What globals and classes name, and what the functions among that hold. O(names).
+
+    Attributes:
+        namespaces: the ids of the globals, and of the members of the classes of modules.
+        owners: the globals, those classes, and the other classes in the files that have values.
+        cached: cached functions.
+        variables: those of closures, by name.
+        values: what is neither a function nor a class.
+    """
+
+    def __init__(self, namespaces: Iterable[dict[str, Any]], kinds: Iterable[type]) -> None:
+        self.namespaces: set[int] = set()
+        self.owners: list[Any] = []
+        self.cached: list[Any] = []
+        self.variables: list[tuple[str, CellType]] = []
+        self.values: list[Any] = []
+        self._functions: list[FunctionType] = []
+        bases = {base for kind in kinds for base in kind.__mro__}
+        self._classes = {id(base) for base in bases}
+        classes = {id(members): (base, members) for base, members in ((base, dict(vars(base))) for base in bases)}
+        for namespace in _own_code([*namespaces, *(members for _, members in classes.values())]):
+            self.namespaces.add(id(namespace))
+            self.owners.append(classes[id(namespace)][0] if id(namespace) in classes else namespace)
+            for name, value in namespace.copy().items():  # at once: other threads may add names meanwhile
+                self._note(name, value, namespace)
+        for function in _with_functions_inside(self._functions):
+            self._note_held(function)
+
+    def _note(self, name: str, value: Any, namespace: dict[str, Any]) -> None:
+        if type(value) in _METHODS:
+            value = value.__func__
+        elif type(value) is property:
+            value = value.fget
+        if isinstance(value, _CACHED):
+            if not is_logging(value):  # which would repeat what it is to say once
+                self.cached.append(value)
+        elif isinstance(value, FunctionType):
+            self._functions.append(value)
+        elif isinstance(value, type):
+            is_here = id(value) not in self._classes and value.__module__ == _name_of(namespace)
+            if is_here and has_defaults(value):
+                self._classes.add(id(value))
+                self.owners.append(value)
+                self.values += [item for key, item in dict(vars(value)).items() if not key.startswith("__")]
+        elif not name.startswith("__"):
+            self.values.append(value)
+
+    def _note_held(self, function: FunctionType) -> None:
+        cells = function.__closure__ or ()
+        self.variables += zip(function.__code__.co_freevars, cells, strict=True)
+        self.values += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+        if function.__dict__ or function.__name__ in function.__code__.co_names:  # it may set attributes of its own
+            self.values.append(function.__dict__)
+        self.values += map(contents_of_cell, cells)
 
 
 def _holds_of_trace(is_of_trace: Callable[[torch.Tensor], bool], value: Any) -> bool:
