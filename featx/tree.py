@@ -158,6 +158,13 @@ def tree_leaves(value: Any) -> Iterator[Any]:  # Any: as above
         yield value
 
 
+def tensors_in(value: Any) -> list[torch.Tensor]:  # Any: as above
+    """Return the leaves of `value` that are tensors, in that order."""
+    if isinstance(value, torch.Tensor):  # mostly
+        return [value]
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
 def _rebuild_sequence(value: Any, items: list[Any]) -> Any:
     kind: Any = type(value)
     # torch.return_types (what `x.max(dim)` gives) and torch.Size build from one iterable.

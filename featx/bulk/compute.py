@@ -15,7 +15,7 @@ from featx.errors import ExtractionError, RequestError
 from featx.optimization.module import named
 from featx.optimization.optimize import apply_recipe, optimize
 from featx.optimization.plan import Plan
-from featx.tree import tree_leaves, tree_map
+from featx.tree import tensors_in, tree_map
 
 # Numbers of samples, with their rows; and those that failed, with the reason.
 Computed = tuple[list[tuple[list[int], Rows]], list[tuple[int, str]]]
@@ -150,7 +150,7 @@ def in_dtype(images: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
 
 
 def _count(batch: Any) -> int:
-    return next((len(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)), 0)
+    return next((len(leaf) for leaf in tensors_in(batch)), 0)
 
 
 def _filled(batch: Any, count: int, size: int) -> Any:

@@ -27,7 +27,7 @@ from featx.features.dual import DualGraphModule
 from featx.features.extractor import Nodes, create_feature_extractor
 from featx.optimization.build import Extractor
 from featx.optimization.hardware import device_of
-from featx.tree import tree_leaves
+from featx.tree import tensors_in
 
 # A shard is about so many bytes, and takes about so many seconds, within these numbers of rows. So that folders can be
 # listed, there are at most so many shards.
@@ -168,7 +168,7 @@ def _traced(
     except FeatxError:
         raise
     except Exception as error:  # the model's own
-        leaves = [leaf for leaf in tree_leaves(example) if isinstance(leaf, torch.Tensor)]
+        leaves = tensors_in(example)
         are_batches = bool(leaves) and all(leaf.dim() > 1 and leaf.shape[1] == 1 for leaf in leaves)
         shapes = ", ".join(str(tuple(leaf.shape)) for leaf in leaves)
         hint = f". It got the shape {shapes}; transform=... (--size for pixels) makes another input of a sample"

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from featx.tree import tree_leaves, tree_map
+from featx.tree import tensors_in, tree_map
 
 
 class _Place:  # no dataclass, which would count as structure
@@ -53,4 +53,4 @@ def unpack(packed: Packed) -> Any:
 
 def number_of_tensors(values: Any) -> int:
     """Return how many tensors nested values hold."""
-    return sum(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(values))
+    return len(tensors_in(values))

@@ -10,7 +10,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from featx.errors import ArgumentTypeError
-from featx.tree import tree_leaves, tree_map
+from featx.tree import tensors_in, tree_map
 
 # How many elements a tensor has at least whose values are not kept.
 _LARGE = 1 << 20
@@ -36,11 +36,7 @@ class Example:
 
     def options(self) -> dict[str, Any]:
         """Return the inputs by name that hold no tensor, such as `use_cache=False`."""
-        return {
-            name: value
-            for name, value in self.kwargs.items()
-            if not any(isinstance(leaf, Tensor) for leaf in tree_leaves(value))
-        }
+        return {name: value for name, value in self.kwargs.items() if not tensors_in(value)}
 
     def with_options(self, options: Mapping[str, Any], forward: Callable[..., Any]) -> Example:
         """Return these inputs with those of `options` that are not among them."""

@@ -43,7 +43,7 @@ class _Traced:
 class AdaptiveExtractor(nn.Module):
     """Computes features of a model for any input, with a graph for each case that the model distinguishes.
 
-    An input for which no graph holds is traced anew, in the present mode; that costs what creating an extractor does.
+    An input for which no graph holds is traced anew, in both modes; that costs what creating an extractor does.
     64 graphs are kept; of more, the one is dropped that has not run for longest.
     Any input may need any part of the model, so this module has all of its parts under their names: submodules,
     parameters and buffers are shared with it, and the keys of the state dict are the model's.

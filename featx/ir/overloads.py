@@ -74,9 +74,9 @@ class Signature:
     def targets(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
         """Yield the tensors that a call writes."""
         if self._unmarked and not (len(args) > 5 and args[5] is False):  # in eval mode statistics are only read
-            yield from tensors_in([args[position] for position in self._unmarked])
+            yield from tensors_among([args[position] for position in self._unmarked])
         for position, name in self.written:
-            yield from tensors_in((args[position] if position < len(args) else kwargs.get(name),))
+            yield from tensors_among((args[position] if position < len(args) else kwargs.get(name),))
 
     def only_makes_tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Say whether a call returns tensors and does nothing else: new ones, or one view of the first argument."""
@@ -97,10 +97,10 @@ class Signatures:
         return known
 
 
-def tensors_in(values: Any) -> Iterator[torch.Tensor]:
+def tensors_among(values: Any) -> Iterator[torch.Tensor]:
     """Yield the tensors in the arguments or results of an operator, which nest lists and tuples only."""
     for value in values:
         if isinstance(value, torch.Tensor):
             yield value
         elif isinstance(value, (list, tuple)):
-            yield from tensors_in(value)
+            yield from tensors_among(value)

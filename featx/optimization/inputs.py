@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from featx.examples import Example
-from featx.tree import tree_leaves, tree_map
+from featx.tree import tensors_in, tree_map
 
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _SEED = 20_261_124
@@ -27,7 +27,7 @@ def validation_inputs(example: Example) -> dict[str, Example]:
     installed, and else images whose spectrum falls as that of photos does.
     """
     generator = torch.Generator().manual_seed(_SEED)
-    leaves = [leaf for leaf in tree_leaves((example.args, example.kwargs)) if isinstance(leaf, torch.Tensor)]
+    leaves = tensors_in((example.args, example.kwargs))
     found: dict[str, Example] = {}
     if any(leaf.is_floating_point() for leaf in leaves):
         found["noise"] = _mapped(example, lambda leaf: _noise(leaf, generator))

@@ -15,7 +15,7 @@ from torch import nn
 from featx.errors import SpecializationError
 from featx.features.describing.info import FeatureInfos
 from featx.optimization.recipe import COMPILATIONS, Recipe
-from featx.tree import tree_leaves, tree_map
+from featx.tree import tensors_in, tree_map
 
 if TYPE_CHECKING:
     from featx.optimization.plan import Plan
@@ -164,7 +164,7 @@ class OptimizedExtractor(nn.Module):
 
 def ranks_of(inputs: Any) -> list[int]:
     """Return how many dimensions each tensor of inputs has."""
-    return [leaf.dim() for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
+    return [leaf.dim() for leaf in tensors_in(inputs)]
 
 
 def named(features: Any) -> dict[str, Any]:
@@ -175,8 +175,7 @@ def named(features: Any) -> dict[str, Any]:
 def dtypes_of(features: dict[str, Any]) -> dict[str, list[str]]:
     """Return the names of the dtypes of the tensors in each feature."""
     return {
-        key: [str(leaf.dtype).removeprefix("torch.") for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
-        for key, value in features.items()
+        key: [str(leaf.dtype).removeprefix("torch.") for leaf in tensors_in(value)] for key, value in features.items()
     }
 
 
@@ -201,7 +200,7 @@ def _parts(
     args: tuple[Any, ...], kwargs: dict[str, Any], rows: int | None
 ) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
     """Divide inputs into parts of so many samples; those whose tensors have not all one length are one part."""
-    sizes = {len(leaf) if leaf.dim() else 0 for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
+    sizes = {len(leaf) if leaf.dim() else 0 for leaf in tensors_in((args, kwargs))}
     if rows is None or len(sizes) != 1 or max(sizes) <= rows:
         return [(args, kwargs)]
 
@@ -215,7 +214,7 @@ def _parts(
 
 def _joined(found: list[dict[str, Any]], parts: list[tuple[tuple[Any, ...], dict[str, Any]]]) -> dict[str, Any] | None:
     """Join the features of parts of a batch; None where one has no row for each sample, or rows of other shapes."""
-    counts = [next(len(leaf) for leaf in tree_leaves(part) if isinstance(leaf, torch.Tensor)) for part in parts]
+    counts = [next(len(leaf) for leaf in tensors_in(part)) for part in parts]
     result: dict[str, Any] = {}
     for key, value in found[0].items():
         values = [each[key] for each in found]

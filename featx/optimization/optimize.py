@@ -20,7 +20,7 @@ from featx.optimization.plan import Plan
 from featx.optimization.progress import Progress
 from featx.optimization.recipe import Recipe
 from featx.optimization.search import Search
-from featx.tree import tree_leaves, tree_map
+from featx.tree import tensors_in, tree_map
 
 _TOLERANCE = 1e-2
 
@@ -158,11 +158,9 @@ def _example(extractor: Extractor, inputs: Any) -> Example:
             return torch.zeros(leaf.shape, device=device, dtype=leaf.dtype)
         return torch.randn(leaf.shape, generator=generator).to(device, leaf.dtype)
 
-    if inputs is not None and any(
-        isinstance(leaf, torch.Tensor) and leaf.is_meta for leaf in tree_leaves((example.args, example.kwargs))
-    ):
+    if inputs is not None and any(leaf.is_meta for leaf in tensors_in((example.args, example.kwargs))):
         raise ArgumentTypeError("example_inputs are on the meta device, where nothing takes time; give real tensors")
     args, kwargs = tree_map(with_values, (example.args, example.kwargs))
-    if any(isinstance(leaf, torch.Tensor) and leaf.numel() == 0 for leaf in tree_leaves((args, kwargs))):
+    if any(leaf.numel() == 0 for leaf in tensors_in((args, kwargs))):
         raise ArgumentTypeError("example_inputs have a tensor without elements, which takes no time; give some samples")
     return Example(args, kwargs, example.source, example.is_for_one_mode)

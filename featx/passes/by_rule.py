@@ -14,7 +14,7 @@ from featx.passes.meta_execution import replaced
 from featx.tracing.stand_ins.known_results import KnownResults
 from featx.tracing.stand_ins.module_shapes import output_of
 from featx.tracing.stand_ins.recurrent import RECURRENT, form_of_recurrent, is_recurrent
-from featx.tree import tree_leaves
+from featx.tree import tensors_in, tree_leaves
 
 
 def refuse_autocast(name: str) -> None:
@@ -70,7 +70,7 @@ class ByRule(TorchFunctionMode):
         if isinstance(first, (list, tuple)) and first:
             first = first[0]
         if _has_no_values(first) or (args and _has_no_values(args[-1])):
-            inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+            inputs = tensors_in((args, kwargs))
             key = self._results.key_of(func, args, kwargs)
             with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
                 result = None if key is None else self._results.get(key)
@@ -96,7 +96,7 @@ def _has_no_values(value: object) -> bool:
 
 
 def _needs_gradient(values: Any) -> bool:
-    return any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in tree_leaves(values))
+    return any(leaf.requires_grad for leaf in tensors_in(values))
 
 
 def _tracked(result: Any, args: tuple[Any, ...], needs_gradient: bool) -> Any:

@@ -18,7 +18,7 @@ from featx.module import GraphModule, check_graph_module
 from featx.passes.accesses import Accesses
 from featx.passes.modes import Modes
 from featx.tracing.guards.guards import require_mode
-from featx.tree import tree_leaves
+from featx.tree import tensors_in
 
 
 def fold_constants(gm: GraphModule, *, include_trainable: bool = False, max_bytes: int = 1 << 26) -> bool:
@@ -153,7 +153,7 @@ class _Folding:
     def _may_hold(self, node: Node, value: Any) -> bool:
         if node.op == "get_attr":
             return id(value) in self._own and (self._include_trainable or not value.requires_grad)
-        tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+        tensors = tensors_in(value)
         return all(tensor.layout == torch.strided and _bytes_of(tensor) <= self._max_bytes for tensor in tensors)
 
     def _note_sources(self, node: Node) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from featx.ir.overloads import tensors_in
+from featx.ir.overloads import tensors_among
 
 
 def matrix_product(a: torch.Tensor, b: torch.Tensor, *_: Any, result: torch.Tensor, **__: Any) -> int:
@@ -85,7 +85,7 @@ def encoder_layer(src: torch.Tensor, width: int, *args: Any, **__: Any) -> int:
 
 def recurrent(x: torch.Tensor, *args: Any, **__: Any) -> int:
     """Count a recurrent layer: each step takes each weight matrix once."""
-    weights = [weight for weight in tensors_in(args[:4]) if weight.dim() == 2]
+    weights = [weight for weight in tensors_among(args[:4]) if weight.dim() == 2]
     return 2 * prod(x.shape[:-1]) * sum(weight.numel() for weight in weights)
 
 

@@ -22,7 +22,7 @@ from featx.passes.meta_execution import FakeValues
 from featx.passes.preserved_state import WrittenMemory, preserve_model
 from featx.passes.traffic import bytes_of
 from featx.traced import as_graph_module, on_graph_that_holds
-from featx.tree import tree_leaves, tree_map
+from featx.tree import tensors_in, tree_map
 
 
 def cost(
@@ -95,7 +95,7 @@ class _Run:
         except CostError:
             raise
         except Exception:
-            tensors = [*_tensors_in((args, kwargs)), *self._gm.parameters(), *self._gm.buffers()]
+            tensors = [*tensors_in((args, kwargs)), *self._gm.parameters(), *self._gm.buffers()]
             if any(tensor.is_meta for tensor in tensors):
                 raise
         return self.for_real(args, kwargs)
@@ -114,13 +114,13 @@ class _Run:
                 return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
             return fakes.fake(value)
 
-        given = _tensors_in((args, kwargs))
+        given = tensors_in((args, kwargs))
         with preserve_model(self._gm, self._graph, given, has_values=False), fake_mode, fakes:
             return self._count(*tree_map(fake, (args, kwargs)))
 
     def for_real(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CostReport:
         written = WrittenMemory()
-        with preserve_model(self._gm, self._graph, _tensors_in((args, kwargs))):
+        with preserve_model(self._gm, self._graph, tensors_in((args, kwargs))):
             try:
                 with written:
                     return self._count(args, kwargs)
@@ -128,7 +128,7 @@ class _Run:
                 written.restore()
 
     def _count(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CostReport:
-        gm, inputs = self._gm, _tensors_in((args, kwargs))
+        gm, inputs = self._gm, tensors_in((args, kwargs))
         weights = [*gm.parameters(), *gm.buffers()]
         interpreter = _CountingInterpreter(gm, self._is_unknown_listed)
         with OperatorCount(gm.parameters(), [*gm.buffers(), *inputs], self._rules, interpreter.on_unknown) as counter:
@@ -204,7 +204,3 @@ class _CountingInterpreter(Interpreter):
         )
         self.parameters.append(count.parameters)
         self.around.append(around)
-
-
-def _tensors_in(values: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from featx.ir.memory import memory_of
-from featx.ir.overloads import Signature, tensors_in
+from featx.ir.overloads import Signature, tensors_among
 from featx.passes.flops import FlopTable, Rule
 from featx.passes.operators import OperatorMode
 from featx.passes.traffic import bytes_moved
@@ -79,12 +79,12 @@ class OperatorCount(OperatorMode):
             read, written = bytes_moved(signature, args, kwargs, result)
             now.bytes_read += read
             now.bytes_written += written
-        for tensor in (*tensors_in(args), *tensors_in(kwargs.values())):
+        for tensor in (*tensors_among(args), *tensors_among(kwargs.values())):
             memory = memory_of(tensor)
             if memory in self._parameters:
                 now.parameters[memory] = self._parameters[memory]
         if signature is None or not signature.is_view:
-            for tensor in tensors_in((result,)):
+            for tensor in tensors_among((result,)):
                 self._note(tensor)
         return result
 

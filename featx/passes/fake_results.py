@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from featx.ir.overloads import Signature, tensors_in
+from featx.ir.overloads import Signature, tensors_among
 
 _PLAIN = frozenset(
     {int, float, bool, str, complex, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
@@ -49,7 +49,7 @@ class FakeResults:
         layouts = self._known.get((func, key))
         if layouts is None:
             result = func(*args, **kwargs)
-            layouts = self._layouts_of(result, [*tensors_in(args), *tensors_in(kwargs.values())])
+            layouts = self._layouts_of(result, [*tensors_among(args), *tensors_among(kwargs.values())])
             if layouts:
                 self._known[func, key] = layouts
             return result

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from featx.ir.overloads import tensors_in
+from featx.ir.overloads import tensors_among
 from featx.passes.contractions import (
     added_batch_product,
     added_product,
@@ -200,7 +200,7 @@ def _nothing(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Oper
 
 
 def _first(values: Any) -> torch.Tensor:
-    return values if isinstance(values, torch.Tensor) else next(tensors_in(values))
+    return values if isinstance(values, torch.Tensor) else next(tensors_among(values))
 
 
 def _window(args: tuple[Any, ...], result: torch.Tensor) -> int:

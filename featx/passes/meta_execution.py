@@ -13,7 +13,7 @@ import torch
 
 from featx.errors import InputError
 from featx.ir.memory import memory_of
-from featx.ir.overloads import Signature, tensors_in
+from featx.ir.overloads import Signature, tensors_among
 from featx.passes.fake_results import FakeResults
 from featx.passes.operators import OperatorMode
 
@@ -46,7 +46,7 @@ class MetaValues(OperatorMode):
         """Run an operator."""
         if signature is None:
             return func(*replaced(args, self.stand_in), **replaced(kwargs, self.stand_in))
-        tensors = [*tensors_in(args), *tensors_in(kwargs.values())]
+        tensors = [*tensors_among(args), *tensors_among(kwargs.values())]
         real = [tensor for tensor in tensors if not tensor.is_meta]
         is_constant = len(real) == len(tensors) and self._may_run(signature, real, args, kwargs)
         if is_constant and not signature.draws:
@@ -79,7 +79,7 @@ class MetaValues(OperatorMode):
     def _run(self, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = signature.overload(*args, **kwargs)
         if not signature.is_view and not signature.written:
-            self._made.update([memory_of(tensor) for tensor in tensors_in((result,)) if not tensor.is_meta])
+            self._made.update([memory_of(tensor) for tensor in tensors_among((result,)) if not tensor.is_meta])
         return result
 
     def stand_in(self, tensor: torch.Tensor) -> torch.Tensor:

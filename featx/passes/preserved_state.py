@@ -12,7 +12,7 @@ from torch import nn
 
 from featx.ir.graph import Graph
 from featx.ir.memory import memory_of
-from featx.ir.overloads import Signature, tensors_in
+from featx.ir.overloads import Signature, tensors_among
 from featx.passes.operators import OperatorMode
 from featx.tracing.environment.generators import SharedGenerators, TorchGenerator
 from featx.tracing.file_globals.caches import Caches
@@ -134,7 +134,7 @@ class WrittenMemory(OperatorMode):
             self._generators.setdefault(id(generator), (generator, generator.get_state()))
         result = func(*args, **kwargs)
         if not signature.is_view and not signature.written:
-            self._made.update(map(memory_of, tensors_in((result,))))
+            self._made.update(map(memory_of, tensors_among((result,))))
         return result
 
     def _save(self, tensor: torch.Tensor, is_laid_out_anew: bool) -> None:

@@ -18,7 +18,7 @@ from featx.passes.hierarchy import Hierarchy
 from featx.passes.preserved_state import WrittenMemory, preserve_model
 from featx.passes.profile_report import ModuleTime, NodeTime, ProfileReport
 from featx.traced import as_graph_module, on_graph_that_holds
-from featx.tree import tree_leaves
+from featx.tree import tensors_in
 
 
 def profile(
@@ -56,7 +56,7 @@ def profile(
 
 def _measured(gm: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], repeats: int, warmup: int) -> ProfileReport:
     interpreter = _TimingInterpreter(gm)
-    inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    inputs = tensors_in((args, kwargs))
     tensors = [*gm.parameters(), *gm.buffers(), *inputs]
     if any(tensor.is_meta for tensor in tensors):
         raise InputError(

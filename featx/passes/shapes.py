@@ -16,7 +16,7 @@ from featx.ir.node import Node
 from featx.passes.by_rule import ByRule, known_output, refuse_autocast
 from featx.passes.meta_execution import FakeValues, MetaValues
 from featx.passes.preserved_state import WrittenMemory, preserve_model
-from featx.tree import tree_leaves, tree_map
+from featx.tree import tensors_in, tree_map
 
 _FORMATS = (torch.contiguous_format, torch.channels_last, torch.channels_last_3d)
 _ABSENT = object()
@@ -125,7 +125,7 @@ class ShapeProp(Interpreter):
 
     @contextmanager
     def _prepared(self, inputs: Any) -> Generator[tuple[Callable[[Any], Any], Callable[[Any], Any]]]:
-        tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
+        tensors = tensors_in(inputs)
         fake_mode = self.fake_mode or _fake_mode_of(tensors)
         module = self.module
         is_without_values = any(tensor.is_meta for tensor in tensors or module.parameters())

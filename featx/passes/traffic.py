@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from featx.ir.overloads import Signature, tensors_in
+from featx.ir.overloads import Signature, tensors_among
 
 # Only the form of the input counts.
 _UNREAD = frozenset("zeros_like ones_like full_like new_zeros new_ones new_full rand_like randn_like".split())
@@ -33,16 +33,16 @@ def bytes_moved(signature: Signature, args: tuple[Any, ...], kwargs: dict[str, A
     name = signature.name.partition("::")[2]
     if signature.is_view or name in _UNTOUCHED or signature.name.startswith("prim"):
         return 0, 0
-    inputs = [*tensors_in(args), *tensors_in(kwargs.values())]
+    inputs = [*tensors_among(args), *tensors_among(kwargs.values())]
     distinct = {id(tensor): tensor for tensor in inputs}
     targets = {id(tensor): tensor for tensor in signature.targets(args, kwargs)}
-    results = {id(tensor): tensor for tensor in tensors_in((result,)) if id(tensor) not in distinct}
+    results = {id(tensor): tensor for tensor in tensors_among((result,)) if id(tensor) not in distinct}
     read = sum(bytes_of(tensor) for tensor in distinct.values())
     written = sum(bytes_of(tensor) for tensor in (*results.values(), *targets.values()))
     if name in _READ_IN_PART and inputs and results:
         read += sum(map(bytes_of, results.values())) - bytes_of(inputs[0])
     elif name in _WRITTEN_IN_PART and targets:
-        given = next(tensors_in(args[_WRITTEN_IN_PART[name] :]), None)
+        given = next(tensors_among(args[_WRITTEN_IN_PART[name] :]), None)
         if given is not None:
             read -= bytes_of(inputs[0])
             written = given.numel() * inputs[0].element_size()

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from featx.ir.overloads import Signatures, tensors_in
+from featx.ir.overloads import Signatures, tensors_among
 
 
 class Compared(TorchDispatchMode):
@@ -23,7 +23,7 @@ class Compared(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        tensors = list(tensors_in((*args, *kwargs.values())))
+        tensors = list(tensors_among((*args, *kwargs.values())))
         before = [tensor.clone() for tensor in tensors]
         result = func(*args, **kwargs)
         changed = [id(now) for now, old in zip(tensors, before, strict=True) if not torch.equal(now, old)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-import torch
 from torch import nn
 
 from featx.errors import FeatxError, TraceError
@@ -14,7 +13,7 @@ from featx.features.building.given_example import given_example
 from featx.features.describing.images import ImageInput, image_of
 from featx.libraries import MASK_OF_PADDING
 from featx.tracing.symbolic.inputs import PHBase
-from featx.tree import tree_leaves
+from featx.tree import tensors_in, tree_leaves
 
 
 class ModelInputs:
@@ -79,7 +78,7 @@ class ModelInputs:
 
     def note_on(self, error: Exception, example: Example) -> None:
         """Add to an error of the model on which inputs it was raised."""
-        tensors = [leaf for leaf in tree_leaves((example.args, example.kwargs)) if isinstance(leaf, torch.Tensor)]
+        tensors = tensors_in((example.args, example.kwargs))
         shapes = ", ".join(str(tuple(each.shape)) for each in tensors) or "none"
         name = type(self._model).__name__
         error.add_note(f"{name} raised this on example_inputs, whose tensors have the shapes {shapes}")

@@ -17,7 +17,7 @@ from featx.ir.node import Node
 from featx.module import GraphModule
 from featx.passes.shapes import ShapeProp
 from featx.tracing.replica.replica import Replica
-from featx.tree import tree_leaves, tree_map
+from featx.tree import tensors_in, tree_map
 
 # The shapes that a graph returns, by key.
 Shapes = Mapping[str, tuple[int, ...]]
@@ -42,11 +42,7 @@ class OtherSizes:
         self._model = model
         self._example = example
         self._image = image
-        self._inputs = [
-            leaf
-            for leaf in tree_leaves((example.args, example.kwargs))
-            if isinstance(leaf, torch.Tensor) and leaf.dim()
-        ]
+        self._inputs = [leaf for leaf in tensors_in((example.args, example.kwargs)) if leaf.dim()]
 
     @property
     def batch(self) -> int | None:

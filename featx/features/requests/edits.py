@@ -16,7 +16,7 @@ from featx.features.requests.request import Request, as_request
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.tracing.nodes.module_output import module_output, node_that_made, returned_apart
-from featx.tree import tree_leaves, tree_map
+from featx.tree import tensors_in, tree_map
 
 # A function or a module that gets the value, or a tensor in its place.
 Edit = Callable[[Any], Any] | nn.Module | torch.Tensor
@@ -295,7 +295,7 @@ def with_distinct_parts(value: Any, name: str) -> Any:
     Raises:
         RequestError: it has one tensor in two places, so that the model may mean either of them by that tensor.
     """
-    tensors = [id(leaf) for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    tensors = [id(leaf) for leaf in tensors_in(value)]
     if len(set(tensors)) < len(tensors):
         raise RequestError(f"'{name}' returns one tensor in two places, which cannot be edited apart; edit the tensor")
     return value
@@ -305,7 +305,7 @@ def versions_of(value: Any) -> list[int]:
     """Return how often each tensor in a value has been written; nothing in a compiler."""
     if torch.compiler.is_compiling():
         return []
-    leaves = (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor) and not leaf.is_inference())
+    leaves = (leaf for leaf in tensors_in(value) if not leaf.is_inference())
     return [leaf._version for leaf in leaves]
 
 

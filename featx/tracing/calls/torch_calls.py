@@ -34,7 +34,7 @@ from featx.tracing.source.syntax_queries import (
     written_sign,
 )
 from featx.tracing.stand_ins.kernels import Kernels
-from featx.tree import tree_leaves
+from featx.tree import tensors_in
 
 # What changes the shape of a tensor and of all that are the same object.
 _RESHAPES = frozenset({"squeeze_", "unsqueeze_", "t_", "transpose_", "swapdims_", "swapaxes_", "as_strided_"})
@@ -334,11 +334,11 @@ class TorchCalls:
         # may be written later and must be made anew in each call; what any other gives is a plain value.
         recorder = self._recorder
         self.check_switches()
-        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        given = tensors_in((args, kwargs))
         versions = versions_of(given)
         result = self._execute_in_order(function, args, kwargs)
         is_written = facts_of(function.__name__).writes_first or "out" in kwargs or versions_of(given) != versions
-        if not is_written and not any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(result)):
+        if not is_written and not tensors_in(result):
             return result
         arguments, keywords = recorder.create_args(args), recorder.create_kwargs(kwargs)
         frame = recorder.model_frame()

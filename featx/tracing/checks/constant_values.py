@@ -22,7 +22,7 @@ from featx.tracing.checks.filled_caches import identity_of
 from featx.tracing.guards.scalars import plain_number
 from featx.tracing.recording.lineage import Origin, Part
 from featx.tracing.replica.model_context import ModelContext
-from featx.tree import tree_leaves
+from featx.tree import tensors_in
 
 # Larger tensors count as unknown.
 _MOST_ELEMENTS = 50_000_000
@@ -117,18 +117,18 @@ class ConstantValues:
             return _UNKNOWN
         if facts_of_call(node).writes_first or "out" in node.kwargs:
             written = (node.args[0] if node.args else None, node.kwargs.get("out"))
-            if any(isinstance(leaf, torch.Tensor) and id(leaf) not in self._tensors for leaf in tree_leaves(written)):
+            if any(id(leaf) not in self._tensors for leaf in tensors_in(written)):
                 return _UNKNOWN  # a tensor that stands in the graph is not of this class
         args, kwargs = map_arg((node.args, node.kwargs), self._values.__getitem__)
         args, kwargs = self._with_tensors(args), self._with_tensors(kwargs)
-        if any(leaf.is_meta for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)):
+        if any(leaf.is_meta for leaf in tensors_in((args, kwargs))):
             return _UNKNOWN
         try:
             called: Any = node.target if node.op == "call_function" else getattr(args[0], str(node.target))
             value = called(*(args if node.op == "call_function" else args[1:]), **kwargs)
         except Exception:  # whatever a call does not take: the value is not known then
             return _UNKNOWN
-        tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+        tensors = tensors_in(value)
         if name_of(node.target) in _UNINITIALIZED:  # what is in it is used nowhere
             for tensor in tensors:
                 tensor.zero_()

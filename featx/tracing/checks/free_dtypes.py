@@ -24,7 +24,7 @@ from featx.tracing.example.conditions import Conditions
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.trace_request import TraceRequest
 from featx.tracing.guards.guards import check_dtype
-from featx.tree import tree_leaves, tree_map
+from featx.tree import tensors_in, tree_map
 
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _CONSTANTS = frozenset({torch.dtype, float, int})
@@ -42,7 +42,7 @@ def follow_dtypes(request: TraceRequest, trace: ExampleTrace) -> None:
     if not checks:
         return
     graphs, differing = [trace.graph], set[Node]()
-    present = {leaf.dtype for leaf in tree_leaves((request.args, request.kwargs)) if isinstance(leaf, torch.Tensor)}
+    present = {leaf.dtype for leaf in tensors_in((request.args, request.kwargs))}
     present |= {tensor.dtype for tensor in trace.model_context.root.parameters()}
     present = {dtype for dtype in present if dtype.is_floating_point}
     for dtype in _DTYPES:

@@ -15,7 +15,7 @@ import torch
 
 from featx.tracing.environment.other_threads import OtherThreads
 from featx.tracing.signals import ThreadInterference
-from featx.tree import tree_leaves
+from featx.tree import tensors_in
 
 # The methods of a torch.Generator that put it into another state than the next one.
 _SETTERS = {"manual_seed", "seed", "set_state", "graphsafe_set_state", "set_offset"}
@@ -54,7 +54,7 @@ class TraceGenerators:
 
 def _device_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
     # Lists: Python closes a generator that is left early, and an interrupt at that moment would get lost.
-    devices = [leaf.device for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)]
+    devices = [leaf.device for leaf in tensors_in(args)]
     device = devices[0] if devices else kwargs.get("device") or torch.device("cpu")
     if device.type == "cuda":
         return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)

@@ -29,7 +29,7 @@ from featx.tracing.objects.plain_objects import is_plain_object
 from featx.tracing.objects.structure import copy_structure
 from featx.tracing.recording.call_record import Record
 from featx.tracing.signals import Diverged, Signal
-from featx.tree import tree_leaves
+from featx.tree import tensors_in
 
 _NUMBERS = (TracedInt, TracedFloat)
 
@@ -168,7 +168,7 @@ class Replay:
             return [self._twin_of(item) for item in cast(list[Any], value)]
         if kind is dict:
             return {key: self._twin_of(item) for key, item in cast(dict[Any, Any], value).items()}
-        if isinstance(value, tuple) and any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(value)):
+        if isinstance(value, tuple) and tensors_in(value):
             items = [self._twin_of(item) for item in cast(tuple[Any, ...], value)]
             return kind(*items) if hasattr(value, "_fields") else kind(items)
         return value

@@ -59,7 +59,7 @@ from featx.tracing.source.frames import user_frame
 from featx.tracing.source.state_writes import StateWrite
 from featx.tracing.stand_ins.known_results import KnownResults
 from featx.tracing.stand_ins.stand_ins import StandIns, keeps_values
-from featx.tree import tree_leaves
+from featx.tree import tensors_in
 
 _ELEMENTS_OF_A_LARGE_RUN = 200_000_000
 
@@ -232,7 +232,7 @@ class ExampleTrace:
     def _run(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], find_requested: RequestedNodeFinder | None
     ) -> None:
-        leaves = [leaf for leaf in tree_leaves((args, dict(kwargs))) if isinstance(leaf, torch.Tensor)]
+        leaves = tensors_in((args, dict(kwargs)))
         generators = self._set_up(has_values=self.is_real or any(map(keeps_values, leaves)))
         kernels = self._torch_calls.kernels
         with torch._C.DisableTorchFunction(), kernels.recorded():

@@ -41,7 +41,7 @@ from featx.tracing.signals import (
     Untraceable,
 )
 from featx.tracing.source.frames import comes_from_featx, line_of, user_frame
-from featx.tree import tree_leaves, tree_map
+from featx.tree import tensors_in, tree_map
 
 # Of which dimensions of the inputs it is found out whether the graph holds at other lengths.
 CheckSizes = Literal["full", "batch", "none"]
@@ -154,9 +154,7 @@ class ExampleTracer:
         if context.caches_before is None:
             context.caches_before = caches_filled_before(context, args, kwargs) if self.forgets_caches else {}
         self.has_forgotten_caches = bool(context.caches_before)
-        is_without_values = any(
-            value.is_meta for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)
-        )
+        is_without_values = any(value.is_meta for value in tensors_in((args, kwargs)))
         # Gradients are on whatever the caller has, or a `no_grad` of the model would change nothing and not be seen;
         # but some models run without only.
         gradients = (True,) if torch.is_grad_enabled() else (True, False)

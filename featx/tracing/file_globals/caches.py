@@ -26,7 +26,7 @@ from featx.tracing.nodes.proxy import Proxy
 from featx.tracing.objects.cells import contents_of_cell
 from featx.tracing.objects.containers import containers_in
 from featx.tracing.objects.plain_objects import has_defaults
-from featx.tree import tree_leaves
+from featx.tree import tensors_in
 
 _CACHED = functools._lru_cache_wrapper
 # How deep in the result of a cached function a tensor may lie.
@@ -115,7 +115,7 @@ class Caches:
                 self._note_tensors(members.left)
 
     def _note_tensors(self, left: Any) -> None:
-        self._left_tensors.update(id(leaf) for leaf in tree_leaves(left) if isinstance(leaf, torch.Tensor))
+        self._left_tensors.update(id(leaf) for leaf in tensors_in(left))
 
     def left_members(self) -> list[list[Any] | None]:
         """Return what the last call has left in each of the sets and queues; None where that is nothing new."""

@@ -8,7 +8,7 @@ import torch
 
 from featx.errors import MutationError
 from featx.ir.runtime_checks import runtime_check
-from featx.tree import tree_leaves
+from featx.tree import tensors_in
 
 
 @runtime_check
@@ -44,5 +44,5 @@ def _counted(value: Any) -> int:
     if isinstance(value, torch.Tensor):
         with torch._C.DisableTorchFunction():  # a trace of the extractor follows no versions
             return -1 if value.is_inference() else value._version
-    versions = [_counted(leaf) for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    versions = [_counted(leaf) for leaf in tensors_in(value)]
     return -1 if -1 in versions else sum(versions)

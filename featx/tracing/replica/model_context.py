@@ -27,7 +27,7 @@ from featx.tracing.replica.replica import Replica, replica_of
 from featx.tracing.signals import UnsupportedSideEffect
 from featx.tracing.source.conversions import converts_by_calls_alone
 from featx.tracing.stand_ins.known_results import KnownResults
-from featx.tree import tree_leaves
+from featx.tree import tensors_in
 
 
 class ModelContext:
@@ -218,5 +218,5 @@ def refuse_ambiguous(paths: Mapping[nn.Module, str]) -> None:
 
 def _device_of(tensors: list[torch.Tensor], example: Any) -> torch.device:
     if not tensors:
-        tensors = [value for value in tree_leaves(example) if isinstance(value, torch.Tensor)]
+        tensors = tensors_in(example)
     return tensors[0].device if tensors else torch.device("cpu")

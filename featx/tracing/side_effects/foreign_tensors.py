@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from featx.ir.memory import memory_of
-from featx.tree import tree_leaves
+from featx.tree import tensors_in
 
 
 class _Form(NamedTuple):
@@ -86,8 +86,7 @@ class ForeignTensors:
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
-    leaves = (value,) if isinstance(value, torch.Tensor) else tree_leaves(value)
-    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and not leaf.is_meta]
+    return [leaf for leaf in tensors_in(value) if not leaf.is_meta]
 
 
 def _whole_memory(tensor: torch.Tensor) -> torch.Tensor:

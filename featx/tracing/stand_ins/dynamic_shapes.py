@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from featx.tracing.signals import NeedsRealValues
-from featx.tree import tree_leaves, tree_map
+from featx.tree import tensors_in, tree_map
 
 _INDEXING = frozenset({torch.ops.aten.index.Tensor, torch.ops.aten._unsafe_index.Tensor})
 _MASKS = (torch.bool, torch.uint8)
@@ -55,7 +55,7 @@ class DynamicShapes:
 
     def note(self, kernel: Any, result: Any) -> None:
         """Keep the layouts of what a kernel has computed."""
-        self.found.append((kernel, [_Layout(tuple(leaf.shape), leaf.stride()) for leaf in _tensors_in(result)]))
+        self.found.append((kernel, [_Layout(tuple(leaf.shape), leaf.stride()) for leaf in tensors_in(result)]))
 
     def run(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return tensors without values of the form that a kernel may return.
@@ -66,10 +66,10 @@ class DynamicShapes:
         if not self._expected or self._expected[0][0] is not kernel:
             raise NeedsRealValues
         _, known = self._expected.popleft()
-        if any(not leaf.is_meta for leaf in _tensors_in((args, kwargs))):
+        if any(not leaf.is_meta for leaf in tensors_in((args, kwargs))):
             return kernel(*args, **kwargs)  # small inputs, which have values
         fake = self._fake_result(kernel, args, kwargs)
-        if len(list(_tensors_in(fake))) != len(known):
+        if len(tensors_in(fake)) != len(known):
             raise NeedsRealValues
         layouts = iter(known)
         return tree_map(lambda leaf: _as_meta(leaf, next(layouts)) if isinstance(leaf, torch.Tensor) else leaf, fake)
@@ -96,10 +96,6 @@ def may_have_dynamic_shape(kernel: Any, args: tuple[Any, ...]) -> bool:
     if torch.Tag.dynamic_output_shape in getattr(kernel, "tags", ()):
         return True
     return getattr(kernel, "namespace", "aten") != "aten"
-
-
-def _tensors_in(value: Any) -> Iterable[torch.Tensor]:
-    return (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
 
 
 def _as_fake(leaf: Any) -> Any:

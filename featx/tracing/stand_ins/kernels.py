@@ -17,7 +17,7 @@ from featx.ir.overloads import Signatures
 from featx.tracing.environment.compiler import not_compiled
 from featx.tracing.environment.generators import TraceGenerators
 from featx.tracing.stand_ins.dynamic_shapes import DynamicShapes, may_have_dynamic_shape
-from featx.tree import tree_leaves
+from featx.tree import tensors_in
 
 # Gets a kernel, its arguments, and the tensors among these.
 OnUnrecorded = Callable[[Any, tuple[Any, ...], dict[str, Any], list[torch.Tensor]], Any]
@@ -75,7 +75,7 @@ class Kernels(TorchDispatchMode):
     ) -> Any:
         with torch._C.DisableTorchFunction():
             if not self.depth:
-                result = self._on_unrecorded(func, args, kwargs or {}, _tensors(args, kwargs))
+                result = self._on_unrecorded(func, args, kwargs or {}, tensors_in((args, kwargs)))
                 if result is not None:
                     return result
             if self.on_write is not None:
@@ -97,7 +97,7 @@ class Kernels(TorchDispatchMode):
             if is_dynamic:
                 self.shapes.note(func, result)
             if self.on_write is not None and self._on_result is not None:
-                self._on_result(_tensors(args, kwargs), result)
+                self._on_result(tensors_in((args, kwargs)), result)
             if self.on_write is not None and type(result) is torch.Tensor:
                 self.elements += result.numel()
             return result
@@ -150,7 +150,3 @@ class _Recorded:
         self._kernels.depth -= 1
         if self._is_off:
             torch._C._push_on_torch_dispatch_stack(self._kernels)
-
-
-def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]

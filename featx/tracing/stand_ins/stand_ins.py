@@ -23,7 +23,7 @@ from featx.tracing.signals import NeedsRealValues
 from featx.tracing.stand_ins.dynamic_shapes import DynamicShapes
 from featx.tracing.stand_ins.known_results import KnownResults
 from featx.tracing.stand_ins.recurrent import form_of_recurrent, is_recurrent
-from featx.tree import tree_leaves
+from featx.tree import tensors_in, tree_leaves
 
 # From a tensor to what stands for it.
 Twin = Callable[[torch.Tensor], torch.Tensor]
@@ -161,7 +161,7 @@ class StandIns:
             return result
         twins = [(value, self.of(value)) for value in self._with_values(given)]
         versions = [twin._version for _, twin in twins]
-        inputs = [self.of(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        inputs = [self.of(leaf) for leaf in tensors_in((args, kwargs))]
         result = self._results.run(key, lambda: self._run_on(self.of, function, args, kwargs), inputs)
         written = [value for (value, twin), version in zip(twins, versions, strict=True) if twin._version != version]
         self._note_outdated(written)
@@ -230,11 +230,11 @@ class StandIns:
             if is_of_values:
                 raise NeedsRealValues from None
             return function(*args, **kwargs)  # which fails too, and says why
-        forms = [leaf for leaf in tree_leaves(form) if isinstance(leaf, torch.Tensor)]
+        forms = tensors_in(form)
         if any(leaf.numel() > _SMALL for leaf in forms):
             return form
         result = function(*args, **kwargs)
-        leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        leaves = tensors_in(result)
         if [leaf.shape for leaf in leaves] != [leaf.shape for leaf in forms]:
             raise NeedsRealValues
         if is_of_values:
@@ -247,7 +247,7 @@ class StandIns:
         form = None if key is None else self._results.get(key)
         if form is not None:
             return form
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        tensors = tensors_in((args, kwargs))
         twins = {id(tensor): self.new(tensor) for tensor in tensors}
         with self.shapes.peeking():
             run = partial(self._run_on, lambda tensor: twins[id(tensor)], function, args, kwargs)

@@ -25,7 +25,7 @@ from featx.ir.operator_facts import facts_of
 from featx.tracing.nodes.grad_modes import GradModes
 from featx.tracing.nodes.proxy import refusal
 from featx.tracing.objects.module_tree import tensors_of, walk_modules
-from featx.tree import tree_leaves
+from featx.tree import tensors_in
 
 if TYPE_CHECKING:
     from featx.tracing.symbolic.tracer import Tracer
@@ -101,7 +101,7 @@ class RealTensors:
             ControlFlowError: the model asks for the values of its own tensors, on which a graph cannot depend.
         """
         name = function.__name__
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        tensors = tensors_in((args, kwargs))
         is_own = any(self._is_own(tensor) for tensor in tensors)
         if function is torch._C._set_grad_enabled:
             self._grad_modes.record(args[0])
@@ -127,7 +127,7 @@ class RealTensors:
         )
         result = function(*args, **kwargs)
         if any(memory_of(tensor) in self._stale for tensor in tensors):
-            self._stale.update(memory_of(leaf) for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))
+            self._stale.update(memory_of(leaf) for leaf in tensors_in(result))
         self._remember(function, args, kwargs, result, is_own)
         return result
 
@@ -213,7 +213,7 @@ class RealTensors:
 
 
 def _targets(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves((args[:1], kwargs.get("out"))) if isinstance(leaf, torch.Tensor)]
+    return tensors_in((args[:1], kwargs.get("out")))
 
 
 def _replace(user: Node, node: Node, tensor: torch.Tensor) -> None:
