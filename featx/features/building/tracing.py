@@ -164,7 +164,7 @@ class ModelTracing:
         tracer = self._new_tracer(request)
         if "" in tracer.asked_for and has_backward_hooks(self.model):
             raise TraceError(
-                f"{type(self.model).__name__} has hooks for gradients, which a graph of it would leave out; remove "
+                f"{type(self.model).__name__} has backward hooks, which a graph of it would leave out; remove "
                 "these hooks first, or do not ask for what the model returns"
             )
         if self._makes_values:

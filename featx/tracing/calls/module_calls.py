@@ -436,7 +436,7 @@ def _check_gradient_hooks(module: nn.Module, path: str) -> None:
     if has_backward_hooks(module):
         name = f"'{path}'" if path else "the model"
         raise Untraceable(
-            f"{name} has hooks for gradients, which the graph of what is inside would leave out,",
+            f"{name} has backward hooks, which the graph of what is inside would leave out,",
             advice="remove these hooks first; gradients of the graph come without them",
         )
 

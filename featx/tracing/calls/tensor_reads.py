@@ -144,7 +144,7 @@ class TensorReads:
         if isinstance(value, torch.Tensor):
             return
         if name == "grad_fn" and value is not None:
-            raise Untraceable("the history of a tensor (grad_fn) is read")
+            raise Untraceable("forward reads the autograd graph of a tensor (grad_fn)")
         owner = cast(Node, self._recorder.create_arg(tensor))
         if self._is_new(owner, name):
             node = self._recorder.add_unnamed_node("call_function", getattr, (owner, name), {}, None)

@@ -152,7 +152,7 @@ class TorchCalls:
         if name == "__set__":
             raise Untraceable(f"'{cast(Any, function).__self__.__name__}' of a tensor is assigned")
         if name in _MEMORY and self._recorder.is_of_graph(args):
-            raise Untraceable(f"the memory of a tensor is accessed directly ({name})")
+            raise Untraceable(f"forward accesses the storage of a tensor ({name})")
         if name in ("resize_", "resize_as_"):
             raise Untraceable(f"a tensor is resized in place ({name})")
         if name in _CHANGES_HISTORY or name in _WITHOUT_COMMON_VERSION:  # which counts no version
@@ -180,7 +180,8 @@ class TorchCalls:
                 continue
             if is_functorch_wrapped_tensor(target):
                 raise Untraceable("a function of torch.func (vmap, grad) writes a tensor")
-            raise Untraceable(f"a tensor of shape {tuple(target.shape)} that the model does not own is written")
+            what = f"a tensor of shape {tuple(target.shape)}, which is neither a parameter nor a buffer of the model,"
+            raise Untraceable(f"forward writes in place into {what}")
 
     def check_unrecorded(self) -> None:
         """Raise where something ran that a graph would miss."""

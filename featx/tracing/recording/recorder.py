@@ -467,7 +467,7 @@ class Recorder(TracerBase):
         if is_functorch_wrapped_tensor(tensor):
             raise Untraceable("a function of torch.func (vmap, grad) calls torch")
         if self.is_unseen(tensor):
-            raise Untraceable("a tensor is used that no recorded call returned")
+            raise Untraceable("forward uses a tensor that no traced operation returned")
         if self._shares_followed_memory(tensor):
             raise Untraceable("a tensor is used that has the memory of another one, and that no recorded call returned")
         return self._replica.original_of(tensor)  # where a trace for real has a copy of it

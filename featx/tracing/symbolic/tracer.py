@@ -320,7 +320,7 @@ class Tracer(TracerBase):
                 return self.create_proxy("call_module", path, args, kwargs)
             if self.refuses_questions and has_backward_hooks(m):
                 raise TraceError(
-                    f"cannot trace {self.root_module_name}: '{path}' has hooks for gradients, and something in it is "
+                    f"cannot trace {self.root_module_name}: '{path}' has backward hooks, and something in it is "
                     "asked for, which would leave them out; make it a leaf (leaf_modules), or remove them"
                 )
             if type(m).forward is not nn.Sequential.forward:  # which changes nothing on the module
