@@ -217,6 +217,7 @@ def test_iterator_that_is_done_is_no_state() -> None:
     assert torch.equal(featx.trace(model, X)(X + 1), model.linear((X + 1) * 2))
 
 
+@pytest.mark.filterwarnings("ignore:.*itertools.*:DeprecationWarning")
 def test_iterator_of_a_submodule_that_is_kept_whole_is_advanced_by_it() -> None:
     def advance(held: Any) -> float:
         return 1.0 if next(held) < 4 else 2.0

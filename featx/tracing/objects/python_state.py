@@ -25,7 +25,7 @@ from featx.tracing.objects.cells import contents_of_cell
 from featx.tracing.objects.containers import DEPTH_IN_MODULES
 from featx.tracing.objects.plain_objects import PLAIN_TYPES, is_plain_object
 
-_COMPARABLE = PLAIN_TYPES | {bytes}
+_COMPARABLE = PLAIN_TYPES | {bytes, range}
 _OTHERS = (torch.Tensor, nn.Module, type, types.ModuleType)
 # Larger objects are data sets or vocabularies: their length is compared alone.
 _LARGEST = 10_000
