@@ -346,7 +346,7 @@ class ThroughACapsule(nn.Module):
 
 def test_tensor_that_comes_back_through_a_capsule_is_refused() -> None:
     x = torch.rand(2, 4)
-    with pytest.raises(featx.TraceError, match="has the memory of another one"):
+    with pytest.raises(featx.TraceError, match="shares the storage of another one"):
         featx.trace(ThroughACapsule(), x)
     with pytest.raises(featx.TraceError):
         featx.create_feature_extractor(ThroughACapsule(), ["output"], example_inputs=x)

@@ -27,7 +27,8 @@ from featx.tracing.nodes.module_output import add_apart, mark_output
 from featx.tracing.nodes.scope import Scope, asked_for_by
 from featx.tracing.objects.module_tree import forward_of, modules_of
 from featx.tracing.recording.lineage import Part
-from featx.tracing.recording.recorder import STORED_BY_HOOK, Recorder
+from featx.tracing.recording.recorder import Recorder
+from featx.tracing.replica.hooks import STORED_BY_HOOK
 from featx.tracing.replica.interception import has_backward_hooks, has_own_call
 from featx.tracing.replica.left_attributes import LeftAttributes
 from featx.tracing.replica.mode_reads import mode_of

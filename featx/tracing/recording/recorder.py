@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
@@ -11,7 +10,6 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from torch._C._functorch import is_functorch_wrapped_tensor
 
 from featx.errors import ArgumentTypeError
 from featx.ir.arguments import Argument
@@ -25,7 +23,6 @@ from featx.tracing.nodes.naming import QualifiedNames
 from featx.tracing.nodes.scope import Scope
 from featx.tracing.nodes.tracer_base import TracerBase
 from featx.tracing.objects.arrays import is_array_of_numbers, tensor_of
-from featx.tracing.objects.module_tree import tensors_of
 from featx.tracing.objects.python_state import objects_in
 from featx.tracing.objects.structure import holds_something_else
 from featx.tracing.recording.autocast import AutocastModes
@@ -37,8 +34,9 @@ from featx.tracing.recording.made_inside import MadeInside
 from featx.tracing.recording.numbers import Numbers
 from featx.tracing.recording.opaque_call import OpaqueCall
 from featx.tracing.recording.returned_objects import ReturnedObjects
+from featx.tracing.recording.unowned_tensors import UnownedTensors
 from featx.tracing.recording.write_log import WriteLog
-from featx.tracing.replica.hooks import names_changed_by_hooks, tensors_kept_by_hooks
+from featx.tracing.replica.hooks import STORED_BY_HOOK, ModelHooks
 from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.replica.replica import Replica
 from featx.tracing.signals import (
@@ -57,9 +55,6 @@ from featx.tracing.stand_ins.stand_ins import StandIns
 # Nodes that may be recorded before it is clear that the module that they are in is kept whole.
 _TAKEN_BACK = 100
 MAY_COMPARE = "forward may use `is` to test whether a call returned its input"
-STORED_BY_HOOK = (
-    "forward reads what a forward hook stores, and hooks of modules that are kept whole do not run during a trace,"
-)
 
 
 class Recorder(TracerBase):
@@ -87,6 +82,7 @@ class Recorder(TracerBase):
         called: the code that ran outside of calls that are one node, with its globals; None where it is not noted.
         written_at: the lines of opened code that wrote a tensor in place.
         guards: adds checks to the graph.
+        hooks: the forward hooks of the model.
         write_log: notes the tensors that the trace has seen, to tell which were written.
         has_dynamic_shape: whether a kernel has run, since the last named node, whose result depends on values in its
             shape.
@@ -130,8 +126,8 @@ class Recorder(TracerBase):
         self.is_compared = False
         self.compared_alias: tuple[str, str] | None = None
         self.given: dict[int, dict[Any, Any]] = {}
-        self._hooked = model_context.hooked
-        self._model = model_context.root
+        self.hooks = ModelHooks(model_context.hooked, replica.root, model_context.root)
+        self._unowned = UnownedTensors(replica, self.earlier, self.write_log, self.is_unseen)
         self._replica = replica
         self._keep_source = keep_source
         # The nodes that read tensors of the model, by path.
@@ -428,12 +424,12 @@ class Recorder(TracerBase):
         origin = self.lineage.get(tensor)
         if origin is not None:
             return self.node_of(origin)
-        if self._hooked and id(tensor) in self._kept_by_hooks:
+        if self.hooks.keep(tensor):
             raise Untraceable(STORED_BY_HOOK)
         self.earlier.refuse(tensor)
         path = self.owned.get(id(tensor))
         if path is None:
-            return self._constant(tensor)
+            return self._unowned.constant(tensor)
         node = self._reads.get(path)
         if self._makes_unnamed_nodes:
             return self.add_unnamed_node("get_attr", path, (), {})
@@ -455,51 +451,3 @@ class Recorder(TracerBase):
             origin = origin.owner
         if origin is not None:
             yield origin
-
-    def _constant(self, tensor: torch.Tensor) -> torch.Tensor:
-        if id(tensor) in self.earlier.constants:
-            return tensor
-        if isinstance(tensor, nn.Parameter):
-            raise Untraceable(
-                f"a parameter of shape {tuple(tensor.shape)} that the model does not own is used",
-                advice="register the module that has it: as an attribute, or in an nn.ModuleList in place of a list",
-            )
-        if is_functorch_wrapped_tensor(tensor):
-            raise Untraceable("a function of torch.func (vmap, grad) calls torch")
-        if self.is_unseen(tensor):
-            raise Untraceable("forward uses a tensor that no traced operation returned")
-        if self._shares_followed_memory(tensor):
-            raise Untraceable("a tensor is used that has the memory of another one, and that no recorded call returned")
-        return self._replica.original_of(tensor)  # where a trace for real has a copy of it
-
-    def _shares_followed_memory(self, tensor: torch.Tensor) -> bool:
-        """Say whether a tensor that is not followed has the memory of one that is, and that is not of the model.
-
-        As what `from_dlpack(to_dlpack(x))` returns, which has a storage of its own.
-        """
-        address = _address_of(tensor)
-        if not address or not any(address in _addresses_of(followed) for followed, _ in self.write_log.memories):
-            return False
-        held = (each for module in self._replica.paths for _, each in tensors_of(module))
-        return not any(address in _addresses_of(each) for each in held)
-
-    def names_changed_by_hooks(self, paths: Iterable[str]) -> frozenset[str]:
-        """Return the names of what the forward hooks of modules may change, of those at `paths` or inside of these."""
-        inside = [path for path in self._hooked if any(f"{path}.".startswith(f"{each}.") for each in paths)]
-        return names_changed_by_hooks(map(self._model.get_submodule, inside))
-
-    @functools.cached_property
-    def _kept_by_hooks(self) -> set[int]:
-        roots = (self._replica.root, self._model)
-        return tensors_kept_by_hooks(root.get_submodule(path) for root in roots for path in self._hooked)
-
-
-def _address_of(tensor: torch.Tensor) -> int:
-    """Return where the memory of a tensor begins; 0 where it has none, or none of its own."""
-    is_plain = tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_meta
-    return tensor.untyped_storage().data_ptr() if is_plain else 0
-
-
-def _addresses_of(tensor: torch.Tensor) -> range:
-    start = _address_of(tensor)
-    return range(start, start + tensor.untyped_storage().nbytes()) if start else range(0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -19,8 +19,39 @@ from featx.tracing.objects.cells import contents_of_cell
 from featx.tracing.objects.containers import containers_in
 from featx.tracing.source.attributes import names_changed_in
 
+STORED_BY_HOOK = (
+    "forward reads what a forward hook stores, and hooks of modules that are kept whole do not run during a trace,"
+)
 
-def tensors_kept_by_hooks(modules: Iterable[nn.Module]) -> set[int]:
+
+class ModelHooks:
+    """The forward hooks of a model, and what they may keep and change.
+
+    Args:
+        paths: the paths of the modules that have hooks.
+        roots: the model and its replica.
+    """
+
+    def __init__(self, paths: Collection[str], *roots: nn.Module) -> None:
+        self._paths = paths
+        self._roots = roots
+
+    def keep(self, tensor: torch.Tensor) -> bool:
+        """Say whether a hook may have stored a tensor, which no module has registered."""
+        return bool(self._paths) and id(tensor) in self._kept
+
+    def names_changed(self, paths: Iterable[str]) -> frozenset[str]:
+        """Return the names of what the hooks of modules may change, of those at `paths` or inside of these."""
+        inside = [path for path in self._paths if any(f"{path}.".startswith(f"{each}.") for each in paths)]
+        modules = map(self._roots[-1].get_submodule, inside)
+        return frozenset(name for module in modules for hook in _hooks_of(module) for name in _names_changed_by(hook))
+
+    @functools.cached_property
+    def _kept(self) -> set[int]:
+        return _tensors_kept(root.get_submodule(path) for root in self._roots for path in self._paths)
+
+
+def _tensors_kept(modules: Iterable[nn.Module]) -> set[int]:
     """Return the ids of the tensors in whatever the forward hooks of `modules` have hold of, but for registered ones.
 
     That is the attributes of the module, of the hook's own object, and what its code names outside itself, with the
@@ -38,11 +69,6 @@ def tensors_kept_by_hooks(modules: Iterable[nn.Module]) -> set[int]:
         found.update(id(item) for item in items if isinstance(item, torch.Tensor))
     registered = (module._parameters | module._buffers for module in values if isinstance(module, nn.Module))
     return found - {id(tensor) for tensors in registered for tensor in tensors.values()}
-
-
-def names_changed_by_hooks(modules: Iterable[nn.Module]) -> frozenset[str]:
-    """Return the names of attributes and of other things that forward hooks of `modules` may change."""
-    return frozenset(name for module in modules for hook in _hooks_of(module) for name in _names_changed_by(hook))
 
 
 def _hooks_of(module: nn.Module) -> tuple[Any, ...]:

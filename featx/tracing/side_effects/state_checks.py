@@ -13,8 +13,9 @@ from torch import nn
 
 from featx.tracing.objects.python_state import PythonState
 from featx.tracing.objects.references import referred_to
-from featx.tracing.recording.recorder import STORED_BY_HOOK, Recorder
+from featx.tracing.recording.recorder import Recorder
 from featx.tracing.replica.attribute_changes import AttributeChanges
+from featx.tracing.replica.hooks import STORED_BY_HOOK
 from featx.tracing.replica.mode_reads import mode_of
 from featx.tracing.replica.module_state import plain_attributes
 from featx.tracing.side_effects.forward_side_effects import computed_attributes, unsupported_side_effect
@@ -134,7 +135,7 @@ class StateChecks:
         if state is None:
             self._check_layer(module, path)
             return
-        changed = self._recorder.names_changed_by_hooks(self.opaque_paths)
+        changed = self._recorder.hooks.names_changed(self.opaque_paths)
         read = changed & names_read_in(inspect.unwrap(type(module).forward), type(module)) if changed else ()
         if read:
             raise Untraceable(f"{STORED_BY_HOOK} perhaps in '{min(read)}',")

@@ -1,0 +1,77 @@
+"""Tensors that neither the model nor the trace has: constants of the graph, or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch._C._functorch import is_functorch_wrapped_tensor
+
+from featx.tracing.objects.module_tree import tensors_of
+from featx.tracing.recording.earlier_calls import EarlierCalls
+from featx.tracing.recording.write_log import WriteLog
+from featx.tracing.replica.replica import Replica
+from featx.tracing.signals import Untraceable
+
+
+class UnownedTensors:
+    """Tells which tensors that no node gives may be constants of the graph.
+
+    Args:
+        replica: the copy of the model that runs.
+        earlier: what earlier calls on it have kept.
+        write_log: has the memory of the tensors that nodes give.
+        is_unseen: says whether a tensor is of the trace although no recorded call returned it.
+    """
+
+    def __init__(
+        self, replica: Replica, earlier: EarlierCalls, write_log: WriteLog, is_unseen: Callable[[torch.Tensor], bool]
+    ) -> None:
+        self._replica = replica
+        self._earlier = earlier
+        self._write_log = write_log
+        self._is_unseen = is_unseen
+
+    def constant(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return what is in the graph for a tensor that no node gives and that the model does not own.
+
+        Raises:
+            Untraceable: it is no constant.
+        """
+        if id(tensor) in self._earlier.constants:
+            return tensor
+        if isinstance(tensor, nn.Parameter):
+            raise Untraceable(
+                f"a parameter of shape {tuple(tensor.shape)} that the model does not own is used",
+                advice="register the module that has it: as an attribute, or in an nn.ModuleList in place of a list",
+            )
+        if is_functorch_wrapped_tensor(tensor):
+            raise Untraceable("a function of torch.func (vmap, grad) calls torch")
+        if self._is_unseen(tensor):
+            raise Untraceable("forward uses a tensor that no traced operation returned")
+        if self._shares_followed_memory(tensor):
+            raise Untraceable("forward uses a tensor that shares the storage of another one, and is no result of it,")
+        return self._replica.original_of(tensor)  # where a trace for real has a copy of it
+
+    def _shares_followed_memory(self, tensor: torch.Tensor) -> bool:
+        """Say whether a tensor that is not followed has the memory of one that is, and that is not of the model.
+
+        As what `from_dlpack(to_dlpack(x))` returns, which has a storage of its own.
+        """
+        address = _address_of(tensor)
+        if not address or not any(address in _addresses_of(followed) for followed, _ in self._write_log.memories):
+            return False
+        held = (each for module in self._replica.paths for _, each in tensors_of(module))
+        return not any(address in _addresses_of(each) for each in held)
+
+
+def _address_of(tensor: torch.Tensor) -> int:
+    """Return where the memory of a tensor begins; 0 where it has none, or none of its own."""
+    is_plain = tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_meta
+    return tensor.untyped_storage().data_ptr() if is_plain else 0
+
+
+def _addresses_of(tensor: torch.Tensor) -> range:
+    start = _address_of(tensor)
+    return range(start, start + tensor.untyped_storage().nbytes()) if start else range(0)
