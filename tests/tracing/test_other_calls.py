@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
@@ -186,3 +187,74 @@ def test_class_of_labels_that_a_config_remembers() -> None:
     with pytest.raises(featx.SpecializationError, match="problem_type"):  # the model has decided by its first labels
         extractor(input_ids=ids, labels=torch.rand(2, 3))
     assert torch.equal(loss, model(input_ids=ids, labels=labels).loss)
+
+
+class Anchors(nn.Module):
+    """Keeps a table for the last size in eval mode, as detection heads do, and may read the size in train mode."""
+
+    shape: Any = None
+    size = 8  # that of the example
+    table = torch.empty(0)
+
+    def __init__(self, reads: str) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 1)
+        self.factors = torch.arange(99.0)
+        self.reads = reads
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x)
+        if self.training:
+            return y + self.read(x)
+        if self.shape != x.shape:
+            self.table = torch.arange(x.shape[2], dtype=x.dtype)[:, None] + torch.arange(x.shape[3], dtype=x.dtype)
+            self.shape, self.size = x.shape, x.shape[2]
+        return y + self.table
+
+    def read(self, x: Tensor) -> Any:
+        if self.reads == "comparison":
+            return 0.0 if self.shape is None or self.shape == x.shape else 1.0
+        if self.reads == "argument":
+            return torch.full((1,), self.size, dtype=x.dtype)
+        if self.reads == "index":
+            return self.factors[self.size]
+        if self.reads == "key":
+            return {8: 1.0}.get(self.size, 2.0)
+        if self.reads == "truth":
+            return 1.0 if self.size else 2.0
+        return self.table.sum() if self.reads == "table" else 0.0
+
+
+class Detector(nn.Module):
+    def __init__(self, reads: str) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(3, 3, 3, 1, 1), Anchors(reads)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.stem(x))
+
+
+@pytest.mark.parametrize("reads", ["nothing", "comparison", "argument", "index", "key", "truth", "table"])
+def test_size_that_eval_mode_keeps_is_no_obstacle_to_train_mode_where_nothing_reads_it(reads: str) -> None:
+    model, x = Detector(reads).eval(), torch.rand(1, 3, 8, 8)
+    names = ["head.conv", "output"]
+    extractor = featx.create_feature_extractor(model, names, example_inputs=x, suppress_diff_warning=True)
+    for size in (8, 12, 8):
+        for training in (False, True):
+            given = torch.rand(2, 3, size, size)
+            expected = model.train(training)(given)
+            if training and reads != "nothing":
+                with pytest.raises(featx.TraceError):
+                    extractor.train()(given)
+            else:
+                assert torch.equal(extractor.train(training)(given)["output"], expected)
+
+
+def test_half_of_one_sample_is_no_other_length(caplog: pytest.LogCaptureFixture) -> None:
+    """A second call with one sample finds the table, and does not make it as a first call does."""
+    model = Detector("nothing").eval()
+    with caplog.at_level(logging.DEBUG, logger="featx"):
+        featx.create_feature_extractor(model, ["output"], example_inputs=torch.rand(1, 3, 8, 8))
+    tried = [text for text in caplog.messages if "with empty caches" in text]
+    assert any("(1 as 3 at 0)" in text for text in tried)
+    assert not any("(1 as 1 at 0)" in text for text in tried)

@@ -371,6 +371,10 @@ class ModelTracing:
             if not name.isidentifier() or any(is_read(kind, name) for kind in kinds)
         )
 
+    def _does_the_same_after_other_mode(self) -> bool:
+        example = self._example()
+        return example is not None and self.does_the_same_after(example, switches_mode=True)
+
     def read_of(self, attributes: frozenset[Attribute]) -> Attribute | None:
         """Return one of these attributes that forward reads in the mode `training` before it assigns it, if any.
 
@@ -382,7 +386,7 @@ class ModelTracing:
                 return path, name
             kind = type(self._modules[path])
             if hasattr(kind, name) or is_tested_for(kind, name):
-                return path, name
+                return None if self._does_the_same_after_other_mode() else (path, name)
         example = self._example()
         tracer = self._on_example()
         tracer.absent = attributes

@@ -15,6 +15,7 @@ from featx.tracing.example.dict_inputs import without_unread_items
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.tracer import ExampleTracer
 from featx.tracing.guards.scalars import TracedFloat, TracedInt
+from featx.tracing.side_effects.state_checks import Attribute, name_of
 from featx.tracing.signals import Diverged, NeedsRealValues, ThreadInterference, WritesSharedTensor
 
 _NUMBERS = (TracedInt, TracedFloat)
@@ -71,22 +72,52 @@ def _is_unaffected(
             tracer.training = training
         if switches_mode and training is not None:
             first.replica.set_mode(training)
-        if _leaves_numbers(first) or any(map(_keeps_own_module_whole, traces)):
+        if any(map(_keeps_own_module_whole, traces)):
+            return False
+        hidden = _hide_numbers(first)
+        if hidden is None:
             return False
         after = run(inputs, "inputs of another kind, after that call", first)
-        leaves_more = after.checks.left - alone.checks.left - first.checks.left
+        if after.numbers.uses_earlier or after.numbers.compares_earlier:
+            return False
+        left = {each for each in after.checks.left if (each[0], name_of(each)) not in hidden}
+        leaves_more = left - alone.checks.left - first.checks.left
         return not leaves_more and is_same_graph(after.graph, alone.graph)
     finally:
         for trace in traces:
             trace.drop_replica()
 
 
+class _Unusable:
+    """Stands for a number that a call has left, where a later call may find another one: any use of it raises."""
+
+    def _refuse(self, *_: Any) -> Any:
+        raise Diverged
+
+    __bool__ = __hash__ = __eq__ = __ne__ = __format__ = _refuse  # other operators are missing
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(name) if name.startswith("__") else Diverged
+
+
+def _hide_numbers(trace: ExampleTrace) -> set[Attribute] | None:
+    """Make the attributes unusable in which forward has left a size or another number: another call leaves another one.
+
+    Returns:
+        Which these are; None where such a number is inside a container that was there before.
+    """
+    found: set[Attribute] = set()
+    for module, path in trace.replica.paths.items():
+        state = trace.checks.states.initial(module)
+        for name, value in state.assigned_values() if state is not None else ():
+            if isinstance(value, _NUMBERS):
+                if name not in module.__dict__:
+                    return None
+                module.__dict__[name] = _Unusable()
+                found.add((path, name))
+    return found
+
+
 def _keeps_own_module_whole(trace: ExampleTrace) -> bool:
     modules = {path: module for module, path in trace.replica.paths.items()}
     return any(not is_torch_layer(type(modules[path])) for path in trace.checks.opaque_paths)
-
-
-def _leaves_numbers(trace: ExampleTrace) -> bool:
-    """Say whether forward has left a size, or another number that it was given: another call leaves another one."""
-    states = filter(None, map(trace.checks.states.initial, trace.replica.paths))
-    return any(isinstance(value, _NUMBERS) for state in states for _, value in state.assigned_values())

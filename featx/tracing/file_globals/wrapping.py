@@ -12,7 +12,7 @@ import inspect
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from types import BuiltinMethodType, FunctionType, ModuleType
+from types import BuiltinMethodType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar, cast
 
 import torch
@@ -134,8 +134,9 @@ def globals_of(
 
 def _is_opaque_to_proxies(value: Any) -> bool:
     # What runs in C++ on the way, where a proxy is an error or, for autograd, loses what `backward` does. The name of a
-    # function may stand for `apply`: `straight_through = StraightThrough.apply`.
-    kind = value.__self__ if type(value) is BuiltinMethodType and value.__name__ == "apply" else value
+    # function may stand for `apply`, which torch has in Python up to 2.12: `straight_through = StraightThrough.apply`.
+    is_apply = type(value) in (BuiltinMethodType, MethodType) and value.__name__ == "apply"
+    kind = value.__self__ if is_apply else value
     return type(value) is torch.jit.ScriptFunction or (
         isinstance(kind, type) and issubclass(kind, torch.autograd.Function)
     )
