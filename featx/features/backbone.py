@@ -297,6 +297,8 @@ def _chosen(stages: Stages, image: str | None, strides: Any, blocks: Any, model:
     if strides is None and blocks is None:
         if not stages.are_blocks:
             maps = [each for each in stages.all if each.stride > 1]
+            if not maps:
+                raise RequestError(f"all maps of {model} have the size of the image; give strides=1 for the last one")
             if len(maps) == 1 and not stages.are_declared:
                 raise RequestError(
                     f"{model} has one map that is known, '{maps[0].name}' of stride {maps[0].stride}, and no blocks; "

@@ -105,7 +105,7 @@ def create_feature_extractor(
         model: where the values come from.
         return_nodes: a dict from node names to keys of the result, or a list of names that are the keys too. See
             `get_graph_node_names`; the path of a module means what its last call returned, or where it is a name in
-            that list, that call. "output" is what the model returns, if it has no child of that name; `model` itself
+            that list, that call. "output" is what the model returns, if no child or input has that name; `model` itself
             is that in any case. A name may also be a pattern (`"blocks.*"`, `"layer[34].*.conv2"`; `*` is one part of
             a path, `**` any number of them), a module of the model, or a class of modules; of what they stand for,
             modules that do not run are left out. In the keys of these `*` is what was matched: `{"layer*": "C*"}`. A

@@ -667,6 +667,15 @@ def test_detection_models_are_told_to_give_their_network(name: str) -> None:
     assert featx.create_backbone(model.get_submodule(path)).strides[:3] == [2, 4, 8]
 
 
+def test_a_network_whose_maps_are_as_large_as_the_image_is_asked_for_by_its_stride() -> None:
+    network = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 2, 3, padding=1)).eval()
+    image = torch.rand(1, 3, 16, 16)
+    with pytest.raises(featx.RequestError, match="give strides=1"):
+        featx.create_backbone(network, example_inputs=image)
+    backbone = featx.create_backbone(network, strides=1, example_inputs=image)
+    assert torch.equal(backbone(image)["0"], network(image))
+
+
 def test_edits_of_a_backbone(resnet: nn.Module) -> None:
     plain = featx.create_backbone(resnet, strides=(8, 16))(X)
     edited = featx.create_backbone(resnet, strides=(8, 16), edits={"layer2": lambda value: value * 2})(X)

@@ -265,6 +265,18 @@ def test_the_model_itself_is_what_it_returns_also_where_a_child_is_called_output
     assert torch.equal(listed["output"], model(x))
 
 
+def test_the_model_itself_is_what_it_returns_also_where_an_input_is_called_output() -> None:
+    class Loss(nn.Module):
+        def forward(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+            return (output - target).pow(2).mean()
+
+    model, output, target = Loss().eval(), torch.rand(2, 4), torch.rand(2, 4)
+    extractor = featx.create_feature_extractor(model, {model: "loss", "output": "x"}, example_inputs=(output, target))
+    found = extractor(output, target)
+    assert torch.equal(found["loss"], model(output, target))
+    assert torch.equal(found["x"], output)
+
+
 def test_the_model_itself_is_its_output_for_edits_and_inputs_too(model: nn.Module) -> None:
     doubled = extracted(model, [model], edits={model: lambda value: value * 2})
     assert torch.equal(doubled["output"], model(X) * 2)

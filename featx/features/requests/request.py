@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -141,8 +142,9 @@ def as_request(return_nodes: Any, argument: str, model: nn.Module | None = None)
     named = {name for name, _ in wishes if isinstance(name, str)}
     for wish, key in wishes:
         if wish is model and model is not None:
-            # A child of that name would be taken for it.
-            wish, key = ("" if OUTPUT in paths else OUTPUT), OUTPUT if key is None else key
+            # A child or an input of that name would be taken for it.
+            is_taken = OUTPUT in paths or OUTPUT in inspect.signature(model.forward).parameters
+            wish, key = ("" if is_taken else OUTPUT), OUTPUT if key is None else key
         if isinstance(return_nodes, Mapping) and not _is_key(key):
             raise ArgumentTypeError(
                 f"{argument} must give texts, a featx.Feature or a list of them as keys, got {key!r:.200} for "
