@@ -248,3 +248,29 @@ def test_gradients_that_are_pending_do_not_notice_that_an_extractor_is_made() ->
     featx.nodes(model, x)
     loss.backward()
     assert model.m._version == 0
+
+
+class Momentum(nn.Module):
+    """Two encoders, of which the second one follows the first one, as MoCo updates them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = self.query(x)
+        with torch.no_grad():
+            for own, other in zip(self.key.parameters(), self.query.parameters(), strict=True):
+                own.data = own.data * 0.5 + other.data * 0.5
+        return found * self.key(x)
+
+
+def test_weights_that_the_requested_value_does_not_read_may_be_written_behind_it() -> None:
+    model, x = Momentum(), torch.rand(2, 4)
+    extractor = featx.create_feature_extractor(model, ["query"], example_inputs=x)
+    for _ in range(2):
+        expected = model.query(x)
+        assert torch.equal(extractor(x)["query"], expected)
+        model(x)
+    with pytest.raises(featx.TraceError, match="'data' of a tensor is assigned"):
+        featx.create_feature_extractor(model, ["key"], example_inputs=x)
