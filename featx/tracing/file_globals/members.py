@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from operator import is_
 from typing import Any
 
@@ -37,7 +37,7 @@ class Members:
         """Let it hold what it held, and say whether it did not. May be called twice."""
         if self.is_untouched():
             return False
-        self.left = list(self.value)
+        self.left = list(self.value.copy())  # at once: other threads may add items meanwhile
         self._refill(self._before)
         return True
 
@@ -55,6 +55,11 @@ class Members:
         if len(self.value) <= LARGE:
             yield (id(self.value), None), len, self.value
 
-    def _refill(self, items: Any) -> None:
-        self.value.clear()
-        (self.value.update if isinstance(self.value, set) else self.value.extend)(items)
+    def _refill(self, items: Iterable[Any]) -> None:
+        if isinstance(self.value, set):
+            items = set(items)
+            self.value -= self.value - items
+            self.value |= items
+        else:
+            self.value.clear()
+            self.value.extend(items)
