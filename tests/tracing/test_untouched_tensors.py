@@ -81,9 +81,13 @@ def convert(module: Changes, x: torch.Tensor) -> None:
     module.layer.float()
 
 
+def swap(module: Changes, x: torch.Tensor) -> None:
+    torch.utils.swap_tensors(module.scale, nn.Parameter(module.scale.detach() * 2))
+
+
 WAYS = [
     assign_data, assign_data_of_all, assign_data_of_file, write_array, freeze, assign_gradient, register_hook,
-    write_in_a_list, write_in_the_file, replace_in_the_file, convert,
+    write_in_a_list, write_in_the_file, replace_in_the_file, convert, swap,
 ]  # fmt: skip
 
 

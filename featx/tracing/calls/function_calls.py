@@ -73,6 +73,11 @@ class FunctionCalls:
                     "among them that of the trace. To go on, call it before, or use `with torch.device(...)` in "
                     "forward."
                 )
+            case Answered.SWAPPING:
+                raise TraceError(
+                    "cannot trace forward: it calls torch.utils.swap_tensors, perhaps by Module.to, which puts other "
+                    "tensors in the place of those of the model. To go on, call it before."
+                )
             case Answered.MODE_QUERY:
                 return self._on_mode_query(function, args, kwargs)
             case _:

@@ -115,6 +115,8 @@ class Answered(Enum):
     # Among the modes is that of the trace.
     REORDERING = "reorders the modes of the thread"
     MODE_QUERY = "tells in which mode the thread is"
+    # No mode of torch sees it, and one of the two may be a tensor of the model.
+    SWAPPING = "exchanges what two tensors are"
 
 
 _FUNCTIONS: dict[Answered, tuple[Callable[..., Any], ...]] = {
@@ -124,6 +126,7 @@ _FUNCTIONS: dict[Answered, tuple[Callable[..., Any], ...]] = {
     Answered.MODE_QUERY: (
         torch.is_autocast_enabled, torch.is_autocast_cpu_enabled, torch.is_inference_mode_enabled,
     ),
+    Answered.SWAPPING: (torch.utils.swap_tensors,),
 }  # fmt: skip
 _ANSWERED = {id(function): kind for kind, functions in _FUNCTIONS.items() for function in functions}
 _INTERCEPTED_NAMES = frozenset(

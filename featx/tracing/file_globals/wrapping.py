@@ -109,6 +109,8 @@ def find_names_to_replace(
             places[id(einops), name] = einops
     for namespace, name in names_of_masks(seen) if is_recording else ():
         places[id(namespace), name] = namespace
+    if is_recording:  # Module.to and load_state_dict call it there
+        places[id(torch.utils.__dict__), "swap_tensors"] = torch.utils.__dict__
     for namespace, name in _random_functions(seen):
         places.setdefault((id(namespace), name), namespace)
     return [(namespace, name) for (_, name), namespace in places.items()]
