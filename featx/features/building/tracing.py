@@ -378,7 +378,8 @@ class ModelTracing:
     def read_of(self, attributes: frozenset[Attribute]) -> Attribute | None:
         """Return one of these attributes that forward reads in the mode `training` before it assigns it, if any.
 
-        Forward runs without them. Where that says nothing, the first one is returned.
+        Forward runs without them. Where that says nothing, as the class has one of them too, it runs after a call in
+        the other mode: if it does the same as without that call, it reads none of them. Else that one is returned.
         """
         attributes = frozenset((each[0], name_of(each)) for each in attributes)
         for path, name in sorted(attributes):
