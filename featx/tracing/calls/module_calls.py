@@ -22,7 +22,7 @@ from featx.tracing.calls.checkpoint import Checkpoint
 from featx.tracing.calls.measured_calls import MeasuredCalls
 from featx.tracing.calls.one_node_checks import OneNodeChecks
 from featx.tracing.calls.torch_calls import TorchCalls
-from featx.tracing.guards.scalars import TracedFloat, TracedInt, plain_numbers
+from featx.tracing.guards.scalars import TracedNumber, plain_numbers
 from featx.tracing.nodes.module_output import add_apart, mark_output
 from featx.tracing.nodes.scope import Scope, asked_for_by
 from featx.tracing.objects.module_tree import forward_of, modules_of
@@ -285,7 +285,7 @@ class ModuleCalls:
         """
         recorder = self._recorder
         for value in tree_leaves(values):
-            is_number = isinstance(value, (TracedInt, TracedFloat))
+            is_number = isinstance(value, TracedNumber)
             is_own = is_number and value.trace is recorder.numbers
             origin = value.origin if is_own else recorder.lineage.get(value)
             if not isinstance(origin, Part) or (origin.node is not None and not origin.node.is_erased):

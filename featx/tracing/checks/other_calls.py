@@ -14,11 +14,10 @@ from featx.tracing.example.conditions import Conditions
 from featx.tracing.example.dict_inputs import without_unread_items
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.tracer import ExampleTracer
-from featx.tracing.guards.scalars import TracedFloat, TracedInt
+from featx.tracing.guards.scalars import TracedNumber
 from featx.tracing.side_effects.state_checks import Attribute, name_of
 from featx.tracing.signals import Diverged, NeedsRealValues, ThreadInterference, WritesSharedTensor
 
-_NUMBERS = (TracedInt, TracedFloat)
 _Inputs = tuple[tuple[Any, ...], Mapping[str, Any]]
 
 
@@ -110,7 +109,7 @@ def _hide_numbers(trace: ExampleTrace) -> set[Attribute] | None:
     for module, path in trace.replica.paths.items():
         state = trace.checks.states.initial(module)
         for name, value in state.assigned_values() if state is not None else ():
-            if isinstance(value, _NUMBERS):
+            if isinstance(value, TracedNumber):
                 if name not in module.__dict__:
                     return None
                 module.__dict__[name] = _Unusable()

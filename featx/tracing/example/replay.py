@@ -22,7 +22,7 @@ from featx.rebuilding import attributes_of
 from featx.tracing.environment.autocast_state import AutocastDtypes, autocast_dtypes
 from featx.tracing.environment.compiler import not_compiled
 from featx.tracing.example.model_call import as_given
-from featx.tracing.guards.scalars import TracedFloat, TracedInt, plain_number
+from featx.tracing.guards.scalars import TracedNumber, plain_number
 from featx.tracing.objects.arrays import is_array
 from featx.tracing.objects.followed_tuple import plain_tuple
 from featx.tracing.objects.plain_objects import is_plain_object
@@ -30,8 +30,6 @@ from featx.tracing.objects.structure import copy_structure
 from featx.tracing.recording.call_record import Record
 from featx.tracing.signals import Diverged, Signal
 from featx.tree import tensors_in
-
-_NUMBERS = (TracedInt, TracedFloat)
 
 
 class _Ended(Signal):
@@ -191,7 +189,7 @@ class Replay:
         if isinstance(recorded, torch.Tensor):
             return given is self._twins.get(id(recorded), recorded)
         kind = type(recorded)
-        if kind in _NUMBERS or type(given) in _NUMBERS:
+        if issubclass(kind, TracedNumber) or isinstance(given, TracedNumber):
             one, other = plain_number(recorded), plain_number(given)
             return type(one) is type(other) and is_same(one, other)
         if kind is not type(given):

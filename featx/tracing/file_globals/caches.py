@@ -21,7 +21,7 @@ import torch
 from featx.libraries import is_logging
 from featx.tracing.file_globals.holders import ContextValue, Holder, Variable
 from featx.tracing.file_globals.members import Members
-from featx.tracing.guards.scalars import TracedFloat, TracedInt
+from featx.tracing.guards.scalars import TracedNumber
 from featx.tracing.nodes.proxy import Proxy
 from featx.tracing.objects.cells import contents_of_cell
 from featx.tracing.objects.containers import containers_in
@@ -201,7 +201,7 @@ class _Names:
 def _holds_of_trace(is_of_trace: Callable[[torch.Tensor], bool], value: Any) -> bool:
     if isinstance(value, (tuple, list)):
         return any(_holds_of_trace(is_of_trace, item) for item in cast(list[Any], value))
-    if issubclass(type(value), (TracedInt, TracedFloat, Proxy)):  # a proxy would be asked what it is by isinstance
+    if issubclass(type(value), (TracedNumber, Proxy)):  # a proxy would be asked what it is by isinstance
         return True
     return isinstance(value, torch.Tensor) and is_of_trace(value)
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from featx.rebuilding import attributes_of
-from featx.tracing.guards.scalars import TracedFloat, TracedInt, plain_number
+from featx.tracing.guards.scalars import TracedFloat, TracedInt, TracedNumber, plain_number
 from featx.tracing.objects.arrays import description_of
 from featx.tracing.objects.cells import contents_of_cell
 from featx.tracing.objects.plain_objects import is_plain_object
@@ -107,7 +107,7 @@ def _contents_of(value: Any, around: tuple[int, ...] = ()) -> Any:
         return value
     if isinstance(value, torch.Tensor):
         return _form_of(value, around, _contents_of)
-    if isinstance(value, (TracedInt, TracedFloat)):
+    if isinstance(value, TracedNumber):
         return _contents_of(plain_number(value))
     if isinstance(value, _BY_TEXT):
         return kind.__qualname__, repr(value)

@@ -108,7 +108,7 @@ class _Nowhere:
         pass
 
 
-class _Traced:
+class TracedNumber:
     """What traced ints and floats share."""
 
     trace: NumberTrace = cast("NumberTrace", _Nowhere())
@@ -131,7 +131,7 @@ class _Traced:
         return self if self.trace.is_recording() else _plain(self)
 
 
-class TracedInt(_Traced, int):
+class TracedInt(TracedNumber, int):
     """An int of a trace."""
 
     @property
@@ -149,7 +149,7 @@ class TracedInt(_Traced, int):
         return _is_not_zero(self)
 
 
-class TracedFloat(_Traced, float):
+class TracedFloat(TracedNumber, float):
     """A float of a trace."""
 
     @property
@@ -182,7 +182,7 @@ def traced_number(value: int | float, origin: Any, trace: NumberTrace, shown: in
 
 def plain_number(value: Any) -> Any:
     """Return a traced number as a plain one, and anything else as it is."""
-    return _plain(value) if isinstance(value, _Traced) else value
+    return _plain(value) if isinstance(value, TracedNumber) else value
 
 
 def plain_numbers(value: Any) -> Any:
@@ -222,7 +222,7 @@ def pinned(number: Any) -> Any:
 def pin_all(values: Iterable[Any]) -> None:
     """Record of each traced number among `values` that it must be the same again."""
     for value in values:
-        if isinstance(value, _Traced):
+        if isinstance(value, TracedNumber):
             pinned(value)
 
 

@@ -13,8 +13,8 @@ import torch
 from featx.ir.node import Node
 from featx.tracing.guards.scalars import (
     Disguise,
-    TracedFloat,
     TracedInt,
+    TracedNumber,
     disguise_as_larger,
     pin_all,
     pinned,
@@ -130,7 +130,7 @@ class Numbers:
         later = self.next_call
         if later is None or not later.is_recording() or is_of_featx(user_of_number().f_code):
             return
-        is_compared = isinstance(other, (TracedInt, TracedFloat)) and other.trace is later
+        is_compared = isinstance(other, TracedNumber) and other.trace is later
         if is_compared:
             later.compares_earlier = True
         else:
@@ -177,11 +177,11 @@ class Numbers:
         self._guard_divisor(function, args)
         arguments = self._recorder.create_args(args)
         node = self._recorder.add_node("call_function", function, arguments, {}, None, None)
-        is_disguised = any(isinstance(value, (TracedInt, TracedFloat)) and value.is_disguised for value in args)
+        is_disguised = any(isinstance(value, TracedNumber) and value.is_disguised for value in args)
         return traced_number(result, node, self, self.disguise(result) if is_disguised else None)
 
     def _guard_divisor(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        if function in _DIVISIONS and isinstance(args[1], (TracedInt, TracedFloat)):
+        if function in _DIVISIONS and isinstance(args[1], TracedNumber):
             frame = self._recorder.model_frame()
             if frame is not None and is_in_try(frame):  # which may go on where it is zero
                 self.decide(operator.ne, (args[1], 0), True)
@@ -228,7 +228,7 @@ class Numbers:
         number = args[0] if args else None
         if isinstance(number, torch.Tensor) and len(args) == 1 and not kwargs:
             number = number.item()
-        if kwargs or len(args) > 1 or not isinstance(number, (TracedInt, TracedFloat)):
+        if kwargs or len(args) > 1 or not isinstance(number, TracedNumber):
             return kind(*args, **kwargs)
         if isinstance(number, kind):
             return number

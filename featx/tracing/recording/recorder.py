@@ -17,7 +17,7 @@ from featx.ir.graph import Graph
 from featx.ir.node import Node, Target
 from featx.libraries import advice_for_code
 from featx.tracing.environment.raised_errors import RaisedErrors
-from featx.tracing.guards.scalars import TracedFloat, TracedInt, plain_number
+from featx.tracing.guards.scalars import TracedFloat, TracedInt, TracedNumber, plain_number
 from featx.tracing.nodes.grad_modes import GradModes
 from featx.tracing.nodes.naming import QualifiedNames
 from featx.tracing.nodes.scope import Scope
@@ -209,7 +209,7 @@ class Recorder(TracerBase):
                         return True
                 elif self._is_named(origin):
                     return True
-            elif isinstance(value, (TracedInt, TracedFloat)):
+            elif isinstance(value, TracedNumber):
                 return True
             elif isinstance(value, (tuple, list)):
                 if self.is_followed(tuple(value)):
@@ -241,7 +241,7 @@ class Recorder(TracerBase):
 
     def _is_of_trace(self, value: object) -> bool:
         """Say whether a value belongs to this trace: a followed tensor or number, or a module of the replica."""
-        if isinstance(value, (TracedInt, TracedFloat)):
+        if isinstance(value, TracedNumber):
             return value.trace is self.numbers
         if isinstance(value, nn.Module):
             return value in self._replica.paths

@@ -16,7 +16,7 @@ from torch import nn
 from featx.ir.memory import memory_of
 from featx.ir.torch_layers import is_torch_layer
 from featx.rebuilding import NO_VALUE
-from featx.tracing.guards.scalars import TracedFloat, TracedInt
+from featx.tracing.guards.scalars import TracedNumber
 from featx.tracing.objects.containers import DEPTH_IN_MODULES, LARGE, containers_in, copy_of, has_items, refill
 from featx.tracing.objects.plain_objects import PLAIN_TYPES
 from featx.tracing.objects.python_state import PythonState
@@ -144,7 +144,7 @@ class ModuleState:
         """Yield name and value of what holds other things than before that are no tensors: `mode = 'fast'`."""
         for name, value in self._changed():
             items = _items_of(value)
-            if not any(isinstance(item, (torch.Tensor, TracedInt, TracedFloat)) for item in items):
+            if not any(isinstance(item, (torch.Tensor, TracedNumber)) for item in items):
                 yield f"{name} = {', '.join(map(_described, items[:LARGE]))}"
 
     def _changed(self) -> Iterator[tuple[str, Any]]:

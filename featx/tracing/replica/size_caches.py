@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, cast
 
-from featx.tracing.guards.scalars import TracedFloat, TracedInt
+from featx.tracing.guards.scalars import TracedNumber
 
 
 class SizeCaches:
@@ -49,4 +49,4 @@ class SizeCaches:
 def _is_traced(key: Any) -> bool:
     if type(key) is tuple:
         return any(map(_is_traced, cast(tuple[Any, ...], key)))
-    return type(key) in (TracedInt, TracedFloat)
+    return isinstance(key, TracedNumber)

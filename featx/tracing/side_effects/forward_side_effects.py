@@ -8,7 +8,7 @@ from torch import nn
 
 from featx.ir.form import FORM_ATTRIBUTES, sources_of_values
 from featx.ir.node import Node
-from featx.tracing.guards.scalars import TracedFloat, TracedInt
+from featx.tracing.guards.scalars import TracedNumber
 from featx.tracing.recording.lineage import Origin, Part
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.replica.module_state import ModuleState, is_alias
@@ -91,7 +91,7 @@ def computed_attributes(recorder: Recorder, state: ModuleState) -> set[str]:
     return {
         name
         for name, value in state.assigned_values()
-        if isinstance(value, (bool, TracedInt, TracedFloat)) or is_from_inputs(recorder, value)
+        if isinstance(value, (bool, TracedNumber)) or is_from_inputs(recorder, value)
     }
 
 

@@ -18,7 +18,7 @@ from torch import nn
 
 from featx.ir.memory import memory_of
 from featx.ir.operator_facts import draws_now, facts_of
-from featx.tracing.guards.scalars import TracedFloat, TracedInt, plain_numbers
+from featx.tracing.guards.scalars import TracedNumber, plain_numbers
 from featx.tracing.signals import NeedsRealValues
 from featx.tracing.stand_ins.dynamic_shapes import DynamicShapes
 from featx.tracing.stand_ins.known_results import KnownResults
@@ -28,7 +28,7 @@ from featx.tree import tensors_in, tree_leaves
 # From a tensor to what stands for it.
 Twin = Callable[[torch.Tensor], torch.Tensor]
 _META = torch.device("meta")
-_NUMBERS = (TracedInt, TracedFloat)
+
 # How many elements a tensor may have whose values are known.
 _SMALL = 1 << 16
 _SMALL_OF_FLOATS = 1 << 11
@@ -294,7 +294,7 @@ class StandIns:
 
     def _has_numbers(self, values: tuple[Any, ...]) -> bool:
         for value in values:
-            if isinstance(value, _NUMBERS):
+            if isinstance(value, TracedNumber):
                 if value.trace.is_recording():
                     return True
             else:
