@@ -13,7 +13,7 @@ from featx.errors import DrawnAwayError, NodeNameError, RequestError, TraceError
 from featx.examples import Example
 from featx.features.building.cases import Cases
 from featx.features.building.decisions import branches_on_inputs, note_random_decisions
-from featx.features.building.left_attributes import left_by, note_left, state_use_of, tensors_left_out, text_of
+from featx.features.building.left_attributes import left_by, note_left, state_use_of, tensors_left_out
 from featx.features.building.own_train import looked_into, opened_writer
 from featx.features.building.prune import prune
 from featx.features.building.raising_graph import raising_graph
@@ -32,7 +32,6 @@ from featx.features.requests.select import IN_ONE_MODE, names_of
 from featx.features.requests.starts import Starts
 from featx.ir.graph import Graph
 from featx.ir.node import Node
-from featx.tracing.checks.free_sizes import CACHE_OF_ONE_LENGTH
 from featx.tracing.checks.outcomes import FreeDims
 from featx.tracing.example.tracer import CheckSizes
 
@@ -332,12 +331,12 @@ def _check_state_between(modes: Mapping[bool, _Mode], tracing: ModelTracing, pre
     for writing, reading in ((True, False), (False, True)):
         left = left_by(modes[writing].graph) - left_by(modes[reading].graph)
         # A trace of the other mode tells by itself of which length its own caches are.
-        left = frozenset(each for each in left if not each[1].startswith(CACHE_OF_ONE_LENGTH))
+        left = [each for each in left if not each.is_for_one_length]
         tracing.training = reading
-        attribute = tracing.read_of(left) if left else None
-        if attribute is not None:
+        read = tracing.read_of(left) if left else None
+        if read is not None:
             modes[not present].error = TraceError(
-                f"forward stores what it computes in {text_of(attribute)} in {_name_of(writing)} mode, "
+                f"forward stores what it computes in {read} in {_name_of(writing)} mode, "
                 f"and reads it in {_name_of(reading)} mode, and a graph stores nothing there. To go on, write it into "
                 "a buffer in place (self.center.copy_(value)); in the other mode alone, the extractor is exact"
             )

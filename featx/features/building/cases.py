@@ -15,7 +15,7 @@ from torch import nn
 from featx.codegen.bound import with_code_of_its_own
 from featx.errors import FeatxError, NodeNameError, SpecializationError
 from featx.examples import Example
-from featx.features.building.left_attributes import Case, check_case, left_by, text_of
+from featx.features.building.left_attributes import Case, check_case, left_by
 from featx.features.building.own_train import looked_into
 from featx.features.building.raising_graph import is_raising
 from featx.features.building.rollback import RollbackRunner
@@ -23,7 +23,7 @@ from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.shared_attributes import share
 from featx.tracing.environment.compiler import is_in_jit_trace, not_compiled, not_compiled_itself
-from featx.tracing.side_effects.state_checks import Attribute
+from featx.tracing.side_effects.left import Left
 
 if TYPE_CHECKING:
     from featx.features.building.build import CaseTracer
@@ -284,11 +284,11 @@ def trace_for_input(trace: Callable[[], _Traced], known: Iterable[Graph]) -> _Tr
     except FeatxError:
         raise
     except Exception as error:
-        left = frozenset[Attribute]().union(*map(left_by, known))
+        left = frozenset[Left]().union(*map(left_by, known))
         if not left:
             raise  # as the model itself does
         raise SpecializationError(
-            f"for this input forward raises {error!r}. For others it stores what it computes in {text_of(min(left))}. "
+            f"for this input forward raises {error!r}. For others it stores what it computes in {min(left)}. "
             "If it needs that here, use an extractor of its own, made from the model after such a call: an extractor "
             "stores nothing on the model"
         ) from error

@@ -11,12 +11,8 @@ from torch import nn
 from featx.errors import SpecializationError
 from featx.examples import Example
 from featx.ir.graph import Graph
-from featx.tracing.checks.free_sizes import CACHE_OF_ONE_LENGTH
 from featx.tracing.objects.module_tree import tensors_at
-from featx.tracing.side_effects.state_checks import Attribute, name_of
-
-# Characters of what is left that a message shows.
-_LONGEST = 80
+from featx.tracing.side_effects.left import Left
 
 
 class Case(NamedTuple):
@@ -56,14 +52,14 @@ def state_use_of(graph: Graph) -> StateUse:
     return found
 
 
-def note_left(graph: Graph, attributes: frozenset[Attribute]) -> None:
-    """Note in which attributes forward has left what it computed, in the call of which `graph` is."""
-    graph.output_node().meta["left_attributes"] = attributes
+def note_left(graph: Graph, left: frozenset[Left]) -> None:
+    """Note where forward has left what it computed, in the call of which `graph` is."""
+    graph.output_node().meta["left_attributes"] = left
 
 
-def left_by(graph: Graph) -> frozenset[Attribute]:
+def left_by(graph: Graph) -> frozenset[Left]:
     """Return what was noted; nothing for a graph that was made otherwise."""
-    found: frozenset[Attribute] = graph.output_node().meta.get("left_attributes", frozenset())
+    found: frozenset[Left] = graph.output_node().meta.get("left_attributes", frozenset())
     return found
 
 
@@ -99,7 +95,7 @@ def check_case(
         ask = functools.partial(is_unaffected, is_in_mode=is_new or is_same_mode, is_same_mode=is_same_mode)
         if left and not (is_of_pairs and _is_unaffected(case, earlier, left, ask)):
             raise SpecializationError(
-                f"forward stores what it computes in {text_of(min(left))} for some inputs, or in one mode, and reads "
+                f"forward stores what it computes in {min(left)} for some inputs, or in one mode, and reads "
                 "it in a later call for others, or may do so, and a graph stores nothing there. To go on, write it "
                 "into a buffer in place, or use an extractor of its own for each kind of input"
             )
@@ -112,22 +108,20 @@ def check_case(
             )
 
 
-def _leave_the_same_attributes(left_by_each: list[frozenset[Attribute]]) -> bool:
+def _leave_the_same_attributes(left_by_each: list[frozenset[Left]]) -> bool:
     """Say whether all calls that leave something, besides what all of them leave, leave it in the same attributes.
 
     Then the last such call alone tells what the state is. Else each of two may change nothing for a third one, and both
     together something.
     """
     common = frozenset.intersection(*left_by_each)
-    names = {frozenset((each[0], name_of(each)) for each in left - common) for left in left_by_each}
-    return len(names - {frozenset()}) == 1
+    places = {frozenset(each.attribute for each in left - common) for left in left_by_each}
+    return len(places - {frozenset()}) == 1
 
 
-def _is_unaffected(
-    case: Case, earlier: Case, left: Iterable[Attribute], ask: Callable[[Example, Example], bool]
-) -> bool:
+def _is_unaffected(case: Case, earlier: Case, left: Iterable[Left], ask: Callable[[Example, Example], bool]) -> bool:
     # With an old value out of a cache the graph is the same.
-    if case.example is None or earlier.example is None or any(name.startswith(CACHE_OF_ONE_LENGTH) for _, name in left):
+    if case.example is None or earlier.example is None or any(each.is_for_one_length for each in left):
         return False
     return ask(case.example, earlier.example)
 
@@ -135,9 +129,3 @@ def _is_unaffected(
 def tensors_left_out(model: nn.Module, use: StateUse, other: StateUse) -> set[int]:
     """Return the ids of tensors that the one graph does not write, where forward does, and that the other one reads."""
     return tensors_at(model, use.left_out) & tensors_at(model, other.read) if use.left_out else set()
-
-
-def text_of(attribute: Attribute) -> str:
-    """Return how messages name an attribute of a module, or what lies in a file."""
-    name = attribute[1] if len(attribute[1]) <= _LONGEST else f"{attribute[1][:_LONGEST]}..."
-    return f"the attribute '{'.'.join(filter(None, attribute))}'" if name.isidentifier() else name

@@ -38,7 +38,7 @@ from featx.tracing.replica.interception import has_backward_hooks, has_own_call
 from featx.tracing.replica.mode_reads import ModeReads
 from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.replica.replica import only_sets_flags, replica_of, view_in_mode
-from featx.tracing.side_effects.state_checks import Attribute, name_of
+from featx.tracing.side_effects.left import Left
 from featx.tracing.source.attributes import is_read, is_tested_for
 
 TracerName = Literal["auto", "example", "symbolic"]
@@ -56,7 +56,7 @@ class TracedModel:
     request: Request
     wanted: dict[str, Node]
     free_dims: FreeDims | None
-    left: frozenset[Attribute]
+    left: frozenset[Left]
 
 
 class ModelTracing:
@@ -304,7 +304,7 @@ class ModelTracing:
             asked = asked if others is None else others.with_names(asked)
         asked = probabilities.as_fused(asked) if probabilities.names else asked
         found: list[FreeDims] = []
-        left: set[Attribute] = set()
+        left: set[Left] = set()
 
         def follow(example: Example) -> Graph:
             error: Exception | None = None
@@ -361,42 +361,37 @@ class ModelTracing:
         tracer = self._on_example()
         return does_the_same_after(tracer, self.model, _inputs(example), _inputs(earlier), switches_mode=switches_mode)
 
-    def _read_somewhere(self, attributes: Iterable[Attribute]) -> frozenset[Attribute]:
-        """Return the attributes that code of the model reads, in any mode, and all globals."""
+    def _read_somewhere(self, left: Iterable[Left]) -> frozenset[Left]:
+        """Return what code of the model reads, in any mode, and all globals."""
         kinds = {type(module) for module in self._modules.values() if not is_torch_layer(type(module))}
-        named = ((attribute, name_of(attribute)) for attribute in attributes)
-        return frozenset(
-            attribute
-            for attribute, name in named
-            if not name.isidentifier() or any(is_read(kind, name) for kind in kinds)
-        )
+        return frozenset(each for each in left if not each.name or any(is_read(kind, each.name) for kind in kinds))
 
     def _does_the_same_after_other_mode(self) -> bool:
         example = self._example()
         return example is not None and self.does_the_same_after(example, switches_mode=True)
 
-    def read_of(self, attributes: frozenset[Attribute]) -> Attribute | None:
+    def read_of(self, left: Iterable[Left]) -> Left | None:
         """Return one of these attributes that forward reads in the mode `training` before it assigns it, if any.
 
         Forward runs without them. Where that says nothing, as the class has one of them too, it runs after a call in
         the other mode: if it does the same as without that call, it reads none of them. Else that one is returned.
         """
-        attributes = frozenset((each[0], name_of(each)) for each in attributes)
-        for path, name in sorted(attributes):
-            if not name.isidentifier():  # a global
-                return path, name
+        known = {each.attribute: replace(each, text=each.name or each.text) for each in left}
+        for (path, name), each in sorted(known.items()):
+            if not each.name:  # a global
+                return each
             kind = type(self._modules[path])
             if hasattr(kind, name) or is_tested_for(kind, name):
-                return None if self._does_the_same_after_other_mode() else (path, name)
+                return None if self._does_the_same_after_other_mode() else each
         example = self._example()
         tracer = self._on_example()
-        tracer.absent = attributes
+        tracer.absent = frozenset(known)
         try:
             trace = None if example is None else tracer.trace(self.model, *_inputs(example))
         except Exception:  # the model's own too
             trace = None
-        read = attributes if trace is None else attributes & trace.checks.read_first
-        return min(read, default=None)
+        read = known.keys() if trace is None else known.keys() & trace.checks.read_first
+        return known[min(read)] if read else None
 
     def _opened(self, example: Example, request: Mapping[str, str], owner: str, found: list[FreeDims]) -> ExampleTrace:
         tracer = self._on_example(request, modules_to_open(self._modules, request) | self.opened)

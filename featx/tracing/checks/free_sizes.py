@@ -34,10 +34,9 @@ from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.trace_request import TraceRequest
 from featx.tracing.guards.guards import check_rank, check_size
 from featx.tracing.objects.structure import Path, leaves_of, text_of
-from featx.tracing.side_effects.state_checks import Attribute
+from featx.tracing.side_effects.left import Left
 
 # How the name begins under which a trace notes that later calls would use a cache of this one, with old values.
-CACHE_OF_ONE_LENGTH = "a cache for length"
 # An input: its name, where it is (a placeholder and the way to it from there), and the tensor.
 _Input = tuple[str, tuple[Node, Path], torch.Tensor]
 
@@ -89,12 +88,13 @@ def _dims_on_earlier_inputs(inputs: list[_Input], found: FreeDims | None) -> dic
     }
 
 
-def _caches_of_one_length(inputs: list[_Input], known: Mapping[Dim, Outcome]) -> Iterator[Attribute]:
+def _caches_of_one_length(inputs: list[_Input], known: Mapping[Dim, Outcome]) -> Iterator[Left]:
     """Yield what a call leaves that later calls with other lengths would use: such cases must not be mixed."""
     for name, _, tensor in inputs:
         for dim, size in enumerate(tensor.shape):
             if known[id(tensor), dim] == STALE:
-                yield "", f"{CACHE_OF_ONE_LENGTH} {size} of dimension {dim} of input '{name}'"
+                text = f"a cache for length {size} of dimension {dim} of input '{name}'"
+                yield Left("", text, is_for_one_length=True)
 
 
 def _tensors(trace: ExampleTrace, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[_Input]:

@@ -15,7 +15,7 @@ from featx.tracing.example.dict_inputs import without_unread_items
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.tracer import ExampleTracer
 from featx.tracing.guards.scalars import TracedNumber
-from featx.tracing.side_effects.state_checks import Attribute, name_of
+from featx.tracing.side_effects.state_checks import Attribute
 from featx.tracing.signals import Diverged, NeedsRealValues, ThreadInterference, WritesSharedTensor
 
 _Inputs = tuple[tuple[Any, ...], Mapping[str, Any]]
@@ -79,7 +79,7 @@ def _is_unaffected(
         after = run(inputs, "inputs of another kind, after that call", first)
         if after.numbers.uses_earlier or after.numbers.compares_earlier:
             return False
-        left = {each for each in after.checks.left if (each[0], name_of(each)) not in hidden}
+        left = {each for each in after.checks.left if each.attribute not in hidden}
         leaves_more = left - alone.checks.left - first.checks.left
         return not leaves_more and is_same_graph(after.graph, alone.graph)
     finally:
@@ -108,9 +108,9 @@ def _hide_numbers(trace: ExampleTrace) -> set[Attribute] | None:
     found: set[Attribute] = set()
     for module, path in trace.replica.paths.items():
         state = trace.checks.states.initial(module)
-        for name, value in state.assigned_values() if state is not None else ():
+        for (name, text), value in state.assigned_values() if state is not None else ():
             if isinstance(value, TracedNumber):
-                if name not in module.__dict__:
+                if text != name:
                     return None
                 module.__dict__[name] = _Unusable()
                 found.add((path, name))

@@ -44,6 +44,7 @@ from featx.tracing.replica.tensor_attributes import TensorAttributes
 from featx.tracing.side_effects.foreign_tensors import ForeignTensors
 from featx.tracing.side_effects.forward_side_effects import is_from_inputs
 from featx.tracing.side_effects.kept_tensors import KeptTensors, drop_tensors
+from featx.tracing.side_effects.left import Left
 from featx.tracing.side_effects.state_checks import StateChecks
 from featx.tracing.signals import (
     AllNeededRecorded,
@@ -353,7 +354,7 @@ class ExampleTrace:
         caches = self.model_context.caches
         caches.restore(self.recorder.is_made_here)
         names = caches.names_left(functools.partial(is_from_inputs, self.recorder))
-        self.checks.left.update(("", name) for name in names)
+        self.checks.left.update(Left("", name) for name in names)
 
     def _remove_absent(self) -> None:
         for path, name in self.checks.absent:

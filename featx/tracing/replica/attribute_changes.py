@@ -88,7 +88,7 @@ class AttributeChanges:
         for inner in self._at_or_inside(module):
             state = self._latest[inner]
             if isinstance(state, ModuleState):
-                assigned = {name for name, _ in state.assigned_values()}
+                assigned = {place.text for place, _ in state.assigned_values()}
                 yield inner, assigned.union(name for name, _ in state.noted_values())
 
     def noted_for_others(self, module: nn.Module, assigned: Callable[[nn.Module], Collection[str]]) -> str | None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from enum import Enum
 from itertools import repeat
 from operator import is_
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -29,6 +29,18 @@ _EMPTY: dict[str, tuple[str, tuple[str, ...], tuple[Any, ...]]] = {name: (name, 
 _KEPT = PLAIN_TYPES | {list, dict, set}
 # Not put back: what nn.Module itself keeps, which other threads may change meanwhile, and what the trace lays over it.
 _NOT_RESTORED = frozenset({*nn.Module().__dict__, "_call_impl", "_compiled_call_impl"})
+
+
+class Place(NamedTuple):
+    """An attribute of a module, or an item of a container in it.
+
+    Attributes:
+        name: of the attribute.
+        text: the name, with the key of the item behind it: `kept['mask']`.
+    """
+
+    name: str
+    text: str
 
 
 class ModuleState:
@@ -132,26 +144,25 @@ class ModuleState:
             for tensor in _tensors_in(value)
         ]
 
-    def assigned_values(self) -> list[tuple[str, Any]]:
-        """Return name and value of the plain attributes, and of the items of containers, that are others than before.
+    def assigned_values(self) -> list[tuple[Place, Any]]:
+        """Return place and value of the plain attributes, and of items of containers, that are others than before.
 
-        Those of a tuple or list that was assigned are named one by one. An item has its key behind the name:
-        `kept['mask']`.
+        Those of a tuple or list that was assigned are named one by one.
         """
-        return [(name, item) for name, value in self._changed() for item in _items_of(value)]
+        return [(place, item) for place, value in self._changed() for item in _items_of(value)]
 
-    def assigned_constants(self) -> Iterator[str]:
-        """Yield name and value of what holds other things than before that are no tensors: `mode = 'fast'`."""
-        for name, value in self._changed():
+    def assigned_constants(self) -> Iterator[Place]:
+        """Yield place and value of what holds other things than before that are no tensors: `mode = 'fast'`."""
+        for (name, text), value in self._changed():
             items = _items_of(value)
             if not any(isinstance(item, (torch.Tensor, TracedNumber)) for item in items):
-                yield f"{name} = {', '.join(map(_described, items[:LARGE]))}"
+                yield Place(name, f"{text} = {', '.join(map(_described, items[:LARGE]))}")
 
-    def _changed(self) -> Iterator[tuple[str, Any]]:
+    def _changed(self) -> Iterator[tuple[Place, Any]]:
         attributes = self._attributes
         for name, value in self._module.__dict__.items():
             if name not in _NOT_RESTORED and value is not attributes.get(name, NO_VALUE):
-                yield name, value
+                yield Place(name, name), value
         for name, container, items in self._items:
             if not has_items(container, items):
                 yield from _changed_items(name, container, items)
@@ -330,16 +341,16 @@ def _items_of(value: Any) -> list[Any]:
     return list(cast(list[Any], value)) if isinstance(value, (list, tuple, set, deque)) else [value]
 
 
-def _changed_items(name: str, container: Any, before: Any) -> Iterator[tuple[str, Any]]:
+def _changed_items(name: str, container: Any, before: Any) -> Iterator[tuple[Place, Any]]:
     """Yield the items of a container that are others than before, or new, and None for those that are gone."""
     if isinstance(container, (set, frozenset)):
-        yield name, container
+        yield Place(name, name), container
         return
     now, then = _by_key(container), _by_key(before)
     for key in {**then, **now}:
         item = now.get(key)
         if key not in then or key not in now or item is not then[key]:
-            yield f"{name}[{key!r}]" if type(key) in PLAIN_TYPES else name, item
+            yield Place(name, f"{name}[{key!r}]" if type(key) in PLAIN_TYPES else name), item
 
 
 def _by_key(container: Any) -> dict[Any, Any]:

@@ -11,7 +11,7 @@ from featx.ir.node import Node
 from featx.tracing.guards.scalars import TracedNumber
 from featx.tracing.recording.lineage import Origin, Part
 from featx.tracing.recording.recorder import Recorder
-from featx.tracing.replica.module_state import ModuleState, is_alias
+from featx.tracing.replica.module_state import ModuleState, Place, is_alias
 from featx.tracing.source.attributes import is_read, is_tested_for
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def unsupported_side_effect(
             what = f"forward tests whether it has already created the attribute '{name}',"
             if not must_open:
                 return what
-            checks.note_cache(path, what, [name])
+            checks.note_cache(path, what, [Place(name, name)])
     for name, added in state.grown_containers():
         origins = [recorder.lineage.get(value) for value in added]
         # A table by size is made anew by the graph.
@@ -57,7 +57,7 @@ def unsupported_side_effect(
             what = f"forward assigns a new tensor to the buffer '{name}'"
             if not must_open or is_persistent(module, name) or is_from_inputs(recorder, value):
                 return what
-            checks.note_cache(path, what, [name])
+            checks.note_cache(path, what, [Place(name, name)])
     for name, value in state.replaced_items():
         if is_from_inputs(recorder, value):
             # A second call tells whether it is read there before it is replaced again.
@@ -73,7 +73,7 @@ def unsupported_side_effect(
             what = f"forward stores a number in the attribute '{name}', and reads it in the next call"
             if not must_open or is_from_inputs(recorder, module.__dict__[name]):
                 return what
-            checks.note_cache(path, what, [name])
+            checks.note_cache(path, what, [Place(name, name)])
     return "forward draws from a random generator of its own" if state.drawn_generators() else None
 
 
@@ -82,15 +82,15 @@ def is_persistent(module: nn.Module, name: str) -> bool:
     return name not in module._non_persistent_buffers_set
 
 
-def computed_attributes(recorder: Recorder, state: ModuleState) -> set[str]:
-    """Return the attributes of a module that hold what its forward has computed.
+def computed_attributes(recorder: Recorder, state: ModuleState) -> set[Place]:
+    """Return the attributes of a module, and the items in them, that hold what its forward has computed.
 
     A graph assigns no attributes. Its own call may have assigned them before it has read them; other graphs of the
     model, for the other mode or for other inputs, may read them without that.
     """
     return {
-        name
-        for name, value in state.assigned_values()
+        place
+        for place, value in state.assigned_values()
         if isinstance(value, (bool, TracedNumber)) or is_from_inputs(recorder, value)
     }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -17,22 +16,14 @@ from featx.tracing.recording.recorder import Recorder
 from featx.tracing.replica.attribute_changes import AttributeChanges
 from featx.tracing.replica.hooks import STORED_BY_HOOK
 from featx.tracing.replica.mode_reads import mode_of
-from featx.tracing.replica.module_state import plain_attributes
+from featx.tracing.replica.module_state import Place, plain_attributes
 from featx.tracing.side_effects.forward_side_effects import computed_attributes, unsupported_side_effect
+from featx.tracing.side_effects.left import Left
 from featx.tracing.signals import ModifiedFromOutside, ReadOrderUnknown, UnsupportedSideEffect, Untraceable
 from featx.tracing.source.attributes import names_read_in
 
-# A name, alone or ahead of a key, an attribute or a value.
-_NAME = re.compile(r"([^\W\d]\w*)(?:$|\[| = |\.)")
-# The path of a module, and the name of an attribute of it; with a value behind it, `mode = 'fast'`, where calls that
-# leave another constant there are to be told apart.
+# The path of a module, and the name of an attribute of it.
 Attribute = tuple[str, str]
-
-
-def name_of(attribute: Attribute) -> str:
-    """Return the name of an attribute of a module without a value, or the text for what is none, such as a global."""
-    found = _NAME.match(attribute[1])
-    return found[1] if found else attribute[1]
 
 
 class StateChecks:
@@ -70,7 +61,7 @@ class StateChecks:
         self.opaque_paths: set[str] = set()
         self.absent: set[Attribute] = set()
         self.read_first: set[Attribute] = set()
-        self.left: set[Attribute] = set()
+        self.left: set[Left] = set()
         self.cache_message: str | None = None
         self.must_open = must_open
         self.kept_input_message: str | None = None
@@ -141,8 +132,8 @@ class StateChecks:
             raise Untraceable(f"{STORED_BY_HOOK} perhaps in '{min(read)}',")
         if state.difference() is not None:
             self._changed.add(module)
-            self.left.update((path, name) for name in computed_attributes(self._recorder, state))
-            self.left.update((path, text) for text in state.assigned_constants())
+            self._note_left(path, computed_attributes(self._recorder, state))
+            self._note_left(path, state.assigned_constants())
 
     def check_all(self) -> None:
         """Raise where a module is not what its own calls, or a graph of them, leave it."""
@@ -206,10 +197,13 @@ class StateChecks:
         held = [state.containers() for state in states if state is not None]
         return any(each is container for containers in held for _, each in containers)
 
-    def note_cache(self, path: str, message: str, names: Iterable[str]) -> None:
+    def note_cache(self, path: str, message: str, places: Iterable[Place]) -> None:
         """Take note that forward has left something on an opened module that may be a cache."""
         self.cache_message = message
-        self.left.update((path, name) for name in names)
+        self._note_left(path, places)
+
+    def _note_left(self, path: str, places: Iterable[Place]) -> None:
+        self.left.update(Left(path, text, name) for name, text in places)
 
     def is_read_first(self, attribute: Attribute) -> bool:
         """Say whether forward reads an attribute before it assigns it.
