@@ -117,9 +117,7 @@ def _repeats(request: TraceRequest, trace: ExampleTrace) -> bool | None:
         trace.forget_record()
         return None
     with request.tracer.log.run(_name(trace), "a second call, against the record of the first", is_real=False):
-        caches = trace.model_context.caches
-        has_left = any(each is not None for each in caches.left_members())
-        may_change = caches.iterators or has_left or trace.checks.cache_message
+        may_change = trace.model_context.caches.iterators or trace.checks.cache_message
         states = trace.python_states() if may_change else None
         repeats = trace.repeats(request.args, request.kwargs)
     trace.forget_record()

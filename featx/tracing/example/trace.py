@@ -387,8 +387,7 @@ class ExampleTrace:
 
     def python_states(self) -> dict[str, Any]:
         """Describe the Python objects that opened code may change, by the path of the module; see `StateChecks`."""
-        caches = self.model_context.caches
-        return self.checks.python_states((*caches.iterators, *caches.left_members()))
+        return self.checks.python_states(self.model_context.caches.iterators)
 
     def repeats(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, returned: bool = True, inputs: bool = True

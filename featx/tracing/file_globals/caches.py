@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import gc
 import sys
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from types import CellType, FunctionType, MethodType, ModuleType
@@ -20,7 +19,6 @@ import torch
 
 from featx.libraries import is_logging
 from featx.tracing.file_globals.holders import ContextValue, Holder, Variable
-from featx.tracing.file_globals.members import Members
 from featx.tracing.guards.scalars import TracedNumber
 from featx.tracing.nodes.proxy import Proxy
 from featx.tracing.objects.cells import contents_of_cell
@@ -39,8 +37,8 @@ class Caches:
 
     `restore` puts them back: a cached function that was called with something new is emptied, and dicts, lists and
     plain objects hold again what they held where a plain value (a number or text) changed, or where a tensor of the
-    trace came in, and sets and queues whatever came in. A second call that is compared with the first one finds there
-    what that has left (`put_left`). O(names).
+    trace came in. A second call that is compared with the first one finds there what that has left (`put_left`). Sets
+    and deques are left alone: which thread has changed them cannot be told. O(names).
     """
 
     def __init__(self, namespaces: Iterable[dict[str, Any]], kinds: Iterable[type]) -> None:
@@ -55,12 +53,8 @@ class Caches:
         # Their place in a global, a class, a default or a closure is no part of a replica.
         self.iterators = [value for value in found.values if isinstance(value, Iterator)]
         self.holders += [ContextValue(value) for value in found.values if isinstance(value, ContextVar)]
-        self.members = [Members(value) for value in found.values if isinstance(value, deque)]
-        for container in containers_in(found.values):
-            if isinstance(container, set):
-                self.members.append(Members(container))
-            else:
-                self.holders.append(Holder(container))
+        containers = (container for container in containers_in(found.values) if not isinstance(container, set))
+        self.holders += map(Holder, containers)
 
     def watch(self, value: Any) -> None:
         """Look after the containers in the result of a cached function too, which is the same at each call."""
@@ -88,7 +82,7 @@ class Caches:
     def are_untouched(self) -> bool:
         """Say whether all of them are as they were, so that this may serve another trace. O(names), and fast."""
         return all(function.cache_info().misses == misses for function, misses in self._functions.values()) and all(
-            each.is_untouched() for each in (*self.holders, *self.members)
+            holder.is_untouched() for holder in self.holders
         )
 
     def restore(self, is_of_trace: Callable[[torch.Tensor], bool]) -> None:
@@ -109,36 +103,25 @@ class Caches:
             left = holder.restore(functools.partial(_holds_of_trace, is_of_call))
             if left:
                 self._left.append((holder, left))
-                self._note_tensors(left)
-        for members in self.members:
-            if members.restore():
-                self._note_tensors(members.left)
-
-    def _note_tensors(self, left: Any) -> None:
-        self._left_tensors.update(id(leaf) for leaf in tensors_in(left))
-
-    def left_members(self) -> list[list[Any] | None]:
-        """Return what the last call has left in each of the sets and queues; None where that is nothing new."""
-        return [members.left for members in self.members]
+                self._left_tensors.update(id(leaf) for leaf in tensors_in(left))
 
     def put_left(self) -> None:
         """Put back what calls have left, for the next call on their replica; `restore` removes it again."""
         for holder, left in self._left:
             holder.put(left)
-        for members in self.members:
-            members.put()
 
     def names_left(self, is_computed: Callable[[torch.Tensor], bool]) -> list[str]:
         """Return the keys and names under which calls have left traced numbers, or tensors that are computed so."""
-        keys = [repr(key) for _, left in self._left for key, item in left.items() if _holds_of_trace(is_computed, item)]
-        keys += [f"a {type(each.value).__name__}" for each in self.members if _holds_of_trace(is_computed, each.left)]
-        return [f"{key} in the model's Python file" for key in keys]
+        return [
+            f"{key!r} in the model's Python file"
+            for _, left in self._left
+            for key, item in left.items()
+            if _holds_of_trace(is_computed, item)
+        ]
 
     def forget_left(self) -> None:
         """Forget what calls have left: a call on another replica follows."""
         self._left, self._left_tensors = [], set()
-        for members in self.members:
-            members.forget()
 
 
 class _Names:

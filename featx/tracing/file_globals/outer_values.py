@@ -14,7 +14,6 @@ from typing import Any
 from featx.libraries import is_collecting_variable
 from featx.rebuilding import NO_VALUE
 from featx.tracing.file_globals.holders import DEFINITIONS, ENVIRONMENT, PLAIN_ITEMS, Holder
-from featx.tracing.file_globals.members import Members
 from featx.tracing.objects.plain_objects import PLAIN_TYPES
 
 _PLAIN = tuple(PLAIN_TYPES)
@@ -33,7 +32,7 @@ class OuterValues:
     back before forward ends, or is a plain value, is refused in a further run. Context variables are refused at once.
     """
 
-    def __init__(self, holders: Iterable[Holder | Members]) -> None:
+    def __init__(self, holders: Iterable[Holder]) -> None:
         self._places: list[_Place] = []
         # What returns each of the values, and what it is called with.
         self._getters: list[Callable[[Any], Any]] = []

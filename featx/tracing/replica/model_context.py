@@ -155,7 +155,7 @@ class ModelContext:
         return self._outer_values
 
     def _new_outer_values(self) -> OuterValues:
-        return OuterValues([*self.caches.holders, *self.caches.members, *outside_of_files(self.namespaces)])
+        return OuterValues([*self.caches.holders, *outside_of_files(self.namespaces)])
 
     def replica(self, training: bool | None, copies_tensors: str) -> tuple[Replica, ModelTensors]:
         """Return a new replica of the model in a mode, and its tensors; see `Replica`. O(modules)."""
