@@ -63,12 +63,18 @@ def _missed(request: TraceRequest, trace: ExampleTrace) -> str | None:
     if any(_has_line(type(module), _GRADIENT_HOOK, unless_known=False) for module in root.modules()):
         return "may register a hook for the gradients of a requested value"
     needed = None if request.find_requested is None else count_needed(trace.graph, request.find_requested)
-    paths = _paths_only_read(trace.graph, trace.model_context, needed, is_training=tracer.training is True)
+    nodes = [node for node in islice(trace.graph.nodes, needed) if node.op in ("get_attr", "call_module")]
+    within_reach = tensors_at(root, [str(node.target) for node in nodes])
+    paths = [
+        path
+        for path in _paths_only_read(trace.graph, trace.model_context, is_training=tracer.training is True)
+        if not within_reach.isdisjoint(tensors_at(root, [path]))
+    ]
     missed = trace.missed_state_writes() if paths else ()
     missed_tensors = tensors_at(root, chain.from_iterable(write.written for write in missed))
     written = [path for path in paths if not missed_tensors.isdisjoint(tensors_at(root, [path]))]
-    nodes = {str(node.target) for node in trace.graph.find_nodes(op="call_module")}
-    leaves = {path for path in nodes if tracer.is_leaf(root.get_submodule(path), path)}
+    modules = {str(node.target) for node in trace.graph.find_nodes(op="call_module")}
+    leaves = {path for path in modules if tracer.is_leaf(root.get_submodule(path), path)}
     # Of a leaf, a name means the first call.
     called = {
         path
@@ -87,18 +93,17 @@ def _missed(request: TraceRequest, trace: ExampleTrace) -> str | None:
     return f"writes '{written[0]}', which the requested nodes read in the next call" if written else None
 
 
-def _paths_only_read(graph: Graph, context: ModelContext, first: int | None, *, is_training: bool) -> list[str]:
+def _paths_only_read(graph: Graph, context: ModelContext, *, is_training: bool) -> list[str]:
     """Return the paths of the tensors of the model that a graph, or a module it calls, reads and does not write.
 
-    Only the `first` nodes count, which are those up to the last one that matters; None is all. Another thread may
-    switch the mode of the model meanwhile: what depends on it is taken to write in a trace of train mode.
+    Another thread may switch the mode of the model meanwhile: what depends on it is taken to write in a trace of train
+    mode.
     """
     effects = Effects(graph, context.root)
     memory = MemoryGroups(graph, effects)
     written = {group for node in graph.nodes for group in memory.written_by(node)}
     tensors = dict(registered_tensors(context.root))
-    nodes = list(islice(graph.nodes, first))
-    reads = [node for node in nodes if node.op == "get_attr" and node.target in tensors]
+    reads = [node for node in graph.find_nodes(op="get_attr") if node.target in tensors]
     found = {str(node.target) for node in reads if memory.of(node) not in written}
     buffers = {name for name, _ in context.root.named_buffers(remove_duplicate=False)}
     if not any(
@@ -107,8 +112,7 @@ def _paths_only_read(graph: Graph, context: ModelContext, first: int | None, *, 
         return sorted(found & buffers)
     called = {
         f"{node.target}."
-        for node in nodes
-        if node.op == "call_module"
+        for node in graph.find_nodes(op="call_module")
         if not effects.of(node).writes_state and memory.state_of(node) not in written
         if not (is_training and depends_on_mode(context.root.get_submodule(node.target)))
     }
