@@ -98,7 +98,10 @@ class Signatures:
 
 
 def tensors_among(values: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors in the arguments or results of an operator, which nest lists and tuples only."""
+    """Yield the tensors in the arguments or results of an operator, which nest lists and tuples only.
+
+    `featx.tree.tensors_in` looks into dicts and dataclasses too.
+    """
     for value in values:
         if isinstance(value, torch.Tensor):
             yield value

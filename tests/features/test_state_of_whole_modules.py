@@ -274,3 +274,30 @@ def test_weights_that_the_requested_value_does_not_read_may_be_written_behind_it
         model(x)
     with pytest.raises(featx.TraceError, match="'data' of a tensor is assigned"):
         featx.create_feature_extractor(model, ["key"], example_inputs=x)
+
+
+class Target(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.gain
+
+
+class Bootstrapped(nn.Module):
+    """Moves its target, a module of a class of its own, by `data` behind the call of it, as BYOL does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.target, self.online = Target(), Target()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        target, online = self.target(x), self.online(x)
+        self.target.gain.data = self.target.gain.data * 0.9 + online.mean() * 0.1
+        return (target - online).pow(2)
+
+
+def test_weights_of_a_module_that_is_kept_whole_may_be_read_in_the_next_call() -> None:
+    with pytest.raises(featx.TraceError, match=r"writes 'target\.gain', which the requested nodes read"):
+        featx.create_feature_extractor(Bootstrapped().eval(), ["target"], example_inputs=torch.rand(2, 4))

@@ -211,6 +211,10 @@ class Anchors(nn.Module):
             self.shape, self.size = x.shape, x.shape[2]
         return y + self.table
 
+    @property
+    def offset(self) -> float:
+        return 0.0 if self.shape is None else 1.0
+
     def read(self, x: Tensor) -> Any:
         if self.reads == "comparison":
             return 0.0 if self.shape is None or self.shape == x.shape else 1.0
@@ -222,7 +226,21 @@ class Anchors(nn.Module):
             return {8: 1.0}.get(self.size, 2.0)
         if self.reads == "truth":
             return 1.0 if self.size else 2.0
+        if self.reads == "class":
+            return 1.0 if isinstance(self.shape, tuple) else 2.0
+        if self.reads == "text":
+            return float(str(self.size) == "8")
+        if self.reads == "error":
+            try:
+                return float(self.size + 1)
+            except TypeError:
+                return 9.0
+        if self.reads == "property":
+            return self.offset
         return self.table.sum() if self.reads == "table" else 0.0
+
+
+READS = ["comparison", "argument", "index", "key", "truth", "table", "class", "text", "error", "property"]
 
 
 class Detector(nn.Module):
@@ -234,7 +252,7 @@ class Detector(nn.Module):
         return self.head(self.stem(x))
 
 
-@pytest.mark.parametrize("reads", ["nothing", "comparison", "argument", "index", "key", "truth", "table"])
+@pytest.mark.parametrize("reads", ["nothing", *READS])
 def test_size_that_eval_mode_keeps_is_no_obstacle_to_train_mode_where_nothing_reads_it(reads: str) -> None:
     model, x = Detector(reads).eval(), torch.rand(1, 3, 8, 8)
     names = ["head.conv", "output"]
@@ -250,6 +268,32 @@ def test_size_that_eval_mode_keeps_is_no_obstacle_to_train_mode_where_nothing_re
                 assert torch.equal(extractor.train(training)(given)["output"], expected)
 
 
+class Warm(nn.Module):
+    """Notes in its second call in eval mode that there was a first one."""
+
+    is_warm = is_ready = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        if self.training:
+            return y * 2 if self.is_ready else y
+        if self.is_warm:
+            self.is_ready = True
+        self.is_warm = True
+        return y
+
+
+def test_what_the_second_call_of_the_other_mode_leaves_counts_too() -> None:
+    extractor = featx.create_feature_extractor(Warm().eval(), ["output"], example_inputs=X)
+    extractor(X)
+    with pytest.raises(featx.TraceError, match="stores what it computes"):
+        extractor.train()(X)
+
+
 def test_half_of_one_sample_is_no_other_length(caplog: pytest.LogCaptureFixture) -> None:
     """A second call with one sample finds the table, and does not make it as a first call does."""
     model, x = Detector("nothing").eval(), torch.rand(1, 3, 8, 8)
@@ -258,3 +302,25 @@ def test_half_of_one_sample_is_no_other_length(caplog: pytest.LogCaptureFixture)
     tried = [text for text in caplog.messages if "with empty caches" in text]
     assert any("(1 as 3 at 0)" in text for text in tried)
     assert not any("(1 as 1 at 0)" in text for text in tried)
+
+
+class Asks(nn.Module):
+    """Asks in train mode by its name for what eval mode has assigned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        if self.training:
+            return y * 2 if "rows" in vars(self) else y
+        self.rows = x.shape[0]
+        return y
+
+
+def test_what_is_asked_for_by_its_name_in_the_other_mode_is_read() -> None:
+    extractor = featx.create_feature_extractor(Asks().eval(), ["output"], example_inputs=X)
+    extractor(X)
+    with pytest.raises(featx.TraceError, match="stores what it computes"):
+        extractor.train()(X)

@@ -26,7 +26,7 @@ from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.ir.torch_layers import is_torch_layer
 from featx.tracing.checks.checked_trace import trace_checked, trace_recording_mode_reads
-from featx.tracing.checks.other_calls import does_the_same_after
+from featx.tracing.checks.other_calls import assigned_by_two_calls, does_the_same_after
 from featx.tracing.checks.other_mode import OtherMode
 from featx.tracing.checks.outcomes import FreeDims
 from featx.tracing.checks.symbolic_repetition import SymbolicRepetition
@@ -39,6 +39,7 @@ from featx.tracing.replica.mode_reads import ModeReads
 from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.replica.replica import only_sets_flags, replica_of, view_in_mode
 from featx.tracing.side_effects.left import Left
+from featx.tracing.side_effects.state_checks import Attribute
 from featx.tracing.source.attributes import is_read, is_tested_for
 
 TracerName = Literal["auto", "example", "symbolic"]
@@ -362,28 +363,35 @@ class ModelTracing:
         return does_the_same_after(tracer, self.model, _inputs(example), _inputs(earlier), switches_mode=switches_mode)
 
     def _read_somewhere(self, left: Iterable[Left]) -> frozenset[Left]:
-        """Return what code of the model reads, in any mode, and all globals."""
+        """Return what code of the model reads or tests for, in any mode, and all globals."""
         kinds = {type(module) for module in self._modules.values() if not is_torch_layer(type(module))}
-        return frozenset(each for each in left if not each.name or any(is_read(kind, each.name) for kind in kinds))
+        return frozenset(
+            each
+            for each in left
+            if not each.name or any(is_read(kind, each.name) or is_tested_for(kind, each.name) for kind in kinds)
+        )
 
-    def _does_the_same_after_other_mode(self) -> bool:
-        example = self._example()
-        return example is not None and self.does_the_same_after(example, switches_mode=True)
+    def _assigned_in_other_mode(self, example: Example) -> set[Attribute] | None:
+        tracer = self._on_example()
+        tracer.training = not self.training
+        return assigned_by_two_calls(tracer, self.model, _inputs(example))
 
     def read_of(self, left: Iterable[Left]) -> Left | None:
         """Return one of these attributes that forward reads in the mode `training` before it assigns it, if any.
 
-        Forward runs without them. Where that says nothing, as the class has one of them too, it runs after a call in
-        the other mode: if it does the same as without that call, it reads none of them. Else that one is returned.
+        Forward runs without them. Where a class has one of them too, all count that two calls in the other mode assign.
+        Where that says nothing, the first one is returned.
         """
         known = {each.attribute: replace(each, text=each.name or each.text) for each in left}
-        for (path, name), each in sorted(known.items()):
-            if not each.name:  # a global
-                return each
-            kind = type(self._modules[path])
-            if hasattr(kind, name) or is_tested_for(kind, name):
-                return None if self._does_the_same_after_other_mode() else each
         example = self._example()
+        if any(each.name and hasattr(type(self._modules[each.path]), each.name) for each in known.values()):
+            assigned = None if example is None else self._assigned_in_other_mode(example)
+            if assigned is None:
+                return min(known.values())
+            known = {(path, name): Left(path, name, name) for path, name in assigned} | known
+        for (path, name), each in sorted(known.items()):
+            if not each.name or is_tested_for(type(self._modules[path]), name):  # a global is read
+                return each
         tracer = self._on_example()
         tracer.absent = frozenset(known)
         try:

@@ -236,7 +236,7 @@ class _Known:
         if not fits:
             there = self._shape_of_wider(key)
             return first if there is not None and _is_wider(shape, there) else None
-        # A stride for each axis may fit where one for both does not: 8 x 4 places, or 8 x 8 of 4 channels.
+        # With a stride for each axis both may fit: (8, 8, 4) as 8 channels of 8 x 4 places, or as 4 channels of 8 x 8.
         is_certain = sum(_stride(layout, shape, sizes) is not None for layout in (first, last)) == 1
         if is_certain:
             return fits[0]

@@ -75,8 +75,8 @@ class FunctionCalls:
                 )
             case Answered.SWAPPING:
                 raise TraceError(
-                    "cannot trace forward: it calls torch.utils.swap_tensors, perhaps by Module.to, which puts other "
-                    "tensors in the place of those of the model. To go on, call it before."
+                    "cannot trace forward: it calls torch.utils.swap_tensors, perhaps by Module.to, which exchanges "
+                    "tensors of the model without a torch call that a trace sees. To go on, call it before."
                 )
             case Answered.MODE_QUERY:
                 return self._on_mode_query(function, args, kwargs)

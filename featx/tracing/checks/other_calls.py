@@ -71,52 +71,51 @@ def _is_unaffected(
             tracer.training = training
         if switches_mode and training is not None:
             first.replica.set_mode(training)
-        if any(map(_keeps_own_module_whole, traces)):
-            return False
-        hidden = _hide_numbers(first)
-        if hidden is None:
+        if _leaves_numbers(first) or any(map(_keeps_own_module_whole, traces)):
             return False
         after = run(inputs, "inputs of another kind, after that call", first)
-        if after.numbers.uses_earlier or after.numbers.compares_earlier:
-            return False
-        left = {each for each in after.checks.left if each.attribute not in hidden}
-        leaves_more = left - alone.checks.left - first.checks.left
+        leaves_more = after.checks.left - alone.checks.left - first.checks.left
         return not leaves_more and is_same_graph(after.graph, alone.graph)
     finally:
         for trace in traces:
             trace.drop_replica()
 
 
-class _Unusable:
-    """Stands for a number that a call has left, where a later call may find another one: any use of it raises."""
+def assigned_by_two_calls(tracer: ExampleTracer, root: Any, inputs: _Inputs) -> set[Attribute] | None:
+    """Return the attributes that a call of forward and a further one have assigned; None if that is not known.
 
-    def _refuse(self, *_: Any) -> Any:
-        raise Diverged
-
-    __bool__ = __hash__ = __eq__ = __ne__ = __format__ = _refuse  # other operators are missing
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(name) if name.startswith("__") else Diverged
-
-
-def _hide_numbers(trace: ExampleTrace) -> set[Attribute] | None:
-    """Make the attributes unusable in which forward has left a size or another number: another call leaves another one.
-
-    Returns:
-        Which these are; None where such a number is inside a container that was there before.
+    All modules are looked into. Two runs without values, and two on values where these need some.
     """
-    found: set[Attribute] = set()
-    for module, path in trace.replica.paths.items():
-        state = trace.checks.states.initial(module)
-        for (name, text), value in state.assigned_values() if state is not None else ():
-            if isinstance(value, TracedNumber):
-                if text != name:
-                    return None
-                module.__dict__[name] = _Unusable()
-                found.add((path, name))
-    return found
+    inputs = without_unread_items(root, *inputs)
+    with tracer.keeping_replicas():
+        for is_real in (False, True):
+            traces: list[ExampleTrace] = []
+            try:
+                context = tracer.context(root, *inputs)
+                for _ in range(2):
+                    before = traces[-1] if traces else None
+                    conditions = Conditions("a call in the other mode", is_real, torch.is_grad_enabled(), before=before)
+                    traces.append(tracer.run_once(context, *inputs, None, conditions))
+                return None if any(map(_keeps_own_module_whole, traces)) else set().union(*map(_assigned, traces))
+            except (Diverged, NeedsRealValues, ThreadInterference, WritesSharedTensor, Exception) as error:
+                free_frames(error)
+            finally:
+                for trace in traces:
+                    trace.drop_replica()
+    return None
+
+
+def _assigned(trace: ExampleTrace) -> set[Attribute]:
+    states = ((trace.checks.states.initial(module), path) for module, path in trace.replica.paths.items())
+    return {(path, place.name) for state, path in states if state is not None for place, _ in state.assigned_values()}
 
 
 def _keeps_own_module_whole(trace: ExampleTrace) -> bool:
     modules = {path: module for module, path in trace.replica.paths.items()}
     return any(not is_torch_layer(type(modules[path])) for path in trace.checks.opaque_paths)
+
+
+def _leaves_numbers(trace: ExampleTrace) -> bool:
+    """Say whether forward has left a size, or another number that it was given: another call leaves another one."""
+    states = filter(None, map(trace.checks.states.initial, trace.replica.paths))
+    return any(isinstance(value, TracedNumber) for state in states for _, value in state.assigned_values())

@@ -35,7 +35,7 @@ def stale_dims(variation: Variation) -> dict[Dim, Outcome]:
 
 
 def _is_free(variation: Variation, groups: list[Group]) -> bool:
-    # Half of one sample is that sample, for which the cache is right.
+    # Half of one sample is that sample: a second call with it has been compared with the first one.
     sizes = [size for size in (None, _half) if size is None or any(group.size > 1 for group in groups)]
     return all(_is_fresh(variation, groups, size) for size in sizes)
 

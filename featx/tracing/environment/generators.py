@@ -53,7 +53,7 @@ class TraceGenerators:
 
 
 def _device_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
-    # Lists: Python closes a generator that is left early, and an interrupt at that moment would get lost.
+    # No generator that is left early: Python closes it, and an interrupt at that moment would get lost.
     devices = [leaf.device for leaf in tensors_in(args)]
     device = devices[0] if devices else kwargs.get("device") or torch.device("cpu")
     if device.type == "cuda":

@@ -36,6 +36,7 @@ from featx.tracing.recording.numbers import Numbers
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.recording.results import Results
 from featx.tracing.replica.attribute_changes import AttributeChanges
+from featx.tracing.replica.hidden_attributes import hide
 from featx.tracing.replica.interception import intercept
 from featx.tracing.replica.mode_reads import has_set_mode, record_mode_reads
 from featx.tracing.replica.model_context import ModelContext, ModelTensors
@@ -358,7 +359,8 @@ class ExampleTrace:
 
     def _remove_absent(self) -> None:
         for path, name in self.checks.absent:
-            self.replica.root.get_submodule(path).__dict__.pop(name, None)
+            on_read = functools.partial(self.checks.read_first.add, (path, name))
+            hide(self.replica.root.get_submodule(path), name, on_read)
 
     # -- what the running code calls ---------------------------------------------------------------------------------
 

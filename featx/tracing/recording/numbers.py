@@ -61,7 +61,6 @@ class Numbers:
         next_call: those of the next call on the same replica.
         uses_earlier: whether what forward does depends on a number that an earlier call has kept, other than on its
             comparison with a number of this call.
-        compares_earlier: whether forward makes such a comparison.
         are_keys_fixed: whether numbers are fixed that are a part of a text by which something is looked up.
     """
 
@@ -82,7 +81,7 @@ class Numbers:
         self.converting: list[dict[str, Any]] = []
         self.are_recorded = True
         self.next_call: Numbers | None = None
-        self.uses_earlier = self.compares_earlier = False
+        self.uses_earlier = False
         self.are_keys_fixed = False
 
     def new(self, value: int | float, origin: Origin) -> Any:
@@ -131,10 +130,7 @@ class Numbers:
         if later is None or not later.is_recording() or is_of_featx(user_of_number().f_code):
             return
         is_compared = isinstance(other, TracedNumber) and other.trace is later
-        if is_compared:
-            later.compares_earlier = True
-        else:
-            later.uses_earlier = True
+        later.uses_earlier = later.uses_earlier or not is_compared
 
     def on_conversion(self) -> None:
         """Ask for another trace, which follows what the running code converts, where that can be.
