@@ -14,7 +14,7 @@ from featx.ir.torch_layers import is_torch_layer
 from featx.tracing.objects.replaced_globals import global_of
 from featx.tracing.source.calls import name_called
 from featx.tracing.source.location import Function, definition_of, names_in
-from featx.tracing.source.reachable import function_behind, functions_reached
+from featx.tracing.source.reachable import functions_reached
 
 # What Python may run several times in one call of the function around it.
 _REPEATED = (
@@ -215,8 +215,8 @@ def _functions_of(kind: type) -> list[FunctionType]:
     # A function beside the class may be given the module.
     beside: dict[str, Any] = getattr(getattr(kind, "forward", None), "__globals__", {})
     # A copy: other threads may add names meanwhile.
-    found = map(function_behind, chain(*own, beside.copy().values()))
-    return [function for function in found if function is not None]
+    values = (each.fget if type(each) is property else each for each in chain(*own, beside.copy().values()))
+    return [value for value in values if inspect.isfunction(value)]
 
 
 def _tests(function: FunctionType, attribute: str) -> bool:
