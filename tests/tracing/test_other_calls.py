@@ -287,13 +287,6 @@ class Warm(nn.Module):
         return y
 
 
-def test_what_the_second_call_of_the_other_mode_leaves_counts_too() -> None:
-    extractor = featx.create_feature_extractor(Warm().eval(), ["output"], example_inputs=X)
-    extractor(X)
-    with pytest.raises(featx.TraceError, match="stores what it computes"):
-        extractor.train()(X)
-
-
 def test_half_of_one_sample_is_no_other_length(caplog: pytest.LogCaptureFixture) -> None:
     """A second call with one sample finds the table, and does not make it as a first call does."""
     model, x = Detector("nothing").eval(), torch.rand(1, 3, 8, 8)
@@ -319,8 +312,9 @@ class Asks(nn.Module):
         return y
 
 
-def test_what_is_asked_for_by_its_name_in_the_other_mode_is_read() -> None:
-    extractor = featx.create_feature_extractor(Asks().eval(), ["output"], example_inputs=X)
+@pytest.mark.parametrize("kind", [Warm, Asks], ids=["in a second call", "by its name"])
+def test_what_eval_mode_leaves_in_other_ways_is_read_in_train_mode(kind: type[nn.Module]) -> None:
+    extractor = featx.create_feature_extractor(kind().eval(), ["output"], example_inputs=X)
     extractor(X)
     with pytest.raises(featx.TraceError, match="stores what it computes"):
         extractor.train()(X)

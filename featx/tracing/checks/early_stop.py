@@ -62,14 +62,8 @@ def _missed(request: TraceRequest, trace: ExampleTrace) -> str | None:
     tracer, root = request.tracer, trace.model_context.root
     if any(_has_line(type(module), _GRADIENT_HOOK, unless_known=False) for module in root.modules()):
         return "may register a hook for the gradients of a requested value"
-    needed = None if request.find_requested is None else count_needed(trace.graph, request.find_requested)
-    nodes = [node for node in islice(trace.graph.nodes, needed) if node.op in ("get_attr", "call_module")]
-    within_reach = tensors_at(root, [str(node.target) for node in nodes])
-    paths = [
-        path
-        for path in _paths_only_read(trace.graph, trace.model_context, is_training=tracer.training is True)
-        if not within_reach.isdisjoint(tensors_at(root, [path]))
-    ]
+    paths = _paths_only_read(trace.graph, trace.model_context, is_training=tracer.training is True)
+    paths = _within_reach(paths, request, trace)
     missed = trace.missed_state_writes() if paths else ()
     missed_tensors = tensors_at(root, chain.from_iterable(write.written for write in missed))
     written = [path for path in paths if not missed_tensors.isdisjoint(tensors_at(root, [path]))]
@@ -91,6 +85,15 @@ def _missed(request: TraceRequest, trace: ExampleTrace) -> str | None:
             return f"calls '{again[0]}' again, whose last call is requested"
         written = run.written
     return f"writes '{written[0]}', which the requested nodes read in the next call" if written else None
+
+
+def _within_reach(paths: list[str], request: TraceRequest, trace: ExampleTrace) -> list[str]:
+    """Return the paths of tensors that needed nodes may read: their own, and those of the modules that they call."""
+    root = trace.model_context.root
+    needed = None if request.find_requested is None else count_needed(trace.graph, request.find_requested)
+    nodes = [node for node in islice(trace.graph.nodes, needed) if node.op in ("get_attr", "call_module")]
+    reached = tensors_at(root, [str(node.target) for node in nodes])
+    return [path for path in paths if not reached.isdisjoint(tensors_at(root, [path]))]
 
 
 def _paths_only_read(graph: Graph, context: ModelContext, *, is_training: bool) -> list[str]:

@@ -36,7 +36,6 @@ from featx.tracing.guards.guards import check_rank, check_size
 from featx.tracing.objects.structure import Path, leaves_of, text_of
 from featx.tracing.side_effects.left import Left
 
-# How the name begins under which a trace notes that later calls would use a cache of this one, with old values.
 # An input: its name, where it is (a placeholder and the way to it from there), and the tensor.
 _Input = tuple[str, tuple[Node, Path], torch.Tensor]
 

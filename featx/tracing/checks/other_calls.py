@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import torch
 
@@ -19,6 +19,7 @@ from featx.tracing.side_effects.state_checks import Attribute
 from featx.tracing.signals import Diverged, NeedsRealValues, ThreadInterference, WritesSharedTensor
 
 _Inputs = tuple[tuple[Any, ...], Mapping[str, Any]]
+_T = TypeVar("_T")
 
 
 def does_the_same_after(
@@ -38,16 +39,28 @@ def does_the_same_after(
         switches_mode: that call is one in the other of train and eval mode.
     """
     inputs, earlier = (without_unread_items(root, *each) for each in (inputs, earlier))
+
+    def run(is_real: bool, gradients: bool) -> bool:
+        return _is_unaffected(tracer, root, inputs, earlier, is_real, gradients, switches_mode)
+
+    return _first_that_runs(tracer, run) or False
+
+
+def _first_that_runs(tracer: ExampleTracer, run: Callable[[bool, bool], _T | None]) -> _T | None:
+    """Return what `run` gives without values, or with them where these are needed; None if no way works.
+
+    Gradients are on whatever the caller has, but some models run without only.
+    """
     with tracer.keeping_replicas():
         for is_real in (False, True):
             for gradients in (True,) if torch.is_grad_enabled() else (True, False):
                 try:
-                    return _is_unaffected(tracer, root, inputs, earlier, is_real, gradients, switches_mode)
+                    return run(is_real, gradients)
                 except Diverged:
-                    return False
+                    return None
                 except (NeedsRealValues, ThreadInterference, WritesSharedTensor, Exception) as error:
                     free_frames(error)
-    return False
+    return None
 
 
 def _is_unaffected(
@@ -87,22 +100,21 @@ def assigned_by_two_calls(tracer: ExampleTracer, root: Any, inputs: _Inputs) -> 
     All modules are looked into. Two runs without values, and two on values where these need some.
     """
     inputs = without_unread_items(root, *inputs)
-    with tracer.keeping_replicas():
-        for is_real in (False, True):
-            traces: list[ExampleTrace] = []
-            try:
-                context = tracer.context(root, *inputs)
-                for _ in range(2):
-                    before = traces[-1] if traces else None
-                    conditions = Conditions("a call in the other mode", is_real, torch.is_grad_enabled(), before=before)
-                    traces.append(tracer.run_once(context, *inputs, None, conditions))
-                return None if any(map(_keeps_own_module_whole, traces)) else set().union(*map(_assigned, traces))
-            except (Diverged, NeedsRealValues, ThreadInterference, WritesSharedTensor, Exception) as error:
-                free_frames(error)
-            finally:
-                for trace in traces:
-                    trace.drop_replica()
-    return None
+
+    def run(is_real: bool, gradients: bool) -> set[Attribute] | None:
+        context = tracer.context(root, *inputs)
+        traces: list[ExampleTrace] = []
+        try:
+            for _ in range(2):
+                before = traces[-1] if traces else None
+                conditions = Conditions("a call in the other mode", is_real, gradients, before=before)
+                traces.append(tracer.run_once(context, *inputs, None, conditions))
+            return None if any(map(_keeps_own_module_whole, traces)) else set().union(*map(_assigned, traces))
+        finally:
+            for trace in traces:
+                trace.drop_replica()
+
+    return _first_that_runs(tracer, run)
 
 
 def _assigned(trace: ExampleTrace) -> set[Attribute]:

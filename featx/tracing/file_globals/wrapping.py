@@ -136,7 +136,7 @@ def globals_of(
 
 def _is_opaque_to_proxies(value: Any) -> bool:
     # What runs in C++ on the way, where a proxy is an error or, for autograd, loses what `backward` does. The name of a
-    # function may stand for `apply`, which torch has in Python up to 2.12: `straight_through = StraightThrough.apply`.
+    # function may stand for `apply`, which torch has in Python up to 2.13: `straight_through = StraightThrough.apply`.
     is_apply = type(value) in (BuiltinMethodType, MethodType) and value.__name__ == "apply"
     kind = value.__self__ if is_apply else value
     return type(value) is torch.jit.ScriptFunction or (
