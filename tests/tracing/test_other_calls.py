@@ -312,7 +312,43 @@ class Asks(nn.Module):
         return y
 
 
-@pytest.mark.parametrize("kind", [Warm, Asks], ids=["in a second call", "by its name"])
+class HasProperty(Asks):
+    """Reads it in train mode by a property alone."""
+
+    @property
+    def factor(self) -> float:
+        return 1.0 if self._rows is None else 2.0
+
+    _rows: int | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        if self.training:
+            return y * self.factor
+        self._rows = x.shape[0]
+        return y
+
+
+class Catches(Asks):
+    """Goes on in train mode where the attribute is missing, which its class has too."""
+
+    rows = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        if self.training:
+            return y * self.factor()
+        self.rows = x.shape[0]
+        return y
+
+    def factor(self) -> float:
+        try:
+            return 2.0 if self.rows else 1.0
+        except AttributeError:
+            return 1.0
+
+
+@pytest.mark.parametrize("kind", [Warm, Asks, HasProperty, Catches])
 def test_what_eval_mode_leaves_in_other_ways_is_read_in_train_mode(kind: type[nn.Module]) -> None:
     extractor = featx.create_feature_extractor(kind().eval(), ["output"], example_inputs=X)
     extractor(X)
