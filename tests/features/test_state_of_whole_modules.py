@@ -301,3 +301,59 @@ class Bootstrapped(nn.Module):
 def test_weights_of_a_module_that_is_kept_whole_may_be_read_in_the_next_call() -> None:
     with pytest.raises(featx.TraceError, match=r"writes 'target\.gain', which the requested nodes read"):
         featx.create_feature_extractor(Bootstrapped().eval(), ["target"], example_inputs=torch.rand(2, 4))
+
+
+class Reset(nn.Module):
+    """Replaces or writes what its target holds, behind the call of it, by what is no torch call."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.target, self.how = Target(), how
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = self.target(x)
+        if self.how == "constant":
+            self.target.gain.data = torch.full((4,), 3.0)
+        elif self.how == "computed":
+            self.target.gain.data = found.mean(0).detach()
+        else:
+            self.target.gain.detach().numpy()[...] = 4
+        return found + 1
+
+
+@pytest.mark.parametrize("how", ["constant", "computed", "numpy"])
+def test_weights_may_be_given_other_values_without_a_call_that_fails(how: str) -> None:
+    with pytest.raises(featx.TraceError, match=r"writes 'target\.gain', which the requested nodes read"):
+        featx.create_feature_extractor(Reset(how).eval(), ["target"], example_inputs=torch.rand(2, 4))
+
+
+class Steps(nn.Module):
+    """Moves its own weights in each call, and is called by a model that asks for a number behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain, self.norm = nn.Parameter(torch.ones(4)), nn.BatchNorm1d(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.gain.data = self.gain.data + x.mean(0).detach()
+        return self.norm(x) * self.gain
+
+
+class ScaledSteps(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = Steps()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = self.steps(x)
+        return found * found.sum().item()
+
+
+@pytest.mark.parametrize("is_training", [False, True])
+def test_what_the_own_calls_of_a_module_write_is_no_write_behind_them(is_training: bool) -> None:
+    model = ScaledSteps().train(is_training)
+    eager = copy.deepcopy(model)
+    extractor = featx.create_feature_extractor(model, ["steps"], example_inputs=torch.rand(2, 4)).train(is_training)
+    for seed in range(3):
+        x = torch.rand(3, 4, generator=torch.Generator().manual_seed(seed))
+        assert torch.equal(extractor(x)["steps"], eager.steps(x))

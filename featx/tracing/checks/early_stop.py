@@ -13,7 +13,7 @@ from featx.errors import TraceError
 from featx.ir.effects import Effects
 from featx.ir.graph import Graph
 from featx.ir.memory import MemoryGroups
-from featx.ir.repeatable import depends_on_mode
+from featx.ir.paths import parents_of
 from featx.ir.torch_layers import is_torch_layer
 from featx.tracing.example.conditions import Conditions, count_needed
 from featx.tracing.example.plain_run import FullRun
@@ -62,11 +62,10 @@ def _missed(request: TraceRequest, trace: ExampleTrace) -> str | None:
     tracer, root = request.tracer, trace.model_context.root
     if any(_has_line(type(module), _GRADIENT_HOOK, unless_known=False) for module in root.modules()):
         return "may register a hook for the gradients of a requested value"
-    paths = _paths_only_read(trace.graph, trace.model_context, is_training=tracer.training is True)
-    paths = _within_reach(paths, request, trace)
-    missed = trace.missed_state_writes() if paths else ()
+    read = _within_reach(_read_tensors(trace.graph, trace.model_context), request, trace)
+    missed = trace.missed_state_writes() if read else ()
     missed_tensors = tensors_at(root, chain.from_iterable(write.written for write in missed))
-    written = [path for path in paths if not missed_tensors.isdisjoint(tensors_at(root, [path]))]
+    written = [path for path in read if not missed_tensors.isdisjoint(tensors_at(root, [path]))]
     modules = {str(node.target) for node in trace.graph.find_nodes(op="call_module")}
     leaves = {path for path in modules if tracer.is_leaf(root.get_submodule(path), path)}
     # Of a leaf, a name means the first call.
@@ -75,10 +74,10 @@ def _missed(request: TraceRequest, trace: ExampleTrace) -> str | None:
         for path in trace.module_calls.calls_asked_for.keys() - leaves
         if _may_be_called_again(root, path, trace.module_calls.failed_module_path)
     }
-    if not written and (paths or called):
+    if not written and (read or called):
         replica, _ = trace.model_context.replica(tracer.training, "all")
         with tracer.log.run(type(root).__name__, "what follows the last node", is_real=True):
-            run = FullRun(trace.model_context, replica, request.args, request.kwargs, paths, called)
+            run = FullRun(trace.model_context, replica, request.args, request.kwargs, read, called)
         replica.drop()
         again = [path for path in sorted(called) if run.calls[path] > trace.module_calls.calls_asked_for[path]]
         if again:
@@ -87,39 +86,33 @@ def _missed(request: TraceRequest, trace: ExampleTrace) -> str | None:
     return f"writes '{written[0]}', which the requested nodes read in the next call" if written else None
 
 
-def _within_reach(paths: list[str], request: TraceRequest, trace: ExampleTrace) -> list[str]:
-    """Return the paths of tensors that needed nodes may read: their own, and those of the modules that they call."""
+def _within_reach(read: dict[str, str], request: TraceRequest, trace: ExampleTrace) -> dict[str, str]:
+    """Return those of `_read_tensors` that needed nodes may read: their own, and those of the modules they call."""
     root = trace.model_context.root
     needed = None if request.find_requested is None else count_needed(trace.graph, request.find_requested)
     nodes = [node for node in islice(trace.graph.nodes, needed) if node.op in ("get_attr", "call_module")]
     reached = tensors_at(root, [str(node.target) for node in nodes])
-    return [path for path in paths if not reached.isdisjoint(tensors_at(root, [path]))]
+    return {path: reader for path, reader in read.items() if not reached.isdisjoint(tensors_at(root, [path]))}
 
 
-def _paths_only_read(graph: Graph, context: ModelContext, *, is_training: bool) -> list[str]:
-    """Return the paths of the tensors of the model that a graph, or a module it calls, reads and does not write.
+def _read_tensors(graph: Graph, context: ModelContext) -> dict[str, str]:
+    """Return the paths of the tensors of the model that a graph reads, each with the path of the module that does.
 
-    Another thread may switch the mode of the model meanwhile: what depends on it is taken to write in a trace of train
-    mode.
+    What the graph writes itself is left out. The reader is a module that the graph calls, and whose own calls may write
+    the tensor; "" where the graph reads the tensor itself.
     """
-    effects = Effects(graph, context.root)
-    memory = MemoryGroups(graph, effects)
+    root = context.root
+    memory = MemoryGroups(graph, Effects(graph, root))
     written = {group for node in graph.nodes for group in memory.written_by(node)}
-    tensors = dict(registered_tensors(context.root))
+    tensors = dict(registered_tensors(root))
     reads = [node for node in graph.find_nodes(op="get_attr") if node.target in tensors]
-    found = {str(node.target) for node in reads if memory.of(node) not in written}
-    buffers = {name for name, _ in context.root.named_buffers(remove_duplicate=False)}
-    if not any(
-        _has_line(kind, _WRITE, unless_known=True) for kind in {type(module) for module in context.root.modules()}
-    ):
-        return sorted(found & buffers)
-    called = {
-        f"{node.target}."
-        for node in graph.find_nodes(op="call_module")
-        if not effects.of(node).writes_state and memory.state_of(node) not in written
-        if not (is_training and depends_on_mode(context.root.get_submodule(node.target)))
-    }
-    return sorted(found | {path for path in tensors if any(map(path.startswith, called))})
+    found = {str(node.target): "" for node in reads if memory.of(node) not in written}
+    if not any(_has_line(kind, _WRITE, unless_known=True) for kind in {type(module) for module in root.modules()}):
+        buffers = {name for name, _ in root.named_buffers(remove_duplicate=False)}
+        return {path: reader for path, reader in found.items() if path in buffers}
+    readers = {str(node.target) for node in graph.find_nodes(op="call_module")}
+    of_modules = {path: reader for path in tensors for reader in parents_of(path) if reader in readers}
+    return of_modules | found
 
 
 @functools.lru_cache(maxsize=4096)

@@ -75,11 +75,12 @@ class FullRun:
         replica: a copy of the model with tensors of its own.
         args: the inputs, and `kwargs` those by name.
         kwargs: see there.
-        paths: those of tensors.
-        called: those of modules.
+        read: the paths of tensors, each with that of a module whose own calls may write it; "" for none.
+        called: the paths of modules.
 
     Attributes:
-        written: the paths, among those given, of tensors that it writes or replaces.
+        written: the paths, among those of `read`, of tensors that the run writes or replaces: behind the last call of
+            that module, where it is called.
         calls: how many calls it makes of which the output is that of a module at one of `called`, by these paths.
     """
 
@@ -89,13 +90,15 @@ class FullRun:
         replica: Replica,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        paths: Collection[str],
+        read: Mapping[str, str],
         called: Collection[str],
     ) -> None:
         root = replica.root
-        watched = frozenset(paths)
-        before = {path: tensor for path, tensor in registered_tensors(root) if path in watched}
-        states = {path: (tensor._version, memory_of(tensor)) for path, tensor in before.items()}
+        tensors_read = {path: tensor for path, tensor in registered_tensors(root) if path in read}
+        states = {path: _state_of(tensor) for path, tensor in tensors_read.items()}
+        of_readers: dict[str, list[str]] = {}
+        for path, reader in read.items():
+            of_readers.setdefault(reader, []).append(path)
         self.calls: Counter[str] = Counter()
         outer: list[str] = []
 
@@ -107,13 +110,19 @@ class FullRun:
                 return forward(*args, **kwargs)
             finally:
                 outer.pop()
+                for own in of_readers.get(path, ()) if path else ():
+                    states[own] = _state_of(tensors_read[own])
 
-        if called:
-            intercept(replica.paths, count)
+        intercept(replica.paths, count)
         run_plainly(context, root, args, kwargs)  # where it fails: what it did until then it has done
         after = dict(registered_tensors(root))
         self.written = [
             path
-            for path, tensor in before.items()
-            if after.get(path) is not tensor or (tensor._version, memory_of(tensor)) != states[path]
+            for path, tensor in tensors_read.items()
+            if after.get(path) is not tensor or _state_of(tensor) != states[path]
         ]
+
+
+def _state_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return what is another one when a tensor has been written by torch, or was given other memory."""
+    return tensor._version, memory_of(tensor)
