@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from itertools import islice
 from types import FunctionType
 from typing import Any
 
@@ -64,7 +63,7 @@ def _differences(
     Where more than the arguments differ, that is None, and it ends.
     """
     twins: dict[Node, Node] = {}
-    for node, twin in islice(zip(one.nodes, other.nodes, strict=False), first):
+    for node, twin in zip(list(one.nodes)[:first], list(other.nodes)[:first], strict=False):
         if node.op != twin.op or node.name != twin.name or not is_same(node.target, twin.target):
             yield node, twin, None
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from itertools import chain, islice
+from itertools import chain
 
 from torch import nn
 
@@ -90,7 +90,7 @@ def _within_reach(read: dict[str, str], request: TraceRequest, trace: ExampleTra
     """Return those of `_read_tensors` that needed nodes may read: their own, and those of the modules they call."""
     root = trace.model_context.root
     needed = None if request.find_requested is None else count_needed(trace.graph, request.find_requested)
-    nodes = [node for node in islice(trace.graph.nodes, needed) if node.op in ("get_attr", "call_module")]
+    nodes = [node for node in list(trace.graph.nodes)[:needed] if node.op in ("get_attr", "call_module")]
     reached = tensors_at(root, [str(node.target) for node in nodes])
     return {path: reader for path, reader in read.items() if not reached.isdisjoint(tensors_at(root, [path]))}
 

@@ -9,7 +9,6 @@ up by the first dtype that was read, and all others that were read are checked t
 from __future__ import annotations
 
 import operator
-from itertools import islice
 from typing import Any
 
 import torch
@@ -38,7 +37,7 @@ def follow_dtypes(request: TraceRequest, trace: ExampleTrace) -> None:
     example.
     """
     checks = {check for check in trace.recorder.guards.dtype_checks if not check.is_erased}
-    checks.intersection_update(islice(trace.graph.nodes, trace.needed))
+    checks.intersection_update(list(trace.graph.nodes)[: trace.needed])
     if not checks:
         return
     graphs, differing = [trace.graph], set[Node]()
@@ -81,7 +80,8 @@ def _merge(graphs: list[Graph], differing: set[Node], checks: set[Node], first: 
     `differing` are the nodes that have such constants, and `checks` those that check dtypes, in the first graph. The
     graphs are the same in their `first` nodes.
     """
-    rows = [row for row in islice(zip(*(graph.nodes for graph in graphs), strict=False), first) if row[0] in differing]
+    columns_of_nodes = [list(graph.nodes)[:first] for graph in graphs]
+    rows = [row for row in zip(*columns_of_nodes, strict=False) if row[0] in differing]
     if rows[0][0] not in checks:
         return  # something else than a dtype tells the model in which it runs
     # Of graphs in which that check finds the same, the first.

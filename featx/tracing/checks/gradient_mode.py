@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import islice
-
 import torch
 
 from featx.ir.equality import is_same_graph
@@ -51,5 +49,5 @@ def needless_gradient_checks(request: TraceRequest, trace: ExampleTrace) -> list
 
 def _is_returned_alike(one: Graph, other: Graph, first: int | None) -> bool:
     """Say whether modules return the same nodes: what one of them does behind the last needed node may differ."""
-    nodes = islice(zip(one.nodes, other.nodes, strict=first is None), first)
+    nodes = zip(list(one.nodes)[:first], list(other.nodes)[:first], strict=True)
     return all(node.meta.get("returned_by") == twin.meta.get("returned_by") for node, twin in nodes)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, combinations, islice
+from itertools import chain, combinations
 from typing import Any
 
 import torch
@@ -284,7 +284,7 @@ def join_measured(graph: Graph, other: Graph, first: int | None = None) -> None:
 
     With `first`, only so many nodes are the same.
     """
-    for node, twin in islice(zip(graph.nodes, other.nodes, strict=first is None), first):
+    for node, twin in zip(list(graph.nodes)[:first], list(other.nodes)[:first], strict=True):
         if twin.meta.get("is_overwritten"):
             node.meta["is_overwritten"] = True
         measured: MeasuredEffects | None = node.meta.get("effects")

@@ -64,6 +64,8 @@ from featx.tracing.stand_ins.stand_ins import StandIns, keeps_values
 from featx.tree import tensors_in
 
 _ELEMENTS_OF_A_LARGE_RUN = 200_000_000
+# How many elements are computed in the time that is lost for each kernel, recorded or not.
+_ELEMENTS_FOR_A_KERNEL = 50_000
 
 
 class ExampleTrace:
@@ -186,13 +188,14 @@ class ExampleTrace:
 
     @property
     def computed(self) -> int:
-        """How many elements a run for real has computed: a measure of its time that is the same each time."""
-        return self._torch_calls.kernels.elements
+        """What a run for real has cost, in elements that are computed: a measure of time that is the same each time."""
+        kernels = self._torch_calls.kernels
+        return kernels.elements + _ELEMENTS_FOR_A_KERNEL * kernels.kernels_run
 
     @property
     def is_large(self) -> bool:
         """Whether it was a run for real that has computed so much that a run of the model takes seconds."""
-        return self.computed >= _ELEMENTS_OF_A_LARGE_RUN
+        return self._torch_calls.kernels.elements >= _ELEMENTS_OF_A_LARGE_RUN
 
     @property
     def opaque_reasons(self) -> dict[str, str]:

@@ -66,7 +66,8 @@ class Kernels(TorchDispatchMode):
         self.depth = 0
         # Whether the model has entered a dispatch mode around the recorded call that runs, or ran last.
         self.is_under_another = False
-        # How many elements have been computed, where `on_write` is given: a measure of time that is the same each time.
+        # How many kernels have run, and elements been computed, where `on_write` is given.
+        self.kernels_run = 0
         self.elements = 0
 
     @not_compiled
@@ -98,8 +99,9 @@ class Kernels(TorchDispatchMode):
                 self.shapes.note(func, result)
             if self.on_write is not None and self._on_result is not None:
                 self._on_result(tensors_in((args, kwargs)), result)
-            if self.on_write is not None and type(result) is torch.Tensor:
-                self.elements += result.numel()
+            if self.on_write is not None:
+                self.kernels_run += 1
+                self.elements += result.numel() if type(result) is torch.Tensor else 0
             return result
 
     @property
