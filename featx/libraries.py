@@ -174,10 +174,11 @@ def _is_of_transformers(value: object) -> bool:
         return all(map(_is_of_transformers, cast("tuple[Any, ...]", value)))
     if not isinstance(value, FunctionType):
         return not callable(value)
-    cells = value.__closure__ or ()
-    return value.__module__.startswith("transformers.") and all(
-        _is_of_transformers(cell.cell_contents) for cell in cells
-    )
+    try:
+        held = tuple([cell.cell_contents for cell in value.__closure__ or ()])
+    except ValueError:  # one of them is empty
+        return False
+    return value.__module__.startswith("transformers.") and _is_of_transformers(held)
 
 
 def globals_of_einops() -> dict[str, Any]:

@@ -30,6 +30,14 @@ def slots_of(kind: type) -> tuple[Any, ...]:  # a mapping of classes, which do n
     return tuple([member for member in members if isinstance(member, types.MemberDescriptorType)])
 
 
+def contents_of_cell(cell: types.CellType, default: Any = NO_VALUE) -> Any:
+    """Return the value of a variable of a closure, or `default` where it has none yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:  # it is empty
+        return default
+
+
 def rebuild_object(kind: Any, attributes: Mapping[str, Any]) -> Any:
     """Return an object of a class with these attributes. No constructor and no `__post_init__` runs."""
     if issubclass(kind, types.SimpleNamespace):  # which is made in C

@@ -24,7 +24,7 @@ LAYERS = [
 PLACE = {package: place for place, layer in enumerate(LAYERS) for package in layer}
 # The rooms of the package `tracing` and the files beside them, in the same way.
 ROOMS = [
-    {"objects", "log"}, {"source"}, {"signals"}, {"nodes"}, {"guards"}, {"environment", "file_globals"},
+    {"objects", "log"}, {"source"}, {"signals"}, {"nodes"}, {"guards"}, {"environment"}, {"file_globals"},
     {"stand_ins"}, {"replica"},
     {"symbolic", "recording"}, {"side_effects"}, {"calls"}, {"example"}, {"checks"},
 ]  # fmt: skip

@@ -131,7 +131,12 @@ def form_of(value: Any) -> Any:
         return (type(value).__name__, *[form_of(item) for item in value])
     if isinstance(value, dict):
         return ("dict", *[(key, form_of(item)) for key, item in value.items()])
-    return value if value is None or isinstance(value, (bool, str)) else type(value).__name__
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    attributes = getattr(value, "__dict__", None)
+    if attributes:
+        return (type(value).__qualname__, *[(name, form_of(item)) for name, item in attributes.items()])
+    return type(value).__name__
 
 
 def raise_mode_not_traceable(mode: str, reason: str) -> None:
@@ -147,7 +152,8 @@ def clone_tensors(value: Any, clones: Any = None) -> Any:
             clones[id(value)] = value.clone()
         return clones[id(value)]
     if isinstance(value, (tuple, list)):
-        return type(value)([clone_tensors(item, clones) for item in value])
+        items = [clone_tensors(item, clones) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     return {key: clone_tensors(item, clones) for key, item in value.items()} if isinstance(value, dict) else value
 
 

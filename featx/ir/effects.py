@@ -19,7 +19,7 @@ from torch import nn
 from featx.ir.module_effects import module_draws, module_effects, module_writes_state
 from featx.ir.names import has_borrowed_name, qualified_name
 from featx.ir.node import Node
-from featx.ir.operator_facts import draws_now, facts_of, facts_of_call, is_magic, is_set, is_written
+from featx.ir.operator_facts import draws_now, facts_of, facts_of_call, first_argument, is_magic, is_set, is_written
 from featx.ir.runtime_checks import is_runtime_check
 from featx.ir.side_effects import is_marked
 from featx.rebuilding import rebuild_dict, rebuild_object, rebuild_tuple
@@ -54,6 +54,13 @@ class CallEffects:
     writes_state: bool = False
     leaves_attributes: bool = False
     returns_state: bool = False
+
+    @property
+    def does_nothing_else(self) -> bool:
+        """Whether the call computes its value and does nothing besides, but that it may draw random numbers."""
+        return not (
+            self.writes or self.is_check or self.changes_global_state or self.writes_state or self.leaves_attributes
+        )
 
 
 _NOTHING = CallEffects()
@@ -130,14 +137,7 @@ class Effects:
         if node.op in ("placeholder", "output"):
             return True
         effects = self.of(node)
-        return bool(
-            effects.writes
-            or effects.is_check
-            or effects.changes_global_state
-            or effects.writes_state
-            or effects.leaves_attributes
-            or (impure_random and effects.is_random)
-        )
+        return not effects.does_nothing_else or (impure_random and effects.is_random)
 
     def copies_if_needed(self, node: Node) -> bool:
         """Say whether it depends on the form of its input whether `node` shares its memory, or gives a copy."""
@@ -263,7 +263,7 @@ class Effects:
             is_view = is_view or any(result.alias_info is not None for result in schema.returns)
             for position, argument in enumerate(arguments):
                 if is_written(argument) and not argument.kwarg_only:
-                    value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+                    value = _argument(node, position, argument.name)
                     writes.update(dict.fromkeys(_nodes_in(value)))
         is_random = _is_random(node, name)
         if not writes and not facts.draws and facts.dropout_at is None and _inplace_position(node) is None:
@@ -343,8 +343,14 @@ def _nodes(node: Node) -> tuple[Node, ...]:
 
 
 def _first_node(node: Node) -> tuple[Node, ...]:
-    value = node.args[0] if node.args else next(iter(node.kwargs.values()), None)
-    return tuple(_nodes_in(value))
+    return tuple(_nodes_in(first_argument(node.args, node.kwargs)))
+
+
+def _argument(node: Node, position: int, name: str) -> Any:
+    """Return an argument of a call of torch by its position and name in a schema, in which the first one is `self`."""
+    if position < len(node.args):
+        return node.args[position]
+    return first_argument((), node.kwargs) if name == "self" else node.kwargs.get(name)
 
 
 def _nodes_in(value: Any) -> Iterable[Node]:

@@ -11,6 +11,7 @@ import torch
 from featx.ir.arguments import map_arg
 from featx.ir.graph import Graph
 from featx.ir.node import Node
+from featx.rebuilding import contents_of_cell
 
 
 def is_same_graph(one: Graph, other: Graph, besides: Collection[Node] = (), first: int | None = None) -> bool:
@@ -103,14 +104,12 @@ def is_same(one: Any, other: Any, besides: Collection[type] = ()) -> bool:
     if isinstance(one, torch.nn.Module) and isinstance(getattr(one, "code", None), str):
         # What torch.cond makes of its branches in each call: a module of torch.fx, which computes what its code says.
         return one.code == other.code and is_same(list(one.parameters()), list(other.parameters()))
-    return repr(one) == repr(other) if isinstance(one, (float, complex)) else bool(one == other)
+    if isinstance(one, (float, complex)):
+        return repr(one) == repr(other)
+    answer = one == other
+    return answer if isinstance(answer, bool) else False  # an array has an answer for each item
 
 
 def _held_by(function: FunctionType) -> list[Any]:
     held: list[Any] = [function.__defaults__, function.__kwdefaults__]
-    for cell in function.__closure__ or ():
-        try:
-            held.append(cell.cell_contents)
-        except ValueError:  # it is empty
-            held.append(None)
-    return held
+    return held + [contents_of_cell(cell, None) for cell in function.__closure__ or ()]

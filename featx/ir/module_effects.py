@@ -32,12 +32,13 @@ def module_effects(module: nn.Module) -> tuple[bool, bool]:
 
 def module_draws(module: nn.Module) -> bool:
     """Say whether a module itself, without those inside it, may draw random numbers when it is called."""
-    if isinstance(module, _DROPOUT_MODULES) or module.__dict__.get("dropout"):
+    is_of_torch = is_torch_layer(type(module))
+    if isinstance(module, _DROPOUT_MODULES) or (is_of_torch and module.__dict__.get("dropout")):
         return module.training
     if draws_in_training_only(type(module)):
         return module.training
     # A container runs nothing of its own; a module of somebody's own may draw in either mode.
-    is_known = is_torch_layer(type(module)) or type(module).forward is nn.Sequential.forward
+    is_known = is_of_torch or type(module).forward is nn.Sequential.forward
     return not is_known or isinstance(module, _DRAWING_MODULES)
 
 

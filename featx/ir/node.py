@@ -124,7 +124,7 @@ class Node(Operand):
         try:
             return self._args
         except AttributeError:
-            return self._handle_untraceable_mode()[0]
+            return self._apply_replacements()[0]
 
     @args.setter
     def args(self, args: tuple[Argument, ...]) -> None:
@@ -137,7 +137,7 @@ class Node(Operand):
         try:
             return self._kwargs
         except AttributeError:
-            return self._handle_untraceable_mode()[1]
+            return self._apply_replacements()[1]
 
     @kwargs.setter
     def kwargs(self, kwargs: dict[str, Argument]) -> None:
@@ -264,7 +264,8 @@ class Node(Operand):
     def replace_input_with(self, old_input: Node, new_input: Node) -> None:
         """Let this node read `new_input` wherever it reads `old_input`.
 
-        O(1): the arguments are rewritten once, in O(arguments), when they are read next.
+        O(1): the arguments are rewritten once, in O(arguments), when they are read next. Where it was measured what the
+        call does to its inputs, they are rewritten at once, and the record stays true.
 
         Raises:
             ForeignNodeError: `new_input` belongs to another graph.
@@ -273,8 +274,13 @@ class Node(Operand):
         self.graph.edits += 1
         if new_input is old_input or self not in old_input.users:
             return
+        if "effects" in self.meta:
+            from featx.ir.rewiring import replace_inputs
+
+            replace_inputs(self, {old_input: new_input})
+            return
         if self._pending is not None and new_input in self._pending[2]:
-            self._handle_untraceable_mode()  # so that a node that was replaced is never one that replaces
+            self._apply_replacements()  # so that a node that was replaced is never one that replaces
         if self._pending is None:
             self._pending = (self._args, self._kwargs, {})
             del self._args, self._kwargs
@@ -371,7 +377,8 @@ class Node(Operand):
         self._prev._next = self._next
         self._next._prev = self._prev
 
-    def _handle_untraceable_mode(self) -> tuple[tuple[Argument, ...], dict[str, Argument]]:
+    def _apply_replacements(self) -> tuple[tuple[Argument, ...], dict[str, Argument]]:
+        """Write the pending replacements into the arguments, and return these."""
         # Another thread may do the same at the same time: each step leaves what the other one needs.
         pending = self._pending
         if pending is not None:

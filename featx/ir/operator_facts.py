@@ -122,6 +122,18 @@ def facts_of(name: str) -> OperatorFacts:
     )
 
 
+def first_argument(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Return the first argument of a call of torch, by position or by the names that torch has for it; None if none."""
+    if args:
+        return args[0]
+    return next((kwargs[name] for name in ("self", "input", "tensor") if name in kwargs), None)
+
+
+def targets_of_write(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return what a call of torch that writes may write: its first argument, and `out`."""
+    return first_argument(args, kwargs), kwargs.get("out")
+
+
 def facts_of_call(node: Node) -> OperatorFacts:
     """Return what a node's call does as far as torch or Python's operators decide it; of other functions nothing."""
     target = node.target

@@ -123,7 +123,7 @@ def memory_of(nodes: Iterable[Node], effects: Effects) -> tuple[dict[Node, froze
 
 def has_effect(found: CallEffects) -> bool:
     """Say whether a call does anything besides computing its value."""
-    return bool(found.writes or found.is_random or found.is_check or found.writes_state or found.changes_global_state)
+    return found.is_random or not found.does_nothing_else
 
 
 def nodes_in(value: Any) -> list[Node]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import dataclasses
 import subprocess
 import sys
 from collections.abc import Callable
@@ -383,3 +384,26 @@ def test_named_tuple_of_another_library_is_written_down(tmp_path: Path) -> None:
     assert type(result).__name__ == "GoogLeNetOutputs"
     assert result._fields == ("logits", "aux_logits2", "aux_logits1")
     assert [each.shape for each in result] == [(2, 5)] * 3
+
+
+@dataclasses.dataclass
+class Batch:
+    image: torch.Tensor
+    count: int
+
+
+class OnBatches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        return self.layer(batch.image) * 2
+
+
+def test_inputs_that_are_objects_have_the_form_that_they_had(tmp_path: Path) -> None:
+    model, batch = OnBatches().eval(), Batch(torch.rand(2, 3), 1)
+    extractor = extractor_of(model, ["mul"], (batch,))
+    copy = written(extractor, tmp_path / "code", pickled=False)()
+    copy.load_state_dict(extractor.state_dict())
+    assert torch.equal(copy(batch)["mul"], model(batch))

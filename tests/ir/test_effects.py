@@ -405,3 +405,37 @@ def test_operator_of_torch_writes_the_statistics_that_its_schema_leaves_out() ->
     arguments = (x, None, None, mean, variance, True, 0.1, 1e-5)
     for function in (torch.ops.aten.native_batch_norm, torch.ops.aten.native_batch_norm.default):
         assert Effects(graph).of(graph.call_function(function, arguments)).writes == (mean, variance)
+
+
+class NoisyInEval(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = 0.1
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.dropout(x, 0.5, training=True)
+
+
+class TwoDraws(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.noisy = NoisyInEval()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.noisy(x)
+        return torch.rand_like(x)
+
+
+def test_an_attribute_called_dropout_says_nothing_of_a_class_of_the_users() -> None:
+    model, x = TwoDraws().eval(), torch.rand(4)
+    extractor = create_feature_extractor(
+        model,
+        ["rand_like"],
+        tracer="symbolic",
+        tracer_kwargs={"leaf_modules": [NoisyInEval]},
+        suppress_diff_warning=True,
+    )
+    torch.manual_seed(0)
+    expected = model(x)
+    torch.manual_seed(0)
+    assert torch.equal(extractor(x)["rand_like"], expected)

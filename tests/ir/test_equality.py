@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from featx import Graph
-from featx.ir.equality import is_same_graph
+from featx.ir.equality import is_same, is_same_graph
 
 
 def graph_of(*arguments: Any, function: Callable[..., Any] = torch.add, **keywords: Any) -> Graph:
@@ -71,3 +72,9 @@ def test_number_of_nodes_counts() -> None:
     longer.placeholder("unused")
     assert not is_same_graph(longer, graph_of(1))
     assert not is_same_graph(graph_of(1), longer)
+
+
+def test_arrays_are_compared_without_an_error() -> None:
+    array = np.arange(3)
+    assert is_same(array, array)
+    assert not is_same(array, np.arange(3))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -248,3 +249,47 @@ def test_what_a_trace_sets_around_a_second_call_is_put_back() -> None:
             featx.create_feature_extractor(make(Asks), ["relu"], example_inputs=inputs())
             after = [(torch.is_autocast_enabled(each), torch.get_autocast_dtype(each)) for each in ("cpu", "cuda")]
             assert after == before
+
+
+class InAutocast(nn.Module):
+    """Draws a number in Python, so that featx keeps it whole after it has looked into it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu"):
+            y = x @ x
+        random.random()
+        return y
+
+
+class AfterIt(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = InAutocast()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.inner(x).float()
+        with torch.autocast("cpu"):
+            return y @ y
+
+
+def test_the_state_is_checked_behind_a_module_of_which_the_record_was_dropped() -> None:
+    model, x = AfterIt().eval(), torch.rand(3, 3)
+    traced = featx.trace(model, x)
+    assert torch.equal(traced(x), model(x))
+    with torch.autocast("cpu", dtype=torch.float16):
+        assert model(x).dtype == torch.float16
+        with pytest.raises(featx.SpecializationError):
+            traced(x)
+
+
+class AsksDtype(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.to(torch.get_autocast_dtype("cpu"))
+
+
+def test_the_dtype_of_autocast_that_code_asks_for_is_checked() -> None:
+    model, x = AsksDtype().eval(), torch.rand(3)
+    traced = featx.trace(model, x)
+    assert traced(x).dtype == torch.bfloat16
+    with torch.autocast("cpu", dtype=torch.float16), pytest.raises(featx.SpecializationError):
+        traced(x)

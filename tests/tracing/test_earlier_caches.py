@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -226,3 +227,22 @@ def test_what_one_mode_reads_of_the_other(training: bool) -> None:
     assert torch.equal(extractor(x)["output"], reference(x))
     with pytest.raises(featx.TraceError):
         extractor.train(not training)(x)
+
+
+class ArrayOfLength(nn.Module):
+    """Keeps an array of numpy for the length that it has seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.grid: Any = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.grid is None or len(self.grid) != x.shape[1]:
+            self.grid = np.arange(x.shape[1])
+        return x * 2
+
+
+def test_an_array_that_an_earlier_call_has_left_is_no_error() -> None:
+    model, x = ArrayOfLength().eval(), torch.rand(2, 3)
+    model(x)
+    assert torch.equal(featx.trace(model, x)(x), model(x))

@@ -217,12 +217,12 @@ class _Fixed:
         """Note what a guard asks that follows from the form of values ahead of the start."""
         reads = [guard, *_behind_guard(guard)]
         self.dtype = self.dtype or guard.target is check_dtype or any("dtype" in read.args for read in reads)
-        dims = {_dim_of(read, guard) for read in reads if reads_form(read) or read.target is getitem} - {None}
+        dims = {_dim_of(read) for read in reads if reads_form(read) or read.target is getitem} - {None}
         self.batch = self.batch or not dims.isdisjoint({0, _UNKNOWN})
         self.places = self.places or bool(dims - {0})
 
 
-def _dim_of(read: Node, guard: Node) -> int | None:
+def _dim_of(read: Node) -> int | None:
     """Return which length is read of a shape; None for what is no length, and `_UNKNOWN` for all of them."""
     if read.target == "size" and len(read.args) > 1:
         return read.args[1] if type(read.args[1]) is int else _UNKNOWN

@@ -184,7 +184,7 @@ class TensorReads:
     def read_value(self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
         """Answer a call that turns values into numbers, texts or truth values of Python."""
         recorder = self._recorder
-        if not recorder.is_of_graph(args):
+        if not recorder.is_of_graph((*args, *kwargs.values())):
             return function(*args, **kwargs)
         if name in ("numpy", "__array__"):
             raise Untraceable("a tensor is turned into a numpy array")
@@ -199,12 +199,12 @@ class TensorReads:
             return self._results.follow(result, node, frame)
         if name in ("__int__", "__float__"):
             recorder.numbers.on_conversion()
-        return self.pinned(_CONVERSIONS.get(name, function), args, result)
+        return self.pinned(_CONVERSIONS.get(name, function), args, kwargs, result)
 
-    def pinned(self, function: Callable[..., Any], args: tuple[Any, ...], result: Any) -> Any:
+    def pinned(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
         """Record what Python got as a plain value, and that it must be the same again."""
         recorder = self._recorder
-        if recorder.is_of_graph(args):
+        if recorder.is_of_graph((*args, *kwargs.values())):
             frame = recorder.model_frame()
             if function is bool and frame is not None and reads_no_values_when_compiled(frame):
                 # No bool() for torch.export to stop at.
@@ -216,6 +216,8 @@ class TensorReads:
             # TorchScript knows `x.dim()` and not `torch.Tensor.dim(x)`.
             is_method = isinstance(function, MethodDescriptorType)
             op, target = ("call_method", function.__name__) if is_method else ("call_function", function)
-            node = recorder.add_unnamed_node(op, target, recorder.create_args(args), {}, None)
+            node = recorder.add_unnamed_node(
+                op, target, recorder.create_args(args), recorder.create_kwargs(kwargs), None
+            )
             recorder.guards.add(node, result, f"{function.__name__}()")
         return result

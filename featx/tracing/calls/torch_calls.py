@@ -12,7 +12,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from featx.ir.arguments import Argument
 from featx.ir.memory import memory_of
 from featx.ir.node import Target
-from featx.ir.operator_facts import draws_now, facts_of
+from featx.ir.operator_facts import draws_now, facts_of, first_argument, targets_of_write
 from featx.tracing.calls.model_writes import ModelWrites
 from featx.tracing.calls.tensor_reads import TensorReads
 from featx.tracing.calls.value_log import ValueLog
@@ -119,7 +119,7 @@ class TorchCalls:
             recorder.grad_modes.record(args[0])
             recorder.grad_modes.is_enabled = args[0]
             return function(*args)
-        self._refuse(name, function, args)
+        self._refuse(name, function, first_argument(args, kwargs))
         if function is torch.as_tensor and args and is_array_of_numbers(args[0]):
             with torch._C.DisableTorchFunction():
                 return function(*args, **kwargs)  # which may share the memory of the array, and must not be written
@@ -127,20 +127,20 @@ class TorchCalls:
             # What this makes may be written. torch.tensor itself warns of tensors, as which a graph holds arrays.
             function, args, kwargs = torch.asarray, (tensor_of(args[0]),), {**kwargs, "copy": True}
         if name in ("dim", "ndimension"):
-            self.tensor_reads.note_rank(args[0])
+            self.tensor_reads.note_rank(first_argument(args, kwargs))
             return function(*args, **kwargs)
         if facts_of(name).reads_values:
             return self.tensor_reads.read_value(name, function, args, kwargs)
         if name == "__len__":
             recorder.numbers.on_conversion()
-            return self.tensor_reads.pinned(len, args, function(*args))
+            return self.tensor_reads.pinned(len, args, {}, function(*args))
         if name == "element_size" and recorder.is_of_graph(args):
             self.tensor_reads.decide_dtype(args[0])
         if facts_of(name).writes_first or "out" in kwargs:
             recorder.written_at.add(line_of(user_frame()))
-            self._refuse_foreign((*args[:1], kwargs.get("out")))
+            self._refuse_foreign(targets_of_write(args, kwargs))
         # As for `x.shape`: see `TensorReads.attribute`.
-        is_length_of_earlier = name == "size" and id(args[0]) in recorder.earlier.constants
+        is_length_of_earlier = name == "size" and id(first_argument(args, kwargs)) in recorder.earlier.constants
         given = args if not kwargs else (*args, *kwargs.values())
         if not is_length_of_earlier and not recorder.is_followed(given):
             return self._on_constants(function, args, kwargs)
@@ -148,20 +148,21 @@ class TorchCalls:
 
     # -- what is refused ---------------------------------------------------------------------------------------------
 
-    def _refuse(self, name: str, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    def _refuse(self, name: str, function: Callable[..., Any], tensor: Any) -> None:
+        """Raise where a call with `tensor` as its first argument does what no graph can hold."""
         if name == "__set__":
             raise Untraceable(f"'{cast(Any, function).__self__.__name__}' of a tensor is assigned")
-        if name in _MEMORY and self._recorder.is_of_graph(args):
+        if name in _MEMORY and self._recorder.is_of_graph((tensor,)):
             raise Untraceable(f"forward accesses the storage of a tensor ({name})")
         if name in ("resize_", "resize_as_"):
             raise Untraceable(f"a tensor is resized in place ({name})")
         if name in _CHANGES_HISTORY or name in _WITHOUT_COMMON_VERSION:  # which counts no version
-            self._recorder.write_log.untracked_memory.add(memory_of(args[0]))
+            self._recorder.write_log.untracked_memory.add(memory_of(tensor))
         if name == "backward":
             raise Untraceable("forward calls backward, which adds to the gradients of the model's parameters,")
-        if facts_of(name).changes_gradients and id(args[0]) in self._recorder.owned:
+        if facts_of(name).changes_gradients and id(tensor) in self._recorder.owned:
             raise Untraceable(f"forward calls {name} of a parameter or buffer of the model")
-        if name in _RESHAPES and memory_of(args[0]) in self._aliased_memory:
+        if name in _RESHAPES and memory_of(tensor) in self._aliased_memory:
             raise Untraceable(f"the shape of a tensor with aliases is changed in place ({name})")
 
     def check_switches(self) -> None:
@@ -219,7 +220,7 @@ class TorchCalls:
         draws_inside = False
         if recorder.whole.is_inside:  # of a node of its own the graph knows
             draws_inside = draws_now(name, args, kwargs)
-            self._note_inside(name, args, kwargs, draws=draws_inside)
+            self._note_inside(name, kwargs, draws=draws_inside)
         if recorder.stand_ins.writes_model(function, args, kwargs):
             recorder.whole.writes_model = True
         self._save_foreign(name, args, kwargs)
@@ -252,19 +253,20 @@ class TorchCalls:
 
     def _save_foreign(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Save what a call may change that is not of this run; raise where it is a tensor that the replica shares."""
-        if name in _WITHOUT_KERNEL and args and isinstance(args[0], torch.Tensor):
+        first = first_argument(args, kwargs)
+        if name in _WITHOUT_KERNEL and isinstance(first, torch.Tensor):
             if self._writes is not None:
-                self._writes.refuse_shared(args[0])
-            self._foreign.save_form(args[0])
+                self._writes.refuse_shared(first)
+            self._foreign.save_form(first)
         elif not self._recorder.is_real and (facts_of(name).writes_first or "out" in kwargs):
-            self._foreign.save((*args[:1], kwargs.get("out")))  # where it is real, kernels tell
+            self._foreign.save(targets_of_write(args, kwargs))  # where it is real, kernels tell
 
     def _note_result(self, given: list[torch.Tensor], result: Any) -> None:
         """Take note of what a kernel of a run for real has returned."""
         self._foreign.note_made(result, given)
         self._recorder.made_inside.note(given, result)
 
-    def _note_inside(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, draws: bool) -> None:
+    def _note_inside(self, name: str, kwargs: dict[str, Any], *, draws: bool) -> None:
         whole = self._recorder.whole
         whole.draws = whole.draws or draws
         if facts_of(name).writes_first or "out" in kwargs or kwargs.get("inplace"):
@@ -311,7 +313,7 @@ class TorchCalls:
         result = self._results.follow(result, node, frame)
         if name in ("squeeze", "squeeze_"):
             # How many dimensions go depends on sizes.
-            self.tensor_reads.pinned(torch.Tensor.dim, (result,), result.dim())
+            self.tensor_reads.pinned(torch.Tensor.dim, (result,), {}, result.dim())
         return result
 
     def make_alias(self, tensor: torch.Tensor, frame: FrameType | None) -> torch.Tensor:

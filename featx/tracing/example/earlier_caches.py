@@ -131,8 +131,9 @@ def _before_calls(module: nn.Module) -> dict[str, Any]:
         if isinstance(inspect.getattr_static(kind, name, NO_VALUE), _COMPARABLE):
             found[name] = OF_CLASS
         else:
-            value = constants_of_init(kind).get(name, NO_VALUE)
-            if value is not NO_VALUE and value is not module.__dict__[name] and module.__dict__[name] != {}:
+            value, present = constants_of_init(kind).get(name, NO_VALUE), module.__dict__[name]
+            is_empty_dict = isinstance(present, dict) and not present
+            if value is not NO_VALUE and value is not present and not is_empty_dict:
                 found[name] = value
     return found
 

@@ -18,10 +18,10 @@ from typing import Any, cast
 import torch
 
 from featx.libraries import is_logging
+from featx.rebuilding import contents_of_cell
 from featx.tracing.file_globals.holders import ContextValue, Holder, Variable
 from featx.tracing.guards.scalars import TracedNumber
 from featx.tracing.nodes.proxy import Proxy
-from featx.tracing.objects.cells import contents_of_cell
 from featx.tracing.objects.containers import containers_in
 from featx.tracing.objects.plain_objects import has_defaults
 from featx.tree import tensors_in

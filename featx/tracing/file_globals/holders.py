@@ -12,8 +12,7 @@ from typing import Any, cast
 
 import torch
 
-from featx.rebuilding import NO_VALUE
-from featx.tracing.objects.cells import contents_of_cell
+from featx.rebuilding import NO_VALUE, contents_of_cell
 from featx.tracing.objects.containers import LARGE, containers_in, copy_of
 from featx.tracing.objects.replaced_globals import original_of
 

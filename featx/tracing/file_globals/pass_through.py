@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from featx.tracing.environment.autocast_state import AUTOCAST_QUERIES
 from featx.tracing.nodes.proxy import find_proxy
 from featx.tracing.objects.replaced_globals import ReplacedGlobal, original_of
 
@@ -123,9 +124,7 @@ _FUNCTIONS: dict[Answered, tuple[Callable[..., Any], ...]] = {
     Answered.SEEDING: (torch.manual_seed, torch.seed, torch.set_rng_state, torch.random.fork_rng),
     Answered.SWITCHING: (torch.set_flush_denormal,),
     Answered.REORDERING: (torch.set_default_device,),
-    Answered.MODE_QUERY: (
-        torch.is_autocast_enabled, torch.is_autocast_cpu_enabled, torch.is_inference_mode_enabled,
-    ),
+    Answered.MODE_QUERY: (*AUTOCAST_QUERIES, torch.is_inference_mode_enabled),
     Answered.SWAPPING: (torch.utils.swap_tensors,),
 }  # fmt: skip
 _ANSWERED = {id(function): kind for kind, functions in _FUNCTIONS.items() for function in functions}

@@ -40,17 +40,14 @@ def wrap(fn_or_name: _F) -> _F:
         ArgumentTypeError: the argument is neither a function nor a string.
         TraceError: it is a name, and this is not the top level of a module.
     """
+    frame = sys._getframe(1)
     if isinstance(fn_or_name, str):
-        frame = sys._getframe(1)
         if frame.f_code.co_name != "<module>":
             raise TraceError(f"wrap({fn_or_name!r}) must be called at the top level of a Python module")
         frame.f_globals.setdefault(_MARK, set()).add(fn_or_name)
-    elif callable(fn_or_name) and hasattr(fn_or_name, "__globals__"):
-        function = cast(Any, fn_or_name)
-        function.__globals__.setdefault(_MARK, set()).add(function.__name__)
     elif callable(fn_or_name):
-        frame = sys._getframe(1)
-        frame.f_globals.setdefault(_MARK, set()).add(cast(Any, fn_or_name).__name__)
+        namespace = getattr(fn_or_name, "__globals__", frame.f_globals)  # a builtin function has none
+        namespace.setdefault(_MARK, set()).add(cast(Any, fn_or_name).__name__)
     else:
         raise ArgumentTypeError(f"wrap takes a function or the name of one, got {fn_or_name!r}")
     return cast(_F, fn_or_name)

@@ -14,10 +14,9 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from featx.rebuilding import attributes_of
+from featx.rebuilding import attributes_of, contents_of_cell
 from featx.tracing.guards.scalars import TracedFloat, TracedInt, TracedNumber, plain_number
 from featx.tracing.objects.arrays import description_of
-from featx.tracing.objects.cells import contents_of_cell
 from featx.tracing.objects.plain_objects import is_plain_object
 
 # Describes an object, given the ids of the objects around it.

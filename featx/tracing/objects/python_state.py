@@ -19,9 +19,8 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from featx.rebuilding import attributes_of
+from featx.rebuilding import attributes_of, contents_of_cell
 from featx.tracing.objects.arrays import description_of, is_array
-from featx.tracing.objects.cells import contents_of_cell
 from featx.tracing.objects.containers import DEPTH_IN_MODULES
 from featx.tracing.objects.plain_objects import PLAIN_TYPES, is_plain_object
 

@@ -15,6 +15,8 @@ from featx.tracing.environment.autocast_state import AUTOCAST_QUERIES, DEVICES, 
 
 # The state, and the devices for which a region was observed to be open.
 _Present = tuple[AutocastState, frozenset[str]]
+# That, the regions that were entered, and the states for which there are checks.
+_Mark = tuple[_Present, list[Node], set[AutocastState]]
 
 
 class AutocastModes:
@@ -42,13 +44,13 @@ class AutocastModes:
         self._asked: set[AutocastState] = set()
         self.was_observed = self.has_ambiguous_dtype = False
 
-    def mark(self) -> tuple[_Present, list[Node]]:
+    def mark(self) -> _Mark:
         """Return what `forget` needs to undo what is recorded from now on."""
-        return self._present, self._entered.copy()
+        return self._present, self._entered.copy(), self._asked.copy()
 
-    def forget(self, mark: tuple[_Present, list[Node]]) -> None:
+    def forget(self, mark: _Mark) -> None:
         """Go back to where `mark` was made; the nodes since then are erased by others."""
-        self._present, self._entered = mark
+        self._present, self._entered, self._asked = mark
 
     def on_call(self, frame: FrameType, event: str, called: Any) -> None:
         """Hear a call of the model's code, see `ProfileCallback`."""

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from featx.rebuilding import NO_VALUE
-from featx.tracing.objects.cells import contents_of_cell
+from featx.rebuilding import NO_VALUE, contents_of_cell
 from featx.tracing.objects.containers import containers_in
 from featx.tracing.source.attributes import names_changed_in
 

@@ -23,8 +23,7 @@ from typing import Any, cast
 
 import torch
 
-from featx.rebuilding import NO_VALUE, slots_of
-from featx.tracing.objects.cells import contents_of_cell
+from featx.rebuilding import NO_VALUE, contents_of_cell, slots_of
 from featx.tracing.objects.containers import DEPTH_IN_MODULES, LARGE
 from featx.tracing.objects.plain_objects import LIBRARIES, is_plain_object
 from featx.tracing.objects.references import proxied

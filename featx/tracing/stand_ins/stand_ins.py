@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from featx.ir.memory import memory_of
-from featx.ir.operator_facts import draws_now, facts_of
+from featx.ir.operator_facts import draws_now, facts_of, first_argument, targets_of_write
 from featx.tracing.guards.scalars import TracedNumber, plain_numbers
 from featx.tracing.signals import NeedsRealValues
 from featx.tracing.stand_ins.dynamic_shapes import DynamicShapes
@@ -150,7 +150,7 @@ class StandIns:
                 return function(*args, **kwargs)
             return self._run_on_values(function, args, kwargs, is_of_values=is_of_values)
         if facts_of(name).writes_first or "out" in kwargs:
-            self._note_outdated((*args[:1], kwargs.get("out")))
+            self._note_outdated(targets_of_write(args, kwargs))
         args, kwargs = plain_numbers(args), plain_numbers(kwargs) if kwargs else kwargs
         if self.is_cast:  # ahead of the question what is known, which is by dtypes
             args, kwargs = self._convert(args, self.of), self._convert(kwargs, self.of)
@@ -165,7 +165,7 @@ class StandIns:
         result = self._results.run(key, lambda: self._run_on(self.of, function, args, kwargs), inputs)
         written = [value for (value, twin), version in zip(twins, versions, strict=True) if twin._version != version]
         self._note_outdated(written)
-        return self._written_target(result, (*args[:1], kwargs.get("out")))
+        return self._written_target(result, targets_of_write(args, kwargs))
 
     def _written_target(self, result: Any, targets: tuple[Any, ...]) -> Any:
         """Return the target that a call has written and returned, where `result` is the stand-in of it."""
@@ -199,7 +199,7 @@ class StandIns:
             return form_of_recurrent(function, args)
         if name in _FILLS:
             args, kwargs = _with_plain_fill(args, kwargs)
-        if any(isinstance(value, torch.Tensor) for value in args[:1]):
+        if isinstance(first_argument(args, kwargs), torch.Tensor):
             return function(*args, **kwargs)
         with _META:  # a factory
             return function(*args, **kwargs)
@@ -275,7 +275,7 @@ class StandIns:
         if facts_of(name).writes_statistics:
             return any(id(value) in self._owned for value in (*args[1:5], *kwargs.values()))
         if facts_of(name).writes_first or "out" in kwargs:
-            targets = (*args[:1], kwargs.get("out"))
+            targets = targets_of_write(args, kwargs)
             return any(id(target) in self._owned or self._stands_for_owned(target) for target in targets)
         return False
 

@@ -21,7 +21,7 @@ from featx.ir.effects import Effects
 from featx.ir.graph import Graph
 from featx.ir.memory import MemoryGroups, memory_of
 from featx.ir.node import Node
-from featx.ir.operator_facts import facts_of
+from featx.ir.operator_facts import facts_of, targets_of_write
 from featx.tracing.nodes.grad_modes import GradModes
 from featx.tracing.nodes.proxy import refusal
 from featx.tracing.objects.module_tree import tensors_of, walk_modules
@@ -213,7 +213,7 @@ class RealTensors:
 
 
 def _targets(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    return tensors_in((args[:1], kwargs.get("out")))
+    return tensors_in(targets_of_write(args, kwargs))
 
 
 def _replace(user: Node, node: Node, tensor: torch.Tensor) -> None:
