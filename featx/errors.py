@@ -9,7 +9,7 @@ FeatxError
 │   ├── NodeTargetError     ValueError      a node whose target is of the wrong kind for its opcode
 │   ├── UnsupportedArgumentError NotImplementedError  a value that a traced call gets and no graph can hold
 │   └── InputError          RuntimeError    a graph is run on other inputs than it takes
-├── TraceError              ValueError      symbolic tracing cannot go on
+├── TraceError              ValueError      a trace cannot go on
 │   ├── ControlFlowError    TypeError, RuntimeError  Python asked a traced value for its bool, length, int or type
 │   ├── MutationError       RuntimeError    a call writes its arguments, which the tracer was told to refuse
 │   ├── ModulePathError     NameError       a module or parameter that the root does not own
@@ -74,7 +74,7 @@ class InputError(ArgumentTypeError, RuntimeError):
 
 
 class TraceError(FeatxError, ValueError):
-    """Symbolic tracing cannot go on."""
+    """A trace cannot go on."""
 
 
 class ControlFlowError(TraceError, TypeError, RuntimeError):

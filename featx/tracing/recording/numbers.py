@@ -106,7 +106,7 @@ class Numbers:
         return disguise_as_larger(earlier, rank) if self.disguise is disguise_as_larger else self.disguise(earlier)
 
     def new_sizes(self, sizes: list[int], origins: list[Any]) -> list[Any]:
-        """Return the sizes of a tensor so, of which the model sees all."""
+        """Return the shape of a tensor as traced numbers, and note that Python has seen all of it."""
         self.sizes_were_read = self.shapes_were_read = True
         return [self.new(plain_number(size), origin) for size, origin in zip(sizes, origins, strict=True)]
 

@@ -386,7 +386,7 @@ class Recorder(TracerBase):
             return self.create_arg(a)
 
     def create_result(self, a: Any, *, is_unnamed: bool = False) -> Argument:
-        """Do as the others, with what a module returns: objects in it are built anew, which nobody changes later."""
+        """Turn what a module returns into an argument. Objects in it become calls that build them."""
         self._returned = ReturnedObjects(self.create_node, self.create_arg)
         try:
             return self.create_unnamed_arg(a) if is_unnamed else self.create_arg(a)

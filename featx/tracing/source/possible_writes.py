@@ -31,7 +31,7 @@ def module_may_write_more(module: nn.Module, ran: Collection[nn.Module], written
 
 
 def function_may_write_more(function: Callable[..., Any], written_at: Collection[Line | None]) -> bool:
-    """Say the same of a function."""
+    """Say whether a function may write in place at a line that did not do so in its measured call."""
     if isinstance(function, torch.jit.ScriptFunction):
         return _has_conditional_writes(function)
     return any(line not in written_at for line in writing_lines(function).sometimes)
