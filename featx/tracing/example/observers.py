@@ -44,7 +44,7 @@ class Observers:
         self._others: AllThreads | None = None
 
     def hook(self, *, has_values: bool) -> ProfileHook:
-        """Return the profiling hook of this run, not started yet. `has_values`: whether some of its tensors have values."""
+        """Return the profiling hook of this run, not started. `has_values`: whether some of its tensors have values."""
         callbacks: list[ProfileCallback] = (
             [self._torch_calls.generator.on_call] if self._settings.uses_profile_hook else []
         )

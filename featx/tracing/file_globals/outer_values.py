@@ -28,9 +28,9 @@ class OuterValues:
         holders: globals, classes, dicts, lists, attributes of objects and variables of closures.
 
     A run in which none of them differs ahead of a call from what it was at the start needs nothing else. Otherwise the
-    run is to come again (`is_to_run_again`), and that one separates the values that a call sets itself from those that code
-    around it sets for the call. What is put
-    back before forward ends, or is a plain value, is refused in a further run. Context variables are refused at once.
+    run is to come again (`is_to_run_again`), and that one separates the values that a call sets itself from those that
+    code around it sets for the call. What is put back before forward ends, or is a plain value, is refused in a further
+    run. Context variables are refused at once.
     """
 
     def __init__(self, holders: Iterable[Holder]) -> None:
