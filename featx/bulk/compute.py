@@ -72,10 +72,10 @@ class Runner:
     def inputs(self, batch: Any) -> Any:
         """Return a batch as the extractor takes it."""
         moved = tree_map(lambda leaf: leaf.to(self.device) if isinstance(leaf, torch.Tensor) else leaf, batch)
-        return in_dtype(self._late(moved), self._dtype) if isinstance(moved, torch.Tensor) else moved
+        return in_dtype(self._late(moved) if isinstance(moved, torch.Tensor) else moved, self._dtype)
 
     def features(self, batch: Any) -> Rows:
-        """Return the features of a batch, on the CPU."""
+        """Return the features of a batch, on the CPU: copies, since the model may write its buffers in the next one."""
         count = _count(batch)
         inputs = self.inputs(_filled(batch, count, self._filled_to))
         with torch.inference_mode():
@@ -85,7 +85,11 @@ class Runner:
                 found = self._extractor(*inputs) if isinstance(inputs, (tuple, list)) else self._extractor(inputs)
         if count < self._filled_to:
             found = _part(found, slice(count))
-        return {key: value.cpu() if isinstance(value, torch.Tensor) else value for key, value in named(found).items()}
+        cpu = torch.device("cpu")
+        return {
+            key: value.to(cpu, copy=True) if isinstance(value, torch.Tensor) else value
+            for key, value in named(found).items()
+        }
 
     def compute(self, numbers: Sequence[int], batch: Any) -> Computed:
         """Return the rows of a batch; where it fails, those of its halves."""
@@ -144,9 +148,14 @@ def dtype_of_weights(model: nn.Module) -> torch.dtype | None:
     return dtypes.pop() if len(dtypes) == 1 else None
 
 
-def in_dtype(images: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
-    """Return images in the dtype of a model: those of a half model in half."""
-    return images if dtype is None or not images.is_floating_point() else images.to(dtype)
+def in_dtype(inputs: Any, dtype: torch.dtype | None) -> Any:
+    """Return inputs with their floating-point tensors in the dtype of a model: images for a half model in half."""
+
+    def converted(leaf: Any) -> Any:
+        is_other = isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and dtype is not None
+        return leaf.to(dtype) if is_other else leaf
+
+    return tree_map(converted, inputs)
 
 
 def _count(batch: Any) -> int:

@@ -57,7 +57,7 @@ def _in_rgb(image: Any, format: str | None) -> Any:
             "scales it"
         )
     if image.mode.startswith("I"):  # 16 bits of grey, which convert() would clip
-        return image.convert("I").point(lambda value: value * (1 / _SIXTEEN_BITS)).convert("L").convert("RGB")
+        return image.convert("I").point(lambda value: value * (1 / _SIXTEEN_BITS) + 0.5).convert("L").convert("RGB")
     return image.convert("RGB")
 
 

@@ -95,7 +95,7 @@ class OneProcessPerDevice:
     def _result(self, connection: Any) -> tuple[int, int, int, int]:
         try:
             found = connection.recv()
-        except EOFError:
+        except (EOFError, OSError):
             raise ExtractionError(
                 f"one of the processes for {', '.join(map(str, self.devices))} was lost. Nothing that was finished "
                 "is lost: start the job again to go on. A script that does this needs the line "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +17,7 @@ from featx.bulk.first_sample import DIFFERS, FirstSample
 from featx.bulk.folder import Folder
 from featx.bulk.formats import Format
 from featx.bulk.job import read_job, start_job
-from featx.bulk.job_plan import OPTIMIZATION, JobOptions, identity_of, make_extractor, make_runner, plan_job
+from featx.bulk.job_plan import OPTIMIZATION, RECORDED, JobOptions, identity_of, make_extractor, make_runner, plan_job
 from featx.bulk.loading import Samples
 from featx.bulk.preprocessing import Preprocessing
 from featx.bulk.progress import Progress, in_units
@@ -56,6 +57,7 @@ def extract(
     tolerance: float | None = None,
     retry: bool = False,
     timeout: float = 300.0,
+    check_rows: bool = True,
     progress: bool = True,
     recorded: Mapping[str, Any] | None = None,
 ) -> FeatureTable:
@@ -108,6 +110,8 @@ def extract(
         timeout: seconds that reading one sample may take in a process of its own, or in a thread when the job starts
             and looks at some; one that takes longer is a failure.
             The job ends where no sample at all is read for so long.
+        check_rows: refuse a feature of which the row of a sample depends on the other samples of its batch, or is
+            another one each time. It is looked for on the first sample, when the job starts or goes on.
         progress: show a bar on the standard error stream.
         recorded: what is kept in the job file besides, for people.
 
@@ -118,7 +122,7 @@ def extract(
         ExtractionError: there are no samples, or none can be read; `output` has another job; the disk is too small, or
             full; a process that reads was lost; a device is not there.
         MissingExtraError: a package is not installed; the message has the command that installs it.
-        TraceError, RequestError: as for `create_feature_extractor`.
+        TraceError, RequestError: as for `create_feature_extractor`; or see `check_rows`.
     """
     require("pyarrow", "pyarrow writes features")
     if nodes is not None:
@@ -126,6 +130,8 @@ def extract(
     _check_numbers(
         format, timeout, batch_size=batch_size, rows_per_shard=rows_per_shard, workers=workers, actors=actors
     )
+    _check_callable(transform=transform, load=load)
+    _check_recorded(recorded)
     share = share_of(rank, world_size)
     is_list = isinstance(device, (tuple, list))
     given = [_device(each) for each in cast("Sequence[Any]", device if is_list else [device]) if each is not None]
@@ -140,9 +146,9 @@ def extract(
     with modes_kept(model):
         folder = open_folder(output)
         there = read_job(folder)
-        sample = FirstSample.of(found, reader, there, timeout)
+        sample = FirstSample.of(found, reader, there, timeout, processes)
         extractor = make_extractor(model, nodes, reader, sample, one)
-        runner = make_runner(extractor, reader, sample)
+        runner = make_runner(extractor, reader, sample, check_rows=check_rows)
         identity = identity_of(model, extractor, runner.columns, found, reader, sample, tolerance)
         if there is None:
             planned = plan_job(identity, len(found.keys), runner, sample.value, options, is_shown=progress)
@@ -174,6 +180,27 @@ def _check_numbers(format: Format | None, timeout: object, **numbers: int | None
         least = 0 if name == "workers" else 1
         if number is not None and (type(number) is not int or number < least):
             raise ArgumentTypeError(f"{name} must be a number of {least} or more, got {number!r}")
+
+
+def _check_callable(**functions: object) -> None:
+    for name, function in functions.items():
+        if function is not None and not callable(function):
+            raise ArgumentTypeError(f"{name} must be a function, got {function!r:.80}")
+
+
+def _check_recorded(recorded: object) -> None:
+    """Raise where `recorded` is nothing that the job file can hold beside what featx notes there."""
+    if recorded is None:
+        return
+    try:
+        names = set(json.loads(json.dumps(dict(cast("Mapping[str, Any]", recorded)))))
+    except (TypeError, ValueError) as error:
+        raise ArgumentTypeError(
+            f"recorded must be a dict that json can write, got {recorded!r:.80}: {error}"
+        ) from error
+    taken = names & RECORDED
+    if taken:
+        raise ArgumentTypeError(f"recorded['{min(taken)}'] is what featx notes itself; choose another name")
 
 
 def _device(given: str | torch.device) -> torch.device:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import copyreg
 import enum
 import functools
 import hashlib
 import inspect
+import json
 import logging
 import re
 import sysconfig
 import types
 from collections.abc import Iterable, Mapping, Set
+from operator import itemgetter
+from pathlib import PurePath
 from typing import Any, cast
 
 import torch
@@ -20,6 +24,9 @@ from featx.ir.graph import Graph
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, slice, range)
+# What counts of attributes of modules that begin with an underscore: others are often caches.
+_SETTINGS = (*_PLAIN, types.FunctionType, types.MethodType, functools.partial, enum.Enum)
+_OF_EACH_MODULE = frozenset(vars(nn.Module()))
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 # Where installed code lies, which is told apart by its name alone.
 _INSTALLED = (*{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}, "<frozen")
@@ -86,6 +93,10 @@ class _Fingerprint:
             return [self.of(value.__func__), self.of(value.__self__)]
         if isinstance(value, types.FunctionType):
             return self._of_function(value)
+        if isinstance(value, PurePath):  # which remembers parts of its text
+            return [str(value)]
+        if isinstance(value, _Other):
+            return [_name(value.kind)]
         if hasattr(value, "__wrapped__"):  # a cached function
             return [self.of(value.__wrapped__)]
         if isinstance(value, torch.jit.ScriptFunction):
@@ -107,12 +118,12 @@ class _Fingerprint:
 
     def _of_function(self, function: types.FunctionType) -> list[str]:
         if _is_installed(function):
-            return [_name(function)]
+            return [_name(function), *map(self.of, _wrapped_by(function))]
         cells = [_content(cell) for cell in function.__closure__ or ()]
-        used = {name: each for name, each in sorted(_named_by(function)) if _is_followed(each)}
+        used = {name: _followed(each) for name, each in sorted(_named_by(function), key=itemgetter(0))}
         held = (function.__defaults__, function.__kwdefaults__, cells, used)
         # Two lambdas in one line have one source.
-        code = function.__code__.co_code.hex() if function.__name__ == "<lambda>" else ""
+        code = _text_of_code(function.__code__) if function.__name__ == "<lambda>" else ""
         constants = [each for inner in _codes_in(function.__code__) for each in inner.co_consts if type(each) in _PLAIN]
         return [function.__qualname__, _source(function), code, repr(constants), *map(self.of, held)]
 
@@ -121,13 +132,17 @@ class _Fingerprint:
             for name, member in vars(base).items() if not _is_installed(base) else ():
                 function = _function_of(member)
                 if function is None and not name.startswith("__") and _is_followed(member):
-                    yield f"{name} {self.of(member)}"
+                    yield f"{name} {self.of(_followed(member))}"
                 elif function is not None and function.__code__.co_filename != "<string>":  # else of a dataclass
                     yield f"{name} {self.of(function)}"
 
     def _of_module(self, module: nn.Module) -> list[str]:
         state = vars(module)
-        plain = {name: value for name, value in state.items() if not name.startswith("_") and name != "training"}
+        plain = {
+            name: value
+            for name, value in state.items()
+            if name not in _OF_EACH_MODULE and (not name.startswith("_") or isinstance(value, _SETTINGS))
+        }
         tensors = {**module._parameters, **module._buffers} if self._has_weights else {}
         hooks = [list(state[name].values()) for name in _HOOKS]
         return [self.of(type(module)), *map(self.of, (plain, tensors, dict(module._modules), hooks))]
@@ -140,7 +155,22 @@ class _Fingerprint:
         state = {name: each for name, each in state.items() if "warning" not in name}
         if callable(value) and not state and hasattr(value, "__qualname__"):  # a function in C
             return [_name(value)]
-        return [self.of(type(value)), self.of(state)]
+        return [self.of(type(value)), self.of(state), *([] if state else self._of_reduced(value))]
+
+    def _of_reduced(self, value: Any) -> list[str]:
+        """Return parts of what an object in C is built again from when it is pickled; of what is not pickled, none."""
+        if hasattr(value, "to_str") and hasattr(value, "truncation"):  # a tokenizer, which notes how it was last called
+            settings = json.loads(value.to_str())
+            return [self.of({name: each for name, each in settings.items() if name not in ("truncation", "padding")})]
+        try:
+            reduce = copyreg.dispatch_table.get(type(value))
+            reduced: Any = value.__reduce_ex__(2) if reduce is None else reduce(value)
+        except Exception:  # it refuses, each in its own way
+            return []
+        if isinstance(reduced, str):
+            return [reduced]
+        items = [list(each) for each in reduced[3:5] if each is not None]
+        return list(map(self.of, (*reduced[:3], *items)))
 
 
 def _named_by(function: types.FunctionType) -> Iterable[tuple[str, Any]]:
@@ -154,13 +184,31 @@ def _named_by(function: types.FunctionType) -> Iterable[tuple[str, Any]]:
             yield from ((f"{name}.{each}", vars(value)[each]) for each in names & vars(value).keys())
 
 
+class _Other:
+    """Stands for an object of a library of which the class alone counts, such as a lock."""
+
+    def __init__(self, kind: type[Any]) -> None:
+        self.kind = kind
+
+
+def _followed(value: Any, around: tuple[int, ...] = ()) -> Any:
+    """Return what counts of a global: it, the items of a container that do, or its class alone."""
+    if id(value) in around or not _is_followed(value):
+        return _Other(type(value))
+    around = (*around, id(value))
+    if isinstance(value, Mapping):
+        return {key: _followed(item, around) for key, item in cast("Mapping[Any, Any]", value).items()}
+    if isinstance(value, (tuple, list)):
+        return [_followed(item, around) for item in cast("list[Any]", value)]
+    return value
+
+
 def _is_followed(value: Any) -> bool:
     """Say whether a global is part of what a function does; handles of libraries, such as locks, are not."""
     if isinstance(value, (types.FunctionType, types.MethodType, functools.partial, type, torch.Tensor, nn.Module)):
         return True
-    if isinstance(value, (tuple, list, Set, Mapping)):
-        items = cast("Mapping[Any, Any]", value).values() if isinstance(value, Mapping) else cast("list[Any]", value)
-        return all(map(_is_followed, items))
+    if isinstance(value, (PurePath, tuple, list, Set, Mapping)):
+        return True
     if hasattr(value, "__wrapped__") or isinstance(value, (*_PLAIN, enum.Enum, torch.jit.ScriptFunction)):
         return True
     return (hasattr(value, "tobytes") and hasattr(value, "dtype")) or not _is_installed(type(value))
@@ -171,6 +219,15 @@ def _function_of(member: Any) -> types.FunctionType | None:
     for name in ("__func__", "fget", "func", "__wrapped__"):  # of static methods, properties, cached ones
         member = getattr(member, name, member)
     return member if isinstance(member, types.FunctionType) else None
+
+
+def _wrapped_by(function: types.FunctionType) -> list[Any]:
+    """Return the functions that an installed one, such as what `torch.no_grad()` makes of a function, calls."""
+    wrapped = getattr(function, "__wrapped__", None)
+    if wrapped is not None:
+        return [wrapped]
+    held = map(_content, function.__closure__ or ())
+    return [each for each in held if isinstance(each, (types.FunctionType, types.MethodType, functools.partial))]
 
 
 def _content(cell: types.CellType) -> Any:
@@ -204,4 +261,13 @@ def _source(value: Any) -> str:
         return inspect.getsource(value)
     except (OSError, TypeError):
         code: types.CodeType | None = getattr(value, "__code__", None)
-        return "" if code is None else f"{code.co_code!r}{without_addresses(repr(code.co_consts))}"
+        return "" if code is None else _text_of_code(code)
+
+
+def _text_of_code(code: types.CodeType) -> str:
+    """Return what tells code apart that has no source of its own."""
+    parts = [
+        (each.co_code, each.co_names, each.co_varnames, each.co_freevars, without_addresses(repr(each.co_consts)))
+        for each in _codes_in(code)
+    ]
+    return repr(parts)

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from featx.bulk.fingerprint import fingerprint
 from featx.bulk.job import UNKNOWN, Job
-from featx.bulk.loading import as_input, reason_of
+from featx.bulk.loading import Samples, as_input, batches, reason_of
 from featx.bulk.reading import Reader
-from featx.bulk.sources import Rows, Source
+from featx.bulk.sources import Source
 from featx.errors import ArgumentTypeError, ExtractionError
 
-_TRIED_SAMPLES = 100
+# Of the first samples, and of those spread over a source.
+_TRIED_SAMPLES, _TRIED_SPREAD = 100, 20
 # Each of these takes as long as `timeout` allows, five minutes by default.
 _TRIED_SAMPLES_THAT_HANG = 3
 # What is noted of a sample whose input is another one each time.
 DIFFERS = "differs each time"
-# So many inputs of a data set, whose keys are numbers, tell it from another one.
+# So many inputs tell a source from another one that has the same keys.
 _OTHER_SAMPLES = 8
 
 
@@ -29,22 +33,26 @@ class FirstSample:
 
     Attributes:
         value: the input.
-        text: the number of the sample, and a hash of the input; of a data set of some others too.
+        text: the number of the sample, and hashes of the input and of some others, spread over the source.
     """
 
     value: Any
     text: str
 
     @staticmethod
-    def of(source: Source, reader: Reader, job: Job | None, timeout: float) -> FirstSample:
+    def of(source: Source, reader: Reader, job: Job | None, timeout: float, workers: int) -> FirstSample:
         """Read the first sample that can be read, or the one that the job of the folder has read.
+
+        Others are read in a process of their own, if `workers` are.
 
         Raises:
             ExtractionError: none of the first samples can be read, each within `timeout` seconds.
         """
         seen = None if job is None else str(job.identity.get("sample", "")).partition(" ")[0]
         first = [int(seen)] if seen and int(seen) < len(source.keys) else []
-        numbers = dict.fromkeys([*first, *range(min(len(source.keys), _TRIED_SAMPLES))])
+        count = len(source.keys)
+        spread = range(0, count, -(-count // _TRIED_SPREAD) or 1)
+        numbers = dict.fromkeys([*first, *range(min(count, _TRIED_SAMPLES)), *spread])
         reasons: list[str] = []
         hanging = 0
         for number in numbers:
@@ -62,25 +70,38 @@ class FirstSample:
             if len(hashes) > 1:
                 return FirstSample(value, f"{seen or number} {DIFFERS}")
             known = hashes.pop() if seen in (None, "", str(number)) else UNKNOWN
-            others = _hashes_of_others(source, reader, timeout)
+            others = _hashes_of_others(source, reader, timeout, workers)
             return FirstSample(value, " ".join([seen or str(number), known, *others]))
         is_array = "ndarray" in source.kind
         hint = ". The transform is given arrays; if it is for PIL images, give a list of these" if is_array else ""
-        raise ExtractionError(
-            f"none of the first {len(reasons)} samples of {source.kind} can be read: {reasons[0]}{hint}"
-        )
+        raise ExtractionError(f"none of {len(reasons)} samples of {source.kind} can be read: {reasons[0]}{hint}")
 
 
-def _hashes_of_others(source: Source, reader: Reader, timeout: float) -> Iterator[str]:
-    """Yield hashes of some inputs of a source whose keys are numbers alone, so that another one has the same keys."""
-    if not isinstance(source, Rows):
-        return
+def _hashes_of_others(source: Source, reader: Reader, timeout: float, workers: int) -> Iterator[str]:
+    """Yield hashes of some inputs, spread over a source: files may have been changed under the same names."""
     count = len(source.keys)
-    for number in sorted({count * part // _OTHER_SAMPLES for part in range(1, _OTHER_SAMPLES)} | {count - 1}):
+    numbers = sorted({count * part // _OTHER_SAMPLES for part in range(1, _OTHER_SAMPLES)} | {count - 1})
+    if workers:  # which a sample may end
+        plan = [[number] for number in numbers]
+        for batch in batches(Samples(source, _Hashed(reader)), plan, workers=1, timeout=timeout):
+            yield bytes(batch.groups[0][1].flatten().tolist()).hex() if batch.groups else UNKNOWN
+        return
+    for number in numbers:
         try:
-            yield fingerprint(_read(source, reader, number, timeout))
+            yield hashlib.sha256(fingerprint(_read(source, reader, number, timeout)).encode()).hexdigest()
         except Exception:  # it will be a failure
             yield UNKNOWN
+
+
+class _Hashed:
+    """Reads the hash of an input, which takes no shared memory to send."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+
+    def __call__(self, item: Any) -> torch.Tensor:
+        digest = hashlib.sha256(fingerprint(as_input(self._reader(item))).encode()).digest()
+        return torch.tensor(list(digest), dtype=torch.uint8)
 
 
 def _read(source: Source, reader: Reader, number: int, timeout: float) -> Any:

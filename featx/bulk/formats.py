@@ -102,6 +102,8 @@ def check_columns(columns: Sequence[Column]) -> None:
                 f"'{column.name}' is of {column.dtype}, which files of features do not have; give it another one, by "
                 "Feature(dtype=torch.float16) for example"
             )
+        if not column.name:
+            raise ArgumentTypeError("a feature has an empty key, which is no name of a column")
         if 0 in column.shape:
             raise ArgumentTypeError(f"'{column.name}' has no elements: its shape is {column.shape} for each sample")
         if column.name == KEY:

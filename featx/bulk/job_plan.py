@@ -17,6 +17,7 @@ from featx.bulk.compute import Runner, dtype_of_weights, in_dtype
 from featx.bulk.fingerprint import fingerprint_of_code, fingerprint_of_modules
 from featx.bulk.first_sample import FirstSample
 from featx.bulk.formats import Column, Format, check_columns
+from featx.bulk.independence import refuse_dependent_rows
 from featx.bulk.job import Job, hash_of_keys, hash_of_weights
 from featx.bulk.loading import stacked
 from featx.bulk.reading import Reader
@@ -36,6 +37,8 @@ _BYTES_OF_SHARD, _SECONDS_OF_SHARD, _FEWEST_ROWS, _MOST_ROWS, _MOST_SHARDS = 64_
 _LARGEST_VECTOR = 16_384
 # Under this name the job file keeps the plan of `featx.optimize`.
 OPTIMIZATION = "optimization"
+# The names under which the job file keeps what a job has noted itself.
+RECORDED = frozenset({"batch_size", "device", "versions", OPTIMIZATION})
 # Whose versions a job notes, where they are loaded.
 _LIBRARIES = ("torchvision", "timm", "transformers", "numpy", "PIL", "featx")
 
@@ -84,16 +87,19 @@ def make_extractor(
     return extractor if device in (None, device_of(extractor)) else copy.deepcopy(extractor).to(device)
 
 
-def make_runner(extractor: Extractor, reader: Reader, sample: FirstSample) -> Runner:
+def make_runner(extractor: Extractor, reader: Reader, sample: FirstSample, *, check_rows: bool) -> Runner:
     """Return what runs an extractor where that is, with the columns that it gives.
 
     Raises:
-        RequestError: a feature is no tensor, or has no row for each sample.
+        RequestError: a feature is no tensor, or has no row for each sample; with `check_rows`, a row depends on the
+            other samples of a batch, or is another one each time.
     """
     runner = Runner(extractor, reader.preprocessing.late, device_of(extractor))
     one, two = (runner.features(stacked([sample.value] * count)) for count in (1, 2))
     runner.set_columns(one, two)
     check_columns(runner.columns)
+    if check_rows:
+        refuse_dependent_rows(runner, sample.value)
     return runner
 
 
@@ -161,8 +167,8 @@ def plan_job(
 def _traced(
     model: nn.Module, nodes: Nodes, late: Callable[[torch.Tensor], torch.Tensor], example: Any
 ) -> DualGraphModule:
-    is_image = isinstance(example, torch.Tensor)
-    inputs = in_dtype(late(example.to(device_of(model))), dtype_of_weights(model)) if is_image else example
+    given = late(example.to(device_of(model))) if isinstance(example, torch.Tensor) else example
+    inputs = in_dtype(given, dtype_of_weights(model))
     try:
         extractor = create_feature_extractor(model, nodes, example_inputs=inputs, suppress_diff_warning=True)
     except FeatxError:

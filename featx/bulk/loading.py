@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
+import pickle
 import signal
+import threading
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +22,10 @@ from featx.tree import tree_leaves, tree_map
 
 # A batch that has been read is sent within that time.
 _SECONDS_TO_SEND = 5.0
+# How often it is looked whether the processes still read.
+_SECONDS_BETWEEN_LOOKS = 1.0
+# So many times in a row processes may be lost at samples that can be read.
+_MOST_LOST_IN_VAIN = 3
 # Of more tensors in one batch, as samples of many shapes have, those of each dtype are sent as one.
 _MOST_TENSORS = 16
 
@@ -68,7 +75,7 @@ class Samples(Dataset[Any]):
         """Return the number of a sample and its input, or what says why there is none."""
         try:
             return index, as_input(self._read(self._source.item(index)))
-        except Exception as error:  # whatever a file or a function of the user's leads to
+        except (Exception, SystemExit, GeneratorExit) as error:  # whatever a file or a function of the user's leads to
             return index, _Failed(reason_of(error))
 
 
@@ -83,6 +90,8 @@ def as_input(value: Any) -> Any:
 
 def _as_leaf(leaf: Any) -> Any:
     if isinstance(leaf, torch.Tensor):
+        if leaf.layout is not torch.strided:
+            raise TypeError(f"a tensor of the layout {leaf.layout} makes no batch; make it dense")
         return leaf.detach()
     if hasattr(leaf, "getbands"):
         raise TypeError("the transform returns an image; end it with ToTensor(), or with what else makes a tensor")
@@ -93,7 +102,7 @@ def _as_leaf(leaf: Any) -> Any:
     raise TypeError(f"an input is made of tensors, arrays and numbers, and this sample has a {type(leaf).__name__}")
 
 
-def reason_of(error: Exception) -> str:
+def reason_of(error: BaseException) -> str:
     """Return an error as one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]
 
@@ -138,6 +147,9 @@ def _limited(seconds: float) -> Generator[None]:
 def batches(samples: Samples, plan: Sequence[list[int]], *, workers: int, timeout: float) -> Iterator[Batch]:
     """Yield a batch for each list of numbers in `plan`, in this order.
 
+    Where a process that reads is lost, the samples of the batch are read again, each in a process of its own: one that
+    ends its process again is a failure.
+
     Args:
         samples: what is read.
         plan: numbers of samples.
@@ -145,32 +157,122 @@ def batches(samples: Samples, plan: Sequence[list[int]], *, workers: int, timeou
         timeout: seconds that reading one sample may take in a process of its own; one that takes longer is a failure.
 
     Raises:
-        ExtractionError: a process died, or none has read a sample for so long, as where shared memory is full.
+        ExtractionError: processes cannot be started, or are lost whatever they read, as where shared memory is full.
+    """
+    done, lost_in_vain = 0, 0
+    with _ChildSignal() as signal_of_children:
+        while done < len(plan):
+            try:
+                for batch in _batches(samples, plan[done:], workers, timeout, signal_of_children):
+                    done += 1
+                    yield batch
+            except _LostError as loss:
+                numbers = plan[done]
+                batch = _one_by_one(samples, numbers, timeout, loss, signal_of_children)
+                # A process that was lost may have read ahead; one that hangs has not.
+                lost_in_vain = 0 if batch.failures else _MOST_LOST_IN_VAIN if loss.hangs else lost_in_vain + 1
+                if len(batch.failures) > 1 + len(batch.groups) or lost_in_vain == _MOST_LOST_IN_VAIN:
+                    raise ExtractionError(
+                        f"a process that reads samples was lost or hangs, at '{samples.key(numbers[0])}' or up to "
+                        f"{len(numbers) - 1} samples behind it: {loss}. Nothing that was written is lost; start the "
+                        "job again to go on, with fewer workers, or more shared memory (/dev/shm)"
+                    ) from loss
+                done += 1
+                yield batch
+
+
+class _LostError(Exception):
+    """A process that reads samples was lost, or hangs."""
+
+    def __init__(self, reason: str, *, hangs: bool) -> None:
+        super().__init__(reason)
+        self.hangs = hangs
+
+
+def _batches(
+    samples: Samples, plan: Sequence[list[int]], workers: int, timeout: float, signal_of_children: _ChildSignal
+) -> Iterator[Batch]:
+    """Yield a batch for each list of numbers.
+
+    Raises:
+        _LostError: a process died, or none has read a sample for too long.
+        ExtractionError: processes cannot be started.
     """
     watched = _Watched(samples, timeout)
     loader = DataLoader(
         watched if workers else samples, batch_sampler=plan, num_workers=workers,
         collate_fn=_sent if workers else _collated,
-        timeout=timeout + _SECONDS_TO_SEND if workers else 0,
+        timeout=_SECONDS_BETWEEN_LOOKS if workers else 0,
+        generator=torch.Generator(),  # or it would draw from torch's own
     )  # fmt: skip  # pyright: ignore[reportArgumentType] - a list of lists is a batch sampler
-    found = iter(loader)
-    for numbers in plan:
-        count, reason = -1, ""
-        while True:
-            try:
-                batch = next(found)
-                break
-            except (RuntimeError, StopIteration) as error:
-                reason = " ".join(str(error).split()) or reason
-                is_over = isinstance(error, StopIteration)  # no process is left
-                if not is_over and count != (count := watched.count.value):  # a large batch takes its time
-                    continue
-                raise ExtractionError(
-                    f"a process that reads samples was lost or hangs, at '{samples.key(numbers[0])}' or up to "
-                    f"{len(numbers) - 1} samples behind it: {reason}. Nothing that was written is lost; start the job "
-                    "again to go on, with fewer workers, or more shared memory (/dev/shm)"
-                ) from error
+    try:
+        found = iter(loader)
+    except (pickle.PicklingError, AttributeError, AssertionError, TypeError, OSError, RuntimeError) as error:
+        raise ExtractionError(
+            f"no process can be started that reads samples: {reason_of(error)}. workers=0 reads in this one"
+        ) from error
+    signal_of_children.ignore()
+    for _ in plan:
+        batch = _next(found, watched, timeout) if workers else next(found)
         yield unpack(batch) if isinstance(batch, Packed) else batch
+
+
+def _next(found: Iterator[Any], watched: _Watched, timeout: float) -> Any:
+    """Return the next batch of several processes; see `_batches`."""
+    count, limit = watched.count.value, time.monotonic() + timeout + _SECONDS_TO_SEND
+    while True:
+        try:
+            return next(found)
+        except (RuntimeError, OSError, StopIteration) as error:
+            is_waiting = isinstance(error, RuntimeError) and "timed out" in str(error)
+            if count != (count := watched.count.value):  # a large batch takes its time
+                limit = time.monotonic() + timeout + _SECONDS_TO_SEND
+            if not is_waiting or time.monotonic() > limit:
+                raise _LostError(" ".join(str(error).split()) or "no process is left", hangs=is_waiting) from error
+
+
+def _one_by_one(
+    samples: Samples, numbers: Sequence[int], timeout: float, loss: _LostError, signal_of_children: _ChildSignal
+) -> Batch:
+    """Return samples that are each read in a process of their own; those that end it are failures.
+
+    It ends early where more are lost than can be read.
+    """
+    batch = Batch()
+    for number in numbers:
+        try:
+            (read,) = _batches(samples, [[number]], 1, timeout, signal_of_children)
+        except _LostError:
+            batch.failures.append((number, f"the process that read it was lost: {loss}"))
+            if len(batch.failures) > 1 + len(batch.groups):
+                break
+            continue
+        batch.groups += read.groups
+        batch.failures += read.failures
+    return batch
+
+
+class _ChildSignal:
+    """Keeps torch from raising an error, wherever this process is, when one that reads has ended.
+
+    The next read of the DataLoader notices it. torch sets its handler when the first DataLoader starts.
+    """
+
+    def __enter__(self) -> _ChildSignal:
+        self._of_torch: Any = None
+        return self
+
+    def ignore(self) -> None:
+        """Take the handler of torch away, if there is one; to be called when a DataLoader has started."""
+        if hasattr(signal, "SIGCHLD") and threading.current_thread() is threading.main_thread():
+            handler = signal.getsignal(signal.SIGCHLD)
+            if handler not in (None, signal.SIG_DFL):
+                self._of_torch = handler
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+    def __exit__(self, *error: object) -> None:
+        if self._of_torch is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGCHLD, self._of_torch)
 
 
 def _sent(samples: list[tuple[int, Any]]) -> Batch | Packed:

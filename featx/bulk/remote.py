@@ -6,12 +6,12 @@ import os
 import tempfile
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from featx.bulk.extras import require
 from featx.bulk.failpoints import reach
 from featx.bulk.folder import TEMPORARY, Folder, LocalFolder, temporary_name
-from featx.errors import ExtractionError
+from featx.errors import ArgumentTypeError, ExtractionError
 
 # Where an upload appears when it is whole. Elsewhere a file is uploaded under another name, and renamed.
 _OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "oss", "memory"})
@@ -23,7 +23,10 @@ def open_folder(path: str | os.PathLike[str]) -> Folder:
     Raises:
         MissingExtraError: fsspec is not installed, or what it needs for such a URL; the message has the command.
         ExtractionError: fsspec knows no such URL.
+        ArgumentTypeError: it is no path.
     """
+    if not isinstance(cast(object, path), (str, os.PathLike)) or not os.fspath(path):
+        raise ArgumentTypeError(f"features are in a folder; give its path or URL, got {path!r:.80}")
     text = os.path.expanduser(os.fspath(path))
     if os.path.exists(text) and not os.path.isdir(text):
         raise ExtractionError(f"'{text}' is a file, and features go to a folder; choose another place")

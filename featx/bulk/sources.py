@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from glob import glob
 from io import BytesIO
 from pathlib import Path, PurePosixPath
-from typing import Any, Protocol, cast
+from typing import IO, Any, Protocol, cast
 
 from featx.bulk.extras import require
 from featx.bulk.lists import IMAGE_COLUMNS, LISTS, PATH_COLUMNS, SUFFIXES, read_list, values_of
@@ -260,8 +260,11 @@ def _refuse_column(column: str | None, kind: str) -> None:
 
 
 def _leads_back(folder: Path) -> bool:
-    """Say whether a folder is a link to one that it lies in."""
-    return folder.is_symlink() and folder.parent.resolve().is_relative_to(folder.resolve())
+    """Say whether a folder is a link to one that it lies in, on the way to it through other links too."""
+    if not folder.is_symlink():
+        return False
+    target = folder.resolve()
+    return any(around.resolve().is_relative_to(target) for around in folder.parents)
 
 
 def _of_url(url: str, column: str | None, *, has_load: bool) -> Source:
@@ -357,18 +360,30 @@ def _members(path: str) -> list[tarfile.TarInfo]:
         ExtractionError: it cannot be read, or is not whole.
     """
     try:
-        with _opened(path) as file, tarfile.open(fileobj=file, mode="r:") as tar:
-            members = [each for each in tar if each.isfile() or each.islnk()]
-            file.seek(tar.offset)
-            is_whole = file.read(tarfile.BLOCKSIZE) == bytes(tarfile.BLOCKSIZE)  # tarfile stops without a word
+        members, start = list[tarfile.TarInfo](), 0
+        with _opened(path) as file:
+            while start is not None:
+                file.seek(start)
+                with tarfile.open(fileobj=file, mode="r:") as tar:
+                    members += [each for each in tar if each.isfile() or each.islnk()]
+                file.seek(tar.offset)
+                if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):  # tarfile stops without a word
+                    raise ExtractionError(
+                        f"'{path}' is damaged or cut off at byte {tar.offset}, behind {len(members)} files; copy it "
+                        "again, or leave it out"
+                    )
+                start = _next_archive(file)
     except (OSError, tarfile.TarError) as error:
         raise ExtractionError(f"'{path}' cannot be read as a tar file: {error}") from error
-    if not is_whole:
-        raise ExtractionError(
-            f"'{path}' is damaged or cut off at byte {tar.offset}, behind {len(members)} files; copy it again, or "
-            "leave it out"
-        )
     return members
+
+
+def _next_archive(file: IO[bytes]) -> int | None:
+    """Return where the next archive begins in a file of several, as `cat` makes it; None at the end."""
+    while block := file.read(tarfile.BLOCKSIZE):
+        if any(block):
+            return file.tell() - len(block)
+    return None
 
 
 def _of_dataset(dataset: Any, column: str | None, *, has_load: bool) -> Source:

@@ -113,7 +113,7 @@ class FeatureTable(Dataset[dict[str, Any]]):
 
     def __contains__(self, key: object) -> bool:
         """Say whether there is a row with this key. The first call reads all keys."""
-        return isinstance(key, (str, int)) and str(key) in self._places
+        return (isinstance(key, str) or hasattr(key, "__index__")) and str(key) in self._places
 
     def get(self, key: str | int) -> dict[str, Any]:
         """Return a row by its key, or by the number of a sample of a data set. The first call reads all keys.
@@ -128,7 +128,10 @@ class FeatureTable(Dataset[dict[str, Any]]):
             raise ExtractionError(
                 f"'{key}' has no features" + (f": {reason}" if reason else "; table.keys has those that there are")
             )
-        return self[place]
+        row = self[place]
+        if row[KEY] != key:
+            raise self._changed()
+        return row
 
     def tensor(self, name: str) -> torch.Tensor:
         """Return one feature of all rows, of shape (rows, ...). It is read into memory.
@@ -161,10 +164,22 @@ class FeatureTable(Dataset[dict[str, Any]]):
         return {key: place for place, key in enumerate(self.keys)}
 
     def _column(self, shard: int, name: str) -> Any:
-        return read_table(self._folder.opened(self.job.name(shard)), self.job.format, [name]).column(name)
+        found = read_table(self._folder.opened(self.job.name(shard)), self.job.format, [name]).column(name)
+        if len(found) != self._footers[shard].rows:
+            raise self._changed()
+        return found
+
+    def _changed(self) -> ExtractionError:
+        return ExtractionError(
+            f"'{self._folder.path}' has been written since it was opened, as by extract(..., retry=True); open it "
+            "again, by featx.open_features"
+        )
 
     def _parts(self, shard: int) -> Parts:
-        return Parts(self._folder.opened(self.job.name(shard)), self.job.format, self.columns)
+        parts = Parts(self._folder.opened(self.job.name(shard)), self.job.format, self.columns)
+        if (parts.ends or [0])[-1] != self._footers[shard].rows:
+            raise self._changed()
+        return parts
 
     def __repr__(self) -> str:
         columns = ", ".join(f"{each.name} {'x'.join(map(str, each.shape)) or 'scalar'}" for each in self.columns)

@@ -44,6 +44,10 @@ def extract(
     fast: Annotated[
         float | None, typer.Option(metavar="TOLERANCE", help="Faster, with features off by so much: 0.01 is 1 %.")
     ] = None,
+    any_rows: Annotated[
+        bool,
+        typer.Option("--any-rows", help="Also features that depend on the other samples of a batch, or on chance."),
+    ] = False,
     rank: Annotated[int | None, typer.Option(help="Which of --world processes this one is.")] = None,
     world: Annotated[int | None, typer.Option(help="How many processes do the job.")] = None,
     pretrained: Pretrained = False,
@@ -61,6 +65,7 @@ def extract(
         "size": size, "column": column, "batch": batch, "rows": rows, "workers": workers, "device": device,
         "engine": engine, "actors": actors, "pretrained": pretrained,
         "weights": None if weights is None else _absolute(str(weights)), "seed": seed, "fast": fast,
+        "any_rows": any_rows,
     }  # fmt: skip
     with told():
         try:
@@ -118,7 +123,8 @@ def _run(
         transform=transform_of_model(model, spec, options["size"]), column=options["column"],
         batch_size=options["batch"], rows_per_shard=options["rows"], workers=options["workers"],
         device=_devices(options["device"]), engine=engine, actors=options["actors"], rank=rank, world_size=world,
-        tolerance=options.get("fast"), retry=retry, progress=not quiet, recorded={_COMMAND: options},
+        tolerance=options.get("fast"), retry=retry, check_rows=not options.get("any_rows"),
+        progress=not quiet, recorded={_COMMAND: options},
     )  # fmt: skip
 
 

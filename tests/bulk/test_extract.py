@@ -289,7 +289,7 @@ WRONG_SOURCES: dict[str, tuple[Any, type[Exception], str]] = {
     "a number": (3, featx.ArgumentTypeError, "samples come from .*; got a int"),
     "an empty list": ([], featx.ExtractionError, "there is nothing to extract in a list of 0 samples"),
     "one key twice": (["a.png", "b.png", "a.png"], featx.ExtractionError, "the key 'a.png' stands for two samples"),
-    "nothing readable": (["a.png", "b.png"], featx.ExtractionError, "none of the first 2 samples .* can be read: 'a"),
+    "nothing readable": (["a.png", "b.png"], featx.ExtractionError, "none of 2 samples .* can be read: 'a"),
 }
 
 

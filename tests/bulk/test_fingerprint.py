@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import collections
+import decimal
+import functools
 import importlib.util
+import operator
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from featx.bulk.fingerprint import fingerprint
 
@@ -153,3 +160,51 @@ def test_it_is_the_same_in_each_process(tmp_path: Path) -> None:
         for seed in ("1", "2")
     ]  # fmt: skip
     assert found[0] == found[1]
+
+
+def compiled(text: str, name: str = "f") -> Any:
+    """A function without source."""
+    space: dict[str, Any] = {"torch": torch, "functools": functools}
+    exec(compile(text, "<nowhere>", "exec"), space)
+    return space[name]
+
+
+class Holder(nn.Module):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self._factor = factor
+
+
+def decorated(factor: float) -> Any:
+    def scale(x: torch.Tensor) -> torch.Tensor:
+        return x * factor
+
+    return torch.no_grad()(scale)
+
+
+PAIRS: dict[str, tuple[Any, Any]] = {
+    "behind an installed decorator": (decorated(1.0), decorated(2.0)),
+    "names without source": (compiled("def f(x): return x.amax(1)"), compiled("def f(x): return x.amin(1)")),
+    "a private number of a module": (Holder(1.0), Holder(2.0)),
+    "a global dict with another object": (
+        compiled("import threading\nG = {'lock': threading.Lock(), 'k': 1}\ndef f(x): return x * G['k']"),
+        compiled("import threading\nG = {'lock': threading.Lock(), 'k': 2}\ndef f(x): return x * G['k']"),
+    ),
+    "a regular expression": (re.compile("a"), re.compile("b")),
+    "itemgetter": (operator.itemgetter(0), operator.itemgetter(1)),
+    "deque": (collections.deque([1]), collections.deque([2])),
+    "Decimal": (decimal.Decimal(1), decimal.Decimal(2)),
+    "bytearray": (bytearray(b"a"), bytearray(b"b")),
+    "path": (Path("a"), Path("b")),
+}
+
+
+@pytest.mark.parametrize(("one", "other"), PAIRS.values(), ids=PAIRS)
+def test_what_does_something_else_is_told_apart(one: Any, other: Any) -> None:
+    assert fingerprint(one) != fingerprint(other)
+    assert fingerprint(one) == fingerprint(one)
+
+
+def test_containers_that_hold_themselves() -> None:
+    function = compiled("G = {'k': 1}\nG['own'] = G\ndef f(x): return G")
+    assert fingerprint(function) == fingerprint(function)

@@ -1,0 +1,68 @@
+"""Refuse features of which the row of a sample depends on the other samples of its batch, or on chance."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from featx.bulk.compute import Runner
+from featx.bulk.formats import Rows
+from featx.bulk.loading import stacked
+from featx.errors import RequestError
+from featx.tree import tree_map
+
+# Batches of one form run the same kernels, so that a row differs by the order of sums at most.
+_TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-4}
+_TOLERANCE_OF_SHORT = 2e-2
+_WAY_OUT = "extract(..., check_rows=False) writes them as they come"
+
+
+def refuse_dependent_rows(runner: Runner, sample: Any) -> None:
+    """Compare the features of a sample beside itself with those beside another one, and with a second run.
+
+    The other sample is made of the first one. Where the model does not take it, that is not compared. Cost: three runs
+    of two samples.
+
+    Raises:
+        RequestError: they differ by more than rounding.
+    """
+    alike = stacked([sample, sample])
+    first, again = runner.features(alike), runner.features(alike)
+    try:
+        beside_another = runner.features(stacked([sample, tree_map(_changed, sample)]))
+    except Exception:  # the model's own, or a check of a value
+        beside_another = first
+    for column in runner.columns:
+        name = column.name
+        if not _is_same_row(first, again, name):
+            raise RequestError(
+                f"'{name}' is another one each time that it is computed for one input: the model draws random numbers, "
+                f"or keeps state; put it into eval mode, or change that. {_WAY_OUT}"
+            )
+        if not _is_same_row(first, beside_another, name):
+            raise RequestError(
+                f"what '{name}' is for a sample depends on the other samples of its batch, as behind a batch norm "
+                f"without running statistics, so that it would depend on the size of batches. {_WAY_OUT}"
+            )
+
+
+def _changed(leaf: Any) -> Any:
+    """Return other values for a part of a sample: floating-point numbers smaller, integers in another order."""
+    if not isinstance(leaf, torch.Tensor) or not leaf.dim():
+        return leaf
+    if leaf.is_floating_point():
+        return leaf.flip(-1) * 0.5
+    return leaf.flip(-1)
+
+
+def _is_same_row(one: Rows, other: Rows, name: str) -> bool:
+    """Say whether the features of the first sample are the same, but for rounding."""
+    values = one[name][0], other[name][0]
+    if values[0].shape != values[1].shape or values[0].dtype != values[1].dtype:
+        return False
+    if not values[0].is_floating_point():
+        return torch.equal(*values)
+    tolerance = _TOLERANCES.get(values[0].dtype, _TOLERANCE_OF_SHORT)
+    largest = values[0].abs().nan_to_num(0.0, 0.0, 0.0).max() if values[0].numel() else 0.0
+    return torch.allclose(*values, rtol=tolerance, atol=tolerance * float(largest), equal_nan=True)

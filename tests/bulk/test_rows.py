@@ -1,0 +1,189 @@
+"""Rows are those of their samples: no buffer of the model is shared, no other sample counts, and no chance."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import featx
+
+from .conftest import Net, expected, make_photos, pixels
+
+
+def run(model: nn.Module, source: Any, output: Path, **options: Any) -> featx.bulk.FeatureTable:
+    options = {"transform": pixels, "batch_size": 4, "workers": 0, "progress": False, **options}
+    return featx.extract(model, {"output": "y"}, source, output, **options)
+
+
+class Static(nn.Module):
+    """Returns the same memory in each call, as code for CUDA graphs does."""
+
+    def __init__(self, net: Net) -> None:
+        super().__init__()
+        self.net = net
+        self.register_buffer("out", torch.zeros(4, 5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out.copy_(self.net(x)) if len(x) == 4 else self.net(x)  # type: ignore[operator]
+
+
+def test_a_model_may_return_the_same_memory_each_time(net: Net, tmp_path: Path) -> None:
+    keys = make_photos(tmp_path / "photos", 40)
+    wrapped = nn.Sequential(Static(net)).eval()
+    table = featx.extract(
+        wrapped, {"0": "y"}, tmp_path / "photos", tmp_path / "out", transform=pixels, batch_size=4, rows_per_shard=20,
+        workers=0, progress=False, check_rows=False,
+    )  # fmt: skip
+    assert table.keys == keys
+    assert torch.allclose(table.tensor("y"), expected(net, tmp_path / "photos", keys), atol=1e-6)
+
+
+class Centred(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = super().forward(x)
+        return y - y.mean(0)
+
+
+class Drawing(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.dropout(super().forward(x))  # in eval mode too
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [(Centred, "depends on the other samples of its batch"), (Drawing, "another one each time")],
+)
+def test_rows_that_are_not_those_of_samples_are_refused(kind: type[Net], reason: str, tmp_path: Path) -> None:
+    make_photos(tmp_path / "photos", 8)
+    torch.manual_seed(0)
+    model = kind().eval()
+    with pytest.raises(featx.RequestError, match=f"{reason}.*check_rows=False"):
+        run(model, tmp_path / "photos", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert len(run(model, tmp_path / "photos", tmp_path / "out", check_rows=False)) == 8
+
+
+def test_images_that_are_others_under_the_same_names_are_another_job(net: Net, tmp_path: Path) -> None:
+    keys = make_photos(tmp_path / "photos", 20)
+    run(net, tmp_path / "photos", tmp_path / "out", rows_per_shard=10, rank=0, world_size=2)
+    for key in keys[1:]:
+        Image.new("RGB", (20, 18), "red").save(tmp_path / "photos" / key)
+    with pytest.raises(featx.ExtractionError, match="its sample is"):
+        run(net, tmp_path / "photos", tmp_path / "out", rows_per_shard=10, rank=1, world_size=2)
+
+
+def test_a_table_that_was_written_meanwhile_is_told(net: Net, tmp_path: Path) -> None:
+    keys = make_photos(tmp_path / "photos", 12)
+    broken = tmp_path / "photos" / keys[5]
+    image = broken.read_bytes()
+    broken.write_bytes(b"no image")
+    table = run(net, tmp_path / "photos", tmp_path / "out", rows_per_shard=6)
+    assert len(table) == 11
+    broken.write_bytes(image)
+    run(net, tmp_path / "photos", tmp_path / "out", rows_per_shard=6, retry=True)
+    for read in (lambda: table.keys, lambda: table.tensor("y"), lambda: table[3]):
+        with pytest.raises(featx.ExtractionError, match="has been written since it was opened"):
+            read()
+    again = featx.open_features(tmp_path / "out")
+    assert again.keys == keys
+    assert torch.allclose(again.tensor("y"), expected(net, tmp_path / "photos", keys), atol=1e-6)
+
+
+class Poison:
+    """Ends the process that reads one of the images."""
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+
+    def __call__(self, image: Any) -> torch.Tensor:
+        if image.size == (41, 30):
+            if self.how == "exits":
+                os._exit(1)
+            raise {"interrupt": KeyboardInterrupt, "base": BaseException}[self.how]
+        return pixels(image)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["exits", "interrupt", "base"])
+def test_a_sample_that_ends_its_process_is_a_failure(how: str, net: Net, tmp_path: Path) -> None:
+    keys = make_photos(tmp_path / "photos", 24)
+    Image.new("RGB", (41, 30)).save(tmp_path / "photos" / keys[17])
+    table = run(net, tmp_path / "photos", tmp_path / "out", transform=Poison(how), workers=2, rows_per_shard=8)
+    assert [key for key, _ in table.errors] == [keys[17]]
+    assert "the process that read it was lost" in table.errors[0][1]
+    others = [key for key in keys if key != keys[17]]
+    assert table.keys == others
+    assert torch.allclose(table.tensor("y"), expected(net, tmp_path / "photos", others), atol=1e-6)
+
+
+def test_random_numbers_of_the_user_are_not_drawn(net: Net, tmp_path: Path) -> None:
+    make_photos(tmp_path / "photos", 4)
+    before = torch.get_rng_state()
+    run(net, tmp_path / "photos", tmp_path / "out", workers=1)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_two_folders_that_are_linked_to_each_other(net: Net, tmp_path: Path) -> None:
+    for name, other in (("a", "b"), ("b", "a")):
+        folder = tmp_path / "photos" / name
+        folder.mkdir(parents=True)
+        Image.new("RGB", (20, 18)).save(folder / f"{name}.png")
+        (folder / "link").symlink_to(f"../{other}")
+    table = run(net, tmp_path / "photos", tmp_path / "out")
+    assert table.keys == ["a/a.png", "a/link/b.png", "b/b.png", "b/link/a.png"]
+
+
+def test_tar_files_that_were_joined_by_cat(net: Net, tmp_path: Path) -> None:
+    keys = make_photos(tmp_path / "photos", 4)
+    parts: list[bytes] = []
+    for key in keys:
+        with tarfile.open(tmp_path / "one.tar", "w") as tar:
+            tar.add(tmp_path / "photos" / key, key)
+        parts.append((tmp_path / "one.tar").read_bytes())
+    (tmp_path / "all.tar").write_bytes(b"".join(parts))
+    table = run(net, tmp_path / "all.tar", tmp_path / "out")
+    assert table.keys == keys
+    assert torch.allclose(table.tensor("y"), expected(net, tmp_path / "photos", keys), atol=1e-6)
+
+
+class TwoInputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        return self.layer(first) + second
+
+
+def test_inputs_by_name_are_in_the_dtype_of_the_weights(tmp_path: Path) -> None:
+    values = torch.rand(5, 3, dtype=torch.float64)
+    model = TwoInputs().eval()
+    table = run(
+        model, list(range(5)), tmp_path / "out", transform=None,
+        load=lambda number: {"first": values[number], "second": values[number, :2]},
+    )  # fmt: skip
+    with torch.no_grad():
+        assert torch.allclose(table.tensor("y"), model(values.float(), values[:, :2].float()))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"output": ""}, "features are in a folder"),
+        ({"transform": 3}, "transform must be a function"),
+        ({"recorded": {"batch_size": 3}}, "is what featx notes itself"),
+        ({"recorded": {"a": object()}}, "a dict that json can write"),
+    ],
+)
+def test_wrong_arguments_are_told_at_once(options: dict[str, Any], message: str, net: Net, tmp_path: Path) -> None:
+    make_photos(tmp_path / "photos", 2)
+    output = options.pop("output", tmp_path / "out")
+    with pytest.raises(featx.ArgumentTypeError, match=message):
+        run(net, tmp_path / "photos", output, **options)
