@@ -468,3 +468,35 @@ def test_a_table_that_is_moved_in_each_call_fixes_no_length() -> None:
             model, ["h.0"], example_inputs={"input_ids": ids, "attention_mask": mask, "use_cache": False}
         )
         assert extractor.free_dims.of == {"input_ids": ["free", "free"], "attention_mask": ["free", "free"]}
+
+
+class GrowingTable(nn.Module):
+    """Asks for the length of its table only where it has one."""
+
+    table: torch.Tensor | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.table, self.length = None, 0
+
+    def rows(self, length: int) -> torch.Tensor:
+        if self.table is None or length > self.length:
+            self.table = torch.arange(length)[:, None] * torch.ones(8)
+            self.length = length
+        return self.table[:length]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x) * self.rows(x.shape[1]))
+
+
+@pytest.mark.parametrize("nodes", [["first"], ["second"], ["first", "output"]])
+def test_an_attribute_that_only_the_second_call_asks_for(nodes: list[str]) -> None:
+    model = GrowingTable().eval()
+    extractor = featx.create_feature_extractor(model, nodes, example_inputs=torch.rand(2, 6, 8))
+    for length in (9, 4, 6):
+        x = torch.rand(1, length, 8)
+        first = model.first(x)
+        expected = {"first": first, "output": model(x), "second": model(x)}
+        for name, value in extractor(x).items():
+            assert torch.equal(value, expected[name])

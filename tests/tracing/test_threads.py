@@ -448,3 +448,28 @@ def test_layouts_are_found_on_modules_that_are_not_those_of_the_model(capsys: py
     runs = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("runs")]
     assert "meta" in {device for _, _, device in runs}
     assert str(id(model[1])) not in {module for _, module, _ in runs}
+
+
+GATE = threading.Condition()
+
+
+class Locks(nn.Module):
+    """Takes a lock and lets it go, as code does that reads a file which others may write."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with GATE:
+            GATE.notify_all()
+        return x * 2
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_a_lock_that_no_other_thread_may_want_hands_over_nothing(
+    is_alone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("featx.tracing.environment.profile_hook.is_only_thread", lambda: is_alone)
+    model, x = Locks().eval(), torch.rand(2)
+    if is_alone:
+        assert torch.equal(featx.trace(model, x)(x), model(x))
+    else:
+        with pytest.raises(featx.TraceError, match="hands work to another thread or process"):
+            featx.trace(model, x)

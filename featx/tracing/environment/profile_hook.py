@@ -10,13 +10,14 @@ from collections.abc import Callable, Sequence
 from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
+from featx.tracing.environment.other_threads import is_only_thread
+
 # Gets the frame, the event ("call", "c_call" or the end of one), and with "c_call" what is called: `sys.setprofile`.
 ProfileCallback = Callable[[FrameType, str, Any], None]
 
 # Calls that give work to another thread. Pools, events, barriers and semaphores use them too.
-_DELEGATING_CODE = {
-    method.__code__ for method in (threading.Thread.start, threading.Condition.notify, queue.Queue.put)
-}  # fmt: skip
+_NOTIFY = threading.Condition.notify.__code__
+_DELEGATING_CODE = {threading.Thread.start.__code__, queue.Queue.put.__code__, _NOTIFY}
 _LIBRARIES = ("concurrent.futures.", "multiprocessing.")
 # Python modules in them that only tell something, as each record of `logging` asks for the name of the process. A
 # process that is started runs code of others of them too.
@@ -64,6 +65,8 @@ def delegates_work(frame: FrameType, event: str, called: Any) -> bool:
     if event == "call":
         name = str(frame.f_globals.get("__name__"))
         is_one = frame.f_code in _DELEGATING_CODE or (name.startswith(_LIBRARIES) and name not in _TELLING)
+        if frame.f_code is _NOTIFY and is_only_thread():  # it wakes nobody, as in the lock of a file
+            return False
     else:
         is_one = event == "c_call" and called.__name__ == "put" and isinstance(called.__self__, SimpleQueue)
     return is_one and not _is_logging(frame)

@@ -331,7 +331,7 @@ class ExampleTrace:
             is_done = self.recorder.has_all_needed_nodes or (
                 find_requested and find_requested(self.graph, self.module_calls.failed_module_path)
             )
-            if not is_done:
+            if not is_done or self._misses_absent(error):
                 self.module_calls.check_missing(error)
                 self._explain(error)
                 raise
@@ -341,10 +341,14 @@ class ExampleTrace:
                 self.recorder.call_record.stopped_early = True
             return None, None
 
+    def _misses_absent(self, error: BaseException) -> bool:
+        """Say whether forward has asked for an attribute that this trace has taken away."""
+        return any(name == getattr(error, "name", None) for _, name in self.checks.absent)
+
     def _explain(self, error: BaseException) -> None:
         """Raise another error where this one may come from a module that was kept whole, and so did not run."""
-        if any(name == getattr(error, "name", None) for _, name in self.checks.absent):
-            return  # an attribute that this trace has taken away
+        if self._misses_absent(error):
+            return
         self.inputs.kinds.explain(error)
         if isinstance(error, (LookupError, AttributeError, TypeError)) and not isinstance(error, FeatxError):
             whole = [node for node in self.graph.nodes if "opaque_because" in node.meta]
