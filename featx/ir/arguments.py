@@ -70,6 +70,13 @@ def _refuse_hidden_nodes(argument: Argument) -> None:
         )
 
 
+def nodes_in(value: Any) -> list[Node]:
+    """Return the nodes in an argument, each once."""
+    found: dict[Node, None] = {}
+    collect_nodes(value, found)
+    return list(found)
+
+
 def collect_nodes(argument: Argument, found: dict[Node, None]) -> None:
     """Add each node in `argument` to `found`, in the order in which a reader meets them."""
     kind = type(argument)

@@ -10,12 +10,13 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from featx.ir.arguments import nodes_in
 from featx.ir.module_effects import module_draws, module_effects, module_writes_state
 from featx.ir.names import has_borrowed_name, qualified_name
 from featx.ir.node import Node
@@ -264,7 +265,7 @@ class Effects:
             for position, argument in enumerate(arguments):
                 if is_written(argument) and not argument.kwarg_only:
                     value = _argument(node, position, argument.name)
-                    writes.update(dict.fromkeys(_nodes_in(value)))
+                    writes.update(dict.fromkeys(nodes_in(value)))
         is_random = _is_random(node, name)
         if not writes and not facts.draws and facts.dropout_at is None and _inplace_position(node) is None:
             self._plain[node.op, node.target] = is_view
@@ -343,7 +344,7 @@ def _nodes(node: Node) -> tuple[Node, ...]:
 
 
 def _first_node(node: Node) -> tuple[Node, ...]:
-    return tuple(_nodes_in(first_argument(node.args, node.kwargs)))
+    return tuple(nodes_in(first_argument(node.args, node.kwargs)))
 
 
 def _argument(node: Node, position: int, name: str) -> Any:
@@ -353,16 +354,8 @@ def _argument(node: Node, position: int, name: str) -> Any:
     return first_argument((), node.kwargs) if name == "self" else node.kwargs.get(name)
 
 
-def _nodes_in(value: Any) -> Iterable[Node]:
-    from featx.ir.arguments import collect_nodes
-
-    found: dict[Node, None] = {}
-    collect_nodes(value, found)
-    return found
-
-
 def _out_argument(node: Node) -> tuple[Node, ...]:
-    return tuple(_nodes_in(node.kwargs.get("out")))
+    return tuple(nodes_in(node.kwargs.get("out")))
 
 
 def _inplace_position(node: Node) -> int | None:

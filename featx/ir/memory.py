@@ -70,6 +70,10 @@ class MemoryGroups:
         """Return the group of what the module that `node` calls keeps."""
         return self._find(self._states[node.target])
 
+    def kept_by(self, node: Node) -> int:
+        """Return the group of what a read of an attribute returns, or of what the module that `node` calls keeps."""
+        return self.of(node) if node.op == "get_attr" else self.state_of(node)
+
     def is_external(self, node: Node) -> bool:
         """Say whether the value of `node` may share memory with an input or with the model's own tensors."""
         return self.of(node) in self._external
@@ -111,7 +115,7 @@ class MemoryGroups:
             if node.op not in ("call_module", "get_attr") or (node.op, node.target) in done:
                 continue
             done.add((node.op, node.target))
-            group = self.of(node) if node.op == "get_attr" else self.state_of(node)
+            group = self.kept_by(node)
             for part in _held(root, node.target):
                 self._join(holders.setdefault(part, group), group)
 

@@ -6,12 +6,11 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 
-from featx.ir.arguments import map_arg
+from featx.ir.arguments import map_arg, nodes_in
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.ir.rewiring import keep_measured_effects, replace_inputs
 from featx.rewrite.placing import point_anywhere, point_behind
-from featx.rewrite.replacement import nodes_in
 from featx.rewrite.safety import Place
 from featx.rewrite.site import Site
 

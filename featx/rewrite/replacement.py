@@ -8,7 +8,6 @@ from typing import Any
 from torch import nn
 
 from featx.errors import PatternError
-from featx.ir.arguments import collect_nodes
 from featx.ir.effects import CallEffects, Effects
 from featx.ir.graph import Graph
 from featx.ir.node import Node
@@ -124,13 +123,6 @@ def memory_of(nodes: Iterable[Node], effects: Effects) -> tuple[dict[Node, froze
 def has_effect(found: CallEffects) -> bool:
     """Say whether a call does anything besides computing its value."""
     return found.is_random or not found.does_nothing_else
-
-
-def nodes_in(value: Any) -> list[Node]:
-    """Return the nodes in an argument, each once."""
-    found: dict[Node, None] = {}
-    collect_nodes(value, found)
-    return list(found)
 
 
 def _names(values: Iterable[Any]) -> str:

@@ -9,10 +9,11 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
+from featx.ir.arguments import nodes_in
 from featx.ir.effects import Effects
 from featx.ir.graph import Graph
 from featx.ir.node import Node
-from featx.rewrite.replacement import has_effect, memory_of, nodes_in
+from featx.rewrite.replacement import has_effect, memory_of
 from featx.rewrite.site import Site
 from featx.rewrite.timeline import Timeline
 

@@ -313,7 +313,7 @@ class _Liveness:
         paths: dict[int, set[str]] = {}
         for node in self._graph.nodes if written else ():
             if node.op in _STATEFUL:
-                group = self._memory.of(node) if node.op == "get_attr" else self._memory.state_of(node)
+                group = self._memory.kept_by(node)
                 paths.setdefault(group, set()).add(str(node.target))
         found = ((node, [paths[group] for group in groups if group in paths]) for node, groups in written.items())
         return [(node, set[str]().union(*places)) for node, places in found if places]
@@ -344,7 +344,7 @@ class _Liveness:
             return set(), set()
         others = [node for node in stateful if not read.isdisjoint(tensors[node])]
         memory = self._memory
-        return guards, {memory.of(node) if node.op == "get_attr" else memory.state_of(node) for node in others}
+        return guards, {memory.kept_by(node) for node in others}
 
     def _guards_ahead_of(self, end: Node) -> set[Node]:
         return {node for node in self._graph.nodes if node.meta.get("is_guard") and node < end}

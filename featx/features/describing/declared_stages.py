@@ -11,8 +11,9 @@ from torch import nn
 
 from featx.errors import RequestError
 from featx.features.describing.images import ImageInput
-from featx.features.describing.maps import Stage, all_of, is_of_image, last_at_each_stride, names_of_parts, nodes_in
+from featx.features.describing.maps import Stage, all_of, is_of_image, last_at_each_stride, names_of_parts
 from featx.features.describing.node_rows import TracedRows
+from featx.ir.arguments import nodes_in
 from featx.libraries import in_order, resolve_feature_module
 
 

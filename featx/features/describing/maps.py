@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
 from featx.features.describing.node_rows import TracedRows
 from featx.features.describing.table import NodeInfo
-from featx.ir.arguments import map_arg
+from featx.ir.arguments import nodes_in
 from featx.ir.node import Node
 from featx.tracing.nodes.module_output import module_output
 
@@ -76,13 +75,6 @@ def _stage(row: NodeInfo) -> Stage | None:
         is_map = row.layout == "NLC" and row.shape[1] - row.prefix_tokens > 1
     is_declared = row.layout == "NLC" and row.prefix_tokens > 0
     return Stage(row.name, row.stride, row.layout, row.channels, row.depth, is_declared) if is_map else None
-
-
-def nodes_in(value: Any) -> list[Node]:
-    """Return the nodes in an argument."""
-    found: list[Node] = []
-    map_arg(value, found.append)
-    return found
 
 
 def is_of_image(stage: Stage, traced: TracedRows) -> bool:

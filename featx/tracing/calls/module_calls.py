@@ -290,11 +290,8 @@ class ModuleCalls:
             origin = value.origin if is_own else recorder.lineage.get(value)
             if not isinstance(origin, Part) or (origin.node is not None and not origin.node.is_erased):
                 continue
-            inside, recorder.scope = recorder.scope, scope
-            try:
+            with recorder.in_scope(scope):
                 recorder.node_of(origin)
-            finally:
-                recorder.scope = inside
 
     # -- modules that are one node -----------------------------------------------------------------------------------
 
@@ -303,12 +300,9 @@ class ModuleCalls:
     ) -> tuple[Node, Any]:
         """Record the call of a module as one node; return the node and what the module returns."""
         recorder = self._recorder
-        inside, recorder.scope = recorder.scope, self._caller  # which takes out of a value what it passes on
-        try:
-            with torch._C.DisableTorchFunction():
-                arguments, keywords = recorder.create_args(args), recorder.create_kwargs(kwargs)
-        finally:
-            recorder.scope = inside
+        # The caller takes out of a value what it passes on.
+        with recorder.in_scope(self._caller), torch._C.DisableTorchFunction():
+            arguments, keywords = recorder.create_args(args), recorder.create_kwargs(kwargs)
         # What torch's own leaves do is known.
         is_own = not is_torch_layer(type(module)) or bool(module._modules)
         self.one_node_checks.check(module, path, (args, kwargs), is_own=is_own)

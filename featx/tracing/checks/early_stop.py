@@ -47,7 +47,7 @@ def go_on_where_needed(request: TraceRequest, trace: ExampleTrace) -> ExampleTra
         trace = request.run(trace, conditions)
         missed = _missed(request, trace)
     if missed is not None:
-        name = type(trace.model_context.traced).__name__
+        name = trace.name
         raise TraceError(
             f"cannot trace {name}: forward {missed}, in code that cannot be followed: {trace.early_stop_reason}. To go "
             "on, put that code into a submodule, which is kept whole, or into a function that featx.wrap marks."

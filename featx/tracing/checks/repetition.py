@@ -79,7 +79,7 @@ def check_repeats(request: TraceRequest, trace: ExampleTrace) -> bool:
                 break
             except ThreadInterference as error:
                 if attempt + 1 == ATTEMPTS:
-                    raise TraceError(f"cannot trace {_name(trace)} while other threads run: {error}") from error
+                    raise TraceError(f"cannot trace {trace.name} while other threads run: {error}") from error
             finally:
                 first.drop_replica()
     return False
@@ -96,7 +96,7 @@ def _refuse_comparison(tracer: ExampleTracer, trace: ExampleTrace) -> NoReturn:
     path, place = trace.recorder.compared_alias or ("", "")
     _keep_whole_if_possible(tracer, path, MAY_COMPARE)
     raise TraceError(
-        f"cannot trace {_name(trace)}: {MAY_COMPARE} {place}".rstrip()
+        f"cannot trace {trace.name}: {MAY_COMPARE} {place}".rstrip()
         + ". To go on, put the code that does it into a submodule, which is kept whole, or into a function that "
         + "featx.wrap marks."
     )
@@ -116,7 +116,7 @@ def _repeats(request: TraceRequest, trace: ExampleTrace) -> bool | None:
     if not trace.can_repeat():
         trace.forget_record()
         return None
-    with request.tracer.log.run(_name(trace), "a second call, against the record of the first", is_real=False):
+    with request.tracer.log.run(trace.name, "a second call, against the record of the first", is_real=False):
         may_change = trace.model_context.caches.iterators or trace.checks.cache_message
         states = trace.python_states() if may_change else None
         repeats = trace.repeats(request.args, request.kwargs)
@@ -152,10 +152,6 @@ def _repeats_without_values(request: TraceRequest, trace: ExampleTrace) -> bool:
         first.drop_replica()
 
 
-def _name(trace: ExampleTrace) -> str:
-    return type(trace.model_context.traced).__name__
-
-
 def _second_call(request: TraceRequest, first: ExampleTrace) -> ExampleTrace:
     """Trace the next call on the replica of `first`.
 
@@ -174,11 +170,11 @@ def _second_call(request: TraceRequest, first: ExampleTrace) -> ExampleTrace:
         read = {attribute for attribute in first.checks.absent if attribute[1] == missing}
         if read:
             raise ReadInNextCall(read) from error
-        raise TraceError(f"cannot trace {_name(first)}: its second call differs from the first one: {error}") from error
+        raise TraceError(f"cannot trace {first.name}: its second call differs from the first one: {error}") from error
 
 
 def _check_traces(request: TraceRequest, trace: ExampleTrace, *, checked: ExampleTrace, newly_observed: bool) -> None:
-    name = _name(trace)
+    name = trace.name
     states = trace.python_states()
     second = _second_call(request, trace)
     try:
@@ -226,7 +222,7 @@ def _check_fixed_point(tracer: ExampleTracer, second: ExampleTrace, states: Mapp
     what = second.checks.cache_message or f"{owner} {_CHANGES}"
     _keep_whole_if_possible(tracer, path, what.rstrip(","))
     raise TraceError(
-        f"cannot trace {_name(second)}: {what.rstrip(',')}, and a later call may do something else. {_WAY_OUT}"
+        f"cannot trace {second.name}: {what.rstrip(',')}, and a later call may do something else. {_WAY_OUT}"
     )
 
 
@@ -244,7 +240,7 @@ def _check_identity(request: TraceRequest, trace: ExampleTrace, second: ExampleT
     args, kwargs, record = request.args, request.kwargs, second.recorder.call_record
     if record is None or not second.can_repeat():
         return
-    with request.tracer.log.run(_name(trace), "further calls, where other tensors are one object", is_real=False):
+    with request.tracer.log.run(trace.name, "further calls, where other tensors are one object", is_real=False):
         if not second.repeats(args, kwargs, returned=False, inputs=False):
             return
         if record.returned_inputs and not second.repeats(args, kwargs, inputs=False):
@@ -255,7 +251,7 @@ def _check_identity(request: TraceRequest, trace: ExampleTrace, second: ExampleT
         trace.require_aliases(args, kwargs)
     except NeedsSharedInputs:
         raise TraceError(
-            f"cannot trace {_name(trace)}: forward tests whether two of its inputs are one tensor, and the example has "
+            f"cannot trace {trace.name}: forward tests whether two of its inputs are one tensor, and the example has "
             "one tensor as two inputs. To go on, give an example with different ones."
         ) from None
 

@@ -182,6 +182,11 @@ class ExampleTrace:
         return self.recorder.graph
 
     @property
+    def name(self) -> str:
+        """What messages call the model or function that is traced."""
+        return self.model_context.name
+
+    @property
     def numbers(self) -> Numbers:
         """The numbers that the model got."""
         return self.recorder.numbers

@@ -28,6 +28,7 @@ from featx.tracing.example.run_setup import RunSetup
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.log import RunLog
 from featx.tracing.nodes.leaf_classes import is_leaf_class
+from featx.tracing.nodes.scope import name_of_traced
 from featx.tracing.replica.mode_reads import ModeReads
 from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.signals import (
@@ -216,7 +217,7 @@ class ExampleTracer:
         replica, tensors = context.replica(self.training, "all")
         if any(tensor.is_meta for tensor in tensors.all):
             return False
-        with self.log.run(_name(context.traced), "the example, with nothing recorded", is_real=True):
+        with self.log.run(context.name, "the example, with nothing recorded", is_real=True):
             run = run_plainly(context, replica.root, args, kwargs)
         replica.drop()
         return run.error is None
@@ -228,7 +229,7 @@ class ExampleTracer:
         args, kwargs = tree_map(
             lambda leaf: leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf, (args, kwargs)
         )
-        with self.log.run(_name(context.traced), "inputs of another form", is_real=False):
+        with self.log.run(context.name, "inputs of another form", is_real=False):
             run = run_plainly(context, replica.root, args, kwargs)
         replica.drop()
         return run.error
@@ -291,7 +292,7 @@ class ExampleTracer:
             trace = ExampleTrace(self._settings(before), context, replica, conditions)
             setup.apply(trace, is_first_call=before is None)
             try:
-                with self.log.run(_name(context.traced), conditions.reason, is_real=conditions.is_real):
+                with self.log.run(context.name, conditions.reason, is_real=conditions.is_real):
                     try:
                         trace.run(args, kwargs, find_requested)
                     finally:
@@ -322,9 +323,7 @@ class ExampleTracer:
                     raise
                 attempts -= 1
                 if not attempts:
-                    raise TraceError(
-                        f"cannot trace {_name(context.traced)} while other threads run: {error}"
-                    ) from error
+                    raise TraceError(f"cannot trace {context.name} while other threads run: {error}") from error
 
     def _note_interference(self, error: ThreadInterference) -> None:
         """Observe all calls in later runs, if this one was disturbed for sure, or may have been for the second time."""
@@ -336,8 +335,4 @@ def _error(root: Any, what: str, place: str, advice: str = "") -> TraceError:
     advice = advice or (
         "put the code that does it into a submodule, which is kept whole, or into a function that featx.wrap marks"
     )
-    return TraceError(f"cannot trace {_name(root)}: {f'{what} {place}'.rstrip(' ,')}. To go on, {advice}.")
-
-
-def _name(root: Any) -> str:
-    return type(root).__name__ if isinstance(root, nn.Module) else getattr(root, "__name__", "function")
+    return TraceError(f"cannot trace {name_of_traced(root)}: {f'{what} {place}'.rstrip(' ,')}. To go on, {advice}.")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from torch import nn
+
 from featx.ir.paths import parents_of
 
 
@@ -20,6 +22,11 @@ class Scope:
         self.place = (module_path, module_type)
         outer = outer or {}
         self.stack = {**outer, module_path: (module_path, module_type)} if module_type else outer
+
+
+def name_of_traced(root: object) -> str:
+    """Return what messages call a model or function that is traced: the name of its class, or its own."""
+    return type(root).__name__ if isinstance(root, nn.Module) else getattr(root, "__name__", "function")
 
 
 def asked_for_by(path: str, asked_for: Collection[str], outer: Collection[str]) -> list[str]:

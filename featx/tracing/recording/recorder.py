@@ -362,6 +362,15 @@ class Recorder(TracerBase):
         """Turn values of the model into arguments of a node."""
         return tuple([self.create_arg(value) for value in values])
 
+    @contextmanager
+    def in_scope(self, scope: Scope) -> Generator[None]:
+        """Record as in another scope for a while."""
+        before, self.scope = self.scope, scope
+        try:
+            yield
+        finally:
+            self.scope = before
+
     def create_kwargs(self, values: dict[str, Any]) -> dict[str, Argument]:
         """Turn values of the model into keyword arguments of a node."""
         return {key: self.create_arg(value) for key, value in values.items()} if values else {}

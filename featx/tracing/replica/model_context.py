@@ -21,6 +21,7 @@ from featx.tracing.file_globals.holders import Holder, outside_of_files
 from featx.tracing.file_globals.outer_values import OuterValues
 from featx.tracing.file_globals.pass_through import PassThroughs
 from featx.tracing.file_globals.wrapping import find_names_to_replace, globals_of
+from featx.tracing.nodes.scope import name_of_traced
 from featx.tracing.objects.module_tree import tensors_of, walk_modules
 from featx.tracing.replica.interception import has_hooks, has_own_call
 from featx.tracing.replica.replica import Replica, replica_of
@@ -156,6 +157,11 @@ class ModelContext:
 
     def _new_outer_values(self) -> OuterValues:
         return OuterValues([*self.caches.holders, *outside_of_files(self.namespaces)])
+
+    @property
+    def name(self) -> str:
+        """What messages call the model or function that is traced."""
+        return name_of_traced(self.traced)
 
     def replica(self, training: bool | None, copies_tensors: str) -> tuple[Replica, ModelTensors]:
         """Return a new replica of the model in a mode, and its tensors; see `Replica`. O(modules)."""

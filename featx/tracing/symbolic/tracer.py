@@ -28,7 +28,7 @@ from featx.tracing.file_globals.wrapping import find_names_to_replace, globals_o
 from featx.tracing.nodes.leaf_classes import is_leaf_class
 from featx.tracing.nodes.naming import QualifiedNames
 from featx.tracing.nodes.proxy import ParameterProxy, Proxy, failure, find_proxy, refusal
-from featx.tracing.nodes.scope import Scope
+from featx.tracing.nodes.scope import Scope, name_of_traced
 from featx.tracing.nodes.tracer_base import TracerBase
 from featx.tracing.replica.interception import has_backward_hooks, intercept
 from featx.tracing.replica.mode_reads import ModeReads, has_set_mode, mode_of, record_mode_reads
@@ -130,7 +130,7 @@ class Tracer(TracerBase):
         if not is_module and not callable(root):
             raise TraceError(f"cannot trace a {type(root).__name__}; give an nn.Module or a function")
         self.root = root if is_module else nn.Module()
-        self.root_module_name = type(root).__name__ if is_module else getattr(root, "__name__", "function")
+        self.root_module_name = name_of_traced(root)
         self._replica = replica = replica_of(self.root, self.training)
         refuse_ambiguous(replica.paths)
         function = getattr(replica.root, self.traced_func_name) if is_module else root
