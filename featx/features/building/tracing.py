@@ -108,7 +108,7 @@ class ModelTracing:
         # Whether a trace has ended early.
         self._has_failed = False
         # What is known from a trace in the other mode; where modules do more than set flags, nothing.
-        self._surroundings: ModelContext | None = None
+        self._context: ModelContext | None = None
         self._modules = dict(walk_modules(self.model))
         self._is_known = all(map(only_sets_flags, self._modules.values()))
         # Whether a graph computes what is returned; one that is only described may differ in a second call.
@@ -139,7 +139,7 @@ class ModelTracing:
 
     def _on_example(self, request: Iterable[str] = (), opened: frozenset[str] | None = None) -> ExampleTracer:
         tracer = self._new_tracer(request).on_example(opened)
-        tracer.model_context = self._surroundings
+        tracer.model_context = self._context
         tracer.check_sizes = self._check_sizes
         # A case of its own is traced for a size that comes up in the training of a detection model.
         tracer.runs_sizes_for_real = not (self.training and self.inputs.is_for_one_mode)
@@ -149,9 +149,9 @@ class ModelTracing:
         """Drop what traces in one mode have kept for one in the other."""
         self._other_mode.drop()
 
-    def _known(self, trace: ExampleTrace) -> ExampleTrace:
+    def _remember_context(self, trace: ExampleTrace) -> ExampleTrace:
         if self._is_known:
-            self._surroundings = trace.model_context
+            self._context = trace.model_context
         return trace
 
     def _trace_symbolically(self, request: Iterable[str]) -> Graph:
@@ -184,7 +184,7 @@ class ModelTracing:
                 f"example_inputs={{'{left_out[0]}': ...}}"
             ) from error
 
-    def _without_inputs(self, request: Iterable[str]) -> Graph:
+    def _trace_without_inputs(self, request: Iterable[str]) -> Graph:
         try:
             return self._trace_symbolically(request)
         except TraceError as error:
@@ -239,9 +239,9 @@ class ModelTracing:
         def follow(example: Example) -> Graph:
             tracer = self._on_example(request)
             tracer.keep_source = keep_source
-            return self._known(tracer.trace(self.model, *_inputs(example))).graph
+            return self._remember_context(tracer.trace(self.model, *_inputs(example))).graph
 
-        return self._either(follow, request)
+        return self._follow_or_trace_symbolically(follow, request)
 
     def _all_names(self) -> list[str]:
         return names_of(self.graph())
@@ -310,7 +310,7 @@ class ModelTracing:
         def follow(example: Example) -> Graph:
             error: Exception | None = None
             try:
-                trace = self._opened(example, asked, owner, found)
+                trace = self._trace_opened(example, asked, owner, found)
                 left.update(trace.checks.left)
                 if names_match_full_trace(trace.graph, asked, trace.module_calls.ran_inside_opaque):
                     return trace.graph
@@ -320,7 +320,7 @@ class ModelTracing:
                 error = caught
             wanted = Finder(asked, owner, self.model_in_mode)
             trace, free = trace_checked(self._on_example(asked), self.model, *_inputs(example), wanted)
-            self._known(trace)
+            self._remember_context(trace)
             found[:] = [free]
             left.update(trace.checks.left)
             try:
@@ -336,7 +336,7 @@ class ModelTracing:
                 raise
             return trace.graph
 
-        graph = self._either(follow, asked)
+        graph = self._follow_or_trace_symbolically(follow, asked)
         nodes = select(graph, asked, owner)
         if probabilities.names:
             nodes = probabilities.make(graph, nodes, request)
@@ -401,11 +401,13 @@ class ModelTracing:
         read = known.keys() if trace is None else known.keys() & trace.checks.read_first
         return known[min(read)] if read else None
 
-    def _opened(self, example: Example, request: Mapping[str, str], owner: str, found: list[FreeDims]) -> ExampleTrace:
+    def _trace_opened(
+        self, example: Example, request: Mapping[str, str], owner: str, found: list[FreeDims]
+    ) -> ExampleTrace:
         tracer = self._on_example(request, modules_to_open(self._modules, request) | self.opened)
         trace, free = self._checked(tracer, example, Finder(request, owner, self.model_in_mode))
         self._has_failed |= trace.early_stop_reason is not None
-        self._known(trace)
+        self._remember_context(trace)
         select(trace.graph, request, owner)
         found[:] = [free]
         return trace
@@ -423,14 +425,14 @@ class ModelTracing:
         known.reads = None
         return result
 
-    def _either(self, follow: Callable[[Example], Graph], request: Iterable[str] = ()) -> Graph:
+    def _follow_or_trace_symbolically(self, follow: Callable[[Example], Graph], request: Iterable[str] = ()) -> Graph:
         """Trace on an example where there is one, else symbolically; and so where the model takes no guessed example.
 
         What cannot be followed on an example, such as a seed that forward sets, a symbolic trace would not notice.
         """
         example = self._example()
         if example is None:
-            return self._without_inputs(request)
+            return self._trace_without_inputs(request)
         self._has_failed = False
         try:
             graph = follow(example)
@@ -438,7 +440,7 @@ class ModelTracing:
             other = self._guess_that_runs(example) if self._has_failed and example is self.inputs.guessed else None
             if other is None:
                 return graph
-            self._go_on_with(other)
+            self._retry_with(other)
             return follow(other)
         except NodeNameError:
             raise
@@ -451,8 +453,8 @@ class ModelTracing:
                 raise self.inputs.refused_guess(example, error) from error
             other = self._guess_that_runs(example)
             if other is not None:
-                self._go_on_with(other)
-                return self._either(follow, request)
+                self._retry_with(other)
+                return self._follow_or_trace_symbolically(follow, request)
             try:
                 return self._trace_symbolically(request)
             except NodeNameError:
@@ -460,10 +462,10 @@ class ModelTracing:
             except Exception:  # the model's own too, which may be the same
                 raise self.inputs.refused_guess(example, error) from error
 
-    def _go_on_with(self, example: Example) -> None:
+    def _retry_with(self, example: Example) -> None:
         """Take other inputs for all further traces, which know nothing of those on the ones before."""
         self.inputs.guessed = example
-        self._surroundings = None
+        self._context = None
         self._other_mode.drop()
         self._other_mode = OtherMode()
 

@@ -310,7 +310,7 @@ class ModuleCalls:
         self._checks.check_untouched(module, path)
         if is_own:
             self._checks.check_references(module, path)
-            self._checks.check_reads_no_notes(module, path)
+            self._checks.check_no_shared_plain_values(module, path)
         shown_args, shown_kwargs = (
             (args, kwargs) if recorder.numbers.expected is None else plain_numbers((args, kwargs))
         )

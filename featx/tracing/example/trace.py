@@ -152,7 +152,7 @@ class ExampleTrace:
         recorder, earlier, before = self.recorder, conditions.earlier, conditions.before
         recorder.is_compared = self._settings.keeps_replica
         self.numbers.converting = self.model_context.converting
-        self.numbers.are_keys_fixed = self.model_context.fixes_keys
+        self.numbers.fixes_keys = self.model_context.fixes_keys
         # A run without gradients that is compared with one that has them is to have the same nodes.
         self._checks_gradients = not self.gradients and (earlier is None or not earlier.gradients)
         if conditions.dtype is not None:

@@ -61,7 +61,7 @@ class Numbers:
         next_call: those of the next call on the same replica.
         uses_earlier: whether what forward does depends on a number that an earlier call has kept, other than on its
             comparison with a number of this call.
-        are_keys_fixed: whether numbers are fixed that are a part of a text by which something is looked up.
+        fixes_keys: whether numbers are fixed that are a part of a text by which something is looked up.
     """
 
     def __init__(self, recorder: Recorder, size_caches: SizeCaches) -> None:
@@ -82,7 +82,7 @@ class Numbers:
         self.are_recorded = True
         self.next_call: Numbers | None = None
         self.uses_earlier = False
-        self.are_keys_fixed = False
+        self.fixes_keys = False
 
     def new(self, value: int | float, origin: Origin) -> Any:
         """Return a number that the model gets, as one whose arithmetic is recorded."""
@@ -160,7 +160,7 @@ class Numbers:
     def is_in_key_of_cache(self, text: str) -> bool:
         """Say whether the running code makes `text` of the number only as a part of a key of a cache."""
         frame = self._recorder.model_frame()
-        looked_up = [] if frame is None or self.are_keys_fixed else dicts_looked_up_by_text(frame)
+        looked_up = [] if frame is None or self.fixes_keys else dicts_looked_up_by_text(frame)
         if not looked_up or not self._size_caches.are_caches(looked_up):
             return False
         self._size_caches.note_text(looked_up, text)

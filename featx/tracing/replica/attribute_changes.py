@@ -89,7 +89,7 @@ class AttributeChanges:
             state = self._latest[inner]
             if isinstance(state, ModuleState):
                 assigned = {place.text for place, _ in state.assigned_values()}
-                yield inner, assigned.union(name for name, _ in state.noted_values())
+                yield inner, assigned.union(name for name, _ in state.plain_values_put())
 
     def noted_for_others(self, module: nn.Module, assigned: Callable[[nn.Module], Collection[str]]) -> str | None:
         """Return the attribute of a container in which a call of `module` has put plain values, if others have it too.
@@ -100,7 +100,7 @@ class AttributeChanges:
         for container, places in self._containers_of_others(module):
             inner, name = places[0]
             state = self._latest[inner]
-            if isinstance(state, ModuleState) and any(noted is container for _, noted in state.noted_values()):
+            if isinstance(state, ModuleState) and any(noted is container for _, noted in state.plain_values_put()):
                 return name
             if holds_plain_values(container):
                 found = (name for inner, name in places if name in assigned(inner))

@@ -178,7 +178,7 @@ class ModuleState:
             and type(now) not in PLAIN_TYPES
         ]
 
-    def noted_values(self) -> Iterator[tuple[str, Any]]:
+    def plain_values_put(self) -> Iterator[tuple[str, Any]]:
         """Yield the containers in which there are other plain values than before, with the attribute that leads there.
 
         A number, a text, None, or a tuple of such. Equal numbers that were computed anew are others, too.

@@ -83,7 +83,7 @@ class StateChecks:
                 f"forward changes the attribute '{name}' of or inside '{path}', which is kept whole,"
             )
 
-    def check_reads_no_notes(self, module: nn.Module, path: str) -> None:
+    def check_no_shared_plain_values(self, module: nn.Module, path: str) -> None:
         """Raise where code around a module that is kept whole may put plain values where it reads them."""
         name = self.states.noted_by_opened(module)
         if name is not None:
