@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from torch import nn
 
+from featx.features.building.each_mode import in_each_mode
 from featx.features.building.tracing import ModelTracing, TracerName
 from featx.features.requests.attention import with_probabilities
 from featx.features.requests.select import names_of
-from featx.tracing.replica.mode_reads import ModeReads
 
 
 def get_graph_node_names(
@@ -51,7 +50,7 @@ def get_graph_node_names(
         TraceError: the model cannot be traced in either mode; the message says where and what to do.
     """
     tracing = ModelTracing(model, tracer_kwargs, concrete_args, example_inputs, tracer)
-    names, errors = _in_each_mode(tracing)
+    names, errors = in_each_mode(tracing, lambda: names_of(tracing.graph()))
     if len(errors) == 2:
         raise errors[model.training]
     if attention_probabilities:
@@ -62,28 +61,7 @@ def get_graph_node_names(
             _warn_of_failure(errors)
         else:
             warn_of_differences(names[True], names[False])
-    return names.get(True, []), names.get(False, [])
-
-
-def _in_each_mode(tracing: ModelTracing) -> tuple[dict[bool, list[str]], dict[bool, Exception]]:
-    """Return the names in train and in eval mode, and the errors, the model's own too, where it cannot be traced."""
-    names: dict[bool, list[str]] = {}
-    errors: dict[bool, Exception] = {}
-    tracing.training, tracing.reads = False, (reads := ModeReads())
-    with suppress(Exception):
-        names[False] = names_of(tracing.graph())
-    tracing.reads = None
-    if names and not reads.any and not tracing.inputs.is_for_one_mode:
-        return {True: names[False], False: list(names[False])}, {}
-    for training in (True, False):
-        if training in names:
-            continue
-        tracing.training = training
-        try:
-            names[training] = names_of(tracing.graph())
-        except Exception as error:
-            errors[training] = error
-    return names, errors
+    return list(names.get(True, ())), list(names.get(False, ()))
 
 
 def _warn_of_failure(errors: Mapping[bool, Exception]) -> None:

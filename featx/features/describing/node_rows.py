@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, cast
 
 from torch import nn
 
+from featx.features.building.each_mode import in_each_mode
 from featx.features.building.prune import prune
 from featx.features.building.tracing import ModelTracing
 from featx.features.describing.info import infos_of
@@ -25,7 +25,6 @@ from featx.ir.paths import parents_of
 from featx.ir.text import format_target
 from featx.module import GraphModule
 from featx.passes.cost import cost
-from featx.tracing.replica.mode_reads import ModeReads
 from featx.tracing.replica.model_context import refuse_uninitialized
 
 # What reads a part or a property of a value, and computes nothing.
@@ -61,9 +60,11 @@ def nodes(
     """
     tracing = ModelTracing(model, tracer_kwargs, concrete_args, example_inputs)
     tracing.opens_operators = True
-    rows, errors = _in_each_mode(tracing, flops=flops)
+    rows, errors = in_each_mode(tracing, lambda: _rows(tracing, flops=flops))
     if not rows:
         raise errors[model.training]
+    if not errors and rows[True] is rows[False]:
+        rows = {False: [replace(row, mode="both") for row in rows[False]]}
     return NodeTable(_merged(rows), type(model).__name__, depth)
 
 
@@ -138,26 +139,6 @@ def _with_probabilities(rows: list[NodeInfo], traced: TracedRows, modules: Mappi
                 )
             )  # fmt: skip
     return several
-
-
-def _in_each_mode(tracing: ModelTracing, *, flops: bool) -> tuple[dict[bool, list[NodeInfo]], dict[bool, Exception]]:
-    rows: dict[bool, list[NodeInfo]] = {}
-    errors: dict[bool, Exception] = {}
-    tracing.training, tracing.reads = False, (reads := ModeReads())
-    with suppress(Exception):  # without an attribute `training`, which a second attempt has
-        rows[False] = _rows(tracing, flops=flops)
-    tracing.reads = None
-    if rows and not reads.any and not tracing.inputs.is_for_one_mode:
-        return {False: [replace(row, mode="both") for row in rows[False]]}, {}
-    for training in (False, True):
-        if training in rows:
-            continue
-        tracing.training = training
-        try:
-            rows[training] = _rows(tracing, flops=flops)
-        except Exception as error:  # the model's own too: a batch of one sample, targets that are missing
-            errors[training] = error
-    return rows, errors
 
 
 def _rows(tracing: ModelTracing, *, flops: bool) -> list[NodeInfo]:

@@ -16,7 +16,7 @@ from featx.ir.memory import MemoryGroups
 from featx.ir.paths import parents_of
 from featx.ir.torch_layers import is_torch_layer
 from featx.tracing.example.conditions import Conditions, count_needed
-from featx.tracing.example.plain_run import FullRun
+from featx.tracing.example.plain_run import run_to_the_end
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.trace_request import TraceRequest
 from featx.tracing.objects.module_tree import registered_tensors, tensors_at
@@ -77,7 +77,7 @@ def _missed(request: TraceRequest, trace: ExampleTrace) -> str | None:
     if not written and (read or called):
         replica, _ = trace.model_context.replica(tracer.training, "all")
         with tracer.log.run(type(root).__name__, "what follows the last node", is_real=True):
-            run = FullRun(trace.model_context, replica, request.args, request.kwargs, read, called)
+            run = run_to_the_end(trace.model_context, replica, request.args, request.kwargs, read, called)
         replica.drop()
         again = [path for path in sorted(called) if run.calls[path] > trace.module_calls.calls_asked_for[path]]
         if again:

@@ -67,60 +67,66 @@ def _copied(value: Any, path: object) -> Any:
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
 
-class FullRun:
-    """A run of a replica for real, from the start of forward to its end, that sees what it writes and calls.
+class FullRun(NamedTuple):
+    """What a run from the start of forward to its end has done.
+
+    Attributes:
+        written: the paths of tensors that it has written or replaced.
+        calls: how many calls it made of which the output is that of a module, by the paths of modules.
+    """
+
+    written: list[str]
+    calls: Counter[str]
+
+
+def run_to_the_end(
+    context: ModelContext,
+    replica: Replica,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    read: Mapping[str, str],
+    called: Collection[str],
+) -> FullRun:
+    """Run a replica for real, with nothing recorded, and see what it writes and calls. The replica is used up.
 
     Args:
         context: what is known of the model.
         replica: a copy of the model with tensors of its own.
         args: the inputs, and `kwargs` those by name.
         kwargs: see there.
-        read: the paths of tensors, each with that of a module whose own calls may write it; "" for none.
-        called: the paths of modules.
-
-    Attributes:
-        written: the paths, among those of `read`, of tensors that the run writes or replaces: behind the last call of
-            that module, where it is called.
-        calls: how many calls it makes of which the output is that of a module at one of `called`, by these paths.
+        read: the paths of the tensors that count, each with that of a module whose own calls may write it, so that only
+            what is written behind the last one counts; "" for none.
+        called: the paths of the modules whose calls are counted.
     """
+    root = replica.root
+    tensors_read = {path: tensor for path, tensor in registered_tensors(root) if path in read}
+    states = {path: _state_of(tensor) for path, tensor in tensors_read.items()}
+    of_readers: dict[str, list[str]] = {}
+    for path in tensors_read:
+        of_readers.setdefault(read[path], []).append(path)
+    calls: Counter[str] = Counter()
+    outer: list[str] = []
 
-    def __init__(
-        self,
-        context: ModelContext,
-        replica: Replica,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        read: Mapping[str, str],
-        called: Collection[str],
-    ) -> None:
-        root = replica.root
-        tensors_read = {path: tensor for path, tensor in registered_tensors(root) if path in read}
-        states = {path: _state_of(tensor) for path, tensor in tensors_read.items()}
-        of_readers: dict[str, list[str]] = {}
-        for path, reader in read.items():
-            of_readers.setdefault(reader, []).append(path)
-        self.calls: Counter[str] = Counter()
-        outer: list[str] = []
+    def count(module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        path = replica.paths[module]
+        calls.update(asked_for_by(path, called, outer))
+        outer.append(path)
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            outer.pop()
+            for own in of_readers.get(path, ()) if path else ():
+                states[own] = _state_of(tensors_read[own])
 
-        def count(module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-            path = replica.paths[module]
-            self.calls.update(asked_for_by(path, called, outer))
-            outer.append(path)
-            try:
-                return forward(*args, **kwargs)
-            finally:
-                outer.pop()
-                for own in of_readers.get(path, ()) if path else ():
-                    states[own] = _state_of(tensors_read[own])
-
-        intercept(replica.paths, count)
-        run_plainly(context, root, args, kwargs)  # where it fails: what it did until then it has done
-        after = dict(registered_tensors(root))
-        self.written = [
-            path
-            for path, tensor in tensors_read.items()
-            if after.get(path) is not tensor or _state_of(tensor) != states[path]
-        ]
+    intercept(replica.paths, count)
+    run_plainly(context, root, args, kwargs)  # where it fails: what it did until then it has done
+    after = dict(registered_tensors(root))
+    written = [
+        path
+        for path, tensor in tensors_read.items()
+        if after.get(path) is not tensor or _state_of(tensor) != states[path]
+    ]
+    return FullRun(written, calls)
 
 
 def _state_of(tensor: torch.Tensor) -> tuple[int, int]:
