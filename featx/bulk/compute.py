@@ -72,7 +72,7 @@ class Runner:
     def inputs(self, batch: Any) -> Any:
         """Return a batch as the extractor takes it."""
         moved = tree_map(lambda leaf: leaf.to(self.device) if isinstance(leaf, torch.Tensor) else leaf, batch)
-        return in_dtype(self._late(moved) if isinstance(moved, torch.Tensor) else moved, self._dtype)
+        return in_dtype(self._late(moved), self._dtype) if isinstance(moved, torch.Tensor) else moved
 
     def features(self, batch: Any) -> Rows:
         """Return the features of a batch, on the CPU: copies, since the model may write its buffers in the next one."""
@@ -148,14 +148,9 @@ def dtype_of_weights(model: nn.Module) -> torch.dtype | None:
     return dtypes.pop() if len(dtypes) == 1 else None
 
 
-def in_dtype(inputs: Any, dtype: torch.dtype | None) -> Any:
-    """Return inputs with their floating-point tensors in the dtype of a model: images for a half model in half."""
-
-    def converted(leaf: Any) -> Any:
-        is_other = isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and dtype is not None
-        return leaf.to(dtype) if is_other else leaf
-
-    return tree_map(converted, inputs)
+def in_dtype(images: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    """Return images in the dtype of a model: those of a half model in half."""
+    return images if dtype is None or not images.is_floating_point() else images.to(dtype)
 
 
 def _count(batch: Any) -> int:

@@ -167,8 +167,8 @@ def plan_job(
 def _traced(
     model: nn.Module, nodes: Nodes, late: Callable[[torch.Tensor], torch.Tensor], example: Any
 ) -> DualGraphModule:
-    given = late(example.to(device_of(model))) if isinstance(example, torch.Tensor) else example
-    inputs = in_dtype(given, dtype_of_weights(model))
+    is_image = isinstance(example, torch.Tensor)
+    inputs = in_dtype(late(example.to(device_of(model))), dtype_of_weights(model)) if is_image else example
     try:
         extractor = create_feature_extractor(model, nodes, example_inputs=inputs, suppress_diff_warning=True)
     except FeatxError:

@@ -24,8 +24,10 @@ from featx.tree import tree_leaves, tree_map
 _SECONDS_TO_SEND = 5.0
 # How often it is looked whether the processes still read.
 _SECONDS_BETWEEN_LOOKS = 1.0
-# So many times in a row processes may be lost at samples that can be read.
-_MOST_LOST_IN_VAIN = 3
+# So many batches a process that reads has begun ahead of the one that is needed.
+_PREFETCHED = 2
+# For so many batches in a row processes may be lost, besides those that a process has read ahead.
+_MOST_LOST_IN_A_ROW = 3
 # Of more tensors in one batch, as samples of many shapes have, those of each dtype are sent as one.
 _MOST_TENSORS = 16
 
@@ -159,26 +161,29 @@ def batches(samples: Samples, plan: Sequence[list[int]], *, workers: int, timeou
     Raises:
         ExtractionError: processes cannot be started, or are lost whatever they read, as where shared memory is full.
     """
-    done, lost_in_vain = 0, 0
+    done = lost_in_a_row = 0
+    most = _MOST_LOST_IN_A_ROW + _PREFETCHED * workers
     with _ChildSignal() as signal_of_children:
         while done < len(plan):
             try:
                 for batch in _batches(samples, plan[done:], workers, timeout, signal_of_children):
-                    done += 1
+                    done, lost_in_a_row = done + 1, 0
                     yield batch
+                continue
             except _LostError as loss:
-                numbers = plan[done]
-                batch = _one_by_one(samples, numbers, timeout, loss, signal_of_children)
-                # A process that was lost may have read ahead; one that hangs has not.
-                lost_in_vain = 0 if batch.failures else _MOST_LOST_IN_VAIN if loss.hangs else lost_in_vain + 1
-                if len(batch.failures) > 1 + len(batch.groups) or lost_in_vain == _MOST_LOST_IN_VAIN:
+                try:
+                    batch = _one_by_one(samples, plan[done], timeout, loss, signal_of_children)
+                    lost_in_a_row += 1  # also where the process has read ahead, and this batch is not to blame
+                    if lost_in_a_row > most:
+                        raise loss
+                except _LostError as error:
                     raise ExtractionError(
-                        f"a process that reads samples was lost or hangs, at '{samples.key(numbers[0])}' or up to "
-                        f"{len(numbers) - 1} samples behind it: {loss}. Nothing that was written is lost; start the "
+                        f"a process that reads samples was lost or hangs, at '{samples.key(plan[done][0])}' or up to "
+                        f"{len(plan[done]) - 1} samples behind it: {loss}. Nothing that was written is lost; start the "
                         "job again to go on, with fewer workers, or more shared memory (/dev/shm)"
-                    ) from loss
-                done += 1
-                yield batch
+                    ) from error
+            done += 1
+            yield batch
 
 
 class _LostError(Exception):
@@ -203,7 +208,8 @@ def _batches(
         watched if workers else samples, batch_sampler=plan, num_workers=workers,
         collate_fn=_sent if workers else _collated,
         timeout=_SECONDS_BETWEEN_LOOKS if workers else 0,
-        generator=torch.Generator(),  # or it would draw from torch's own
+        prefetch_factor=_PREFETCHED if workers else None,
+        generator=torch.Generator().manual_seed(_seed_of(plan)),  # or it would draw from torch's own
     )  # fmt: skip  # pyright: ignore[reportArgumentType] - a list of lists is a batch sampler
     try:
         found = iter(loader)
@@ -215,6 +221,11 @@ def _batches(
     for _ in plan:
         batch = _next(found, watched, timeout) if workers else next(found)
         yield unpack(batch) if isinstance(batch, Packed) else batch
+
+
+def _seed_of(plan: Sequence[list[int]]) -> int:
+    """Return the seed of random transforms: by that of torch, another one for other samples, the same in each run."""
+    return (torch.initial_seed() + plan[0][0]) % 2**63
 
 
 def _next(found: Iterator[Any], watched: _Watched, timeout: float) -> Any:
@@ -236,19 +247,23 @@ def _one_by_one(
 ) -> Batch:
     """Return samples that are each read in a process of their own; those that end it are failures.
 
-    It ends early where more are lost than can be read.
+    Raises:
+        _LostError: more of them are lost than can be read, or none is where a process hangs.
     """
-    batch = Batch()
-    for number in numbers:
+    batch, lost = Batch(), 0
+    for place, number in enumerate(numbers):
         try:
             (read,) = _batches(samples, [[number]], 1, timeout, signal_of_children)
         except _LostError:
             batch.failures.append((number, f"the process that read it was lost: {loss}"))
-            if len(batch.failures) > 1 + len(batch.groups):
-                break
+            lost += 1
+            if 2 * lost > place + 2:
+                raise
             continue
         batch.groups += read.groups
         batch.failures += read.failures
+    if not lost and loss.hangs:
+        raise loss
     return batch
 
 

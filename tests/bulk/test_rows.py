@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import tarfile
 from pathlib import Path
@@ -153,24 +154,58 @@ def test_tar_files_that_were_joined_by_cat(net: Net, tmp_path: Path) -> None:
     assert torch.allclose(table.tensor("y"), expected(net, tmp_path / "photos", keys), atol=1e-6)
 
 
-class TwoInputs(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 2)
+class Numbers:
+    """Samples of which one ends the process that reads it, and others cannot be read."""
 
-    def forward(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-        return self.layer(first) + second
+    def __init__(self, lost: int, *broken: int) -> None:
+        self.lost, self.broken = lost, broken
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == self.lost and multiprocessing.parent_process() is not None:
+            os._exit(3)
+        if index in self.broken:
+            raise ValueError("damaged")
+        return torch.full((2,), float(index))
 
 
-def test_inputs_by_name_are_in_the_dtype_of_the_weights(tmp_path: Path) -> None:
-    values = torch.rand(5, 3, dtype=torch.float64)
-    model = TwoInputs().eval()
-    table = run(
-        model, list(range(5)), tmp_path / "out", transform=None,
-        load=lambda number: {"first": values[number], "second": values[number, :2]},
+@pytest.mark.slow
+@pytest.mark.parametrize(("lost", "broken"), [(8, (9, 10)), (23, ()), (20, (21, 22, 23))])
+def test_samples_that_cannot_be_read_beside_one_that_ends_its_process(
+    lost: int, broken: tuple[int, ...], tmp_path: Path
+) -> None:
+    model = nn.Sequential(nn.Identity()).eval()
+    table = featx.extract(
+        model, {"0": "y"}, Numbers(lost, *broken), tmp_path / "out", load=lambda sample: sample, batch_size=4,
+        workers=1, progress=False,
     )  # fmt: skip
-    with torch.no_grad():
-        assert torch.allclose(table.tensor("y"), model(values.float(), values[:, :2].float()))
+    assert sorted(int(key) for key, _ in table.errors) == sorted([lost, *broken])
+    assert table.tensor("y")[:, 0].tolist() == [number for number in range(24) if number not in (lost, *broken)]
+
+
+class Drawn:
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.rand(2)
+
+
+def test_random_transforms_draw_others_for_other_shards_and_by_the_seed(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Identity()).eval()
+    found: list[list[float]] = []
+    for seed in (0, 1, 0):
+        torch.manual_seed(seed)
+        table = featx.extract(
+            model, {"0": "y"}, Drawn(), tmp_path / str(len(found)), load=lambda sample: sample, batch_size=2,
+            rows_per_shard=4, workers=1, progress=False,
+        )  # fmt: skip
+        found.append(table.tensor("y").flatten().tolist())
+        assert len(set(found[-1])) == 24
+    assert set(found[0]).isdisjoint(found[1])
+    assert found[0] == found[2]
 
 
 @pytest.mark.parametrize(
