@@ -21,6 +21,8 @@ import torch
 from torch import nn
 
 from featx.ir.graph import Graph
+from featx.tracing.objects.module_tree import forward_of
+from featx.tracing.source.attributes import assigned_by
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, slice, range)
@@ -97,6 +99,8 @@ class _Fingerprint:
             return [str(value)]
         if isinstance(value, _Other):
             return [_name(value.kind)]
+        if isinstance(value, torch.Generator) or type(value).__module__.startswith("numpy.random"):
+            return [_name(type(value))]  # drawn from, it is another one
         if hasattr(value, "__wrapped__"):  # a cached function
             return [self.of(value.__wrapped__)]
         if isinstance(value, torch.jit.ScriptFunction):
@@ -138,10 +142,12 @@ class _Fingerprint:
 
     def _of_module(self, module: nn.Module) -> list[str]:
         state = vars(module)
+        notes = assigned_by(forward_of(module), type(module)) or ()
         plain = {
             name: value
             for name, value in state.items()
-            if name not in _OF_EACH_MODULE and (not name.startswith("_") or isinstance(value, _SETTINGS))
+            if name not in _OF_EACH_MODULE
+            and (not name.startswith("_") or (isinstance(value, _SETTINGS) and name not in notes))
         }
         tensors = {**module._parameters, **module._buffers} if self._has_weights else {}
         hooks = [list(state[name].values()) for name in _HOOKS]
@@ -191,16 +197,22 @@ class _Other:
         self.kind = kind
 
 
-def _followed(value: Any, around: tuple[int, ...] = ()) -> Any:
-    """Return what counts of a global: it, the items of a container that do, or its class alone."""
-    if id(value) in around or not _is_followed(value):
-        return _Other(type(value))
-    around = (*around, id(value))
+def _followed(value: Any, known: dict[int, Any] | None = None) -> Any:
+    """Return what counts of a global: it, the items of a container that do, or its class alone. O(items)."""
+    known = {} if known is None else known
+    if id(value) in known:
+        return known[id(value)]
     if isinstance(value, Mapping):
-        return {key: _followed(item, around) for key, item in cast("Mapping[Any, Any]", value).items()}
+        items: dict[Any, Any] = {}
+        known[id(value)] = items
+        items.update((key, _followed(item, known)) for key, item in cast("Mapping[Any, Any]", value).items())
+        return items
     if isinstance(value, (tuple, list)):
-        return [_followed(item, around) for item in cast("list[Any]", value)]
-    return value
+        parts: list[Any] = []
+        known[id(value)] = parts
+        parts += [_followed(item, known) for item in cast("list[Any]", value)]
+        return parts
+    return value if _is_followed(value) else _Other(type(value))
 
 
 def _is_followed(value: Any) -> bool:

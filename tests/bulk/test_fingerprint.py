@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -208,3 +209,30 @@ def test_what_does_something_else_is_told_apart(one: Any, other: Any) -> None:
 def test_containers_that_hold_themselves() -> None:
     function = compiled("G = {'k': 1}\nG['own'] = G\ndef f(x): return G")
     assert fingerprint(function) == fingerprint(function)
+
+
+def test_containers_that_hold_each_other_take_no_time() -> None:
+    """Followed along each way, they would take hours."""
+    text = "G = {i: {} for i in range(12)}\nfor i in G: G[i]['near'] = [G[j] for j in G if j != i]\ndef f(x): return G"
+    function = compiled(text)
+    assert fingerprint(function) == fingerprint(function)
+
+
+class NotesCalls(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self._last = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self._last = x.shape[0]
+        return x
+
+
+def test_what_use_changes_does_not_count() -> None:
+    module = NotesCalls()
+    before = fingerprint(module)
+    module(torch.rand(3))
+    assert fingerprint(module) == before
+    draws = np.random.default_rng()
+    assert fingerprint(draws) == fingerprint(np.random.default_rng())
+    assert fingerprint(torch.Generator().manual_seed(1)) == fingerprint(torch.Generator())

@@ -148,7 +148,7 @@ def test_tar_files_that_were_joined_by_cat(net: Net, tmp_path: Path) -> None:
         with tarfile.open(tmp_path / "one.tar", "w") as tar:
             tar.add(tmp_path / "photos" / key, key)
         parts.append((tmp_path / "one.tar").read_bytes())
-    (tmp_path / "all.tar").write_bytes(b"".join(parts))
+    (tmp_path / "all.tar").write_bytes(b"".join([*parts, b"\n"]))
     table = run(net, tmp_path / "all.tar", tmp_path / "out")
     assert table.keys == keys
     assert torch.allclose(table.tensor("y"), expected(net, tmp_path / "photos", keys), atol=1e-6)
