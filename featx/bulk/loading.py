@@ -234,7 +234,7 @@ def _next(found: Iterator[Any], watched: _Watched, timeout: float) -> Any:
     while True:
         try:
             return next(found)
-        except (RuntimeError, OSError, StopIteration) as error:
+        except (RuntimeError, OSError, EOFError, StopIteration) as error:  # EOFError: it had not sent all
             is_waiting = isinstance(error, RuntimeError) and "timed out" in str(error)
             if count != (count := watched.count.value):  # a large batch takes its time
                 limit = time.monotonic() + timeout + _SECONDS_TO_SEND
