@@ -7,12 +7,13 @@ import enum
 import functools
 import hashlib
 import inspect
+import io
 import json
 import logging
 import re
 import sysconfig
 import types
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from operator import itemgetter
 from pathlib import PurePath
 from typing import Any, cast
@@ -99,7 +100,9 @@ class _Fingerprint:
             return [str(value)]
         if isinstance(value, _Other):
             return [_name(value.kind)]
-        if isinstance(value, torch.Generator) or type(value).__module__.startswith("numpy.random"):
+        if isinstance(value, (io.BytesIO, io.StringIO)):
+            return [self.of(value.getvalue())]
+        if isinstance(value, (torch.Generator, Iterator)) or type(value).__module__.startswith("numpy.random"):
             return [_name(type(value))]  # drawn from, it is another one
         if hasattr(value, "__wrapped__"):  # a cached function
             return [self.of(value.__wrapped__)]
@@ -160,7 +163,8 @@ class _Fingerprint:
         # What a library has warned of already is no part of what it does.
         state = {name: each for name, each in state.items() if "warning" not in name}
         if callable(value) and not state and hasattr(value, "__qualname__"):  # a function in C
-            return [_name(value)]
+            owner = getattr(value, "__self__", None)
+            return [_name(value), *([] if isinstance(owner, types.ModuleType) else [self.of(owner)])]
         return [self.of(type(value)), self.of(state), *([] if state else self._of_reduced(value))]
 
     def _of_reduced(self, value: Any) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 
 from featx.bulk.fingerprint import fingerprint
 from featx.bulk.job import UNKNOWN, Job
-from featx.bulk.loading import Samples, as_input, batches, reason_of
+from featx.bulk.loading import ProcessError, Samples, as_input, batches, reason_of
 from featx.bulk.reading import Reader
 from featx.bulk.sources import Source
 from featx.errors import ArgumentTypeError, ExtractionError
@@ -83,9 +84,10 @@ def _hashes_of_others(source: Source, reader: Reader, timeout: float, workers: i
     numbers = sorted({count * part // _OTHER_SAMPLES for part in range(1, _OTHER_SAMPLES)} | {count - 1})
     if workers:  # which a sample may end
         plan = [[number] for number in numbers]
-        for batch in batches(Samples(source, _Hashed(reader)), plan, workers=1, timeout=timeout):
-            yield bytes(batch.groups[0][1].flatten().tolist()).hex() if batch.groups else UNKNOWN
-        return
+        with suppress(ProcessError):
+            for batch in batches(Samples(source, _Hashed(reader)), plan, workers=1, timeout=timeout):
+                yield bytes(batch.groups[0][1].flatten().tolist()).hex() if batch.groups else UNKNOWN
+            return
     for number in numbers:
         try:
             yield hashlib.sha256(fingerprint(_read(source, reader, number, timeout)).encode()).hexdigest()

@@ -21,7 +21,7 @@ _WAY_OUT = "extract(..., check_rows=False) writes them as they come"
 def refuse_dependent_rows(runner: Runner, sample: Any) -> None:
     """Compare the features of a sample beside itself with those beside another one, and with a second run.
 
-    The other sample is made of the first one. Where the model does not take it, that is not compared. Cost: three runs
+    The other sample is made of the first one. Where the model does not take it, that is not compared. Cost: four runs
     of two samples.
 
     Raises:
@@ -29,31 +29,39 @@ def refuse_dependent_rows(runner: Runner, sample: Any) -> None:
     """
     alike = stacked([sample, sample])
     first, again = runner.features(alike), runner.features(alike)
-    try:
-        beside_another = runner.features(stacked([sample, tree_map(_changed, sample)]))
-    except Exception:  # the model's own, or a check of a value
-        beside_another = first
+    _compare(runner, first, again, "is another one each time that it is computed for one input: the model draws random "
+             "numbers, or keeps state; put it into eval mode, or change that")  # fmt: skip
+    for changed in (_smaller, _larger):
+        try:
+            beside_another = runner.features(stacked([sample, tree_map(changed, sample)]))
+        except Exception:  # the model's own, or a check of a value
+            continue
+        _compare(runner, first, beside_another, "depends on the other samples of a batch, as behind a batch norm "
+                 "without running statistics, so that it would depend on how many there are")  # fmt: skip
+
+
+def _compare(runner: Runner, first: Rows, other: Rows, what: str) -> None:
     for column in runner.columns:
-        name = column.name
-        if not _is_same_row(first, again, name):
-            raise RequestError(
-                f"'{name}' is another one each time that it is computed for one input: the model draws random numbers, "
-                f"or keeps state; put it into eval mode, or change that. {_WAY_OUT}"
-            )
-        if not _is_same_row(first, beside_another, name):
-            raise RequestError(
-                f"what '{name}' is for a sample depends on the other samples of its batch, as behind a batch norm "
-                f"without running statistics, so that it would depend on the size of batches. {_WAY_OUT}"
-            )
+        if not _is_same_row(first, other, column.name):
+            raise RequestError(f"what '{column.name}' is for a sample {what}. {_WAY_OUT}")
 
 
-def _changed(leaf: Any) -> Any:
-    """Return other values for a part of a sample: floating-point numbers smaller, integers in another order."""
-    if not isinstance(leaf, torch.Tensor) or not leaf.dim():
+def _smaller(leaf: Any) -> Any:
+    """Return smaller floating-point numbers, and one integer of the sample in all places; masks stay as they are."""
+    if not isinstance(leaf, torch.Tensor) or not leaf.numel() or _is_mask(leaf):
         return leaf
-    if leaf.is_floating_point():
-        return leaf.flip(-1) * 0.5
-    return leaf.flip(-1)
+    return leaf.flip(-1) * 0.5 if leaf.is_floating_point() else leaf.flatten()[:1].expand_as(leaf).clone()
+
+
+def _larger(leaf: Any) -> Any:
+    """Return larger floating-point numbers, and integers in another order; masks stay as they are."""
+    if not isinstance(leaf, torch.Tensor) or not leaf.dim() or _is_mask(leaf):
+        return leaf
+    return leaf.flip(-1) * 2 if leaf.is_floating_point() else leaf.flip(-1)
+
+
+def _is_mask(values: torch.Tensor) -> bool:
+    return bool(((values == 0) | (values == 1)).all())
 
 
 def _is_same_row(one: Rows, other: Rows, name: str) -> bool:

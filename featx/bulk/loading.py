@@ -25,7 +25,7 @@ _SECONDS_TO_SEND = 5.0
 # How often it is looked whether the processes still read.
 _SECONDS_BETWEEN_LOOKS = 1.0
 # So many batches a process that reads has begun ahead of the one that is needed.
-_PREFETCHED = 2
+_READ_AHEAD = 2
 # For so many batches in a row processes may be lost, besides those that a process has read ahead.
 _MOST_LOST_IN_A_ROW = 3
 # Of more tensors in one batch, as samples of many shapes have, those of each dtype are sent as one.
@@ -162,7 +162,7 @@ def batches(samples: Samples, plan: Sequence[list[int]], *, workers: int, timeou
         ExtractionError: processes cannot be started, or are lost whatever they read, as where shared memory is full.
     """
     done = lost_in_a_row = 0
-    most = _MOST_LOST_IN_A_ROW + _PREFETCHED * workers
+    most = _MOST_LOST_IN_A_ROW + _READ_AHEAD * workers
     with _ChildSignal() as signal_of_children:
         while done < len(plan):
             try:
@@ -186,6 +186,10 @@ def batches(samples: Samples, plan: Sequence[list[int]], *, workers: int, timeou
             yield batch
 
 
+class ProcessError(ExtractionError):
+    """No process can be started that reads samples."""
+
+
 class _LostError(Exception):
     """A process that reads samples was lost, or hangs."""
 
@@ -195,26 +199,27 @@ class _LostError(Exception):
 
 
 def _batches(
-    samples: Samples, plan: Sequence[list[int]], workers: int, timeout: float, signal_of_children: _ChildSignal
-) -> Iterator[Batch]:
-    """Yield a batch for each list of numbers.
+    samples: Samples, plan: Sequence[list[int]], workers: int, timeout: float, signal_of_children: _ChildSignal,
+    ahead: int = _READ_AHEAD,
+) -> Iterator[Batch]:  # fmt: skip
+    """Yield a batch for each list of numbers. Each process begins at most `ahead` of them before they are needed.
 
     Raises:
         _LostError: a process died, or none has read a sample for too long.
-        ExtractionError: processes cannot be started.
+        ProcessError: processes cannot be started.
     """
     watched = _Watched(samples, timeout)
     loader = DataLoader(
         watched if workers else samples, batch_sampler=plan, num_workers=workers,
         collate_fn=_sent if workers else _collated,
         timeout=_SECONDS_BETWEEN_LOOKS if workers else 0,
-        prefetch_factor=_PREFETCHED if workers else None,
+        prefetch_factor=ahead if workers else None,
         generator=torch.Generator().manual_seed(_seed_of(plan)),  # or it would draw from torch's own
     )  # fmt: skip  # pyright: ignore[reportArgumentType] - a list of lists is a batch sampler
     try:
         found = iter(loader)
     except (pickle.PicklingError, AttributeError, AssertionError, TypeError, OSError, RuntimeError) as error:
-        raise ExtractionError(
+        raise ProcessError(
             f"no process can be started that reads samples: {reason_of(error)}. workers=0 reads in this one"
         ) from error
     signal_of_children.ignore()
@@ -234,7 +239,7 @@ def _next(found: Iterator[Any], watched: _Watched, timeout: float) -> Any:
     while True:
         try:
             return next(found)
-        except (RuntimeError, OSError, EOFError, StopIteration) as error:  # EOFError: it had not sent all
+        except (RuntimeError, OSError, EOFError, pickle.UnpicklingError, StopIteration) as error:
             is_waiting = isinstance(error, RuntimeError) and "timed out" in str(error)
             if count != (count := watched.count.value):  # a large batch takes its time
                 limit = time.monotonic() + timeout + _SECONDS_TO_SEND
@@ -245,23 +250,24 @@ def _next(found: Iterator[Any], watched: _Watched, timeout: float) -> Any:
 def _one_by_one(
     samples: Samples, numbers: Sequence[int], timeout: float, loss: _LostError, signal_of_children: _ChildSignal
 ) -> Batch:
-    """Return samples that are each read in a process of their own; those that end it are failures.
+    """Return samples that one process reads, each when it is needed; those that end it are failures.
 
     Raises:
         _LostError: more of them are lost than can be read, or none is where a process hangs.
     """
-    batch, lost = Batch(), 0
-    for place, number in enumerate(numbers):
+    batch, lost, place = Batch(), 0, 0
+    while place < len(numbers):
+        plan = [[number] for number in numbers[place:]]
         try:
-            (read,) = _batches(samples, [[number]], 1, timeout, signal_of_children)
-        except _LostError:
-            batch.failures.append((number, f"the process that read it was lost: {loss}"))
-            lost += 1
-            if 2 * lost > place + 2:
+            for read in _batches(samples, plan, 1, timeout, signal_of_children, ahead=1):
+                batch.groups += read.groups
+                batch.failures += read.failures
+                place += 1
+        except _LostError as error:
+            batch.failures.append((numbers[place], f"the process that read it was lost: {error}"))
+            lost, place = lost + 1, place + 1
+            if 2 * lost > place + 1:
                 raise
-            continue
-        batch.groups += read.groups
-        batch.failures += read.failures
     if not lost and loss.hangs:
         raise loss
     return batch
@@ -281,7 +287,7 @@ class _ChildSignal:
         """Take the handler of torch away, if there is one; to be called when a DataLoader has started."""
         if hasattr(signal, "SIGCHLD") and threading.current_thread() is threading.main_thread():
             handler = signal.getsignal(signal.SIGCHLD)
-            if handler not in (None, signal.SIG_DFL):
+            if str(getattr(handler, "__module__", "")).startswith("torch.utils.data"):
                 self._of_torch = handler
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 

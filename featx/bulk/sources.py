@@ -381,7 +381,11 @@ def _members(path: str) -> list[tarfile.TarInfo]:
 def _next_archive(file: IO[bytes]) -> int | None:
     """Return where the next archive begins in a file of several, as `cat` makes it; None at the end."""
     while block := file.read(tarfile.BLOCKSIZE):
-        if any(block) and len(block) == tarfile.BLOCKSIZE:  # less is no archive, as a newline is not
+        if any(block):
+            try:
+                tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+            except tarfile.TarError:  # a newline, say: `tar` does not look behind the end
+                return None
             return file.tell() - len(block)
     return None
 

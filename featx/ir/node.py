@@ -264,8 +264,8 @@ class Node(Operand):
     def replace_input_with(self, old_input: Node, new_input: Node) -> None:
         """Let this node read `new_input` wherever it reads `old_input`.
 
-        O(1): the arguments are rewritten once, in O(arguments), when they are read next. Where it was measured what the
-        call does to its inputs, they are rewritten at once, and the record stays true.
+        O(1): the arguments are rewritten once, in O(arguments), when they are read next. Where it was measured that the
+        call writes or returns inputs, they are rewritten at once, and the record stays true.
 
         Raises:
             ForeignNodeError: `new_input` belongs to another graph.
@@ -274,7 +274,8 @@ class Node(Operand):
         self.graph.edits += 1
         if new_input is old_input or self not in old_input.users:
             return
-        if "effects" in self.meta:
+        measured = self.meta.get("effects")
+        if measured is not None and (measured.writes or measured.shares):
             from featx.ir.rewiring import replace_inputs
 
             replace_inputs(self, {old_input: new_input})

@@ -57,10 +57,15 @@ class Drawing(Net):
         return nn.functional.dropout(super().forward(x))  # in eval mode too
 
 
-@pytest.mark.parametrize(
-    ("kind", "reason"),
-    [(Centred, "depends on the other samples of its batch"), (Drawing, "another one each time")],
-)
+class ByLargest(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x / x.max())
+
+
+DEPENDS, DRAWS = "depends on the other samples of a batch", "another one each time"
+
+
+@pytest.mark.parametrize(("kind", "reason"), [(Centred, DEPENDS), (ByLargest, DEPENDS), (Drawing, DRAWS)])
 def test_rows_that_are_not_those_of_samples_are_refused(kind: type[Net], reason: str, tmp_path: Path) -> None:
     make_photos(tmp_path / "photos", 8)
     torch.manual_seed(0)
@@ -69,6 +74,36 @@ def test_rows_that_are_not_those_of_samples_are_refused(kind: type[Net], reason:
         run(model, tmp_path / "photos", tmp_path / "out")
     assert not (tmp_path / "out").exists()
     assert len(run(model, tmp_path / "photos", tmp_path / "out", check_rows=False)) == 8
+
+
+class Padded(nn.Module):
+    """An encoder that packs its batch where the mask has its padding at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.embedding, self.encoder = nn.Embedding(9, 8), nn.TransformerEncoder(layer, 1)
+
+    def forward(self, ids: torch.Tensor, pad: torch.Tensor) -> torch.Tensor:
+        return self.encoder(self.embedding(ids), src_key_padding_mask=pad).mean(1)
+
+
+class CentredTokens(Padded):
+    def forward(self, ids: torch.Tensor, pad: torch.Tensor) -> torch.Tensor:
+        found = self.embedding(ids).mean(1)
+        return found - found.mean(0)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_texts_with_padding_are_taken_and_those_that_are_centred_are_not(tmp_path: Path) -> None:
+    rows = [{"ids": torch.tensor([5, 3, 7, 0]), "pad": torch.tensor([False, False, False, True])}] * 3
+    for model, is_taken in ((Padded().eval(), True), (CentredTokens().eval(), False)):
+        options: dict[str, Any] = {"transform": None, "load": lambda row: row}
+        if is_taken:
+            assert len(run(model, rows, tmp_path / "taken", **options)) == 3
+        else:
+            with pytest.raises(featx.RequestError, match=DEPENDS):
+                run(model, rows, tmp_path / "refused", **options)
 
 
 def test_images_that_are_others_under_the_same_names_are_another_job(net: Net, tmp_path: Path) -> None:
@@ -148,7 +183,7 @@ def test_tar_files_that_were_joined_by_cat(net: Net, tmp_path: Path) -> None:
         with tarfile.open(tmp_path / "one.tar", "w") as tar:
             tar.add(tmp_path / "photos" / key, key)
         parts.append((tmp_path / "one.tar").read_bytes())
-    (tmp_path / "all.tar").write_bytes(b"".join([*parts, b"\n"]))
+    (tmp_path / "all.tar").write_bytes(b"".join([*parts, b"no header of a file" * 60]))
     table = run(net, tmp_path / "all.tar", tmp_path / "out")
     assert table.keys == keys
     assert torch.allclose(table.tensor("y"), expected(net, tmp_path / "photos", keys), atol=1e-6)
