@@ -50,14 +50,18 @@ def _smaller(leaf: Any) -> Any:
     """Return smaller floating-point numbers, and one integer of the sample in all places; masks stay as they are."""
     if not isinstance(leaf, torch.Tensor) or not leaf.numel() or _is_mask(leaf):
         return leaf
-    return leaf.flip(-1) * 0.5 if leaf.is_floating_point() else leaf.flatten()[:1].expand_as(leaf).clone()
+    return _turned(leaf) * 0.5 if leaf.is_floating_point() else leaf.flatten()[0].expand_as(leaf).clone()
 
 
 def _larger(leaf: Any) -> Any:
     """Return larger floating-point numbers, and integers in another order; masks stay as they are."""
-    if not isinstance(leaf, torch.Tensor) or not leaf.dim() or _is_mask(leaf):
+    if not isinstance(leaf, torch.Tensor) or _is_mask(leaf):
         return leaf
-    return leaf.flip(-1) * 2 if leaf.is_floating_point() else leaf.flip(-1)
+    return _turned(leaf) * 2 if leaf.is_floating_point() else _turned(leaf)
+
+
+def _turned(values: torch.Tensor) -> torch.Tensor:
+    return values.flip(-1) if values.dim() else values
 
 
 def _is_mask(values: torch.Tensor) -> bool:

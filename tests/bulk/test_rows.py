@@ -257,3 +257,16 @@ def test_wrong_arguments_are_told_at_once(options: dict[str, Any], message: str,
     output = options.pop("output", tmp_path / "out")
     with pytest.raises(featx.ArgumentTypeError, match=message):
         run(net, tmp_path / "photos", output, **options)
+
+
+class Scaled(nn.Module):
+    """Takes a number for each sample, by the largest of which it divides."""
+
+    def forward(self, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return x * (scale / scale.max())[:, None]
+
+
+def test_inputs_that_are_one_number_are_changed_too(tmp_path: Path) -> None:
+    rows = [{"x": torch.rand(3), "scale": torch.tensor(1.5)}] * 4
+    with pytest.raises(featx.RequestError, match=DEPENDS):
+        run(Scaled().eval(), rows, tmp_path / "out", transform=None, load=lambda row: row)
