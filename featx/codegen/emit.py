@@ -35,7 +35,8 @@ _AUGMENTED = {
 }  # fmt: skip
 _TENSOR = re.compile(r"(?<![\w.])Tensor\b")
 _PREFIX = {operator.pos: "+", operator.neg: "-", operator.invert: "~"}
-_ALWAYS_KNOWN: dict[str, Any] = {
+# The names that generated code knows without an import.
+ALWAYS_KNOWN: dict[str, Any] = {
     "torch": torch,
     "device": torch.device,
     "inf": float("inf"),
@@ -122,7 +123,7 @@ class _Emitter:
         signature = ", ".join([self._root, *self._parameters])
         header = f"\n\n\ndef forward({signature}){self._return_annotation}:"
         indented = "\n".join(["    " + line for line in "".join(body).split("\n")])
-        return PythonCode(f"{header}\n{indented}", {**_ALWAYS_KNOWN, **self._globals}, self._tensors, self._lines)
+        return PythonCode(f"{header}\n{indented}", {**ALWAYS_KNOWN, **self._globals}, self._tensors, self._lines)
 
     def _modes(self) -> tuple[list[str], list[str]]:
         """Return what to run ahead of the body and after it, so that modes are restored whatever happens in it."""

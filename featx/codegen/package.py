@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from featx.codegen.emit import ALWAYS_KNOWN
 from featx.codegen.identifiers import is_dotted_name
 from featx.containers import plain_parts
 from featx.errors import ArgumentTypeError
@@ -51,7 +52,7 @@ def write_package(module: nn.Module, graph: Graph, code: PythonCode, folder: Pat
         raise ArgumentTypeError(f"cannot write a class named {name!r}; choose an identifier that the code does not use")
     imports = ["import torch", "from math import inf, nan", "from torch import device", "NoneType = type(None)"]
     for alias, value in code.globals.items():
-        if alias not in ("torch", "inf", "nan", "device", "NoneType"):
+        if alias not in ALWAYS_KNOWN:
             imports += _import(alias, value)
     folder.mkdir(parents=True, exist_ok=True)
     keys = ("training", "_parameters", "_buffers", "_non_persistent_buffers_set", "_modules")

@@ -16,7 +16,7 @@ from torch import nn
 
 from featx.codegen import standalone_checks
 from featx.codegen.constructors import constructor_of
-from featx.codegen.emit import PythonCode
+from featx.codegen.emit import ALWAYS_KNOWN, PythonCode
 from featx.codegen.identifiers import is_dotted_name
 from featx.codegen.package import PRIVATE
 from featx.errors import ArgumentTypeError, MissingExtraError
@@ -51,7 +51,6 @@ _CALLED_BY: dict[Any, tuple[Any, ...]] = {
 }
 # Those that return nothing.
 _STATEMENTS = frozenset(check.__name__ for check in _CHECKS.values()) - {"clone_tensors", "items_at", "version_of"}
-_KNOWN = frozenset({"torch", "inf", "nan", "device", "NoneType"})
 # In messages that say where a model decides something.
 _FOLDERS = re.compile(r"(?<= at )/\S*/(?:site-packages/)")
 _NAMES = frozenset({"Path", "Any", "Optional", "json", "nn", "torch"})
@@ -209,7 +208,7 @@ def _functions(known: Mapping[str, Any]) -> tuple[list[str], dict[str, str], lis
     aliases: dict[str, str] = {}
     imports: list[str] = []
     for alias, value in known.items():
-        if alias in _KNOWN:
+        if alias in ALWAYS_KNOWN:
             continue
         check = _CHECKS.get(qualified_name(value))
         if check is not None:

@@ -100,7 +100,7 @@ def _needs_gradient(values: Any) -> bool:
 
 
 def _tracked(result: Any, args: tuple[Any, ...], needs_gradient: bool) -> Any:
-    """Return the result of a rule as autograd would have it: the inner node of a history, where there is one."""
+    """Return the result of a rule as a non-leaf of the autograd graph, if gradients are recorded."""
     if not needs_gradient or result is None or result.requires_grad or not torch.is_grad_enabled():
         return result
     if any(result is value for value in args) or not result.is_floating_point():

@@ -293,3 +293,23 @@ def test_the_dtype_of_autocast_that_code_asks_for_is_checked() -> None:
     assert traced(x).dtype == torch.bfloat16
     with torch.autocast("cpu", dtype=torch.float16), pytest.raises(featx.SpecializationError):
         traced(x)
+
+
+class CastsByDefault(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu"):
+            return x @ x
+
+
+def test_the_dtype_that_autocast_has_by_default_is_checked() -> None:
+    model, x = CastsByDefault().eval(), torch.rand(3, 3)
+    traced = featx.trace(model, x)
+    assert traced(x).dtype == torch.bfloat16
+    before = torch.get_autocast_dtype("cpu")
+    torch.set_autocast_dtype("cpu", torch.float16)
+    try:
+        assert model(x).dtype == torch.float16
+        with pytest.raises(featx.SpecializationError):
+            traced(x)
+    finally:
+        torch.set_autocast_dtype("cpu", before)

@@ -52,7 +52,7 @@ class FeatureTracer(Tracer):
         # The paths of modules whose outputs are marked in the graph.
         self.asked_for: frozenset[str] = frozenset()
         # Those of which what a call returns is told from the same value elsewhere, as an edit changes it alone.
-        self.apart: frozenset[str] = frozenset()
+        self.own_output: frozenset[str] = frozenset()
 
     def open_operators(self) -> None:
         """Look into the modules of torchvision.ops too, which are one node each for torchvision."""
@@ -74,7 +74,7 @@ class FeatureTracer(Tracer):
         result = super().call_module(m, forward, args, kwargs)
         path = self.path_of_module(m)
         if asked_for_by(path, self.asked_for, self.scope.stack) and not self.is_leaf_module(m, path):
-            if path in self.apart and isinstance(result, Proxy):
+            if path in self.own_output and isinstance(result, Proxy):
                 return self.proxy(add_apart(self.graph, self.create_arg(result), path))
             mark_output(self.graph, self.create_arg(result), path)
         return result
@@ -92,8 +92,8 @@ class FeatureTracer(Tracer):
         """Return a tracer with the same policy that follows an example."""
         modules, functions = self._autowrap_modules, self._autowrap_functions
         tracer = ExampleTracer(
-            self.is_leaf_module, modules, functions, opened=opened, asked_for=self.asked_for, apart=self.apart,
-            keep_output=False, training=self.training,
+            self.is_leaf_module, modules, functions, opened=opened, asked_for=self.asked_for,
+            own_output=self.own_output, keep_output=False, training=self.training,
         )  # fmt: skip
         tracer.reads = self.reads
         return tracer

@@ -131,7 +131,7 @@ class ModelTracing:
         tracer.asked_for = frozenset(request)
         if OUTPUT in tracer.asked_for and OUTPUT not in self._modules:
             tracer.asked_for |= {""}
-        tracer.apart = frozenset() if self.edits is None else frozenset(self.edits.names)
+        tracer.own_output = frozenset() if self.edits is None else frozenset(self.edits.names)
         tracer.training, tracer.reads = self.training, self.reads
         if self.opens_operators:
             tracer.open_operators()

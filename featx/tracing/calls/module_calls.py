@@ -60,14 +60,14 @@ class Opening:
         is_leaf: says, for a module of the model and its path, whether a call of it is one node.
         opened: the paths of the modules that are traced through, where that is known; `is_leaf` numbers nodes then.
         asked_for: the paths of modules whose outputs are marked.
-        apart: those of which what a call returns is told from the same tensors elsewhere, as an edit changes it alone.
+        own_output: those whose output gets a node of its own: an edit replaces it, not the same tensor elsewhere.
         whole: why modules are one node that `is_leaf` would look into, by path.
     """
 
     is_leaf: LeafPolicy
     opened: frozenset[str] | None
     asked_for: frozenset[str]
-    apart: frozenset[str]
+    own_output: frozenset[str]
     whole: Mapping[str, str]
 
     def must_open(self, path: str) -> bool:
@@ -271,7 +271,7 @@ class ModuleCalls:
     def _marked(self, result: Any, path: str, caller: Scope) -> Any:
         """Mark in the graph what a module has returned that was looked into, where that is asked for or edited."""
         recorder = self._recorder
-        if path in self._opening.apart and isinstance(result, (torch.Tensor, tuple, list, dict)):
+        if path in self._opening.own_output and isinstance(result, (torch.Tensor, tuple, list, dict)):
             value = recorder.create_result(result, is_unnamed=True)
             return self._measured.apart(result, add_apart(recorder.graph, value, path))
         if asked_for_by(path, self._opening.asked_for, caller.stack):
@@ -339,7 +339,7 @@ class ModuleCalls:
             recorder.note_alias(result, args[0], None)
         for collect in collecting_hooks(module):
             collect(module, args, result)
-        if path in self._opening.apart and any(map(_may_keep, (*args, *kwargs.values()))):
+        if path in self._opening.own_output and any(map(_may_keep, (*args, *kwargs.values()))):
             return node, self._measured.apart(result, add_apart(recorder.graph, node))
         return node, result
 

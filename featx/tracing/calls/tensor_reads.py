@@ -19,7 +19,7 @@ from featx.tracing.recording.recorder import Recorder
 from featx.tracing.recording.results import Results
 from featx.tracing.side_effects.forward_side_effects import depends_on_inputs
 from featx.tracing.signals import Untraceable
-from featx.tracing.source.syntax_queries import what_follows
+from featx.tracing.source.syntax_queries import AttributeRead, Comparing, Unpacking, what_follows
 
 Execute = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
@@ -27,6 +27,8 @@ Execute = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 _TEXT = ("__repr__", "__str__", "__format__")
 ABOUT_GRADIENTS = frozenset({"requires_grad", "is_leaf", "grad_fn"})
 _OF_DTYPE = frozenset({"dtype", "itemsize", "nbytes"})
+# Steps by which code asks for the kind of a device.
+_ASKING_KIND = (AttributeRead("type"), AttributeRead("index"), Comparing())
 _TENSOR_ATTRIBUTES = frozenset({"T", "H", "mT", "mH", "data", "real", "imag"})
 # What is checked for parameters too.
 _DECIDED_OF_ALL = _OF_DTYPE | {"requires_grad"}
@@ -135,8 +137,8 @@ class TensorReads:
             names.skip(path, "getattr")
             frame = self._recorder.model_frame()
             for step in what_follows(frame) if frame else ():
-                times = int(step[7:]) if isinstance(step, str) and step.startswith("unpack") else 1
-                for _ in range(times if step != "compare" else 0):
+                times = step.names if isinstance(step, Unpacking) else int(not isinstance(step, Comparing))
+                for _ in range(times):
                     names.skip(path, "getitem")
         return shape
 
@@ -162,7 +164,7 @@ class TensorReads:
             owner = cast(Node, recorder.create_arg(tensor))
             recorder.lineage.put(device, Part(owner, getattr, "device"))
             frame = recorder.model_frame()
-            if frame is not None and set(what_follows(frame)) & {"attribute type", "attribute index", "compare"}:
+            if frame is not None and any(step in _ASKING_KIND for step in what_follows(frame)):
                 self._decide_device(owner, known)
         return device
 

@@ -60,7 +60,7 @@ class ExampleTracer:
         opened: the paths of the modules that are traced through; all others are one node each, whatever `is_leaf` says,
             which then only decides how nodes are numbered. By default what `is_leaf` says.
         asked_for: the paths of modules whose outputs are marked.
-        apart: those of which what a call returns is told from the same tensors elsewhere.
+        own_output: those whose output gets a node of its own: an edit replaces it, not the same tensor elsewhere.
         keep_source: note the line of the model in `node.meta["source"]`.
         keep_output: return what the root returns; otherwise the graph returns None, and the output may be of any kind.
         training: trace the model as it is in train mode, or in eval mode; by default in the modes in which it is.
@@ -77,7 +77,7 @@ class ExampleTracer:
         *,
         opened: frozenset[str] | None = None,
         asked_for: frozenset[str] = frozenset(),
-        apart: frozenset[str] = frozenset(),
+        own_output: frozenset[str] = frozenset(),
         keep_source: bool = False,
         keep_output: bool = True,
         training: bool | None = None,
@@ -88,7 +88,7 @@ class ExampleTracer:
         self.is_leaf = is_leaf or (lambda module, path: is_leaf_class(type(module)))
         self.opened = opened
         self.asked_for = asked_for
-        self._apart = apart
+        self._own_output = own_output
         self._autowrap = (tuple(autowrap_modules), tuple(autowrap_functions))
         self._follows_wrapped = follows_wrapped
         # What another trace knew of the same model, if that was not changed since; otherwise each trace finds it out.
@@ -124,7 +124,7 @@ class ExampleTracer:
         # What an earlier call on the replica has kept whole stays so, or it would be compared with what is inside it.
         whole = self.whole if before is None else {**self.whole, **before.opaque_reasons}
         return Settings(
-            Opening(self.is_leaf, self.opened, self.asked_for, self._apart, whole),
+            Opening(self.is_leaf, self.opened, self.asked_for, self._own_output, whole),
             keep_source=self.keep_source,
             keep_output=self.keep_output,
             uses_profile_hook=self.uses_profile_hook,

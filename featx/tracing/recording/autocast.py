@@ -15,8 +15,10 @@ from featx.tracing.environment.autocast_state import AUTOCAST_QUERIES, DEVICES, 
 
 # The state, and the devices for which a region was observed to be open.
 _Present = tuple[AutocastState, frozenset[str]]
-# That, the regions that were entered, and the states for which there are checks.
-_Mark = tuple[_Present, list[Node], set[AutocastState]]
+# A state for which there are checks, and whether all dtypes are checked.
+_Asked = tuple[AutocastState, bool]
+# What is present, the regions that were entered, and what was asked.
+_Mark = tuple[_Present, list[Node], set[_Asked]]
 
 
 class AutocastModes:
@@ -41,7 +43,7 @@ class AutocastModes:
         self._present: _Present = (self._outside, frozenset())
         self._open: Counter[str] = Counter()
         self._entered: list[Node] = []
-        self._asked: set[AutocastState] = set()
+        self._asked: set[_Asked] = set()
         self.was_observed = self.has_ambiguous_dtype = False
 
     def mark(self) -> _Mark:
@@ -62,20 +64,23 @@ class AutocastModes:
             elif code is _EXIT:
                 self._open[local["self"].device] -= 1
             elif code is _INIT and local["enabled"] and local["dtype"] is None:
-                self.record_state()
+                self.record_state(casts_by_default=True)
         elif event == "c_call" and called in AUTOCAST_QUERIES and _is_of_model(frame):
             self.record_state()
 
-    def record_state(self) -> None:
-        """Record that the state must be the present one when the graph runs, since forward depends on it."""
+    def record_state(self, *, casts_by_default: bool = False) -> None:
+        """Record that the state must be the present one when the graph runs, since forward depends on it.
+
+        With `casts_by_default` the dtypes count too for devices that cast nothing now.
+        """
         self.was_observed = True
-        state = _state()
-        if state in self._asked:
+        asked = (_state(), casts_by_default)
+        if asked in self._asked:
             return
-        self._asked.add(state)
-        for device, enabled, dtype in state:
+        self._asked.add(asked)
+        for device, enabled, dtype in asked[0]:
             answers = [(torch.is_autocast_enabled, enabled), (torch.get_autocast_dtype, dtype)]
-            for function, answer in answers if enabled else answers[:1]:
+            for function, answer in answers if enabled or casts_by_default else answers[:1]:
                 node = self._create_node("call_function", function, (device,), {})
                 self._guard(node, answer, f"what torch.{function.__name__}({device!r}) answers")
 

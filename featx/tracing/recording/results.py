@@ -19,7 +19,14 @@ from featx.tracing.objects.structure import Path, contents_of, is_structure, par
 from featx.tracing.recording.lineage import Origin, Part, node_behind
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.source.frames import calls_directly, is_library_code
-from featx.tracing.source.syntax_queries import only_takes_items, unpacked_count, what_follows
+from featx.tracing.source.syntax_queries import (
+    AttributeRead,
+    Step,
+    Unpacking,
+    only_takes_items,
+    unpacked_count,
+    what_follows,
+)
 
 # Where a container or an object is from, the object, and what it held when forward got it.
 ContentsSnapshot = tuple[str, Any, dict[Any, Any]]
@@ -151,7 +158,7 @@ class Results:
         recorder.lineage.put(followed, origin)
         if frame is not None:
             steps = what_follows(frame)
-            if "attribute numel" in steps:  # which multiplies in C: none is 0 where none was
+            if AttributeRead("numel") in steps:  # which multiplies in C: none is 0 where none was
                 for number in numbers[steps[0]] if isinstance(steps[0], slice) else numbers:
                     bool(number)
             if steps and isinstance(steps[0], slice):
@@ -168,7 +175,7 @@ class Results:
         steps = what_follows(frame) if frame is not None else []
         followed = [self.follow(item, part, None) for item, part in zip(items, parts, strict=True)]
         if type(items) is tuple and isinstance(origin, Node) and frame is not None and _gets_items(frame, origin):
-            is_unpacked = steps[:1] == [f"unpack {len(parts)}"]
+            is_unpacked = steps[:1] == [Unpacking(len(parts))]
             items = FollowedTuple(followed)
             items.taker = _TakenItems(self._recorder, origin, parts)
         else:
@@ -183,10 +190,10 @@ class Results:
             self._recorder.guards.add(length, len(items), "how many tensors a call gives")
         return items
 
-    def _make_taken(self, steps: list[int | slice | str], parts: list[Part]) -> bool:
+    def _make_taken(self, steps: list[Step], parts: list[Part]) -> bool:
         """Make nodes of the parts that the code takes at once, in the order in which a symbolic trace makes them."""
         first = steps[0] if steps else None
-        if isinstance(first, str) and first == f"unpack {len(parts)}":
+        if first == Unpacking(len(parts)):
             for part in parts:
                 self._recorder.node_of(part)
             return True

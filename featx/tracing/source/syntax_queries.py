@@ -10,7 +10,7 @@ import ast
 import functools
 from collections.abc import Iterator
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -134,13 +134,32 @@ def is_comparison(frame: FrameType) -> bool:
     return isinstance(node, ast.Compare) and all(isinstance(each, _COMPARISONS) for each in node.ops)
 
 
-def what_follows(frame: FrameType) -> list[int | slice | str]:
+class Unpacking(NamedTuple):
+    """A value is unpacked into so many names."""
+
+    names: int
+
+
+class AttributeRead(NamedTuple):
+    """An attribute of a value is read."""
+
+    name: str
+
+
+class Comparing(NamedTuple):
+    """A value is compared."""
+
+
+# What code does with a value; a number or slice is an item that it takes.
+Step = int | slice | Unpacking | AttributeRead | Comparing
+
+
+def what_follows(frame: FrameType) -> list[Step]:
     """Return what `frame` does next with the value that it is about to get, as far as its code says so plainly.
 
-    A number or slice is an item that is taken, `"unpack 3"` an unpacking into three names, `"attribute type"` a read;
-    what is read of an item does not count, but for `numel` of a slice of sizes. Only names of nodes depend on it.
+    What is read of an item does not count, but for `numel` of a slice of sizes. Only names of nodes depend on it.
     """
-    found: list[int | slice | str] = []
+    found: list[Step] = []
     node = node_at(frame)
     while node is not None:
         parent = parent_of(node, frame)
@@ -151,13 +170,13 @@ def what_follows(frame: FrameType) -> list[int | slice | str]:
             found.append(key)
         elif isinstance(parent, ast.Attribute):
             if not found or parent.attr == "numel":
-                found.append(f"attribute {parent.attr}")
+                found.append(AttributeRead(parent.attr))
             break
         elif isinstance(parent, ast.Assign) and parent.value is node:
             count = _names_in(parent.targets[0])
-            return found if count is None else [*found, f"unpack {count}"]
+            return found if count is None else [*found, Unpacking(count)]
         elif isinstance(parent, ast.Compare):
-            return [*found, "compare"]
+            return [*found, Comparing()]
         else:
             break
         node = parent

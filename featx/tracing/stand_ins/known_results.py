@@ -52,7 +52,7 @@ class KnownResults:
         if layout is None:
             return None
         result = torch.empty_strided(layout.shape, layout.stride, dtype=layout.dtype, device=_META)
-        return result.requires_grad_().clone() if layout.requires_gradient else result  # no leaf of the history
+        return result.requires_grad_().clone() if layout.requires_gradient else result  # no leaf of the autograd graph
 
     def run(self, key: Any, call: Callable[[], Any], inputs: Collection[torch.Tensor]) -> Any:
         """Return the result of a call, and remember its form where that is all that the call has done.
