@@ -10,6 +10,11 @@ from typing import Any
 from featx.libraries import advice_for
 from featx.tracing.source.frames import describe, line_of, user_frame
 
+# What to do where code cannot be followed.
+KEEP_WHOLE_ADVICE = (
+    "put the code that does it into a submodule, which is kept whole, or into a function that featx.wrap marks"
+)
+
 
 class _Run(threading.local):
     """What wants to know of the signals that are raised in this thread."""

@@ -21,6 +21,7 @@ from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.trace_request import TraceRequest
 from featx.tracing.objects.module_tree import registered_tensors, tensors_at
 from featx.tracing.replica.model_context import ModelContext
+from featx.tracing.signals import KEEP_WHOLE_ADVICE
 from featx.tracing.source.attributes import is_read_once
 
 # `mul_(...)`, `p.data = ...`, `self.m += ...`, `w[0] = ...`
@@ -50,7 +51,7 @@ def go_on_where_needed(request: TraceRequest, trace: ExampleTrace) -> ExampleTra
         name = trace.name
         raise TraceError(
             f"cannot trace {name}: forward {missed}, in code that cannot be followed: {trace.early_stop_reason}. To go "
-            "on, put that code into a submodule, which is kept whole, or into a function that featx.wrap marks."
+            f"on, {KEEP_WHOLE_ADVICE}."
         )
     return trace
 

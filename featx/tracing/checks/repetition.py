@@ -22,6 +22,7 @@ from featx.tracing.example.tracer import ATTEMPTS, ExampleTracer
 from featx.tracing.recording.recorder import MAY_COMPARE
 from featx.tracing.signals import (
     GAVE_UP,
+    KEEP_WHOLE_ADVICE,
     DependsOnAutocast,
     NeedsSharedInputs,
     ReadInNextCall,
@@ -95,11 +96,7 @@ def _refuse_comparison(tracer: ExampleTracer, trace: ExampleTrace) -> NoReturn:
     """Raise because code may use `is` to test whether a call returned its input."""
     path, place = trace.recorder.compared_alias or ("", "")
     _keep_whole_if_possible(tracer, path, MAY_COMPARE)
-    raise TraceError(
-        f"cannot trace {trace.name}: {MAY_COMPARE} {place}".rstrip()
-        + ". To go on, put the code that does it into a submodule, which is kept whole, or into a function that "
-        + "featx.wrap marks."
-    )
+    raise TraceError(f"cannot trace {trace.name}: {MAY_COMPARE} {place}".rstrip() + f". To go on, {KEEP_WHOLE_ADVICE}.")
 
 
 @contextmanager

@@ -33,6 +33,7 @@ from featx.tracing.replica.mode_reads import ModeReads
 from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.signals import (
     GAVE_UP,
+    KEEP_WHOLE_ADVICE,
     Diverged,
     InternalTraceError,
     NeedsRealValues,
@@ -332,7 +333,5 @@ class ExampleTracer:
 
 
 def _error(root: Any, what: str, place: str, advice: str = "") -> TraceError:
-    advice = advice or (
-        "put the code that does it into a submodule, which is kept whole, or into a function that featx.wrap marks"
-    )
-    return TraceError(f"cannot trace {name_of_traced(root)}: {f'{what} {place}'.rstrip(' ,')}. To go on, {advice}.")
+    where = f"{what} {place}".rstrip(" ,")
+    return TraceError(f"cannot trace {name_of_traced(root)}: {where}. To go on, {advice or KEEP_WHOLE_ADVICE}.")
