@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from featx.ir.graph import Graph
+from featx.rebuilding import contents_of_cell
 from featx.tracing.objects.module_tree import forward_of
 from featx.tracing.source.attributes import assigned_by
 
@@ -126,7 +127,7 @@ class _Fingerprint:
     def _of_function(self, function: types.FunctionType) -> list[str]:
         if _is_installed(function):
             return [_name(function), *map(self.of, _wrapped_by(function))]
-        cells = [_content(cell) for cell in function.__closure__ or ()]
+        cells = [contents_of_cell(cell, None) for cell in function.__closure__ or ()]
         used = {name: _followed(each) for name, each in sorted(_named_by(function), key=itemgetter(0))}
         held = (function.__defaults__, function.__kwdefaults__, cells, used)
         # Two lambdas in one line have one source.
@@ -242,15 +243,8 @@ def _wrapped_by(function: types.FunctionType) -> list[Any]:
     wrapped = getattr(function, "__wrapped__", None)
     if wrapped is not None:
         return [wrapped]
-    held = map(_content, function.__closure__ or ())
+    held = (contents_of_cell(cell, None) for cell in function.__closure__ or ())
     return [each for each in held if isinstance(each, (types.FunctionType, types.MethodType, functools.partial))]
-
-
-def _content(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # it has none yet
-        return None
 
 
 def _codes_in(code: types.CodeType) -> Iterable[types.CodeType]:

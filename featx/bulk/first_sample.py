@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -78,21 +78,25 @@ class FirstSample:
         raise ExtractionError(f"none of {len(reasons)} samples of {source.kind} can be read: {reasons[0]}{hint}")
 
 
-def _hashes_of_others(source: Source, reader: Reader, timeout: float, workers: int) -> Iterator[str]:
-    """Yield hashes of some inputs, spread over a source: files may have been changed under the same names."""
-    count = len(source.keys)
+def _hashes_of_others(source: Source, reader: Reader, timeout: float, workers: int) -> list[str]:
+    """Return hashes of some inputs, spread over a source: files may have been changed under the same names."""
+    count, hashed = len(source.keys), _Hashed(reader)
     numbers = sorted({count * part // _OTHER_SAMPLES for part in range(1, _OTHER_SAMPLES)} | {count - 1})
     if workers:  # which a sample may end
-        plan = [[number] for number in numbers]
+        read = batches(Samples(source, hashed), [[number] for number in numbers], workers=1, timeout=timeout)
         with suppress(ProcessError):
-            for batch in batches(Samples(source, _Hashed(reader)), plan, workers=1, timeout=timeout):
-                yield bytes(batch.groups[0][1].flatten().tolist()).hex() if batch.groups else UNKNOWN
-            return
+            return [_text_of(batch.groups[0][1]) if batch.groups else UNKNOWN for batch in read]
+    found: list[str] = []
     for number in numbers:
         try:
-            yield hashlib.sha256(fingerprint(_read(source, reader, number, timeout)).encode()).hexdigest()
+            found.append(_text_of(_read(source, hashed, number, timeout)))
         except Exception:  # it will be a failure
-            yield UNKNOWN
+            found.append(UNKNOWN)
+    return found
+
+
+def _text_of(digest: torch.Tensor) -> str:
+    return bytes(digest.flatten().tolist()).hex()
 
 
 class _Hashed:
@@ -106,7 +110,7 @@ class _Hashed:
         return torch.tensor(list(digest), dtype=torch.uint8)
 
 
-def _read(source: Source, reader: Reader, number: int, timeout: float) -> Any:
+def _read(source: Source, reader: Callable[[Any], Any], number: int, timeout: float) -> Any:
     """Return the input of a sample.
 
     Raises:

@@ -18,17 +18,16 @@ _TOLERANCE_OF_SHORT = 2e-2
 _WAY_OUT = "extract(..., check_rows=False) writes them as they come"
 
 
-def refuse_dependent_rows(runner: Runner, sample: Any) -> None:
-    """Compare the features of a sample beside itself with those beside another one, and with a second run.
+def refuse_dependent_rows(runner: Runner, sample: Any, first: Rows) -> None:
+    """Compare the features of a sample beside itself, `first`, with a second run, and with those beside another one.
 
-    The other sample is made of the first one. Where the model does not take it, that is not compared. Cost: four runs
+    The other sample is made of the first one. Where the model does not take it, that is not compared. Cost: three runs
     of two samples.
 
     Raises:
         RequestError: they differ by more than rounding.
     """
-    alike = stacked([sample, sample])
-    first, again = runner.features(alike), runner.features(alike)
+    again = runner.features(stacked([sample, sample]))
     _compare(runner, first, again, "is another one each time that it is computed for one input: the model draws random "
              "numbers, or keeps state; put it into eval mode, or change that")  # fmt: skip
     for changed in (_smaller, _larger):

@@ -99,7 +99,7 @@ def make_runner(extractor: Extractor, reader: Reader, sample: FirstSample, *, ch
     runner.set_columns(one, two)
     check_columns(runner.columns)
     if check_rows:
-        refuse_dependent_rows(runner, sample.value)
+        refuse_dependent_rows(runner, sample.value, two)
     return runner
 
 

@@ -57,9 +57,9 @@ class CallEffects:
     returns_state: bool = False
 
     @property
-    def does_nothing_else(self) -> bool:
-        """Whether the call computes its value and does nothing besides, but that it may draw random numbers."""
-        return not (
+    def has_side_effects(self) -> bool:
+        """Whether the call does something besides computing its value; that it draws random numbers does not count."""
+        return bool(
             self.writes or self.is_check or self.changes_global_state or self.writes_state or self.leaves_attributes
         )
 
@@ -138,7 +138,7 @@ class Effects:
         if node.op in ("placeholder", "output"):
             return True
         effects = self.of(node)
-        return not effects.does_nothing_else or (impure_random and effects.is_random)
+        return effects.has_side_effects or (impure_random and effects.is_random)
 
     def copies_if_needed(self, node: Node) -> bool:
         """Say whether it depends on the form of its input whether `node` shares its memory, or gives a copy."""

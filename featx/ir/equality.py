@@ -14,6 +14,11 @@ from featx.ir.node import Node
 from featx.rebuilding import contents_of_cell
 
 
+def first_nodes(graph: Graph, count: int | None) -> list[Node]:
+    """Return so many nodes, or all. A list: an iterator that does not come to its end may swallow an interrupt."""
+    return list(graph.nodes)[:count]
+
+
 def is_same_graph(one: Graph, other: Graph, besides: Collection[Node] = (), first: int | None = None) -> bool:
     """Say whether two graphs have the same nodes, by opcode, target, name and arguments. O(nodes + edges).
 
@@ -64,7 +69,7 @@ def _differences(
     Where more than the arguments differ, that is None, and it ends.
     """
     twins: dict[Node, Node] = {}
-    for node, twin in zip(list(one.nodes)[:first], list(other.nodes)[:first], strict=False):
+    for node, twin in zip(first_nodes(one, first), first_nodes(other, first), strict=False):
         if node.op != twin.op or node.name != twin.name or not is_same(node.target, twin.target):
             yield node, twin, None
             return

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from featx.ir.node import Node
+from featx.ir.operator_facts import first_argument
 from featx.ir.repeatable import has_hooks
 from featx.ir.rewiring import replace_inputs
 from featx.module import GraphModule, check_graph_module
@@ -53,7 +54,7 @@ def remove_dropout(gm: GraphModule) -> bool:
     for node in gm.graph.nodes:
         replace_inputs(node, inputs)
         kind = _kind_of(gm, node, accesses.effects.module_of(node) if node.op == "call_module" else None)
-        source = node.args[0] if node.args else node.kwargs.get("input")
+        source = first_argument(node.args, node.kwargs)
         if kind is None or not isinstance(source, Node) or (kind in _MAY_RESHAPE and accesses.is_written(node)):
             continue
         inputs[node] = source

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from featx.ir.node import Node
+from featx.ir.operator_facts import first_argument
 from featx.ir.repeatable import has_hooks
 from featx.ir.rewiring import replace_inputs
 from featx.module import GraphModule, check_graph_module
@@ -22,7 +23,7 @@ def remove_identity(gm: GraphModule) -> bool:
     for node in gm.graph.nodes:
         replace_inputs(node, inputs)
         module = effects.module_of(node) if node.op == "call_module" else None
-        source = node.args[0] if node.args else node.kwargs.get("input")
+        source = first_argument(node.args, node.kwargs)
         is_plain = type(module) is nn.Identity and not has_hooks(module) and "forward" not in module.__dict__
         if is_plain and isinstance(source, Node):
             inputs[node] = source

@@ -122,7 +122,7 @@ def memory_of(nodes: Iterable[Node], effects: Effects) -> tuple[dict[Node, froze
 
 def has_effect(found: CallEffects) -> bool:
     """Say whether a call does anything besides computing its value."""
-    return found.is_random or not found.does_nothing_else
+    return found.is_random or found.has_side_effects
 
 
 def _names(values: Iterable[Any]) -> str:

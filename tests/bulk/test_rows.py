@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import tarfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 from torch import nn
 
 import featx
+from featx.bulk.decode import decode_image
 
 from .conftest import Net, expected, make_photos, pixels
 
@@ -270,3 +273,25 @@ def test_inputs_that_are_one_number_are_changed_too(tmp_path: Path) -> None:
     rows = [{"x": torch.rand(3), "scale": torch.tensor(1.5)}] * 4
     with pytest.raises(featx.RequestError, match=DEPENDS):
         run(Scaled().eval(), rows, tmp_path / "out", transform=None, load=lambda row: row)
+
+
+def test_sixteen_bits_of_grey_are_rounded(tmp_path: Path) -> None:
+    values = np.array([[0, 128, 129, 65278, 65535]], dtype=np.uint16)
+    Image.fromarray(values).save(tmp_path / "a.png")
+    assert np.asarray(decode_image(tmp_path / "a.png"))[0, :, 0].tolist() == [0, 0, 1, 254, 255]
+
+
+def test_the_handler_of_ended_processes_is_as_before(net: Net, tmp_path: Path) -> None:
+    make_photos(tmp_path / "photos", 4)
+    list(torch.utils.data.DataLoader([0, 1], num_workers=1))  # with which torch sets its own
+    before = signal.getsignal(signal.SIGCHLD)
+    run(net, tmp_path / "photos", tmp_path / "out", workers=1)
+    assert signal.getsignal(signal.SIGCHLD) is before
+
+
+def test_a_source_whose_first_samples_are_all_broken(net: Net, tmp_path: Path) -> None:
+    keys = make_photos(tmp_path / "photos", 130)
+    for key in keys[:105]:
+        (tmp_path / "photos" / key).write_bytes(b"no image")
+    table = run(net, tmp_path / "photos", tmp_path / "out")
+    assert table.keys == keys[105:]

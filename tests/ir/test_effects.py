@@ -439,3 +439,8 @@ def test_an_attribute_called_dropout_says_nothing_of_a_class_of_the_users() -> N
     expected = model(x)
     torch.manual_seed(0)
     assert torch.equal(extractor(x)["rand_like"], expected)
+
+
+def test_a_call_that_leaves_attributes_has_side_effects() -> None:
+    assert CallEffects(leaves_attributes=True).has_side_effects
+    assert not CallEffects(is_random=True).has_side_effects

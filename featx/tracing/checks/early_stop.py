@@ -11,6 +11,7 @@ from torch import nn
 
 from featx.errors import TraceError
 from featx.ir.effects import Effects
+from featx.ir.equality import first_nodes
 from featx.ir.graph import Graph
 from featx.ir.memory import MemoryGroups
 from featx.ir.paths import parents_of
@@ -91,7 +92,7 @@ def _within_reach(read: dict[str, str], request: TraceRequest, trace: ExampleTra
     """Return those of `_read_tensors` that needed nodes may read: their own, and those of the modules they call."""
     root = trace.model_context.root
     needed = None if request.find_requested is None else count_needed(trace.graph, request.find_requested)
-    nodes = [node for node in list(trace.graph.nodes)[:needed] if node.op in ("get_attr", "call_module")]
+    nodes = [node for node in first_nodes(trace.graph, needed) if node.op in ("get_attr", "call_module")]
     reached = tensors_at(root, [str(node.target) for node in nodes])
     return {path: reader for path, reader in read.items() if not reached.isdisjoint(tensors_at(root, [path]))}
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from featx.ir.arguments import Argument, map_aggregate
-from featx.ir.equality import is_same, nodes_with_other_constants
+from featx.ir.equality import first_nodes, is_same, nodes_with_other_constants
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.ir.rewiring import keep_measured_effects
@@ -37,7 +37,7 @@ def follow_dtypes(request: TraceRequest, trace: ExampleTrace) -> None:
     example.
     """
     checks = {check for check in trace.recorder.guards.dtype_checks if not check.is_erased}
-    checks.intersection_update(list(trace.graph.nodes)[: trace.needed])
+    checks.intersection_update(first_nodes(trace.graph, trace.needed))
     if not checks:
         return
     graphs, differing = [trace.graph], set[Node]()
@@ -80,7 +80,7 @@ def _merge(graphs: list[Graph], differing: set[Node], checks: set[Node], first: 
     `differing` are the nodes that have such constants, and `checks` those that check dtypes, in the first graph. The
     graphs are the same in their `first` nodes.
     """
-    columns_of_nodes = [list(graph.nodes)[:first] for graph in graphs]
+    columns_of_nodes = [first_nodes(graph, first) for graph in graphs]
     rows = [row for row in zip(*columns_of_nodes, strict=False) if row[0] in differing]
     if rows[0][0] not in checks:
         return  # something else than a dtype tells the model in which it runs

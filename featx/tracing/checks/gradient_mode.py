@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from featx.ir.equality import is_same_graph
+from featx.ir.equality import first_nodes, is_same_graph
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.tracing.calls.tensor_reads import ABOUT_GRADIENTS
@@ -49,5 +49,5 @@ def needless_gradient_checks(request: TraceRequest, trace: ExampleTrace) -> list
 
 def _is_returned_alike(one: Graph, other: Graph, first: int | None) -> bool:
     """Say whether modules return the same nodes: what one of them does behind the last needed node may differ."""
-    nodes = zip(list(one.nodes)[:first], list(other.nodes)[:first], strict=True)
+    nodes = zip(first_nodes(one, first), first_nodes(other, first), strict=True)
     return all(node.meta.get("returned_by") == twin.meta.get("returned_by") for node, twin in nodes)

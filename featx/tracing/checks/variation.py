@@ -13,7 +13,7 @@ import torch
 
 from featx.errors import FeatxError
 from featx.ir.effects import MeasuredEffects
-from featx.ir.equality import is_same_graph
+from featx.ir.equality import first_nodes, is_same_graph
 from featx.ir.graph import Graph
 from featx.tracing.checks.outcomes import (
     CHANGED,
@@ -284,7 +284,7 @@ def join_measured(graph: Graph, other: Graph, first: int | None = None) -> None:
 
     With `first`, only so many nodes are the same.
     """
-    for node, twin in zip(list(graph.nodes)[:first], list(other.nodes)[:first], strict=True):
+    for node, twin in zip(first_nodes(graph, first), first_nodes(other, first), strict=True):
         if twin.meta.get("is_overwritten"):
             node.meta["is_overwritten"] = True
         measured: MeasuredEffects | None = node.meta.get("effects")
