@@ -1,6 +1,7 @@
 """Extract features of the same photos by featx and by other ways, and write docs/bulk-speed.md.
 
     python benchmarks/bulk.py --count 600
+    python benchmarks/bulk.py --count 8000 --device cuda --workers 14 --output docs/bulk-speed-gpu.md
 
 Each way runs in a process of its own, several times in turn. CPU seconds and memory (proportional set size) are those
 of the process and all below it, sampled from /proc, so they are measured on Linux alone.
@@ -29,9 +30,10 @@ from PIL import Image
 _REPOSITORY = Path(__file__).resolve().parents[1]
 _START = """
 import os, sys, glob, torch, torchvision
-photos, output = sys.argv[1:]
+photos, output, device, workers = sys.argv[1:]
+workers = int(workers)
 torch.manual_seed(0)
-net = torchvision.models.resnet18(weights=None).eval()
+net = torchvision.models.resnet18(weights=None).eval().to(device)
 transform = torchvision.models.ResNet18_Weights.DEFAULT.transforms()
 paths = sorted(glob.glob(photos + "/*.jpg"))
 from PIL import Image
@@ -49,28 +51,30 @@ extractor = create_feature_extractor(net, {"layer4": "C5"})
 # What it is, the package that it needs, and its code.
 _WAYS: dict[str, tuple[str, str]] = {
     "reading and decoding alone": ("torch", """
-for _ in torch.utils.data.DataLoader(Files(), batch_size=32, num_workers=1): pass
+for _ in torch.utils.data.DataLoader(Files(), batch_size=32, num_workers=workers): pass
 """),
     "the model alone, on one thread": ("torch", """
 torch.set_num_threads(1)
-x = torch.rand(32, 3, 224, 224)
+x = torch.rand(32, 3, 224, 224, device=device)
 with torch.inference_mode():
-    for start in range(0, len(paths), 32): net(x[:len(paths) - start])
+    for start in range(0, len(paths), 32): found = net(x[:len(paths) - start])
+    found.cpu()
 """),
-    "featx.extract, one process reads, the model on one thread": ("featx", """
+    "featx.extract, the model on one thread": ("featx", """
 import featx
 torch.set_num_threads(1)
-featx.extract(net, {"layer4": featx.Feature("C5", pool="avg")}, photos, output, transform=transform, workers=1,
+featx.extract(net, {"layer4": featx.Feature("C5", pool="avg")}, photos, output, transform=transform, workers=workers,
               batch_size=32, progress=False)
 """),
     "the model alone": ("torch", """
-x = torch.rand(32, 3, 224, 224)
+x = torch.rand(32, 3, 224, 224, device=device)
 with torch.inference_mode():
-    for start in range(0, len(paths), 32): net(x[:len(paths) - start])
+    for start in range(0, len(paths), 32): found = net(x[:len(paths) - start])
+    found.cpu()
 """),
-    "featx.extract, one process reads": ("featx", """
+    "featx.extract": ("featx", """
 import featx
-featx.extract(net, {"layer4": featx.Feature("C5", pool="avg")}, photos, output, transform=transform, workers=1,
+featx.extract(net, {"layer4": featx.Feature("C5", pool="avg")}, photos, output, transform=transform, workers=workers,
               batch_size=32, progress=False)
 """),
     "featx.extract, no other process": ("featx", """
@@ -80,16 +84,16 @@ featx.extract(net, {"layer4": featx.Feature("C5", pool="avg")}, photos, output, 
 """),
     "featx.extract, batch size by itself": ("featx", """
 import featx
-featx.extract(net, {"layer4": featx.Feature("C5", pool="avg")}, photos, output, transform=transform, workers=1,
+featx.extract(net, {"layer4": featx.Feature("C5", pool="avg")}, photos, output, transform=transform, workers=workers,
               progress=False)
 """),
     "a DataLoader loop by hand, Parquet at the end": ("pyarrow", _PEER + """
 import pyarrow, pyarrow.parquet
 keys, rows = [], []
 with torch.inference_mode():
-    for names, batch in torch.utils.data.DataLoader(Files(), batch_size=32, num_workers=1):
+    for names, batch in torch.utils.data.DataLoader(Files(), batch_size=32, num_workers=workers):
         keys += names
-        rows.append(extractor(batch)["C5"].mean((2, 3)))
+        rows.append(extractor(batch.to(device))["C5"].mean((2, 3)).cpu())
 os.makedirs(output)
 values = torch.cat(rows)
 array = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(values.reshape(-1).numpy()), values.shape[1])
@@ -100,7 +104,7 @@ import datasets
 def features(rows):
     with torch.inference_mode():
         batch = torch.stack([read(path) for path in rows["key"]])
-        return {"C5": extractor(batch)["C5"].mean((2, 3)).numpy()}
+        return {"C5": extractor(batch.to(device))["C5"].mean((2, 3)).cpu().numpy()}
 found = datasets.Dataset.from_dict({"key": paths}).map(features, batched=True, batch_size=32)
 found.to_parquet(output + ".parquet")
 """),
@@ -113,7 +117,7 @@ class Features:
     def __init__(self): self.extractor = extractor
     def __call__(self, batch):
         with torch.inference_mode():
-            found = self.extractor(torch.from_numpy(batch["image"]))["C5"].mean((2, 3))
+            found = self.extractor(torch.from_numpy(batch["image"]).to(device))["C5"].mean((2, 3)).cpu()
             return {"key": batch["key"], "C5": found.numpy()}
 rows = [{"key": path} for path in paths]
 data = ray.data.from_items(rows, override_num_blocks=max(1, len(paths) // 50)).map(decode)
@@ -126,21 +130,22 @@ from daft import DataType, Series, col
 def features(keys: Series):
     with torch.inference_mode():
         batch = torch.stack([read(path) for path in keys.to_pylist()])
-        return extractor(batch)["C5"].mean((2, 3)).tolist()
+        return extractor(batch.to(device))["C5"].mean((2, 3)).tolist()
 frame = daft.from_pydict({"key": paths}).into_batches(32)
 frame.with_column("C5", features(col("key"))).write_parquet(output)
 """),
     "timm's loader and forward_features": ("timm", """
 import pyarrow, pyarrow.parquet, timm
 torch.manual_seed(0)
-net = timm.create_model("resnet18", pretrained=False).eval()
+net = timm.create_model("resnet18", pretrained=False).eval().to(device)
 config = timm.data.resolve_model_data_config(net)
 data = timm.data.create_dataset("", photos)
-loader = timm.data.create_loader(data, batch_size=32, num_workers=1, use_prefetcher=False, is_training=False, **config)
+loader = timm.data.create_loader(
+    data, batch_size=32, num_workers=workers, use_prefetcher=False, is_training=False, **config)
 rows = []
 with torch.inference_mode():
     for batch, _ in loader:
-        rows.append(net.forward_head(net.forward_features(batch), pre_logits=True))
+        rows.append(net.forward_head(net.forward_features(batch.to(device)), pre_logits=True).cpu())
 os.makedirs(output)
 values = torch.cat(rows)
 array = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(values.reshape(-1).numpy()), values.shape[1])
@@ -148,29 +153,31 @@ pyarrow.parquet.write_table(pyarrow.table({"key": data.filenames(), "C5": array}
 """),
     "torchlens.extract_dataset": ("torchlens", """
 import torchlens
-images = (image for _, batch in torch.utils.data.DataLoader(Files(), batch_size=32, num_workers=1) for image in batch)
+loader = torch.utils.data.DataLoader(Files(), batch_size=32, num_workers=workers)
+images = (image for _, batch in loader for image in batch)
 torchlens.extract_dataset(net, images, ["layer4"], batch_size=32, output_dir=output, pool="spatial_mean",
                           stimulus_ids=paths, progress=False)
 """),
 }  # fmt: skip
+_PHOTOS = 400
 _ALONE = ("reading and decoding alone", "the model alone, on one thread", "the model alone")
 _ABOUT = """\
 # The speed of bulk extraction
 
-Written by `benchmarks/bulk.py`; do not edit. Made with featx {featx}, torch {torch}, on {cores} cores: {count} JPEG
-photos of 500 x 375 pixels ({size} kB each), `layer4` of torchvision's resnet18, averaged over its places, the same
-transform, and as many threads as each way takes by itself. Medians of {times} runs in turn, each in a process of its
-own. Images per second count the whole process, less its start-up, which is the time that it takes for 8 photos. CPU
-seconds and memory (the largest sum of proportional set sizes) are of the process and all below it. Killed: the rows on
-disk when the process is killed after 60 % of its time, and whether a second start goes on from there.
+Written by `benchmarks/bulk.py`; do not edit. Made with featx {featx}, torch {torch}, on {cores} cores{gpu}:
+{count} JPEG photos of 500 x 375 pixels ({size} kB each), `layer4` of torchvision's resnet18, averaged over its places,
+the same transform, as many threads as each way takes by itself, and {workers} reading process(es) where nothing else
+is said. Medians of {times} run(s) in turn, each in a process of its own. Images per second count the whole process,
+less its start-up, which is the time that it takes for 8 photos. CPU seconds and memory (the largest sum of proportional
+set sizes) are of the process and all below it. Killed: the rows on disk when the process is killed after 60 % of its
+time, and whether a second start goes on from there.
 
 | | images/s | CPU s | start-up s | memory MB | killed |
 | --- | --- | --- | --- | --- | --- |
 {table}
 
-With a core for each, the bound is the slower of reading and decoding alone and of the model alone on one thread:
-{bound:.1f} images a second. `featx.extract`, with one process that reads and the model on one thread, reaches
-{reached:.2f} of it.
+The bound is the slower of reading and decoding alone and of the model alone{on_one}:
+{bound:.1f} images a second. `featx.extract`{on_one} reaches {reached:.2f} of it.
 
 A shard of featx is what a minute computes, at least 64 rows: these photos are one shard, and a kill loses up to that.
 thingsvision 2.7 asks for torchvision 0.15 and numpy 1, and clip-retrieval 2.45 for numpy 1 and pyarrow below 16, so
@@ -190,32 +197,42 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--count", type=int, default=600)
     parser.add_argument("--times", type=int, default=3)
+    parser.add_argument("--device", default="cpu", help="of the model: cpu or cuda")
+    parser.add_argument("--workers", default="1", help="processes that read")
     parser.add_argument("--output", type=Path, default=_REPOSITORY / "docs" / "bulk-speed.md")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         photos, few, output = Path(folder) / "photos", Path(folder) / "few", Path(folder) / "out"
         size = _make_photos(photos, few, arguments.count)
-        known = {name: code for name, (package, code) in _WAYS.items() if find_spec(package) is not None}
+        where = (arguments.device, arguments.workers)
+        known = {
+            name: code
+            for name, (package, code) in _WAYS.items()
+            if find_spec(package) is not None and (arguments.device == "cpu" or "one thread" not in name)
+        }
         runs: dict[str, list[_Measured]] = {name: [] for name in known}
         starts: dict[str, list[float]] = {name: [] for name in known}
         for _ in range(arguments.times):
             for name, code in known.items():
-                starts[name].append(_measured(code, few, output).seconds)
-                runs[name].append(_measured(code, photos, output))
+                starts[name].append(_measured(code, few, output, where).seconds)
+                runs[name].append(_measured(code, photos, output, where))
                 print(name, runs[name][-1], flush=True)
         lines, rates = list[str](), dict[str, float]()
         for name, code in known.items():
             seconds, start = statistics.median(run.seconds for run in runs[name]), statistics.median(starts[name])
             rates[name] = (arguments.count - 8) / (seconds - start)
-            killed = "" if name in _ALONE else _killed(code, photos, output, 0.6 * seconds)
+            killed = "" if name in _ALONE else _killed(code, photos, output, where, 0.6 * seconds)
             cpu, memory = (statistics.median(getattr(run, each) for run in runs[name]) for each in ("cpu", "memory"))
             lines.append(f"| {name} | {rates[name]:.1f} | {cpu:.0f} | {start:.1f} | {memory:.0f} | {killed} |")
     absent = [name for name in _WAYS if name not in known]
-    bound = min(rates[name] for name in _ALONE)
+    # On a GPU one thread is as fast as all.
+    on_one = ", the model on one thread" if arguments.device == "cpu" else ""
+    bound = min(rates[name] for name in _ALONE if name in rates)
     text = _ABOUT.format(
         featx=version("featx"), torch=torch.__version__, cores=os.cpu_count(), count=arguments.count, size=size,
         times=arguments.times, table="\n".join(lines), bound=bound,
-        reached=rates["featx.extract, one process reads, the model on one thread"] / bound,
+        reached=rates[f"featx.extract{on_one}"] / bound, on_one=on_one, workers=arguments.workers,
+        gpu=f" and an {torch.cuda.get_device_name()}" if arguments.device != "cpu" else "",
         absent=f"\nNot measured, as not installed: {', '.join(absent)}.\n" if absent else "",
     )  # fmt: skip
     arguments.output.write_text(text)
@@ -228,27 +245,30 @@ def _make_photos(folder: Path, few: Path, count: int) -> int:
     few.mkdir()
     draw = np.random.default_rng(0)
     for number in range(count):
+        path = folder / f"{number:05d}.jpg"
+        if number >= _PHOTOS:  # reading and decoding does not know that it is another one's copy
+            shutil.copy(folder / f"{number % _PHOTOS:05d}.jpg", path)
+            continue
         coarse = draw.normal(128, 60, (12, 16, 3)).clip(0, 255).astype(np.uint8)
         image = np.asarray(Image.fromarray(coarse).resize((500, 375), Image.Resampling.BICUBIC), dtype=np.int16)
         values = (image + draw.normal(0, 12, image.shape)).clip(0, 255).astype(np.uint8)
-        path = folder / f"{number:05d}.jpg"
         Image.fromarray(values).save(path, quality=85)
         if number < 8:
             shutil.copy(path, few)
     return sum(each.stat().st_size for each in folder.iterdir()) // count // 1000
 
 
-def _start(code: str, photos: Path, output: Path) -> subprocess.Popen[bytes]:
+def _start(code: str, photos: Path, output: Path, where: tuple[str, str]) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "PYTHONPATH": str(_REPOSITORY), "HF_DATASETS_CACHE": "/tmp"}
-    command = [sys.executable, "-c", _START + code, str(photos), str(output)]
+    command = [sys.executable, "-c", _START + code, str(photos), str(output), *where]
     quiet = subprocess.DEVNULL
     return subprocess.Popen(command, stdout=quiet, stderr=quiet, env=environment, start_new_session=True)
 
 
-def _measured(code: str, photos: Path, output: Path) -> _Measured:
+def _measured(code: str, photos: Path, output: Path, where: tuple[str, str]) -> _Measured:
     _remove(output)
     start = time.perf_counter()
-    process = _start(code, photos, output)
+    process = _start(code, photos, output, where)
     cpu: dict[int, float] = {}
     memory = 0.0
     while process.poll() is None:
@@ -261,9 +281,9 @@ def _measured(code: str, photos: Path, output: Path) -> _Measured:
     return _Measured(time.perf_counter() - start, sum(cpu.values()), memory)
 
 
-def _killed(code: str, photos: Path, output: Path, after: float) -> str:
+def _killed(code: str, photos: Path, output: Path, where: tuple[str, str], after: float) -> str:
     _remove(output)
-    process = _start(code, photos, output)
+    process = _start(code, photos, output, where)
     time.sleep(after)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -22,7 +22,7 @@ from models import build_without_weights, list_names
 from parity_records import Check, Library, Record, Task, load
 from sweep import parser_of, sweep
 
-_LIBRARIES: tuple[Library, ...] = ("torchvision", "timm", "transformers")
+LIBRARIES_OF_MODELS: tuple[Library, ...] = ("torchvision", "timm", "transformers")
 _CHECKS: tuple[Check, ...] = ("names", "exact")
 # Memory that large models leave in pieces is not given back.
 _MODELS_OF_ONE_WORKER: dict[Check, int] = {"names": 50, "exact": 8}
@@ -30,21 +30,24 @@ _MODELS_OF_ONE_WORKER: dict[Check, int] = {"names": 50, "exact": 8}
 
 def main() -> None:
     """Run what the command line asks for."""
-    options = parser_of(cast(str, __doc__), "coverage", _CHECKS, _LIBRARIES, seconds=300, memory=12).parse_args()
+    options = parser_of(
+        cast(str, __doc__), "coverage", _CHECKS, LIBRARIES_OF_MODELS, seconds=300, memory=12
+    ).parse_args()
     records = load(options.results)
     if not options.report:
         for check in _CHECKS:
             if options.what in (check, "all"):
-                tasks = _tasks(check, options, records)
+                tasks = tasks_of(check, options, records)
                 models = _MODELS_OF_ONE_WORKER[check]
                 sweep(tasks, options, records, models, JOB, lambda record: not is_failure(record), _in_short)
     write_report(list(records.values()), options.output)
     print(f"wrote {options.output}")
 
 
-def _tasks(check: Check, options: argparse.Namespace, records: dict[Task, Record]) -> list[Task]:
+def tasks_of(check: Check, options: argparse.Namespace, records: dict[Task, Record]) -> list[Task]:
+    """Return what the command line asks for."""
     tasks: list[Task] = []
-    for library in _LIBRARIES:
+    for library in LIBRARIES_OF_MODELS:
         if options.library not in (library, "all"):
             continue
         names = list_types() if library == "transformers" else list_names(library)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ import featx
 from featx.examples import Example, find_example
 
 SIZES = ("traced", "batch", "size")
+GPU_WAYS = ("moved", "made there")
 REFUSED = "refused"
 DIFFERENT = "different"
 FAILS = "fails"
@@ -46,7 +48,8 @@ def family_of(library: str, name: str) -> str:
 
 def start(folder: Path) -> Check:
     """Return the check that fills in a record."""
-    return lambda record: check_exact(record) if record.check == "exact" else check_names(record)
+    checks: dict[str, Check] = {"exact": check_exact, "names": check_names, "gpu": check_gpu}
+    return lambda record: checks[record.check](record)
 
 
 JOB = Job(family_of, start)
@@ -100,6 +103,35 @@ def check_exact(record: Record) -> None:
         record.modes["size"] = _compared(untouched, runs, other)
         if record.modes["size"].status != MODEL_REFUSES:
             break
+
+
+def check_gpu(record: Record) -> None:
+    """Fill in whether what featx makes of a model on the CPU, and on the GPU, computes there what the model does.
+
+    Eval mode. `moved` is made on the CPU, `made there` of a model that is on the GPU.
+    """
+    torch.backends.cudnn.deterministic = True
+    model, example = _build(record)
+    record.parameters = _count(model)
+    _shake(model)
+    names = _list_names(record, model, example)
+    if names is None or example is None:
+        return
+    untouched = _Untouched(copy.deepcopy(model).to("cuda"))
+    given: Inputs = tree_map_only(torch.Tensor, lambda leaf: leaf.to("cuda"), (example.args, example.kwargs))
+    for way in GPU_WAYS:
+        try:
+            made_of = copy.deepcopy(model).to("cpu" if way == "moved" else "cuda")
+            runs = _Runs(
+                made_of, example if way == "moved" else replace(example, args=given[0], kwargs=given[1]), *names
+            )
+            runs.trace.to("cuda")
+            runs.extractor.to("cuda")
+        except Exception as error:  # whatever a trace raises is what the check found
+            record.modes[way] = Outcome(FAILS, message_of(error))
+            continue
+        record.pixels = runs.modules
+        record.modes[way] = _compared(untouched, runs, given)
 
 
 def _build(record: Record) -> tuple[nn.Module, Example | None]:

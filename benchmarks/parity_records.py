@@ -14,7 +14,7 @@ import models
 
 import featx
 
-Check = Literal["names", "values", "meanings", "exact", "backbone"]
+Check = Literal["names", "values", "meanings", "exact", "backbone", "gpu"]
 Library = models.Library | Literal["transformers"]
 Mode = Literal["train", "eval"]
 MODES: tuple[Mode, ...] = ("train", "eval")

@@ -2,9 +2,11 @@
 
     python benchmarks/speed.py
     python benchmarks/speed.py --case resnet50 --rounds 5
+    python benchmarks/speed.py --device cuda --output docs/speed-gpu.md
 
 All ways of a table run in one process, in turn. Needs timm and transformers; of captum, torchlens, onnxruntime (with
-onnx and onnxscript) and OpenVINO it takes those that are installed.
+onnx and onnxscript) and OpenVINO it takes those that are installed. On a GPU, torch's own way is CUDA graphs by
+torch.compile of the model cut by hand.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 import warnings
 from collections.abc import Callable
@@ -36,6 +39,11 @@ from torch import Tensor
 
 _REPOSITORY = Path(__file__).resolve().parents[1]
 _BATCHES = (1, 16)
+_MEMORY = ("the process grows during a call with 16 samples", "the tensors on the GPU grow in a call with 16 samples")
+_ON_GPU = """Inputs and results are on the GPU. A time is that of one of ten calls, one behind the other, until the last
+result is there. float32 is computed as torch does by default: as TF32 in convolutions, and not in linear layers."""
+# A user of a GPU calls again before the result of the last call is there.
+_CALLS_ON_GPU = 10
 
 
 @dataclass
@@ -55,26 +63,29 @@ def main() -> None:
     parser.add_argument("--case", choices=list(CASES), action="append", default=[])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--budget", type=float, default=60.0, help="seconds of featx.optimize for each size of a batch")
+    parser.add_argument("--device", default="cpu", help="cpu, or cuda")
     parser.add_argument("--output", type=Path, default=_REPOSITORY / "docs" / "speed.md")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     cases = options.case or list(CASES)
     if len(cases) == 1:
-        case = CASES[cases[0]]()
+        case = CASES[cases[0]]().on(torch.device(options.device))
         tables = [_table(case.title, _measure(case, options.rounds, options.budget))]
         print(tables[0], flush=True)
     else:  # each in a process of its own, as some ways leave torch changed
-        tables = [_table_of_another_process(name, options.rounds, options.budget) for name in cases]
-    options.output.write_text("\n".join([_introduction(), *(table.lstrip("\n") for table in tables)]))
+        tables = [_table_of_another_process(name, options) for name in cases]
+    introduction = _introduction(options.device)
+    options.output.write_text("\n".join([introduction, *(table.lstrip("\n") for table in tables)]))
 
 
-def _table_of_another_process(case: str, rounds: int, budget: float) -> str:
+def _table_of_another_process(case: str, options: argparse.Namespace) -> str:
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder, "page.md")
-        command = [sys.executable, __file__, "--case", case, "--rounds", str(rounds), "--budget", str(budget)]
-        subprocess.run([*command, "--output", str(page)], check=True)
-        return page.read_text().removeprefix(_introduction())
+        command = [sys.executable, __file__, "--case", case, "--rounds", str(options.rounds)]
+        command += ["--budget", str(options.budget), "--device", options.device, "--output", str(page)]
+        subprocess.run(command, check=True)
+        return page.read_text().removeprefix(_introduction(options.device))
 
 
 def _measure(case: Case, rounds: int, budget: float) -> dict[str, Measured]:
@@ -94,7 +105,7 @@ def _measure(case: Case, rounds: int, budget: float) -> dict[str, Measured]:
                         run = build(case, inputs[size], budget)
                         found = run()
                     measured.build_seconds = max(measured.build_seconds, time.perf_counter() - start)
-                    measured.error = max(measured.error, _error(expected[size], torch.as_tensor(found)))
+                    measured.error = max(measured.error, _error(expected[size].cpu(), torch.as_tensor(found).cpu()))
                     measured.times[size] = []
                     runs.setdefault(name, {})[size] = run
             except Exception as error:  # whatever a peer raises
@@ -104,11 +115,10 @@ def _measure(case: Case, rounds: int, budget: float) -> dict[str, Measured]:
             for _ in range(rounds):
                 # In another order each time: threads of some libraries spin for a while after a call.
                 for name, by_size in shuffled.sample(list(runs.items()), len(runs)):
-                    start = time.perf_counter()
-                    by_size[size]()
-                    result[name].times[size].append(time.perf_counter() - start)
+                    result[name].times[size].append(_seconds(by_size[size], case.device))
         for name, by_size in runs.items():
-            result[name].megabytes = _peak_megabytes(by_size[_BATCHES[-1]])
+            measure = _peak_megabytes_of_gpu if case.device.type == "cuda" else _peak_megabytes
+            result[name].megabytes = measure(by_size[_BATCHES[-1]])
     return result
 
 
@@ -116,6 +126,31 @@ def _error(expected: Tensor, found: Tensor) -> float:
     if expected.shape != found.shape:
         raise ValueError(f"another value, of the shape {tuple(found.shape)}")
     return float((found.float() - expected).norm() / expected.norm())
+
+
+def _seconds(run: Callable[[], Any], device: torch.device) -> float:
+    """Return the time of a call; on a GPU of one that follows others at once, until its result is there."""
+    if device.type == "cpu":
+        start = time.perf_counter()
+        run()
+        return time.perf_counter() - start
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(_CALLS_ON_GPU):
+        run()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - start) / _CALLS_ON_GPU
+
+
+def _peak_megabytes_of_gpu(run: Callable[[], Any]) -> float:
+    """Return by how much the tensors on the GPU grow at most during a call."""
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    run()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / 1e6
 
 
 def _peak_megabytes(run: Callable[[], Any]) -> float:
@@ -133,19 +168,18 @@ def _kilobytes(name: str) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith(name))
 
 
-def _introduction() -> str:
-    return f"""# How fast a feature is, by featx and by what else gives it
-
-Written by `benchmarks/speed.py`; do not edit. One feature of each model, for batches of 1 and of 16, on
-{torch.get_num_threads()} threads of a {_processor()}, without gradients. All ways of a table run in one process,
-in turn, in another order each time; times are medians. *Ratio* is the time by that of the model's own code, cut by
-hand behind the feature. *Memory* is by how much the process grows during a call with 16 samples. *Build* is the time
-until the first result, for the slower of both batches. *Error* is |found - expected| / |expected| against the model
-cut by hand.
-`featx.optimize` is called for each batch, with a tolerance of 0.01 if no other is named. {_versions()}.
-
-On a GPU: not measured.
-"""
+def _introduction(device: str) -> str:
+    is_gpu = device != "cpu"
+    where = f"an {torch.cuda.get_device_name()}" if is_gpu else f"{torch.get_num_threads()} threads of a {_processor()}"
+    text = f"""One feature of each model, for batches of 1 and of 16, on {where}, without gradients. All ways of a
+    table run in one process, in turn, in another order each time; times are medians. *Ratio* is the time by that of the
+    model's own code, cut by hand behind the feature. *Memory* is by how much {_MEMORY[is_gpu]}. *Build* is the time
+    until the first result, for the slower of both batches. *Error* is |found - expected| / |expected| against the model
+    cut by hand. `featx.optimize` is called for each batch, with a tolerance of 0.01 if no other is named.
+    {_ON_GPU if is_gpu else "On a GPU: [speed-gpu.md](speed-gpu.md)."} {_versions()}."""
+    title = f"# How fast a feature is, by featx and by what else gives it{', on a GPU' if is_gpu else ''}"
+    written = "Written by `benchmarks/speed.py`; do not edit."
+    return f"{title}\n\n{textwrap.fill(' '.join([written, *text.split()]), 120, break_on_hyphens=False)}\n"
 
 
 def _processor() -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import timm
 import torch
 import transformers
 from torch import Tensor
+
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,7 @@ class Case:
         index: its number among the features of timm, or the hidden states of transformers.
         cut: the model's own code as far as the feature, a function of the model and its input.
         architecture: timm's name; empty for a model of texts.
+        device: where the model and its inputs are.
     """
 
     title: str
@@ -31,6 +34,12 @@ class Case:
     index: int
     cut: Callable[[Any, Tensor], Tensor]
     architecture: str = ""
+    device: torch.device = _CPU
+
+    def on(self, device: torch.device) -> Case:
+        """Return the same on a device; the model is moved."""
+        self.model.to(device)
+        return replace(self, device=device)
 
     @property
     def is_text(self) -> bool:
@@ -41,8 +50,8 @@ class Case:
         """Return a batch."""
         generator = torch.Generator().manual_seed(1)
         if self.is_text:
-            return torch.randint(0, 30_000, (size, 128), generator=generator)
-        return torch.randn(size, 3, 224, 224, generator=generator)
+            return torch.randint(0, 30_000, (size, 128), generator=generator).to(self.device)
+        return torch.randn(size, 3, 224, 224, generator=generator).to(self.device)
 
     def cut_by_hand(self, x: Tensor) -> Tensor:
         """Return the feature."""

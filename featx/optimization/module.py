@@ -111,12 +111,11 @@ class OptimizedExtractor(nn.Module):
 
     def _restored(self, key: str, value: Any) -> Any:
         dtypes = iter(self._dtypes.get(key, ()))
-        is_overwritten = self.recipe.compile == "CUDA graphs"  # by the next call
 
         def restored(leaf: Any) -> Any:
             if not isinstance(leaf, torch.Tensor):
                 return leaf
-            return leaf.to(next(dtypes, leaf.dtype), copy=is_overwritten)
+            return leaf.to(next(dtypes, leaf.dtype), copy=self.recipe.overwrites_results)
 
         return tree_map(restored, value)
 

@@ -23,11 +23,13 @@ REWRITES = {
     "merge_parallel_linears": merge_parallel_linears,
 }
 EXACT_REWRITES = ("remove_dropout", "remove_identity")
-# How torch.compile is called for each kind of compilation.
+# How torch.compile is called for each kind of compilation. A launch of a recorded graph runs the kernels of before.
+RECORDED = "recorded CUDA graphs"
 COMPILATIONS: dict[str, dict[str, Any]] = {
     "default": {},
     "freezing": {"options": {"freezing": True}},
     "CUDA graphs": {"mode": "reduce-overhead"},
+    RECORDED: {"backend": "cudagraphs", "dynamic": False},
 }
 
 
@@ -41,7 +43,7 @@ class Recipe:
         channels_last: weights and inputs of four dimensions have their channels last in memory.
         onednn: linear layers are computed by oneDNN in place of MKL, on a CPU.
         int8: linear layers compute in int8 by torchao, on weights quantized per channel and inputs quantized per token.
-        compile: the kind of compilation by torch.compile: "default", "freezing" or "CUDA graphs"; None is none.
+        compile: the kind of compilation by torch.compile, a key of `COMPILATIONS`; None is none.
         threads: how many threads compute; None leaves torch's setting.
         rows: so many samples are computed at once, and larger batches in parts of that; None is all.
     """
@@ -59,6 +61,11 @@ class Recipe:
     def is_exact(self) -> bool:
         """Whether results are bit for bit the same, whatever the input is."""
         return self == Recipe(rewrites=self.rewrites) and set(self.rewrites) <= set(EXACT_REWRITES)
+
+    @property
+    def overwrites_results(self) -> bool:
+        """Whether the tensors that the compiled code returns are written again by its next call."""
+        return self.compile in ("CUDA graphs", RECORDED)
 
     @property
     def torch_dtype(self) -> torch.dtype | None:

@@ -20,7 +20,7 @@ from featx.optimization.module import OptimizedExtractor, dtypes_of, named
 from featx.optimization.onednn import is_available
 from featx.optimization.plan import Plan, Trial
 from featx.optimization.progress import Progress
-from featx.optimization.recipe import EXACT_REWRITES, REWRITES, Recipe
+from featx.optimization.recipe import EXACT_REWRITES, RECORDED, REWRITES, Recipe
 from featx.passes.profile import waiter_for
 from featx.tree import tree_leaves
 
@@ -87,6 +87,8 @@ class Search:
     def run(self) -> tuple[OptimizedExtractor, Plan]:
         """Try what may help and return the fastest module, with the plan."""
         self._try_rewrites()
+        if self._is_on_gpu:
+            self._try(replace(self._fastest.recipe, compile=RECORDED))
         if self._tolerance > 0:
             self._try_formats()
             self._try_compiled()
@@ -110,7 +112,7 @@ class Search:
     def _try_formats(self) -> None:
         start = self._fastest.recipe
         has_maps = any(parameter.dim() == 4 for parameter in self._extractor.parameters())
-        if device_of(self._extractor).type == "cpu" and is_available() and self._has(nn.Linear):
+        if not self._is_on_gpu and is_available() and self._has(nn.Linear):
             self._try(replace(start, onednn=True))
         for dtype in (None, "bfloat16", "float16"):
             for channels_last in (True, False) if has_maps else (False,):
@@ -121,13 +123,18 @@ class Search:
         if self._int8:
             self._try(replace(start, int8=True))
 
+    @property
+    def _is_on_gpu(self) -> bool:
+        return device_of(self._extractor).type == "cuda"
+
     def _has(self, kind: type[nn.Module]) -> bool:
         return any(type(module) is kind for module in self._extractor.modules())
 
     def _try_compiled(self) -> None:
-        kinds = ("default", "CUDA graphs") if device_of(self._extractor).type == "cuda" else ("default", "freezing")
+        # Fused code that is launched one kernel at a time may gain nothing on a GPU where CUDA graphs of it do.
+        kinds = ("CUDA graphs", "default") if self._is_on_gpu else ("default", "freezing")
         for recipe in list(self._worth_compiling()):
-            # Where one kind gains nothing, the other one does not either.
+            # Where the first kind gains nothing, the other one does not either.
             for kind in kinds:
                 trial = self._try(replace(recipe, compile=kind))
                 if trial is None or trial.ratio is None or trial.ratio > _NEAR * self._ratio:
@@ -176,7 +183,7 @@ class Search:
         """Try a recipe, unless it was tried; return the trial. What cannot run, or not in time, is noted."""
         if any(trial.recipe == recipe for trial in self._trials):
             return None
-        needed = self._seconds_to_compile if recipe.compile is not None else 0.0
+        needed = self._seconds_to_compile if recipe.compile not in (None, RECORDED) else 0.0
         if time.perf_counter() + needed > self._end:
             self._trials.append(Trial(recipe, problem="not tried: the budget is used up"))
             return None
@@ -195,9 +202,9 @@ class Search:
     def _measured(self, recipe: Recipe, module: OptimizedExtractor) -> Trial:
         start = time.perf_counter()
         first = self._call(module, self._example)
-        if recipe.compile is not None:
+        if recipe.compile not in (None, RECORDED):  # which takes a moment
             self._seconds_to_compile = time.perf_counter() - start
-        elif (once := self._fastest_of_some(module)) > _HOPELESS:
+        elif recipe.compile is None and (once := self._fastest_of_some(module)) > _HOPELESS:
             return Trial(recipe, problem=f"not timed: a call takes {once:.1f} times as long")
         errors = relative_errors(self._expected["the example"], first)
         for name, inputs in self._inputs.items():

@@ -1,0 +1,85 @@
+"""Sweep whether extractors compute on a GPU what models compute there, and write docs/gpu.md.
+
+    python benchmarks/gpu.py --one-per-family --jobs 8
+    python benchmarks/gpu.py --library timm --models resnet50 convnext_tiny
+    python benchmarks/gpu.py --report
+
+Values of all module calls are compared bit for bit with those of forward hooks, and what a trace returns with what the
+model returns. Every result is appended to a file when it is there, so a sweep can be stopped and goes on where it was.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import cast
+
+import torch
+from coverage import LIBRARIES_OF_MODELS, tasks_of
+from coverage_checks import GPU_WAYS, JOB
+from parity_records import EQUAL, Record, load
+from sweep import parser_of, sweep
+
+# A process of CUDA takes far more addresses than memory, so the limit is none.
+_GIBIBYTES = 1_000_000
+_ABOUT = """\
+# Extractors on a GPU
+
+Written by `benchmarks/gpu.py`; do not edit. {where}.
+
+One model of each family of torchvision and timm, and small models of all types of transformers that
+[coverage.md](coverage.md) can build, in eval mode. *Moved*: the trace and the extractor of all names are made on the
+CPU, and moved to the GPU by `.to("cuda")`. *Made there*: they are made of a model that is on the GPU. *Equal*: all
+module calls that are features, and what the model returns, are bit for bit what forward hooks see on the model itself,
+on the GPU with deterministic kernels of cuDNN.
+
+| library | models | moved: equal | made there: equal |
+|---|---|---|---|
+{table}
+
+## What is not equal
+
+{others}
+"""
+
+
+def main() -> None:
+    """Run what the command line asks for."""
+    parser = parser_of(cast(str, __doc__), "gpu", ("gpu",), LIBRARIES_OF_MODELS, seconds=90, memory=_GIBIBYTES)
+    options = parser.parse_args()
+    records = load(options.results)
+    if not options.report:
+        sweep(tasks_of("gpu", options, records), options, records, 50, JOB, _is_good, _in_short)
+    options.output.write_text(_page(list(records.values())))
+    print(f"wrote {options.output}")
+
+
+def _is_good(record: Record) -> bool:
+    return bool(record.modes) and all(outcome.status == EQUAL for outcome in record.modes.values())
+
+
+def _in_short(record: Record) -> str:
+    return (
+        record.problem or ", ".join(f"{way} {outcome.status}" for way, outcome in record.modes.items()) or record.featx
+    )
+
+
+def _page(records: list[Record]) -> str:
+    lines: list[str] = []
+    others: list[str] = []
+    for library in LIBRARIES_OF_MODELS:
+        # A type of transformers that cannot be built here says nothing of featx.
+        own = [record for record in records if record.library == library and record.modes]
+        equal = Counter(way for record in own for way in GPU_WAYS if record.modes[way].status == EQUAL)
+        lines.append(f"| {library} | {len(own)} | {' | '.join(str(equal[way]) for way in GPU_WAYS)} |")
+        for record in own:
+            others += [
+                f"- {library} {record.model}, {way}: {outcome.status}: {outcome.detail}"
+                for way, outcome in record.modes.items()
+                if outcome.status != EQUAL
+            ]
+    where = f"{torch.cuda.get_device_name()}, torch {torch.__version__}" if torch.cuda.is_available() else ""
+    return _ABOUT.format(where=where, table="\n".join(lines), others="\n".join(others) or "Nothing.")
+
+
+if __name__ == "__main__":
+    main()
