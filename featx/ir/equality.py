@@ -92,6 +92,7 @@ def is_same(one: Any, other: Any, besides: Collection[type] = ()) -> bool:
         return (
             one.shape == other.shape
             and one.dtype == other.dtype
+            and one.device == other.device
             and not (one.is_meta or other.is_meta)
             and torch.equal(one, other)
         )

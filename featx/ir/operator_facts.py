@@ -34,10 +34,13 @@ _WRITE_STATISTICS = ("batch_norm", "instance_norm")
 _INPLACE_OPERATORS = frozenset(
     f"__i{name}__" for name in "add sub mul truediv floordiv mod pow lshift rshift and or xor matmul div".split()
 )
-_COPIES_IF_NEEDED = frozenset(
-    "contiguous reshape reshape_as flatten ravel to type type_as float double half bfloat16 int long short char byte "
-    "bool cfloat cdouble chalf cpu cuda conj_physical einsum pad interpolate upsample sum_to_size broadcast_tensors "
+_CONVERSIONS = frozenset(
+    "to type type_as float double half bfloat16 int long short char byte bool cfloat cdouble chalf cpu cuda contiguous "
     "to_dense".split()
+)
+_COPIES_IF_NEEDED = _CONVERSIONS | frozenset(
+    "reshape reshape_as flatten ravel conj_physical einsum pad interpolate upsample sum_to_size "
+    "broadcast_tensors".split()
 )
 _MAY_RETURN_INPUT = frozenset(
     "dropout alpha_dropout feature_dropout feature_alpha_dropout meshgrid atleast_1d atleast_2d atleast_3d "
@@ -68,6 +71,8 @@ class OperatorFacts:
         writes_first: it writes its first argument: `add_`, `__setitem__`, `iadd`.
         writes_statistics: it writes the running statistics that it is given, in training.
         changes_gradients: it changes what happens to the gradient of a tensor.
+        converts: it changes the dtype, device or layout of its first argument, and has nothing left to do if it is
+            called for its result in the same way.
         copies_if_needed: it gives a copy, or shares the memory of an input, as the form, layout or dtype wants it.
         may_return_input: it may return an input, or a view of it, although its schema does not say so.
         may_be_view: it may return an input, or a view of it: its schema says so, or `may_return_input` does.
@@ -84,6 +89,7 @@ class OperatorFacts:
     writes_first: bool
     writes_statistics: bool
     changes_gradients: bool
+    converts: bool
     copies_if_needed: bool
     may_return_input: bool
     may_be_view: bool
@@ -108,6 +114,7 @@ def facts_of(name: str) -> OperatorFacts:
         writes_first=_writes_first(name),
         writes_statistics=name.endswith(_WRITE_STATISTICS),
         changes_gradients=name in _HOOK_METHODS,
+        converts=name in _CONVERSIONS,
         copies_if_needed=name in _COPIES_IF_NEEDED,
         may_return_input=may_return_input,
         may_be_view=may_return_input or _is_view_by_schema(name),

@@ -75,7 +75,7 @@ def is_same_value(one: Any, other: Any) -> bool:
     if type(one) is not type(other) or isinstance(one, Node):
         return False
     if isinstance(one, torch.Tensor):
-        is_readable = not (one.is_meta or other.is_meta)
+        is_readable = one.device == other.device and not one.is_meta
         return is_readable and one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other)
     pairs = inner_pairs(one, other)
     if pairs is not None:

@@ -214,3 +214,59 @@ def test_requires_grad_that_is_assigned(of_parameter: bool) -> None:
         assert own.requires_grad is other.requires_grad
         assert (own.grad is None) is (other.grad is None)
         assert own.grad is None or other.grad is None or torch.equal(own.grad, other.grad)
+
+
+class ConvertsOnce(nn.Module):
+    """Keeps tensors outside of its buffers, which `double()` does not convert, and `cuda()` does not move."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+        self.way = way
+        self.table = torch.rand(1, 4, 1, 1)
+        self.tables = [torch.rand(4, 1, 1), torch.rand(4, 1, 1)]
+        self.by_name = {"a": torch.rand(4, 1, 1)}
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = self.conv(x)
+        if self.way == "attribute":
+            self.table = self.table.type_as(y)
+            return y * self.table
+        if self.way == "list":  # AnchorGenerator of torchvision
+            self.tables = [table.to(dtype=y.dtype, device=y.device) for table in self.tables]
+            return [y * table for table in self.tables]
+        if self.way == "item of a list":
+            self.tables[1] = self.tables[1].to(y)
+            return y * self.tables[1]
+        self.by_name["a"] = self.by_name["a"].to(y.dtype)
+        return y + self.by_name["a"]
+
+
+@pytest.mark.parametrize("way", ["attribute", "list", "item of a list", "item of a dict"])
+def test_what_the_first_call_converts_for_good(way: str) -> None:
+    """The second call finds it converted, and converts nothing."""
+    model = ConvertsOnce(way).double().eval()
+    x = torch.rand(2, 3, 8, 8, dtype=torch.double)
+    extractor = featx.create_feature_extractor(model, ["conv", "output"], example_inputs=x)
+    traced = featx.trace(model, example_inputs=x)
+    for other in (x, torch.rand(1, 3, 5, 7, dtype=torch.double)):
+        expected = copy.deepcopy(model)(other)
+        for found in (extractor(other)["output"], traced(other)):
+            torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+class ConvertsAndScales(nn.Module):
+    """Its second call does not compute what its first one does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.rand(1, 3, 1, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.table = (self.table * 2).to(x.dtype)
+        return x * self.table
+
+
+def test_what_each_call_converts_anew_is_refused() -> None:
+    with pytest.raises(featx.TraceError):
+        featx.trace(ConvertsAndScales().double(), example_inputs=torch.rand(2, 3, 4, 4, dtype=torch.double))

@@ -13,6 +13,7 @@ from featx.ir.ancestors import with_ancestors
 from featx.ir.effects import Effects
 from featx.ir.graph import Graph
 from featx.ir.node import Node
+from featx.ir.operator_facts import facts_of_call
 from featx.tracing.guards.guards import check_aliases
 from featx.tracing.recording.lineage import Origin, node_behind
 from featx.tracing.side_effects.forward_side_effects import depends_on_inputs
@@ -31,11 +32,11 @@ def differ_only_by_caches(first: Graph, second: Graph, origins: _Origins, wanted
     name; or the first call has put into a cache what it computed from that, and `second` computes nothing else in its
     place. O(nodes + edges).
     """
-    values = _Values({})
+    values = _Values(_Numbers())
     before = values.of(first)
     of_origins = {key: values.of_origin(origin) for key, origin in origins.items()}
     known = _Values(values.numbers, of_origins, values.nodes)
-    numbers_of_first = len(values.numbers)
+    numbers_of_first = values.numbers.count
     if before != known.of(second):
         return False
     computed = known.all()
@@ -60,18 +61,47 @@ def keeps_drawn_numbers(first: Graph, second: Graph, origins: _Origins, root: nn
     return any(effects.of(node).is_random for node in with_ancestors(used))
 
 
+class _Numbers:
+    """The numbers of values, by what is called with what."""
+
+    def __init__(self) -> None:
+        self._by_call: dict[Any, int] = {}
+        # By the number of a converted value: how it was converted, without what.
+        self._conversions: dict[int, Any] = {}
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return len(self._by_call)
+
+    def of(self, call: Any) -> int:
+        """Return the number of the value of a call, a new one if there is none yet."""
+        return self._by_call.setdefault(call, self.count)
+
+    def of_conversion(self, call: Any, converted: int | None, conversion: Any) -> int:
+        """Return the number of `call`, which is that of `converted` if that was made by the same conversion.
+
+        So `self.mean = self.mean.to(x.device)` computes the same in each call. None is what has no number.
+        """
+        if converted is not None and self._conversions.get(converted, ()) == conversion:
+            return converted
+        number = self.of(call)
+        self._conversions[number] = conversion
+        return number
+
+
 class _Values:
     """Numbers the values of graphs, so that the same calls with the same arguments have the same number.
 
     Args:
-        numbers: by what is called with what, shared by the graphs that are compared.
+        numbers: those of calls, shared by the graphs that are compared.
         tensors: the numbers of tensors that stand in arguments, by their ids.
         earlier: the numbers of nodes of another graph, which proxies that live on bring into arguments.
     """
 
     def __init__(
         self,
-        numbers: dict[Any, int],
+        numbers: _Numbers,
         tensors: Mapping[int, int] | None = None,
         earlier: Mapping[Node, int] | None = None,
     ) -> None:
@@ -84,8 +114,7 @@ class _Values:
         """Return the numbers of what depends on values of the inputs, in order, and that of the output."""
         found: list[int] = []
         for node in graph.nodes:
-            called = identity_of(node.target)
-            number = self.nodes[node] = self._number((node.op, called, self._key(node.args), self._key(node.kwargs)))
+            number = self.nodes[node] = self._number(node)
             is_step = node.op in ("placeholder", "output") or depends_on_inputs(node)
             if is_step and node.target is not check_aliases:  # of which a call without some code needs none
                 found.append(number)
@@ -108,10 +137,17 @@ class _Values:
         if origin.node is not None and origin.node in self.nodes:
             return self.nodes[origin.node]
         owner = self.of_origin(origin.owner)
-        return self._number(("call_function", identity_of(origin.function), ((0, owner), self._key(origin.key)), ()))
+        key = (0, owner), self._key(origin.key)
+        return self.numbers.of(("call_function", identity_of(origin.function), key, ()))
 
-    def _number(self, key: Any) -> int:
-        return self.numbers.setdefault(key, len(self.numbers))
+    def _number(self, node: Node) -> int:
+        args, kwargs = self._key(node.args), self._key(node.kwargs)
+        how = node.op, identity_of(node.target)
+        if facts_of_call(node).converts and args:
+            is_numbered, converted = args[0][0] == 0, args[0][1]
+            conversion = (*how, args[1:], kwargs)
+            return self.numbers.of_conversion((*how, args, kwargs), converted if is_numbered else None, conversion)
+        return self.numbers.of((*how, args, kwargs))
 
     def _key(self, value: Any) -> Any:
         if isinstance(value, Node):
