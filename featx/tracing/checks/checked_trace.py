@@ -104,7 +104,7 @@ def _trace_checked(request: TraceRequest, other_mode: OtherMode) -> tuple[Exampl
             if request.find_requested is not None and trace.early_stop_reason is not None:
                 trace = go_on_where_needed(request, trace)
             trace.needed = count_needed_by(trace, request.find_requested)
-            is_known = other_mode.does_the_same(trace)
+            is_known = other_mode.does_the_same(request, trace)
             try:
                 can_go_on = not is_known and check_repeats(request, trace)
             except (SubmoduleNotRepeatable, ReadInNextCall, DependsOnAutocast) as signal:

@@ -9,13 +9,20 @@ same inputs, with other numbers in their place.
 
 from __future__ import annotations
 
-from featx.ir.equality import is_same_graph
 from featx.ir.graph import Graph
 from featx.ir.node import Node
+from featx.tracing.checks.same_needed import does_what_is_needed
 from featx.tracing.example.conditions import Conditions
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.trace_request import TraceRequest
 from featx.tracing.guards.guards import check_decision
+from featx.tracing.guards.scalars import (
+    Disguise,
+    disguise_as_larger,
+    disguise_as_negative,
+    disguise_as_one,
+    disguise_as_zero,
+)
 from featx.tracing.recording.lineage import Origin, node_behind
 
 _OF_VALUES = ("item", "tolist")
@@ -25,25 +32,33 @@ _OF_MEMORY = ("stride", "storage_offset")
 def pin_data_dependent_numbers(request: TraceRequest, trace: ExampleTrace) -> None:
     """Add checks that numbers from values are what they were, where the model does something else with other ones.
 
-    One more run where there are such numbers; nothing else. The graph of `trace` is changed.
+    Two more runs where there are such numbers, or up to four; nothing else. The graph of `trace` is changed.
     """
     found = _positions(trace)
-    if not found or _does_the_same(request, trace, frozenset(found)):
+    if not found or _does_the_same_with_others(request, trace, frozenset(found)):
         return
     for position in found:
         _pin(trace.graph, trace.numbers.origins[position], trace.numbers.values[position])
 
 
-def _does_the_same(request: TraceRequest, trace: ExampleTrace, disguised: frozenset[int]) -> bool:
-    conditions = Conditions(
-        "other numbers from values",
-        trace.is_real,
-        gradients=trace.gradients,
-        earlier=trace,
-        disguised=disguised,
-    )
-    again = request.attempt(trace, conditions)
-    return again is not None and is_same_graph(again.graph, trace.graph, first=trace.needed)
+def _does_the_same_with_others(request: TraceRequest, trace: ExampleTrace, disguised: frozenset[int]) -> bool:
+    def is_same(*disguises: Disguise) -> bool:
+        return all(_does_the_same(request, trace, disguised, disguise) for disguise in disguises)
+
+    # Not all code takes negative numbers.
+    return is_same(disguise_as_larger) and (is_same(disguise_as_negative) or is_same(disguise_as_one, disguise_as_zero))
+
+
+def _does_the_same(request: TraceRequest, trace: ExampleTrace, disguised: frozenset[int], disguise: Disguise) -> bool:
+    for is_real in (False, True) if trace.is_real else (False,):
+        conditions = Conditions(
+            f"other numbers from values, shown by {disguise.__name__}", is_real, gradients=trace.gradients,
+            earlier=trace, disguise=disguise, disguised=disguised,
+        )  # fmt: skip
+        again = request.attempt(trace, conditions)
+        if again is not None and does_what_is_needed(again, trace, request.find_requested):
+            return True
+    return False
 
 
 def _positions(trace: ExampleTrace) -> list[int]:

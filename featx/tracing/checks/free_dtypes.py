@@ -18,6 +18,7 @@ from featx.ir.equality import first_nodes, is_same, nodes_with_other_constants
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.ir.rewiring import keep_measured_effects
+from featx.tracing.checks.same_needed import means_the_same
 from featx.tracing.checks.variation import join_measured
 from featx.tracing.example.conditions import Conditions
 from featx.tracing.example.trace import ExampleTrace
@@ -71,7 +72,9 @@ def _traced_in(dtype: torch.dtype, request: TraceRequest, trace: ExampleTrace) -
     reason = f"in {dtype}"
     conditions = Conditions(reason, is_real=False, gradients=trace.gradients, earlier=trace, dtype=dtype)
     other = request.on(args, kwargs).attempt(trace, conditions)
-    return None if other is None else other.graph
+    if other is None or not means_the_same(other, trace, request.find_requested):
+        return None
+    return other.graph
 
 
 def _merge(graphs: list[Graph], differing: set[Node], checks: set[Node], first: int | None) -> None:

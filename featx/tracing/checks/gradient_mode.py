@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from featx.ir.equality import first_nodes, is_same_graph
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.tracing.calls.tensor_reads import ABOUT_GRADIENTS
+from featx.tracing.checks.same_needed import does_what_is_needed
 from featx.tracing.example.conditions import Conditions
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.trace_request import TraceRequest
@@ -43,11 +43,4 @@ def needless_gradient_checks(request: TraceRequest, trace: ExampleTrace) -> list
     again = request.attempt(trace, conditions)
     if again is None:
         return []
-    is_same = is_same_graph(again.graph, trace.graph, besides=frozenset(checks), first=trace.needed)
-    return checks if is_same and _is_returned_alike(again.graph, trace.graph, trace.needed) else []
-
-
-def _is_returned_alike(one: Graph, other: Graph, first: int | None) -> bool:
-    """Say whether modules return the same nodes: what one of them does behind the last needed node may differ."""
-    nodes = zip(first_nodes(one, first), first_nodes(other, first), strict=True)
-    return all(node.meta.get("returned_by") == twin.meta.get("returned_by") for node, twin in nodes)
+    return checks if does_what_is_needed(again, trace, request.find_requested, frozenset(checks)) else []

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from featx.ir.equality import is_same_graph
 from featx.ir.graph import Graph
 from featx.tracing.checks.outcomes import FreeDims, Outcome
+from featx.tracing.checks.same_needed import places_of_requested
 from featx.tracing.checks.variation import Dim
 from featx.tracing.example.conditions import Conditions, RequestedNodeFinder, count_needed
 from featx.tracing.example.trace import ExampleTrace
@@ -26,6 +27,7 @@ class OtherMode:
         reads: observes whether anything asks for a mode, while the first of the two is traced.
         graph: what the model did in that mode, where nothing asked; it does the same in the other one.
         needed: how many of its nodes matter for what is wanted; None is all.
+        places: at which places in it the wanted nodes are.
         on_earlier_inputs: what a trace in the present mode found of the dimensions of other inputs. Those that were
             refused there are not tried one by one.
         before: the last trace in that mode, if its replica may be called again. `drop` ends that.
@@ -36,6 +38,7 @@ class OtherMode:
     depends_on_autocast: bool = False
     graph: Graph | None = None
     needed: int | None = None
+    places: list[int] | None = None
     on_earlier_inputs: FreeDims | None = None
     before: ExampleTrace | None = None
 
@@ -54,7 +57,7 @@ class OtherMode:
             before.drop_replica()
             return None
         trace.needed = count_needed_by(trace, request.find_requested)
-        if self.does_the_same(trace):
+        if self.does_the_same(request, trace):
             return trace
         trace.drop_replica()
         return None
@@ -65,22 +68,24 @@ class OtherMode:
         if before is not None:
             before.drop_replica()
 
-    def does_the_same(self, trace: ExampleTrace) -> bool:
+    def does_the_same(self, request: TraceRequest, trace: ExampleTrace) -> bool:
         """Say whether what was found out holds for a trace in the other mode too."""
         if self.graph is None or trace.needed != self.needed:
             return False
-        return is_same_graph(trace.graph, self.graph, first=self.needed)
+        if not is_same_graph(trace.graph, self.graph, first=self.needed):
+            return False
+        return self.needed is None or places_of_requested(trace, request.find_requested) == self.places
 
     def forget(self) -> None:
         """Forget what the model does, since something has asked for a mode."""
         self.graph = None
         self.drop()
 
-    def note(self, trace: ExampleTrace, dims: dict[Dim, Outcome]) -> None:
+    def note(self, request: TraceRequest, trace: ExampleTrace, dims: dict[Dim, Outcome]) -> None:
         """Keep what was found out, and the graph where nothing has asked for a mode so far."""
         self.dims.update(dims)
         self.graph = copy.deepcopy(trace.graph) if self.reads is not None and not self.reads.any else None
-        self.needed = trace.needed
+        self.needed, self.places = trace.needed, places_of_requested(trace, request.find_requested)
 
 
 def count_needed_by(trace: ExampleTrace, find_requested: RequestedNodeFinder | None) -> int | None:

@@ -98,6 +98,11 @@ def disguise_as_zero(number: int | float) -> int | float:
     return type(number)(0)
 
 
+def disguise_as_negative(number: int | float) -> int | float:
+    """Disguise a number as -1, for which every slice of a list is another one than for a large number, or fails."""
+    return type(number)(-1)
+
+
 class _Nowhere:
     """The trace of a number that belongs to no trace: one that code made by calling the class of a traced one."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import BuiltinFunctionType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -84,12 +84,15 @@ class Numbers:
         self.uses_earlier = False
         self.fixes_keys = False
 
-    def new(self, value: int | float, origin: Origin) -> Any:
-        """Return a number that the model gets, as one whose arithmetic is recorded."""
+    def new(self, value: int | float, origin: Origin, *, is_disguised: bool = False) -> Any:
+        """Return a number that the model gets, as one whose arithmetic is recorded.
+
+        With `is_disguised` it is disguised although it may be what it was in the earlier trace.
+        """
         position = len(self.values)
         self.values.append(value)
         self.origins.append(origin)
-        if position in self.disguised:
+        if is_disguised or position in self.disguised:
             return traced_number(value, origin, self, self.disguise(value))
         expected = self.expected
         earlier = expected[position] if expected is not None and position < len(expected) else None
@@ -173,8 +176,7 @@ class Numbers:
         self._guard_divisor(function, args)
         arguments = self._recorder.create_args(args)
         node = self._recorder.add_node("call_function", function, arguments, {}, None, None)
-        is_disguised = any(isinstance(value, TracedNumber) and value.is_disguised for value in args)
-        return traced_number(result, node, self, self.disguise(result) if is_disguised else None)
+        return traced_number(result, node, self, self.disguise(result) if _holds_disguised(args) else None)
 
     def _guard_divisor(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
         if function in _DIVISIONS and isinstance(args[1], TracedNumber):
@@ -218,7 +220,8 @@ class Numbers:
             return result
         node = recorder.add_node("call_function", function, arguments, {}, None, None)
         self.sizes_were_read = True
-        return self.new(result, node)
+        # The ratio of two sizes may be what it was, where both are others.
+        return self.new(result, node, is_disguised=_holds_disguised(args))
 
     def _convert(self, kind: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         number = args[0] if args else None
@@ -242,9 +245,8 @@ class Numbers:
         # Which of `min(height, width)` it is says nothing where the example is a square.
         arguments = self._recorder.create_args(numbers)
         node = self._recorder.add_unnamed_node("call_function", function, arguments, {})
-        is_disguised = any(type(item) is TracedInt and item.is_disguised for item in numbers)
         result = function(plain_numbers(numbers))
-        return traced_number(result, node, self, self.disguise(result) if is_disguised else None)
+        return traced_number(result, node, self, self.disguise(result) if _holds_disguised(numbers) else None)
 
     def _is_tied(self, function: Callable[..., Any], numbers: tuple[Any, ...]) -> bool:
         position, plain = len(self.ties), plain_numbers(numbers)
@@ -269,6 +271,10 @@ class Numbers:
         length = recorder.add_unnamed_node("call_function", len, (node,), {})
         recorder.guards.add(length, len(found), "how often a loop runs")
         return found
+
+
+def _holds_disguised(values: Iterable[Any]) -> bool:
+    return any(isinstance(value, TracedNumber) and value.is_disguised for value in values)
 
 
 def is_of_numbers(function: Callable[..., Any]) -> bool:

@@ -1,0 +1,174 @@
+"""Loops over `items[:n]`, where C code reads the number: it stands in no node, and every such graph is checked."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import featx
+
+
+class Layers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        self.head = nn.Linear(4, 2)
+        self.register_buffer("depth", torch.tensor(2))
+
+
+class ByInput(Layers):
+    def forward(self, x: torch.Tensor, depth: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers[: int(depth)]:
+            x = layer(x)
+        return x
+
+
+class ByItem(Layers):
+    def forward(self, x: torch.Tensor, depth: torch.Tensor) -> torch.Tensor:
+        for layer in [*self.layers][-depth.item() :]:
+            x = layer(x)
+        return self.head(x)
+
+
+class BySize(Layers):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers[: x.shape[0]]:
+            x = layer(x)
+        return x
+
+
+class ByLastOnes(Layers):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers[-x.shape[0] :]:
+            x = layer(x)
+        return x
+
+
+class ByRepeating(Layers):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in [self.head.weight] * x.shape[0]:
+            x = (x @ layer.t() @ layer).relu()
+        return x
+
+
+class OfList(Layers):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        values = [x]
+        for layer in self.layers:
+            values.append(layer(values[-1]))
+        return values[: x.shape[0]][-1]
+
+
+class ByRatio(Layers):
+    def forward(self, x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        count = int(math.log2(like.shape[0] // x.shape[0]))
+        for layer in self.layers[:count]:
+            x = layer(x)
+        return x
+
+
+def rows(count: int) -> torch.Tensor:
+    return torch.rand(count, 4, generator=torch.Generator().manual_seed(count))
+
+
+BY_DEPTH = [(rows(2), torch.tensor(depth)) for depth in (1, 2, 3, 5)]
+BY_ROWS = [(rows(count),) for count in (1, 2, 3, 5)]
+BY_RATIO = [(rows(2), rows(count)) for count in (2, 4, 8)]
+CASES = {
+    "an input": (ByInput, BY_DEPTH), "the last ones": (ByItem, BY_DEPTH), "a size": (BySize, BY_ROWS),
+    "the last ones of a size": (ByLastOnes, BY_ROWS), "a list repeated": (ByRepeating, BY_ROWS),
+    "values in a list": (OfList, BY_ROWS), "a ratio": (ByRatio, BY_RATIO),
+}  # fmt: skip
+
+
+def run(model: Layers, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the model returns, and what the last of its layers that ran does."""
+    seen: list[torch.Tensor] = []
+    handles = [layer.register_forward_hook(lambda m, args, output: seen.append(output)) for layer in model.layers]
+    expected = model(*inputs)
+    for handle in handles:
+        handle.remove()
+    return expected, seen[-1] if seen else expected
+
+
+@pytest.mark.parametrize("example", range(4))
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("how", ["trace", "output", "the list", "adaptive"])
+def test_another_number_is_right_or_refused(name: str, example: int, how: str) -> None:
+    kind, inputs = CASES[name]
+    given = inputs[min(example, len(inputs) - 1)]
+    model = kind().eval()
+    names = ["output"]
+    if how == "trace":
+        module: Any = featx.trace(model, *given)
+    else:
+        if how == "the list" and "list" not in name and (name, example) != ("a ratio", 0):  # there no layer runs
+            names = ["layers"]
+        adaptive = True if how == "adaptive" else None
+        module = featx.create_feature_extractor(model, names, example_inputs=given, adaptive=adaptive)
+    answered = 0
+    for each in inputs:
+        expected, last = run(model, each)
+        try:
+            result = module(*each)
+        except featx.SpecializationError:
+            assert each is not given
+            continue
+        answered += 1
+        if how == "trace":
+            torch.testing.assert_close(result, expected, rtol=0, atol=0)
+        else:
+            (value,) = result.values()
+            torch.testing.assert_close(value, expected if names == ["output"] else last, rtol=0, atol=0)
+    assert answered >= 1
+    if how == "adaptive":
+        assert answered == len(inputs)
+
+
+class Trunk(nn.Module):
+    """Its layers are followed by others, which a request of the trunk does not need."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = BySize()
+        self.after = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.body(x)
+        for layer in self.after:
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize("names", [["body"], ["body.layers"], ["body.layers.0", "body"]])
+def test_inside_of_a_module(names: list[str]) -> None:
+    model = Trunk().eval()
+    extractor = featx.create_feature_extractor(model, names, example_inputs=rows(1))
+    for count in (1, 2, 3):
+        seen: list[torch.Tensor] = []
+        handle = model.body.register_forward_hook(lambda m, args, output, seen=seen: seen.append(output))
+        model(rows(count))
+        handle.remove()
+        try:
+            found = extractor(rows(count))
+        except featx.SpecializationError:
+            assert count > 1
+            continue
+        assert torch.equal(found[names[-1]], seen[0])
+
+
+def test_what_follows_a_requested_module_may_depend_on_sizes() -> None:
+    """The layers behind the request differ with the size, and leave it free."""
+
+    class Model(Layers):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.head(x)
+            return sum([x * 2] * x.shape[0])  # type: ignore[return-value]
+
+    model = Model().eval()
+    extractor = featx.create_feature_extractor(model, ["head"], example_inputs=rows(2))
+    assert torch.equal(extractor(rows(5))["head"], model.head(rows(5)))
