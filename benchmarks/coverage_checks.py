@@ -30,7 +30,8 @@ import featx
 from featx.examples import Example, find_example
 
 SIZES = ("traced", "batch", "size")
-GPU_WAYS = ("moved", "made there")
+_MADE = ("trace", "extractor")
+GPU_WAYS = tuple(f"{way}, {what}" for way in ("moved", "made there") for what in _MADE)
 REFUSED = "refused"
 DIFFERENT = "different"
 FAILS = "fails"
@@ -108,7 +109,8 @@ def check_exact(record: Record) -> None:
 def check_gpu(record: Record) -> None:
     """Fill in whether what featx makes of a model on the CPU, and on the GPU, computes there what the model does.
 
-    Eval mode. `moved` is made on the CPU, `made there` of a model that is on the GPU.
+    Eval mode. There is an outcome for the trace and for the extractor, each made on the CPU and moved, and made of a
+    model that is on the GPU; see `GPU_WAYS`.
     """
     torch.backends.cudnn.deterministic = True
     model, example = _build(record)
@@ -118,20 +120,24 @@ def check_gpu(record: Record) -> None:
     if names is None or example is None:
         return
     untouched = _Untouched(copy.deepcopy(model).to("cuda"))
-    given: Inputs = tree_map_only(torch.Tensor, lambda leaf: leaf.to("cuda"), (example.args, example.kwargs))
-    for way in GPU_WAYS:
+    args, kwargs = tree_map_only(torch.Tensor, lambda leaf: leaf.to("cuda"), (example.args, example.kwargs))
+    there = replace(example, args=args, kwargs=kwargs)
+    for way, made_of, given in (("moved", model, example), ("made there", copy.deepcopy(model).to("cuda"), there)):
         try:
-            made_of = copy.deepcopy(model).to("cpu" if way == "moved" else "cuda")
-            runs = _Runs(
-                made_of, example if way == "moved" else replace(example, args=given[0], kwargs=given[1]), *names
-            )
+            names = names if way == "moved" else _list_names(record, made_of, given) or names
+            runs = _Runs(copy.deepcopy(made_of), given, *names)
             runs.trace.to("cuda")
             runs.extractor.to("cuda")
         except Exception as error:  # whatever a trace raises is what the check found
-            record.modes[way] = Outcome(FAILS, message_of(error))
+            record.modes.update({f"{way}, {what}": Outcome(FAILS, message_of(error)) for what in _MADE})
             continue
-        record.pixels = runs.modules
-        record.modes[way] = _compared(untouched, runs, given)
+        expected = [tensor.clone() for tensor in tensors_in(untouched.run((args, kwargs), is_watched=True))]
+        problems = (
+            lambda: _output_problem(runs, (args, kwargs), expected),  # noqa: B023
+            lambda: _feature_problem(runs, (args, kwargs), untouched.outputs),  # noqa: B023
+        )
+        for what, problem in zip(_MADE, problems, strict=True):
+            record.modes[f"{way}, {what}"] = _outcome(problem, what)
 
 
 def _build(record: Record) -> tuple[nn.Module, Example | None]:

@@ -26,14 +26,15 @@ _ABOUT = """\
 
 Written by `benchmarks/gpu.py`; do not edit. {where}.
 
-One model of each family of torchvision and timm, and small models of all types of transformers that
-[coverage.md](coverage.md) can build, in eval mode. *Moved*: the trace and the extractor of all names are made on the
-CPU, and moved to the GPU by `.to("cuda")`. *Made there*: they are made of a model that is on the GPU. *Equal*: all
-module calls that are features, and what the model returns, are bit for bit what forward hooks see on the model itself,
-on the GPU with deterministic kernels of cuDNN.
+One small model of each family of torchvision and timm, and small models of types of transformers, in eval mode.
+*Moved*: the trace and the extractor of all names are made on the CPU, and moved to the GPU by `.to("cuda")`. *Made
+there*: they are made of a model that is on the GPU. The numbers are of models where all is *equal*: all module calls
+that are features, and what the trace returns, are bit for bit what forward hooks see on the model itself on the GPU,
+with deterministic kernels of cuDNN. *Refused* is a clear error: the model does something else on a GPU, and a graph
+of the CPU says so. Extractors trace again then.
 
-| library | models | moved: equal | made there: equal |
-|---|---|---|---|
+| library | models | {ways} |
+|---|---|---|---|---|---|
 {table}
 
 ## What is not equal
@@ -78,7 +79,9 @@ def _page(records: list[Record]) -> str:
                 if outcome.status != EQUAL
             ]
     where = f"{torch.cuda.get_device_name()}, torch {torch.__version__}" if torch.cuda.is_available() else ""
-    return _ABOUT.format(where=where, table="\n".join(lines), others="\n".join(others) or "Nothing.")
+    return _ABOUT.format(
+        where=where, ways=" | ".join(GPU_WAYS), table="\n".join(lines), others="\n".join(others) or "Nothing."
+    )
 
 
 if __name__ == "__main__":

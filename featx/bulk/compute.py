@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -45,6 +46,7 @@ class Runner:
         self.columns: tuple[Column, ...] = ()
         # Smaller batches are filled up to so many samples, for which code was compiled.
         self._filled_to = 0
+        self._most_at_once = sys.maxsize
 
     def optimization(self, batch: Any, tolerance: float, *, is_shown: bool) -> dict[str, Any]:
         """Look for what makes the extractor faster within a tolerance; return the plan as the job file holds it."""
@@ -92,19 +94,29 @@ class Runner:
         }
 
     def compute(self, numbers: Sequence[int], batch: Any) -> Computed:
-        """Return the rows of a batch; where it fails, those of its halves."""
+        """Return the rows of a batch; where it fails, those of its halves.
+
+        What has not fitted into memory once is not tried again, but divided at once.
+        """
+        if len(numbers) > self._most_at_once:
+            return self._halves(numbers, batch)
         try:
             found = self.features(batch)
             reason = self._difference(found, len(numbers))
         except Exception as error:  # the model's own
             if _is_fatal(error):
                 raise
+            if isinstance(error, torch.OutOfMemoryError):
+                self._most_at_once = max(len(numbers) - 1, 1)
             reason = reason_of(error)
         else:
             if not reason:
                 return [(list(numbers), found)], []
         if len(numbers) == 1:
             return [], [(numbers[0], reason)]
+        return self._halves(numbers, batch)
+
+    def _halves(self, numbers: Sequence[int], batch: Any) -> Computed:
         half = len(numbers) // 2
         first = self.compute(numbers[:half], _part(batch, slice(None, half)))
         second = self.compute(numbers[half:], _part(batch, slice(half, None)))

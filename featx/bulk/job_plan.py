@@ -146,11 +146,14 @@ def plan_job(
         example: an input, with which batches are timed.
         options: what the user chooses.
         is_shown: whether a search for an optimization shows its progress.
+
+    Raises:
+        ExtractionError: a batch of the size that the user has chosen does not fit into memory.
     """
     if options.batch_size is None:
         size, seconds = find_batch_size(runner, example)
     else:
-        size, seconds = options.batch_size, seconds_of_sample(runner, example, options.batch_size)
+        size, seconds = options.batch_size, _seconds_at(options.batch_size, runner, example)
     versions = {"python": platform.python_version(), "torch": torch.__version__}
     for name in _LIBRARIES:
         if name in sys.modules:
@@ -162,6 +165,16 @@ def plan_job(
         seconds *= recorded[OPTIMIZATION]["chosen"]["ratio"]
     rows = options.rows_per_shard or _rows_of_shard(samples, sum(each.bytes for each in runner.columns), seconds)
     return Job(identity, samples, rows, options.format or _format_of(runner.columns), runner.columns, recorded)
+
+
+def _seconds_at(size: int, runner: Runner, example: Any) -> float:
+    try:
+        return seconds_of_sample(runner, example, size)
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise ExtractionError(
+            f"{size} samples at once do not fit into the memory of {runner.device}: {error}. Give a smaller "
+            "batch_size, or none, and one that fits is found"
+        ) from error
 
 
 def _traced(

@@ -186,7 +186,9 @@ def create_feature_extractor(
     else:
         example = given_example(model, example_inputs).without_large_values()
     cases = CaseTracer(requests, options, example, first.meta["free_dims"])
-    return AdaptiveExtractor(model, first, functools.partial(build, model, requests, options), cases, example)
+    # Inputs of eval mode may lack the targets that the loss of train mode needs.
+    further = functools.partial(build, model, requests, replace(options, is_lenient=True))
+    return AdaptiveExtractor(model, first, further, cases, example)
 
 
 def _requests(

@@ -16,6 +16,7 @@ from torch import nn
 
 import featx
 from featx import Feature
+from featx.bulk.compute import Runner
 from featx.bulk.decode import decode_image
 
 from .conftest import Net, expected, make_net, pixels
@@ -402,6 +403,35 @@ def test_a_shard_with_nothing_but_failures(net: Net, photos: Path, tmp_path: Pat
     assert len(table) == 20
     assert table.is_complete
     assert featx.verify(tmp_path / "out").is_complete
+
+
+def test_a_batch_that_does_not_fit_into_memory_is_not_tried_again(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net, tried = Net().eval(), list[int]()
+    features, compute = Runner.features, Runner.compute
+    is_full = False
+
+    def limited(self: Runner, batch: torch.Tensor) -> dict[str, torch.Tensor]:
+        if is_full:
+            tried.append(len(batch))
+            if len(batch) > 3:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+        return features(self, batch)
+
+    def fill(self: Runner, numbers: Any, batch: torch.Tensor) -> Any:
+        nonlocal is_full
+        is_full = True  # other processes may take memory while a job runs
+        return compute(self, numbers, batch)
+
+    monkeypatch.setattr(Runner, "features", limited)
+    monkeypatch.setattr(Runner, "compute", fill)
+    table = run(net, photos, tmp_path / "out", batch_size=8)
+    assert not table.errors
+    torch.testing.assert_close(table.tensor("logits"), expected(net, photos, table.keys))
+    assert [count for count in tried if count > 3] == [8, 4]  # in the first batch alone
+    with pytest.raises(featx.ExtractionError, match="8 samples at once do not fit into the memory of cpu"):
+        run(net, photos, tmp_path / "again", batch_size=8)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 8])

@@ -252,3 +252,29 @@ def test_free_dims_are_those_of_the_first_graph() -> None:
     fixed = featx.create_feature_extractor(model, ["last"], example_inputs=torch.rand(2, 2, 12), adaptive=False)
     extractor(torch.rand(2, 2, 6))  # makes another graph
     assert str(extractor.free_dims) == str(fixed.eval().free_dims)
+
+
+class WithLoss(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor, targets: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        scores = self.head(self.body(x).relu())
+        if self.training:
+            assert targets is not None, "train mode needs targets"
+            return {"loss": nn.functional.cross_entropy(scores, targets)}
+        return {"scores": scores.softmax(-1)}
+
+
+def test_inputs_of_eval_mode_need_no_targets() -> None:
+    model, x, targets = WithLoss().eval(), torch.rand(3, 3), torch.tensor([0, 1, 1])
+    extractor = featx.create_feature_extractor(
+        model, train_return_nodes=["cross_entropy"], eval_return_nodes=["softmax"], example_inputs=(x, targets),
+        adaptive=True, suppress_diff_warning=True,
+    )  # fmt: skip
+    assert torch.equal(extractor(x)["softmax"], model(x)["scores"])
+    extractor.train()
+    with pytest.raises(featx.TraceError, match="train mode needs targets"):
+        extractor(x)
+    assert torch.equal(extractor(x, targets)["cross_entropy"], model(x, targets)["loss"])

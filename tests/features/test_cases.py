@@ -411,3 +411,28 @@ def test_what_an_earlier_input_has_shown_of_sizes_is_not_tried_again(
         at_first = sum("other sizes" in record.getMessage() for record in caplog.records)
         assert run([3, 1, 1, 5, 4]) <= at_first // 2
         assert run([1, 1, 1, 2, 4, 5, 6]) <= at_first // 2
+
+
+class ByDevice(nn.Module):
+    """Does something else on another kind of device, as `batched_nms` of torchvision does."""
+
+    def __init__(self, asks: str) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 2)
+        self.asks = asks
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        is_on_cpu = x.is_cpu if self.asks == "is_cpu" else x.device.type == "cpu"
+        return self.fc(x) if is_on_cpu else self.fc(x)[:1]
+
+
+@pytest.mark.parametrize("asks", ["is_cpu", "type"])
+def test_a_model_that_asks_for_the_kind_of_a_device_is_traced_anew_where_it_was_moved(asks: str) -> None:
+    model, x = ByDevice(asks).eval(), torch.rand(3, 4)
+    extractor = featx.create_feature_extractor(model, ["fc", "output"], example_inputs=x)
+    assert torch.equal(extractor(x)["output"], model(x))
+    extractor.to("meta")
+    found = extractor(x.to("meta"))
+    assert (found["fc"].shape, found["output"].shape) == ((3, 2), (1, 2))
+    with pytest.raises(featx.SpecializationError, match=r"device|is_cpu"):
+        featx.trace(ByDevice(asks).eval(), x).to("meta")(x.to("meta"))

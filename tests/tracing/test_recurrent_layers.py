@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import featx
-from featx.tracing.stand_ins.recurrent import form_of_recurrent, is_recurrent
+from featx.tracing.stand_ins.recurrent import check_states_of_packed, form_of_recurrent, is_recurrent
 
 
 def _calls_of(layer: nn.RNNBase, given: Tensor) -> list[tuple[Any, tuple[Any, ...]]]:
@@ -101,3 +101,40 @@ def test_packed_sequences() -> None:
     assert torch.equal(extractor(*example)["head"], model(*example))
     other = (torch.rand(3, 9, 6), torch.tensor([9, 3, 5]))
     assert torch.equal(extractor(*other)["head"], model(*other))
+
+
+class Tagger(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(8, 6, 2, batch_first=True, bidirectional=True)
+        self.head = nn.Linear(12, 4)
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor, states: Any = None) -> torch.Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        found, _ = self.lstm(packed, states)
+        return self.head(nn.utils.rnn.pad_packed_sequence(found, batch_first=True)[0])
+
+
+def test_states_for_a_packed_sequence() -> None:
+    """Where their lengths differ, kernels of torch read memory that is not theirs: no run at other sizes may do so."""
+    model = Tagger().eval()
+    x, lengths = torch.rand(2, 6, 8), torch.tensor([6, 3])
+    states = (torch.rand(4, 2, 6), torch.rand(4, 2, 6))
+    extractor = featx.create_feature_extractor(model, ["output"], example_inputs=(x, lengths, states), adaptive=True)
+    for given in (states, (states[1], states[0])):
+        assert torch.equal(extractor(x, lengths, given)["output"], model(x, lengths, given))
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("shape", [(5, 2, 6), (4, 3, 6)])
+def test_states_of_other_lengths_are_refused_ahead_of_the_kernel(kind: Any, shape: tuple[int, ...]) -> None:
+    layer = kind(8, 6, 2, bidirectional=True)
+    packed = nn.utils.rnn.pack_padded_sequence(torch.rand(6, 2, 8), torch.tensor([6, 3]))
+    states = torch.ones(shape) if kind is not nn.LSTM else (torch.ones(4, 2, 6), torch.ones(shape))
+    name = layer.mode.lower()
+    function = getattr(torch._VF, name)
+    args = [packed.data, packed.batch_sizes, states, layer._flat_weights, True, 2, 0.0, False, True]
+    with pytest.raises(RuntimeError, match=r"first two lengths must be \(4, 2\)"):
+        check_states_of_packed(function, tuple(args))
+    args[2] = torch.ones(4, 2, 6) if kind is not nn.LSTM else (torch.ones(4, 2, 6), torch.ones(4, 2, 6))
+    check_states_of_packed(function, tuple(args))

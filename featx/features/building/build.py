@@ -12,7 +12,7 @@ from torch import nn
 from featx.errors import DrawnAwayError, NodeNameError, RequestError, TraceError
 from featx.examples import Example
 from featx.features.building.cases import Cases
-from featx.features.building.decisions import branches_on_inputs, note_random_decisions
+from featx.features.building.decisions import asks_for_device, branches_on_inputs, note_random_decisions
 from featx.features.building.left_attributes import left_by, note_left, state_use_of, tensors_left_out
 from featx.features.building.own_train import looked_into, opened_writer
 from featx.features.building.prune import prune
@@ -133,7 +133,9 @@ def _tracing(model: nn.Module, options: Options, example_inputs: Any) -> ModelTr
 def _is_adapted(modes: Iterable[_Mode], options: Options) -> bool:
     if options.keeps_cases:
         return True
-    return options.adaptive is None and any(branches_on_inputs(mode.graph) for mode in modes if mode.free_dims)
+    if options.adaptive is not None:
+        return False
+    return any(branches_on_inputs(mode.graph) or asks_for_device(mode.graph) for mode in modes if mode.free_dims)
 
 
 class CaseTracer:

@@ -1,4 +1,4 @@
-"""What Python has decided by in a traced graph: values of the inputs, or random numbers."""
+"""What Python has decided by in a traced graph: values of the inputs, kinds of devices, or random numbers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
+from featx.ir.arguments import Argument
 from featx.ir.form import sources_of_values
 from featx.ir.graph import Graph
 from featx.ir.node import Node
@@ -25,6 +26,21 @@ def branches_on_inputs(graph: Graph) -> bool:
     if any(map(_is_of_text, graph.find_nodes(op="placeholder"))):
         return any(node.meta.get("is_guard") for node in graph.nodes)
     return _decides_by(graph, lambda node: node.op == "placeholder")
+
+
+def asks_for_device(graph: Graph) -> bool:
+    """Say whether Python has decided something by the kind of device that a tensor is on. O(nodes)."""
+    return any(
+        _is_kind_of_device(check.args[0]) for check in graph.find_nodes(op="call_function", target=check_decision)
+    )
+
+
+def _is_kind_of_device(node: Argument) -> bool:
+    if not isinstance(node, Node) or node.target is not getattr:
+        return False
+    owner, name = node.args[:2]
+    is_of_device = isinstance(owner, Node) and owner.target is getattr and owner.args[1] == "device"
+    return name in ("is_cuda", "is_cpu") or (name == "type" and is_of_device)
 
 
 def _is_of_text(node: Node) -> bool:

@@ -34,6 +34,7 @@ from featx.tracing.source.syntax_queries import (
     written_sign,
 )
 from featx.tracing.stand_ins.kernels import Kernels
+from featx.tracing.stand_ins.recurrent import check_states_of_packed
 from featx.tree import tensors_in
 
 # What changes the shape of a tensor and of all that are the same object.
@@ -226,6 +227,7 @@ class TorchCalls:
         self._save_foreign(name, args, kwargs)
         if recorder.is_real:
             args, kwargs = plain_numbers((args, kwargs))  # some kernels convert numbers, which would fix them
+            check_states_of_packed(function, args)
             result = function(*args, **kwargs)
             if facts_of(name).reads_values:
                 self.value_log.note(name, result)

@@ -31,6 +31,27 @@ def is_recurrent(function: Callable[..., Any], args: tuple[Any, ...], kwargs: di
     return given.shape[_time_of(is_batch_first)] > 1
 
 
+def check_states_of_packed(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """Raise where the states that a recurrent layer gets with a packed sequence have lengths that it does not take.
+
+    torch does not look in that case, and its kernels read memory that is not theirs. Such calls come about where
+    featx tries other lengths of inputs.
+
+    Raises:
+        RuntimeError: the states have other lengths.
+    """
+    if function not in _FUNCTIONS or len(args) != _COUNT_OF_ARGS or not isinstance(args[3], (list, tuple)):
+        return  # no such layer, or no packed sequence
+    batch_sizes, states, layers, is_bidirectional = args[1], args[2], args[5], args[8]
+    expected = (layers * (2 if is_bidirectional else 1), int(batch_sizes[0]))
+    for state in (states,) if isinstance(states, torch.Tensor) else states:
+        if tuple(state.shape[:2]) != expected:
+            raise RuntimeError(
+                f"{function.__name__} got a state of the shape {tuple(state.shape)} with a packed sequence; the first "
+                f"two lengths must be {expected}"
+            )
+
+
 def form_of_recurrent(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
     """Return the outputs of all time steps and the last states, as one time step has them.
 

@@ -53,7 +53,7 @@ def test_a_call_takes_what_the_model_cut_by_hand_takes(name: str) -> None:
         model = torchvision.models.resnet50(weights=None).eval().to("cuda")
         node, cut = "layer3", lambda x: nn.Sequential(*list(model.children())[:7])(x)
     x = torch.rand(8, 3, 224, 224, device="cuda")
-    extractor = featx.create_feature_extractor(model, node, example_inputs=x).eval()
+    extractor = featx.create_feature_extractor(model, [node], example_inputs=x).eval()
     with torch.no_grad():
         for call in (cut, extractor):
             call(x)  # work space of libraries

@@ -36,7 +36,6 @@ def test_cuda_graphs_are_tried_and_results_stay(
     fast = featx.optimize(extractor, images, tolerance=2e-2, budget=60, progress=False)
     plan = fast.plan
     assert plan is not None
-    print(plan)
     assert "CUDA graphs" in {trial.recipe.compile for trial in plan.trials if not trial.problem}
     assert fast.recipe.compile is not None  # so small a model only waits for launches
     others = [torch.rand_like(images) for _ in range(4)]
@@ -56,7 +55,6 @@ def test_cuda_graphs_are_tried_and_results_stay(
 
 def test_tolerance_0_is_exact(extractor: DualGraphModule, images: torch.Tensor) -> None:
     fast = featx.optimize(extractor, images, tolerance=0, budget=60, progress=False)
-    print(fast.plan)
     for _ in range(3):
         x = torch.rand_like(images)
         with torch.no_grad():
@@ -68,7 +66,6 @@ def test_other_batches_after_it(images: torch.Tensor) -> None:
     model = torchvision.models.resnet18(weights=None).eval().to("cuda")
     extractor = featx.create_feature_extractor(model, {"layer3": "C4"}, example_inputs=images).eval()
     fast = featx.optimize(extractor, images, tolerance=2e-2, budget=40, progress=False)
-    print(fast.plan)
     assert fast.recipe != Recipe()
     for size in (1, 3, 5):
         x = torch.rand(size, 3, 64, 64, device="cuda")
