@@ -422,11 +422,20 @@ class ByDevice(nn.Module):
         self.asks = asks
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        is_on_cpu = x.is_cpu if self.asks == "is_cpu" else x.device.type == "cpu"
+        device = x.device
+        if self.asks == "is_cpu":
+            is_on_cpu = x.is_cpu
+        elif self.asks == "type":
+            is_on_cpu = x.device.type == "cpu"
+        else:
+            is_on_cpu = self.is_cpu(device) if self.asks == "passed on" else str(device) == "cpu"
         return self.fc(x) if is_on_cpu else self.fc(x)[:1]
 
+    def is_cpu(self, device: torch.device) -> bool:
+        return device.type == "cpu"
 
-@pytest.mark.parametrize("asks", ["is_cpu", "type"])
+
+@pytest.mark.parametrize("asks", ["is_cpu", "type", "passed on", "text"])
 def test_a_model_that_asks_for_the_kind_of_a_device_is_traced_anew_where_it_was_moved(asks: str) -> None:
     model, x = ByDevice(asks).eval(), torch.rand(3, 4)
     extractor = featx.create_feature_extractor(model, ["fc", "output"], example_inputs=x)

@@ -33,7 +33,7 @@ def extractor(images: torch.Tensor) -> DualGraphModule:
 def test_cuda_graphs_are_tried_and_results_stay(
     extractor: DualGraphModule, images: torch.Tensor, tmp_path: Path
 ) -> None:
-    fast = featx.optimize(extractor, images, tolerance=2e-2, budget=60, progress=False)
+    fast = featx.optimize(extractor, images, tolerance=2e-2, budget=30, progress=False)
     plan = fast.plan
     assert plan is not None
     assert "CUDA graphs" in {trial.recipe.compile for trial in plan.trials if not trial.problem}
@@ -54,7 +54,7 @@ def test_cuda_graphs_are_tried_and_results_stay(
 
 
 def test_tolerance_0_is_exact(extractor: DualGraphModule, images: torch.Tensor) -> None:
-    fast = featx.optimize(extractor, images, tolerance=0, budget=60, progress=False)
+    fast = featx.optimize(extractor, images, tolerance=0, budget=30, progress=False)
     for _ in range(3):
         x = torch.rand_like(images)
         with torch.no_grad():
@@ -65,7 +65,7 @@ def test_tolerance_0_is_exact(extractor: DualGraphModule, images: torch.Tensor) 
 def test_other_batches_after_it(images: torch.Tensor) -> None:
     model = torchvision.models.resnet18(weights=None).eval().to("cuda")
     extractor = featx.create_feature_extractor(model, {"layer3": "C4"}, example_inputs=images).eval()
-    fast = featx.optimize(extractor, images, tolerance=2e-2, budget=40, progress=False)
+    fast = featx.optimize(extractor, images, tolerance=2e-2, budget=30, progress=False)
     assert fast.recipe != Recipe()
     for size in (1, 3, 5):
         x = torch.rand(size, 3, 64, 64, device="cuda")

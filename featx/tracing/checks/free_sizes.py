@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.libraries import advice_for_sizes
 from featx.tracing.checks.data_dependent_numbers import pin_data_dependent_numbers
@@ -32,9 +33,10 @@ from featx.tracing.checks.stale_caches import stale_dims
 from featx.tracing.checks.variation import Dim, Variation, can_be_resized, measures_of
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.trace_request import TraceRequest
-from featx.tracing.guards.guards import check_rank, check_size
+from featx.tracing.guards.guards import check_decision, check_rank, check_size
 from featx.tracing.objects.structure import Path, leaves_of, text_of
 from featx.tracing.side_effects.left import Left
+from featx.tracing.source.device_use import asks_for_kind_of_device
 
 # An input: its name, where it is (a placeholder and the way to it from there), and the tensor.
 _Input = tuple[str, tuple[Node, Path], torch.Tensor]
@@ -73,6 +75,7 @@ def free_dims(
         trace.graph.erase_node(question)
     free = FreeDims({name: [known[id(tensor), dim] for dim in range(tensor.dim())] for name, _, tensor in inputs})
     _check_inputs(trace, inputs, known, advice_for_sizes(trace.model_context.traced))
+    _check_kind_of_device(trace, inputs)
     other_mode.before = before if other_mode.graph is not None else None
     return free
 
@@ -105,11 +108,32 @@ def _tensors(trace: ExampleTrace, args: tuple[Any, ...], kwargs: Mapping[str, An
                 yield name + text_of(path), (nodes[name], path), leaf
 
 
+def _check_kind_of_device(trace: ExampleTrace, inputs: list[_Input]) -> None:
+    """Add a check that the first input is on a device of the same kind, if code asks for it somewhere.
+
+    Reads of `x.device.type` in one expression are checked where they are. A device that is kept in a variable, or
+    passed on, is an object of torch, which tells nobody what it is asked.
+    """
+    placed = next(((node, path, tensor) for _, (node, path), tensor in inputs if not path), None)
+    if placed is None or not any(map(asks_for_kind_of_device, trace.codes_that_ran())):
+        return
+    node, _, tensor = placed
+    graph = trace.graph
+    with graph.inserting_before(_first_of_forward(graph)):
+        kind = graph.call_function(getattr, (graph.call_function(getattr, (node, "device")), "type"))
+        what = "the kind of device of the inputs, for which the model's code asks"
+        check = graph.call_function(check_decision, (kind, tensor.device.type, what))
+        check.meta["is_guard"] = True
+
+
+def _first_of_forward(graph: Graph) -> Node:
+    """Return the first node behind the checks of what the inputs are."""
+    return next(node for node in graph.nodes if node.op != "placeholder" and not node.meta.get("is_check_of_input"))
+
+
 def _check_inputs(trace: ExampleTrace, inputs: list[_Input], known: Mapping[Dim, Outcome], way_out: str) -> None:
     graph = trace.graph
-    # Behind the checks of what the inputs are.
-    first = next(node for node in graph.nodes if node.op != "placeholder" and not node.meta.get("is_check_of_input"))
-    with graph.inserting_before(first):
+    with graph.inserting_before(_first_of_forward(graph)):
         for name, (placeholder, path), tensor in inputs:
             checks: list[tuple[Any, ...]] = []
             if trace.numbers.shapes_were_read:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from types import CodeType
 from typing import Any
 
 import torch
@@ -278,6 +279,10 @@ class ExampleTrace:
         for node in self.graph.nodes if missed else ():
             if node.meta.get("is_guard"):
                 node.meta["missed_state_writes"] = missed
+
+    def codes_that_ran(self) -> set[CodeType]:
+        """Return the code that has called torch, and that of opened modules."""
+        return self._final_checks.codes_that_ran()
 
     def missed_state_writes(self) -> frozenset[StateWrite]:
         """Return what code of opened modules may write of the model's state, and has not written in this run."""
