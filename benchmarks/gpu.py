@@ -10,6 +10,7 @@ model returns. Every result is appended to a file when it is there, so a sweep c
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import cast
 
@@ -37,6 +38,8 @@ of the CPU says so. Extractors trace again then.
 |---|---|---|---|---|---|
 {table}
 
+{note}
+
 ## What is not equal
 
 {others}
@@ -46,11 +49,13 @@ of the CPU says so. Extractors trace again then.
 def main() -> None:
     """Run what the command line asks for."""
     parser = parser_of(cast(str, __doc__), "gpu", ("gpu",), LIBRARIES_OF_MODELS, seconds=90, memory=_GIBIBYTES)
+    parser.add_argument("--where", default="", help="the GPU and the versions, where the report is written elsewhere")
+    parser.add_argument("--note", default="", help="what else the report should tell")
     options = parser.parse_args()
     records = load(options.results)
     if not options.report:
         sweep(tasks_of("gpu", options, records), options, records, 50, JOB, _is_good, _in_short)
-    options.output.write_text(_page(list(records.values())))
+    options.output.write_text(_page(list(records.values()), options.where or _here(), options.note))
     print(f"wrote {options.output}")
 
 
@@ -64,7 +69,16 @@ def _in_short(record: Record) -> str:
     )
 
 
-def _page(records: list[Record]) -> str:
+def _in_brief(detail: str) -> str:
+    """Return an error without its advice."""
+    return re.split(r"\. (?:The graph is valid|To go on|A graph would)", detail.partition(": ")[2])[0][:200]
+
+
+def _here() -> str:
+    return f"{torch.cuda.get_device_name()}, torch {torch.__version__}" if torch.cuda.is_available() else ""
+
+
+def _page(records: list[Record], where: str, note: str) -> str:
     lines: list[str] = []
     others: list[str] = []
     for library in LIBRARIES_OF_MODELS:
@@ -74,14 +88,12 @@ def _page(records: list[Record]) -> str:
         lines.append(f"| {library} | {len(own)} | {' | '.join(str(equal[way]) for way in GPU_WAYS)} |")
         for record in own:
             others += [
-                f"- {library} {record.model}, {way}: {outcome.status}: {outcome.detail}"
+                f"- {library} {record.model}, {way}: {outcome.status}: {_in_brief(outcome.detail)}"
                 for way, outcome in record.modes.items()
                 if outcome.status != EQUAL
             ]
-    where = f"{torch.cuda.get_device_name()}, torch {torch.__version__}" if torch.cuda.is_available() else ""
-    return _ABOUT.format(
-        where=where, ways=" | ".join(GPU_WAYS), table="\n".join(lines), others="\n".join(others) or "Nothing."
-    )
+    shown = "\n".join(others) or "Nothing."
+    return _ABOUT.format(where=where, ways=" | ".join(GPU_WAYS), table="\n".join(lines), others=shown, note=note)
 
 
 if __name__ == "__main__":

@@ -8,13 +8,22 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from featx.ir.form import computes_form, reads_form
+from featx.ir.paths import parents_of
 from featx.tree import tree_leaves
 
 if TYPE_CHECKING:
     from featx.ir.effects import Effects
     from featx.ir.graph import Graph
     from featx.ir.node import Node
-from featx.ir.paths import parents_of
+
+
+def _is_number(node: Node, numbers: Collection[Node]) -> bool:
+    """Say whether a node gives the form of a tensor, or a number that Python makes of such `numbers`."""
+    inputs = node.all_input_nodes
+    if reads_form(node):
+        return all("dtype" in source.meta for source in inputs)
+    return bool(inputs) and computes_form(node) and all(source in numbers for source in inputs)
 
 
 class MemoryGroups:
@@ -45,6 +54,7 @@ class MemoryGroups:
             for around in parents_of(path):
                 if around in self._states:
                     self._join(index, self._states[around])
+        numbers: set[Node] = set()
         for node in graph.nodes:
             group = len(self._parents)
             self._parents.append(group)
@@ -54,8 +64,12 @@ class MemoryGroups:
                 for path in parents_of(node.target):
                     if path in self._states:
                         self._join(group, self._states[path])
+            if _is_number(node, numbers):
+                numbers.add(node)
+                continue
             for source in effects.of(node).shares if node not in copies else ():
-                self._join(group, self._groups[source])
+                if source not in numbers:  # `x.expand(n, -1)` is a view of x alone
+                    self._join(group, self._groups[source])
             if node.op == "call_module" and effects.of(node).returns_state:
                 self._join(group, self._states[node.target])
         for node in graph.nodes:

@@ -32,8 +32,8 @@ _FINALISTS, _NEAR = 3, 1.1
 _HOPELESS, _CALLS = 2.5, 4
 # What gains less than that is noise.
 _GAIN = 0.98
-# Before anything was compiled, how long that may take; and how far behind what is compiled all the same may be.
-_SECONDS_TO_COMPILE, _MAY_WIN_COMPILED = 20.0, 1.5
+# Before anything was compiled, how long that may take, on a GPU too; and how far behind what is compiled may be.
+_SECONDS_TO_COMPILE, _SECONDS_TO_COMPILE_ON_GPU, _MAY_WIN_COMPILED = 20.0, 10.0, 1.5
 # Compiled code rounds less often: what is off by up to so many tolerances may be within it when it is compiled.
 _MAY_FIT_COMPILED = 2.0
 
@@ -73,7 +73,7 @@ class Search:
         self._trials: list[Trial] = []
         # The fastest modules within the tolerance, with their trials.
         self._best: list[tuple[Trial, OptimizedExtractor]] = []
-        self._seconds_to_compile = _SECONDS_TO_COMPILE
+        self._seconds_to_compile = _SECONDS_TO_COMPILE_ON_GPU if self._is_on_gpu else _SECONDS_TO_COMPILE
 
     def _add_accepted(self, inputs: Mapping[str, Example]) -> None:
         """Add the inputs that the exact extractor takes: it may do something else for other values, and refuse."""

@@ -33,7 +33,7 @@ def extractor(images: torch.Tensor) -> DualGraphModule:
 def test_cuda_graphs_are_tried_and_results_stay(
     extractor: DualGraphModule, images: torch.Tensor, tmp_path: Path
 ) -> None:
-    fast = featx.optimize(extractor, images, tolerance=2e-2, budget=30, progress=False)
+    fast = featx.optimize(extractor, images, tolerance=2e-2, budget=90, progress=False)
     plan = fast.plan
     assert plan is not None
     assert "CUDA graphs" in {trial.recipe.compile for trial in plan.trials if not trial.problem}

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torchvision
 from torch import nn
 from torch.autograd import Variable
 from torch.nn import functional
@@ -270,3 +271,70 @@ class ConvertsAndScales(nn.Module):
 def test_what_each_call_converts_anew_is_refused() -> None:
     with pytest.raises(featx.TraceError):
         featx.trace(ConvertsAndScales().double(), example_inputs=torch.rand(2, 3, 4, 4, dtype=torch.double))
+
+
+class YoloHead(nn.Module):
+    """The head of YOLOv5: grids that are made anew where the size is another, and in-place writes of the boxes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(3, 8, 3, 2, 1), nn.Conv2d(8, 3 * 7, 1)
+        self.register_buffer("anchors", torch.rand(3, 2))
+        self.grid = self.anchor_grid = torch.zeros(1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.head(self.stem(x))
+        batch, _, height, width = x.shape
+        x = x.view(batch, 3, 7, height, width).permute(0, 1, 3, 4, 2).contiguous()
+        if self.grid.shape[2:4] != x.shape[2:4]:
+            rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+            self.grid = torch.stack((columns, rows), 2).expand(1, 3, height, width, 2).float()
+            self.anchor_grid = (self.anchors.clone() * 2).view(1, 3, 1, 1, 2).expand(1, 3, height, width, 2)
+        y = x.sigmoid()
+        y[..., 0:2] = (y[..., 0:2] * 2 - 0.5 + self.grid) * 2
+        y[..., 2:4] = (y[..., 2:4] * 2) ** 2 * self.anchor_grid
+        return y.view(batch, -1, 7)
+
+
+def test_the_head_of_yolo_at_other_batches_and_sizes() -> None:
+    model = YoloHead().eval()
+    extractor = featx.create_feature_extractor(model, ["head", "output"], example_inputs=images(2, 16))
+    for x in (images(2, 16), images(1, 16), images(5, 16), images(3, 24), images(2, 16)):
+        assert torch.equal(extractor(x)["output"], copy.deepcopy(model)(x))
+
+
+class Rotary(nn.Module):
+    """Attention with a table of positions that the first call makes, and dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.drop = nn.Linear(8, 8), nn.Dropout(0.1)
+        self.table: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.table is None or self.table.shape[0] != x.shape[1]:
+            self.table = torch.arange(x.shape[1], device=x.device, dtype=x.dtype)[:, None].cos()
+        return self.drop(self.linear(x) * self.table)
+
+
+def test_a_table_whose_device_follows_from_what_is_drawn_is_not_drawn() -> None:
+    model = nn.Sequential(Rotary(), Rotary()).train()
+    x = torch.rand(2, 6, 8)
+    traced = featx.trace(model, x)
+    torch.manual_seed(3)
+    expected = model(x)
+    torch.manual_seed(3)
+    assert torch.equal(traced(x), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.sweep
+def test_detection_in_double_precision() -> None:
+    """Anchors are kept in a list outside of the buffers, and the first call converts them."""
+    model: Any = torchvision.models.detection.fasterrcnn_mobilenet_v3_large_320_fpn(weights=None, weights_backbone=None)
+    model.transform.min_size, model.transform.max_size = (120,), 160
+    model.double().eval()
+    inputs = [torch.rand(3, 120, 160, dtype=torch.double)]
+    traced = featx.trace(model, inputs)
+    for given in (inputs, [torch.rand(3, 120, 160, dtype=torch.double)]):
+        torch.testing.assert_close(traced(given), copy.deepcopy(model)(given), rtol=0, atol=0)

@@ -32,10 +32,7 @@ def differ_only_by_caches(first: Graph, second: Graph, origins: _Origins, wanted
     name; or the first call has put into a cache what it computed from that, and `second` computes nothing else in its
     place. O(nodes + edges).
     """
-    values = _Values(_Numbers())
-    before = values.of(first)
-    of_origins = {key: values.of_origin(origin) for key, origin in origins.items()}
-    known = _Values(values.numbers, of_origins, values.nodes)
+    before, values, known = _of_both(first, origins)
     numbers_of_first = values.numbers.count
     if before != known.of(second):
         return False
@@ -43,6 +40,26 @@ def differ_only_by_caches(first: Graph, second: Graph, origins: _Origins, wanted
     missing = [node for node in wanted if values.number_of(node) not in computed]
     computes_more = max(computed, default=0) >= numbers_of_first
     return not missing or (not computes_more and with_ancestors(map(node_behind, origins.values())).issuperset(missing))
+
+
+def first_new_value(first: Graph, second: Graph, origins: _Origins) -> Node | None:
+    """Return the first node of `second` that computes what `first` does not; None if there is none. O(nodes + edges).
+
+    As in `differ_only_by_caches`, what the first call made a tensor from counts as that tensor.
+    """
+    _, values, known = _of_both(first, origins)
+    numbers_of_first = values.numbers.count
+    known.of(second)
+    new = (node for node, number in known.nodes.items() if number >= numbers_of_first)
+    return next((node for node in new if not node.meta.get("is_guard")), None)
+
+
+def _of_both(first: Graph, origins: _Origins) -> tuple[list[int], _Values, _Values]:
+    """Return the numbers of the steps of `first`, those of its values, and what numbers a second graph like it."""
+    values = _Values(_Numbers())
+    steps = values.of(first)
+    of_origins = {key: values.of_origin(origin) for key, origin in origins.items()}
+    return steps, values, _Values(values.numbers, of_origins, values.nodes)
 
 
 def keeps_drawn_numbers(first: Graph, second: Graph, origins: _Origins, root: nn.Module) -> bool:
@@ -58,7 +75,7 @@ def keeps_drawn_numbers(first: Graph, second: Graph, origins: _Origins, root: nn
             elif isinstance(leaf, Node) and leaf.graph is first:
                 used.add(leaf)
     effects = Effects(first, root)
-    return any(effects.of(node).is_random for node in with_ancestors(used))
+    return any(effects.of(node).is_random for node in with_ancestors(used, of_values=True))
 
 
 class _Numbers:

@@ -13,8 +13,7 @@ from typing import Any, NoReturn
 
 from featx.errors import TraceError
 from featx.ir.equality import first_difference, is_same_graph
-from featx.ir.graph import Graph
-from featx.tracing.checks.filled_caches import differ_only_by_caches, keeps_drawn_numbers
+from featx.tracing.checks.filled_caches import differ_only_by_caches, first_new_value, keeps_drawn_numbers
 from featx.tracing.example.conditions import Conditions
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.trace_request import TraceRequest
@@ -193,7 +192,7 @@ def _check_traces(request: TraceRequest, trace: ExampleTrace, *, checked: Exampl
         wanted = request.find_requested(trace.graph, "") if request.find_requested else ()
         is_cached = differ_only_by_caches(trace.graph, second.graph, trace.origins(), wanted)
         if not is_cached:
-            path = _module_that_differs(trace.graph, second.graph)
+            path = _module_that_differs(trace, second)
             _keep_whole_if_possible(
                 request.tracer, path, "it runs other operations in a second call with the same inputs"
             )
@@ -253,8 +252,15 @@ def _check_identity(request: TraceRequest, trace: ExampleTrace, second: ExampleT
         ) from None
 
 
-def _module_that_differs(first: Graph, second: Graph) -> str:
-    """Return the path of the innermost module in which the graphs begin to differ, or ""."""
-    node = next((node for node in first_difference(first, second) or () if node.op != "output"), None)
-    around = [] if node is None else [path for path in node.meta.get("nn_module_stack", {}) if path != node.target]
+def _module_that_differs(first: ExampleTrace, second: ExampleTrace) -> str:
+    """Return the path of the innermost module in which the graphs begin to differ, other than by caches, or ""."""
+    node = first_new_value(first.graph, second.graph, first.origins())
+    if node is None or node.op == "output":
+        pair = first_difference(first.graph, second.graph) or ()
+        node = next((node for node in pair if node.op != "output"), None)
+    if node is None:
+        return ""
+    # A module that is one node in both calls differs by what it is given.
+    is_one_node = node.op == "call_module" and first.graph.find_nodes(op="call_module", target=node.target)
+    around = [path for path in node.meta.get("nn_module_stack", {}) if path != node.target or not is_one_node]
     return around[-1] if around else ""

@@ -10,12 +10,12 @@ from featx.tracing.source.frames import is_library_code
 from featx.tracing.source.location import codes_in, source_of
 
 _ASKED = frozenset({"type", "index"})
-_ASKED_BY_NAME = frozenset({"str", "repr"})
 
 
 @functools.lru_cache(maxsize=4096)
 def asks_for_kind_of_device(code: CodeType) -> bool:
-    """Say whether `code`, or code inside it, asks of which kind a device is: `device.type`, `device == "cpu"`.
+    """Say whether `code`, or code inside it, asks of which kind a device is: `device.type`, `device == "cpu"`,
+    `"cuda" in str(device)`.
 
     A device is what has "device" in its name: `x.device`, `self.device`, `input_device`. Code of torch does not count.
     Without source: wherever it reads an attribute `type` at all.
@@ -39,10 +39,9 @@ def _asks(node: ast.AST, parent: ast.AST | None) -> bool:
     if isinstance(node, ast.Compare):  # with a text, or a kind; two tensors move together
         are_devices = [_is_device(side) for side in (node.left, *node.comparators)]
         return any(are_devices) and not all(are_devices)
-    if isinstance(node, ast.FormattedValue):
-        return _is_device(node.value)
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _ASKED_BY_NAME:
-        return any(map(_is_device, node.args))
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "str":
+        # `"cuda" in str(x.device)`. As the key of a cache the text decides nothing.
+        return any(map(_is_device, node.args)) and isinstance(parent, (ast.Compare, ast.Attribute))
     return False
 
 
