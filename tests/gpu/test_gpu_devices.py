@@ -292,8 +292,9 @@ def test_it_compiles_and_exports(name: str) -> None:
     with torch.no_grad():
         expected = extractor(**given)
         compiled = torch.compile(extractor, backend="cudagraphs")
-        for _ in range(3):  # the third one is a replay
-            found = compiled(**given)
+        for _ in range(2):
+            compiled(**given)
+        found = compiled(**given)  # a replay
         assert_equal(expected, tree_map_only(torch.Tensor, torch.clone, dict(found)), "cuda")
         program = torch.export.export(extractor, (), given)
         assert_equal(expected, program.module()(**given), "cuda")

@@ -327,6 +327,28 @@ def test_a_table_whose_device_follows_from_what_is_drawn_is_not_drawn() -> None:
     assert torch.equal(traced(x), expected)
 
 
+class Indices(nn.Module):  # ConViT of timm 1.0.29
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.indices = torch.zeros(1, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.indices.shape[1] != x.shape[1]:
+            places = torch.zeros(1, x.shape[1], 2)
+            places[:, :, 0] = torch.arange(x.shape[1]).pow(2)
+            self.indices = places
+        return self.linear(x) + self.indices.sum()
+
+
+def test_a_name_inside_of_what_the_first_call_alone_computes_is_refused_with_the_reason() -> None:
+    model, x = Indices().eval(), torch.rand(2, 6, 8)
+    assert "pow" in featx.get_graph_node_names(model, example_inputs=x)[1]
+    with pytest.raises(featx.TraceError, match=r"computes 'pow' in its first call alone.*leave it out"):
+        featx.create_feature_extractor(model, ["pow", "linear"], example_inputs=x)
+    assert torch.equal(featx.create_feature_extractor(model, ["output"], example_inputs=x)(x)["output"], model(x))
+
+
 @pytest.mark.slow
 @pytest.mark.sweep
 def test_detection_in_double_precision() -> None:

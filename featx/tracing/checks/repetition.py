@@ -6,13 +6,15 @@ what the first call found there. So the calls are compared.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NoReturn
 
 from featx.errors import TraceError
 from featx.ir.equality import first_difference, is_same_graph
+from featx.ir.graph import Graph
+from featx.ir.node import Node
 from featx.tracing.checks.filled_caches import differ_only_by_caches, first_new_value, keeps_drawn_numbers
 from featx.tracing.example.conditions import Conditions
 from featx.tracing.example.trace import ExampleTrace
@@ -192,6 +194,8 @@ def _check_traces(request: TraceRequest, trace: ExampleTrace, *, checked: Exampl
         wanted = request.find_requested(trace.graph, "") if request.find_requested else ()
         is_cached = differ_only_by_caches(trace.graph, second.graph, trace.origins(), wanted)
         if not is_cached:
+            if wanted and differ_only_by_caches(trace.graph, second.graph, trace.origins()):
+                _refuse_values_of_first_call(name, second.graph, wanted)
             path = _module_that_differs(trace, second)
             _keep_whole_if_possible(
                 request.tracer, path, "it runs other operations in a second call with the same inputs"
@@ -205,6 +209,19 @@ def _check_traces(request: TraceRequest, trace: ExampleTrace, *, checked: Exampl
         checked.has_filled_caches = True
     finally:
         second.drop_replica()
+
+
+def _refuse_values_of_first_call(name: str, second: Graph, wanted: Collection[Node]) -> None:
+    """Raise where a second call has no values of the names that are wanted."""
+    later = {node.meta.get("qualified_name") for node in second.nodes}
+    missing = sorted({node.meta.get("qualified_name", node.name) for node in wanted} - later)
+    if not missing:
+        return
+    shown = ", ".join(repr(each) for each in missing[:3]) + (", ..." if len(missing) > 3 else "")
+    raise TraceError(
+        f"cannot trace {name}: the model computes {shown} in its first call alone, and keeps the result for later "
+        "calls. An extractor gives what each call computes. To go on, leave it out of the request."
+    )
 
 
 def _check_fixed_point(tracer: ExampleTracer, second: ExampleTrace, states: Mapping[str, Any]) -> None:
