@@ -15,7 +15,7 @@ from featx.tree import tree_map
 # Batches of one form run the same kernels, so that a row differs by the order of sums at most.
 _TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-4}
 _TOLERANCE_OF_SHORT = 2e-2
-_WAY_OUT = "extract(..., check_rows=False) writes them as they come"
+_WAY_OUT = "extract(..., check_rows=False), on the command line --any-rows, writes them as they come"
 
 
 def refuse_dependent_rows(runner: Runner, sample: Any, first: Rows) -> None:

@@ -135,3 +135,19 @@ def test_mistakes(photos: Path, tmp_path: Path) -> None:
         transform=lambda image: torch.zeros(3),
     )  # fmt: skip
     assert "was not made by `featx extract`" in failed("retry", tmp_path / "own")
+
+
+@pytest.mark.slow
+def test_features_that_depend_on_other_samples_are_written_if_asked_for(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("centered.py").write_text(
+        "import torch\n\nclass Centered(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.pool = torch.nn.AdaptiveAvgPool2d(1)\n\n    def forward(self, x):\n"
+        "        y = self.pool(x).flatten(1)\n        return y - y.mean(0)\n"
+    )
+    arguments = ["extract", "centered:Centered", "--size", 32, "--nodes", "output", "--workers", 0, "--quiet", photos]
+    assert "--any-rows" in failed(*arguments, tmp_path / "out")
+    done(*arguments, tmp_path / "any", "--any-rows")
+    assert len(featx.open_features(tmp_path / "any")) == 5

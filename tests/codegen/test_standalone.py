@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -407,3 +407,17 @@ def test_inputs_that_are_objects_have_the_form_that_they_had(tmp_path: Path) -> 
     copy = written(extractor, tmp_path / "code", pickled=False)()
     copy.load_state_dict(extractor.state_dict())
     assert torch.equal(copy(batch)["mul"], model(batch))
+
+
+class Pair(NamedTuple):
+    first: torch.Tensor
+    others: list[torch.Tensor]
+
+
+def test_copies_of_named_tuples_are_such_and_one_tensor_stays_one() -> None:
+    x = torch.rand(2)
+    found = standalone_checks.clone_tensors(Pair(x, [x]))
+    assert type(found) is Pair
+    assert found.first is found.others[0]
+    assert found.first is not x
+    assert torch.equal(found.first, x)
