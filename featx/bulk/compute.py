@@ -106,8 +106,8 @@ class Runner:
         except Exception as error:  # the model's own
             if _is_fatal(error):
                 raise
-            if isinstance(error, torch.OutOfMemoryError):
-                self._most_at_once = max(len(numbers) - 1, 1)
+            if isinstance(error, torch.OutOfMemoryError) and len(numbers) > 1:
+                self._most_at_once = len(numbers) - 1
             reason = reason_of(error)
         else:
             if not reason:

@@ -445,3 +445,23 @@ def test_a_model_that_asks_for_the_kind_of_a_device_is_traced_anew_where_it_was_
     assert (found["fc"].shape, found["output"].shape) == ((3, 2), (1, 2))
     with pytest.raises(featx.SpecializationError, match=r"device|is_cpu"):
         featx.trace(ByDevice(asks).eval(), x).to("meta")(x.to("meta"))
+
+
+class OfSeveral(nn.Module):
+    """Its first input may stay on the CPU, as lengths do; the others are in a dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 2)
+
+    def forward(self, lengths: torch.Tensor, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        device = batch["x"].device
+        y = self.fc(batch["x"])
+        return y if device.type == "cpu" else y[:1]
+
+
+def test_each_input_counts() -> None:
+    lengths, x = torch.tensor([3]), torch.rand(3, 4)
+    extractor = featx.create_feature_extractor(OfSeveral().eval(), ["output"], example_inputs=(lengths, {"x": x}))
+    extractor.to("meta")
+    assert extractor(lengths, {"x": x.to("meta")})["output"].shape == (1, 2)

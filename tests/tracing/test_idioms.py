@@ -360,3 +360,65 @@ def test_detection_in_double_precision() -> None:
     traced = featx.trace(model, inputs)
     for given in (inputs, [torch.rand(3, 120, 160, dtype=torch.double)]):
         torch.testing.assert_close(traced(given), copy.deepcopy(model)(given), rtol=0, atol=0)
+
+
+class ConvertsAndWrites(nn.Module):
+    """Converts what it keeps, and writes into it: each call computes with other values."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.linear, self.way = nn.Linear(3, 3), way
+        self.mean = torch.zeros(3, dtype=torch.double)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.mean = self.mean.to(x)
+        if self.way == "slice":
+            self.mean[:] = 0.9 * self.mean + 0.1 * x.mean(0)
+        elif self.way == "view":
+            self.mean.view(-1).add_(1)
+        elif self.way == "out":
+            torch.mul(self.mean + 1, 2, out=self.mean)
+        else:
+            self.mean.data.add_(1)
+        return self.linear(x - self.mean)
+
+
+@pytest.mark.parametrize("way", ["slice", "view", "out", "data"])
+def test_what_is_converted_and_then_written_is_state(way: str) -> None:
+    with pytest.raises(featx.TraceError):
+        featx.create_feature_extractor(ConvertsAndWrites(way).eval(), ["linear"], example_inputs=torch.rand(4, 3))
+
+
+class KeepsTheFormOfWhatItDraws(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.count is None:
+            self.count = torch.ones_like((torch.rand(16) > 0.5).nonzero()).sum()
+        return x * self.count
+
+
+def test_a_form_that_follows_from_what_is_drawn_is_drawn() -> None:
+    with pytest.raises(featx.TraceError, match="draws random numbers in its first call"):
+        featx.trace(KeepsTheFormOfWhatItDraws(), torch.rand(3))
+
+
+def test_an_operator_of_a_library_with_the_name_of_a_conversion_is_none() -> None:
+    library = torch.library.Library("featx_test_idioms", "DEF")
+    library.define("double(Tensor x) -> Tensor")
+    library.impl("double", lambda x: x * 2, "CompositeExplicitAutograd")
+    library.impl("double", torch.empty_like, "Meta")
+
+    class Doubles(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.ones(3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.table = torch.ops.featx_test_idioms.double(self.table)
+            return x * self.table
+
+    with pytest.raises(featx.TraceError):
+        featx.trace(Doubles(), torch.rand(3))

@@ -172,3 +172,19 @@ def test_what_follows_a_requested_module_may_depend_on_sizes() -> None:
     model = Model().eval()
     extractor = featx.create_feature_extractor(model, ["head"], example_inputs=rows(2))
     assert torch.equal(extractor(rows(5))["head"], model.head(rows(5)))
+
+
+@pytest.mark.parametrize("node", ["layers.0", "layers.1", "layers.2"])
+def test_a_layer_that_does_not_run_has_no_value(node: str) -> None:
+    model = BySize().eval()
+    extractor = featx.create_feature_extractor(model, [node], example_inputs=rows(3))
+    for count in (0, 1, 2, 3):
+        x = torch.rand(count, 4)
+        _, last = run(model, (x,))
+        try:
+            found = extractor(x)[node]
+        except featx.SpecializationError:
+            assert count < 3
+            continue
+        assert count > int(node[-1])
+        assert count < 3 or node != "layers.2" or torch.equal(found, last)

@@ -16,13 +16,7 @@ from featx.tracing.example.conditions import Conditions
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.trace_request import TraceRequest
 from featx.tracing.guards.guards import check_decision
-from featx.tracing.guards.scalars import (
-    Disguise,
-    disguise_as_larger,
-    disguise_as_negative,
-    disguise_as_one,
-    disguise_as_zero,
-)
+from featx.tracing.guards.scalars import Disguise, disguise_as_larger, small_disguises
 from featx.tracing.recording.lineage import Origin, node_behind
 
 _OF_VALUES = ("item", "tolist")
@@ -32,21 +26,14 @@ _OF_MEMORY = ("stride", "storage_offset")
 def pin_data_dependent_numbers(request: TraceRequest, trace: ExampleTrace) -> None:
     """Add checks that numbers from values are what they were, where the model does something else with other ones.
 
-    Two more runs where there are such numbers, or up to four; nothing else. The graph of `trace` is changed.
+    Two more runs where there are such numbers, three where some are negative. The graph of `trace` is changed.
     """
     found = _positions(trace)
-    if not found or _does_the_same_with_others(request, trace, frozenset(found)):
+    disguises = (disguise_as_larger, *small_disguises(trace.numbers.has_negative))
+    if not found or all(_does_the_same(request, trace, frozenset(found), each) for each in disguises):
         return
     for position in found:
         _pin(trace.graph, trace.numbers.origins[position], trace.numbers.values[position])
-
-
-def _does_the_same_with_others(request: TraceRequest, trace: ExampleTrace, disguised: frozenset[int]) -> bool:
-    def is_same(*disguises: Disguise) -> bool:
-        return all(_does_the_same(request, trace, disguised, disguise) for disguise in disguises)
-
-    # Not all code takes negative numbers.
-    return is_same(disguise_as_larger) and (is_same(disguise_as_negative) or is_same(disguise_as_one, disguise_as_zero))
 
 
 def _does_the_same(request: TraceRequest, trace: ExampleTrace, disguised: frozenset[int], disguise: Disguise) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from types import FunctionType
 from typing import Any
 
@@ -11,7 +11,10 @@ from torch import nn
 
 from featx.ir.ancestors import with_ancestors
 from featx.ir.effects import Effects
+from featx.ir.form import sources_of_values
 from featx.ir.graph import Graph
+from featx.ir.memory import MemoryGroups
+from featx.ir.names import qualified_name
 from featx.ir.node import Node
 from featx.ir.operator_facts import facts_of_call
 from featx.tracing.guards.guards import check_aliases
@@ -23,7 +26,9 @@ from featx.tree import tree_leaves
 _Origins = Mapping[int, Origin]
 
 
-def differ_only_by_caches(first: Graph, second: Graph, origins: _Origins, wanted: Collection[Node] = ()) -> bool:
+def differ_only_by_caches(
+    first: Graph, second: Graph, origins: _Origins, root: nn.Module, wanted: Collection[Node] = ()
+) -> bool:
     """Say whether `second` computes what `first` does, with tensors of the first call in place of their computation.
 
     What depends on values of the inputs must be the same calls in the same order, with the same arguments, where a
@@ -32,7 +37,7 @@ def differ_only_by_caches(first: Graph, second: Graph, origins: _Origins, wanted
     name; or the first call has put into a cache what it computed from that, and `second` computes nothing else in its
     place. O(nodes + edges).
     """
-    before, values, known = _of_both(first, origins)
+    before, values, known = _of_both(first, origins, root)
     numbers_of_first = values.numbers.count
     if before != known.of(second):
         return False
@@ -42,30 +47,37 @@ def differ_only_by_caches(first: Graph, second: Graph, origins: _Origins, wanted
     return not missing or (not computes_more and with_ancestors(map(node_behind, origins.values())).issuperset(missing))
 
 
-def first_new_value(first: Graph, second: Graph, origins: _Origins) -> Node | None:
+def first_new_value(first: Graph, second: Graph, origins: _Origins, root: nn.Module) -> Node | None:
     """Return the first node of `second` that computes what `first` does not; None if there is none. O(nodes + edges).
 
     As in `differ_only_by_caches`, what the first call made a tensor from counts as that tensor.
     """
-    _, values, known = _of_both(first, origins)
+    _, values, known = _of_both(first, origins, root)
     numbers_of_first = values.numbers.count
     known.of(second)
     new = (node for node, number in known.nodes.items() if number >= numbers_of_first)
     return next((node for node in new if not node.meta.get("is_guard")), None)
 
 
-def _of_both(first: Graph, origins: _Origins) -> tuple[list[int], _Values, _Values]:
+def _of_both(first: Graph, origins: _Origins, root: nn.Module) -> tuple[list[int], _Values, _Values]:
     """Return the numbers of the steps of `first`, those of its values, and what numbers a second graph like it."""
     values = _Values(_Numbers())
     steps = values.of(first)
+    memory = MemoryGroups(first, Effects(first, root))
+    written = {group for node in first.nodes for group in memory.written_by(node)}
+    values.numbers.forget_conversions({values.number_of(node) for node in first.nodes if memory.of(node) in written})
     of_origins = {key: values.of_origin(origin) for key, origin in origins.items()}
     return steps, values, _Values(values.numbers, of_origins, values.nodes)
 
 
-def keeps_drawn_numbers(first: Graph, second: Graph, origins: _Origins, root: nn.Module) -> bool:
+def keeps_drawn_numbers(
+    first: Graph, second: Graph, origins: _Origins, root: nn.Module, *, knows_dynamic_shapes: bool = False
+) -> bool:
     """Say whether `second` uses random numbers that the first call has drawn: a graph would draw them anew.
 
-    `root` has the modules that the graphs call. O(nodes + edges).
+    `root` has the modules that the graphs call. `knows_dynamic_shapes` says that calls are marked whose results have
+    shapes that follow from values: `torch.arange(n, device=x.device)` uses nothing of x that is drawn then.
+    O(nodes + edges).
     """
     used: set[Node] = set()
     for node in second.nodes:
@@ -75,7 +87,27 @@ def keeps_drawn_numbers(first: Graph, second: Graph, origins: _Origins, root: nn
             elif isinstance(leaf, Node) and leaf.graph is first:
                 used.add(leaf)
     effects = Effects(first, root)
-    return any(effects.of(node).is_random for node in with_ancestors(used, of_values=True))
+    sources = _made_from(used, first) if knows_dynamic_shapes else with_ancestors(used)
+    return any(effects.of(node).is_random for node in sources)
+
+
+def _made_from(nodes: Iterable[Node], graph: Graph) -> set[Node]:
+    """Return nodes and those of `graph` whose values they are made from, or whose form where that follows from values.
+
+    `torch.ones_like(x.nonzero())` takes the form alone, which follows from values of x.
+    """
+    is_dynamic: set[Node] = set()
+    for node in graph.nodes:
+        if node.meta.get("has_dynamic_shape") or not is_dynamic.isdisjoint(node.all_input_nodes):
+            is_dynamic.add(node)
+    found: set[Node] = set()
+    pending = list(nodes)
+    while pending:
+        node = pending.pop()
+        if node not in found:
+            found.add(node)
+            pending += sources_of_values(node) + [each for each in node.all_input_nodes if each in is_dynamic]
+    return found
 
 
 class _Numbers:
@@ -94,6 +126,11 @@ class _Numbers:
     def of(self, call: Any) -> int:
         """Return the number of the value of a call, a new one if there is none yet."""
         return self._by_call.setdefault(call, self.count)
+
+    def forget_conversions(self, numbers: Collection[int]) -> None:
+        """Forget that values are conversions, because something writes into them: converted again, they are others."""
+        for number in numbers:
+            self._conversions.pop(number, None)
 
     def of_conversion(self, call: Any, converted: int | None, conversion: Any) -> int:
         """Return the number of `call`, which is that of `converted` if that was made by the same conversion.
@@ -160,7 +197,7 @@ class _Values:
     def _number(self, node: Node) -> int:
         args, kwargs = self._key(node.args), self._key(node.kwargs)
         how = node.op, identity_of(node.target)
-        if facts_of_call(node).converts and args:
+        if args and _converts(node):
             is_numbered, converted = args[0][0] == 0, args[0][1]
             conversion = (*how, args[1:], kwargs)
             return self.numbers.of_conversion((*how, args, kwargs), converted if is_numbered else None, conversion)
@@ -179,6 +216,12 @@ class _Values:
         if isinstance(value, slice):
             return 2, self._key(value.start), self._key(value.stop), self._key(value.step)
         return type(value).__name__, identity_of(value)
+
+
+def _converts(node: Node) -> bool:
+    """Say whether a node calls a conversion of torch: operators of other libraries may have the name of one."""
+    is_of_library = node.op == "call_function" and qualified_name(node.target).startswith("torch.ops.")
+    return facts_of_call(node).converts and not is_of_library
 
 
 def identity_of(value: Any) -> Any:

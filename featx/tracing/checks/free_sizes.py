@@ -109,21 +109,29 @@ def _tensors(trace: ExampleTrace, args: tuple[Any, ...], kwargs: Mapping[str, An
 
 
 def _check_kind_of_device(trace: ExampleTrace, inputs: list[_Input]) -> None:
-    """Add a check that the first input is on a device of the same kind, if code asks for it somewhere.
+    """Add checks that inputs are on a device of the same kind, if code asks for it somewhere.
 
     Reads of `x.device.type` in one expression are checked where they are. A device that is kept in a variable, or
     passed on, is an object of torch, which tells nobody what it is asked.
     """
-    placed = next(((node, path, tensor) for _, (node, path), tensor in inputs if not path), None)
-    if placed is None or not any(map(asks_for_kind_of_device, trace.codes_that_ran())):
+    if not inputs or not any(map(asks_for_kind_of_device, trace.codes_that_ran())):
         return
-    node, _, tensor = placed
     graph = trace.graph
     with graph.inserting_before(_first_of_forward(graph)):
-        kind = graph.call_function(getattr, (graph.call_function(getattr, (node, "device")), "type"))
-        what = "the kind of device of the inputs, for which the model's code asks"
-        check = graph.call_function(check_decision, (kind, tensor.device.type, what))
-        check.meta["is_guard"] = True
+        for name, place, tensor in inputs:
+            device = graph.call_function(getattr, (_node_at(graph, place), "device"))
+            kind = graph.call_function(getattr, (device, "type"))
+            what = f"the kind of device of input '{name}', for which the model's code asks"
+            check = graph.call_function(check_decision, (kind, tensor.device.type, what))
+            check.meta["is_guard"] = True
+
+
+def _node_at(graph: Graph, place: tuple[Node, Path]) -> Node:
+    """Return a node of what is at a place in an input, a new one inside of a container."""
+    node, path = place
+    for function, key in path:
+        node = graph.call_function(function, (node, key))
+    return node
 
 
 def _first_of_forward(graph: Graph) -> Node:
@@ -134,7 +142,7 @@ def _first_of_forward(graph: Graph) -> Node:
 def _check_inputs(trace: ExampleTrace, inputs: list[_Input], known: Mapping[Dim, Outcome], way_out: str) -> None:
     graph = trace.graph
     with graph.inserting_before(_first_of_forward(graph)):
-        for name, (placeholder, path), tensor in inputs:
+        for name, place, tensor in inputs:
             checks: list[tuple[Any, ...]] = []
             if trace.numbers.shapes_were_read:
                 checks.append((check_rank, tensor.dim(), f"input '{name}'"))
@@ -145,9 +153,7 @@ def _check_inputs(trace: ExampleTrace, inputs: list[_Input], known: Mapping[Dim,
                 expected = None if reason == NOT_EMPTY else size
                 what = f"input '{name}' is {reason}{way_out if reason.is_refusal else ''}"
                 checks.append((check_size, dim, expected, what))
-            node = placeholder
-            for function, key in path if checks else ():
-                node = graph.call_function(function, (node, key))
+            node = _node_at(graph, place) if checks else None
             for function, *arguments in checks:
                 check = graph.call_function(function, (node, *arguments))
                 check.meta["is_guard"] = True

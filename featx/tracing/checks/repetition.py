@@ -186,15 +186,16 @@ def _check_traces(request: TraceRequest, trace: ExampleTrace, *, checked: Exampl
             raise TraceError(
                 f"cannot trace {name}: {trace.checks.kept_input_message}, and runs other operations in the next call"
             )
-        if keeps_drawn_numbers(trace.graph, second.graph, trace.origins(), trace.replica.root):
+        root, is_marked = trace.replica.root, not trace.is_real
+        if keeps_drawn_numbers(trace.graph, second.graph, trace.origins(), root, knows_dynamic_shapes=is_marked):
             raise TraceError(
                 f"cannot trace {name}: forward draws random numbers in its first call and keeps them for later calls, "
                 "and a graph would draw them anew. To go on, draw them in __init__, and keep them in a buffer."
             )
         wanted = request.find_requested(trace.graph, "") if request.find_requested else ()
-        is_cached = differ_only_by_caches(trace.graph, second.graph, trace.origins(), wanted)
+        is_cached = differ_only_by_caches(trace.graph, second.graph, trace.origins(), root, wanted)
         if not is_cached:
-            if wanted and differ_only_by_caches(trace.graph, second.graph, trace.origins()):
+            if wanted and differ_only_by_caches(trace.graph, second.graph, trace.origins(), root):
                 _refuse_values_of_first_call(name, second.graph, wanted)
             path = _module_that_differs(trace, second)
             _keep_whole_if_possible(
@@ -271,7 +272,7 @@ def _check_identity(request: TraceRequest, trace: ExampleTrace, second: ExampleT
 
 def _module_that_differs(first: ExampleTrace, second: ExampleTrace) -> str:
     """Return the path of the innermost module in which the graphs begin to differ, other than by caches, or ""."""
-    node = first_new_value(first.graph, second.graph, first.origins())
+    node = first_new_value(first.graph, second.graph, first.origins(), first.replica.root)
     if node is None or node.op == "output":
         pair = first_difference(first.graph, second.graph) or ()
         node = next((node for node in pair if node.op != "output"), None)

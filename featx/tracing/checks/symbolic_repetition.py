@@ -82,7 +82,7 @@ class SymbolicRepetition:
 
     def _only_fills_caches(self, graph: Graph, again: Graph) -> bool:
         root = self._replica.root
-        return differ_only_by_caches(graph, again, {}) and not keeps_drawn_numbers(graph, again, {}, root)
+        return differ_only_by_caches(graph, again, {}, root) and not keeps_drawn_numbers(graph, again, {}, root)
 
     def end(self) -> None:
         """Put back what the calls have changed in the model's Python files."""

@@ -98,9 +98,13 @@ def disguise_as_zero(number: int | float) -> int | float:
     return type(number)(0)
 
 
-def disguise_as_negative(number: int | float) -> int | float:
-    """Disguise a number as -1, for which every slice of a list is another one than for a large number, or fails."""
-    return type(number)(-1)
+def small_disguises(has_negative: bool) -> tuple[Disguise, ...]:
+    """Return the disguises that show C code a small number, for which it may do something else than for a larger one.
+
+    `items[:n]` is empty for 0. `items[-n:]` is whole for 0, as for a large number: where a trace `has_negative`
+    numbers, 1 is shown too.
+    """
+    return (disguise_as_zero, disguise_as_one) if has_negative else (disguise_as_zero,)
 
 
 class _Nowhere:

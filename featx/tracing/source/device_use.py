@@ -17,13 +17,14 @@ def asks_for_kind_of_device(code: CodeType) -> bool:
     """Say whether `code`, or code inside it, asks of which kind a device is: `device.type`, `device == "cpu"`,
     `"cuda" in str(device)`.
 
-    A device is what has "device" in its name: `x.device`, `self.device`, `input_device`. Code of torch does not count.
+    A device is what has "device" in its name, or the name `dev`: `x.device`, `input_device`. Code of torch does not
+    count.
     Without source: wherever it reads an attribute `type` at all.
     """
     if is_library_code(code):
         return False
     names = {name for each in codes_in(code) for name in (*each.co_names, *each.co_varnames)}
-    if not any("device" in name for name in names):
+    if not any(map(_is_name_of_device, names)):
         return False
     source = source_of(code)
     definition = None if source is None else source.function_of(code)
@@ -47,4 +48,8 @@ def _asks(node: ast.AST, parent: ast.AST | None) -> bool:
 
 def _is_device(node: ast.expr) -> bool:
     name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
-    return "device" in name
+    return _is_name_of_device(name)
+
+
+def _is_name_of_device(name: str) -> bool:
+    return "device" in name or name == "dev"
