@@ -73,12 +73,10 @@ def check_exact(record: Record) -> None:
     Eval mode, on the CPU. Weights are those of the model's own initialization and some noise, from a fixed seed, so
     that nothing that starts as zero hides a difference.
     """
-    model, example = _build(record)
-    record.parameters = _count(model)
-    _shake(model)
-    names = _list_names(record, model, example)
-    if names is None or example is None:
+    prepared = _prepared(record)
+    if prepared is None:
         return
+    model, example, names = prepared
     untouched = _Untouched(copy.deepcopy(model))
     inputs: Inputs = (example.args, example.kwargs)
     try:
@@ -113,12 +111,10 @@ def check_gpu(record: Record) -> None:
     model that is on the GPU; see `GPU_WAYS`.
     """
     torch.backends.cudnn.deterministic = True
-    model, example = _build(record)
-    record.parameters = _count(model)
-    _shake(model)
-    names = _list_names(record, model, example)
-    if names is None or example is None:
+    prepared = _prepared(record)
+    if prepared is None:
         return
+    model, example, names = prepared
     untouched = _Untouched(copy.deepcopy(model).to("cuda"))
     args, kwargs = tree_map_only(torch.Tensor, lambda leaf: leaf.to("cuda"), (example.args, example.kwargs))
     there = replace(example, args=args, kwargs=kwargs)
@@ -138,6 +134,15 @@ def check_gpu(record: Record) -> None:
         )
         for what, problem in zip(_MADE, problems, strict=True):
             record.modes[f"{way}, {what}"] = _outcome(problem, what)
+
+
+def _prepared(record: Record) -> tuple[nn.Module, Example, tuple[list[str], list[str]]] | None:
+    """Return the model with shaken weights, its example, and its names in both modes; None if it has none of these."""
+    model, example = _build(record)
+    record.parameters = _count(model)
+    _shake(model)
+    names = _list_names(record, model, example)
+    return None if names is None or example is None else (model, example, names)
 
 
 def _build(record: Record) -> tuple[nn.Module, Example | None]:

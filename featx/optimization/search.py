@@ -112,7 +112,7 @@ class Search:
     def _try_formats(self) -> None:
         start = self._fastest.recipe
         has_maps = any(parameter.dim() == 4 for parameter in self._extractor.parameters())
-        if not self._is_on_gpu and is_available() and self._has(nn.Linear):
+        if self._is_on_cpu and is_available() and self._has(nn.Linear):
             self._try(replace(start, onednn=True))
         for dtype in (None, "bfloat16", "float16"):
             for channels_last in (True, False) if has_maps else (False,):
@@ -122,6 +122,10 @@ class Search:
                     self._try(replace(self._fastest.recipe, channels_last=True))
         if self._int8:
             self._try(replace(start, int8=True))
+
+    @property
+    def _is_on_cpu(self) -> bool:
+        return device_of(self._extractor).type == "cpu"
 
     @property
     def _is_on_gpu(self) -> bool:
@@ -159,7 +163,7 @@ class Search:
 
     def _try_parts(self) -> None:
         recipe, threads = self._fastest.recipe, torch.get_num_threads()
-        if device_of(self._extractor).type == "cpu":
+        if self._is_on_cpu:
             for number in sorted({1, threads // 2} - {0, threads}, reverse=True):
                 self._try(replace(recipe, threads=number))
         leaves = tree_leaves((self._example.args, self._example.kwargs))

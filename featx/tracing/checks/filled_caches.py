@@ -100,14 +100,11 @@ def _made_from(nodes: Iterable[Node], graph: Graph) -> set[Node]:
     for node in graph.nodes:
         if node.meta.get("has_dynamic_shape") or not is_dynamic.isdisjoint(node.all_input_nodes):
             is_dynamic.add(node)
-    found: set[Node] = set()
-    pending = list(nodes)
-    while pending:
-        node = pending.pop()
-        if node not in found:
-            found.add(node)
-            pending += sources_of_values(node) + [each for each in node.all_input_nodes if each in is_dynamic]
-    return found
+
+    def sources_of(node: Node) -> list[Node]:
+        return sources_of_values(node) + [each for each in node.all_input_nodes if each in is_dynamic]
+
+    return with_ancestors(nodes, sources_of)
 
 
 class _Numbers:
@@ -197,7 +194,7 @@ class _Values:
     def _number(self, node: Node) -> int:
         args, kwargs = self._key(node.args), self._key(node.kwargs)
         how = node.op, identity_of(node.target)
-        if args and _converts(node):
+        if _converts(node):
             is_numbered, converted = args[0][0] == 0, args[0][1]
             conversion = (*how, args[1:], kwargs)
             return self.numbers.of_conversion((*how, args, kwargs), converted if is_numbered else None, conversion)
@@ -219,7 +216,9 @@ class _Values:
 
 
 def _converts(node: Node) -> bool:
-    """Say whether a node calls a conversion of torch: operators of other libraries may have the name of one."""
+    """Say whether a node calls a conversion of torch on a tensor: operators of other libraries may have its name."""
+    if not node.args or not isinstance(node.args[0], (Node, torch.Tensor)):
+        return False
     is_of_library = node.op == "call_function" and qualified_name(node.target).startswith("torch.ops.")
     return facts_of_call(node).converts and not is_of_library
 
