@@ -16,7 +16,7 @@ from featx.tracing.example.conditions import Conditions
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.trace_request import TraceRequest
 from featx.tracing.guards.guards import check_decision
-from featx.tracing.guards.scalars import Disguise, disguise_as_larger, small_disguises
+from featx.tracing.guards.scalars import Disguise, disguise_as_larger, disguise_as_zero
 from featx.tracing.recording.lineage import Origin, node_behind
 
 _OF_VALUES = ("item", "tolist")
@@ -26,10 +26,10 @@ _OF_MEMORY = ("stride", "storage_offset")
 def pin_data_dependent_numbers(request: TraceRequest, trace: ExampleTrace) -> None:
     """Add checks that numbers from values are what they were, where the model does something else with other ones.
 
-    Two more runs where there are such numbers, three where some are negative. The graph of `trace` is changed.
+    Two more runs where there are such numbers; nothing else. The graph of `trace` is changed.
     """
     found = _positions(trace)
-    disguises = (disguise_as_larger, *small_disguises(trace.numbers.has_negative))
+    disguises = (disguise_as_larger, disguise_as_zero)  # for which `items[:n]` is whole, and is empty
     if not found or all(_does_the_same(request, trace, frozenset(found), each) for each in disguises):
         return
     for position in found:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from types import FunctionType
 from typing import Any
 
@@ -71,13 +71,12 @@ def _of_both(first: Graph, origins: _Origins, root: nn.Module) -> tuple[list[int
 
 
 def keeps_drawn_numbers(
-    first: Graph, second: Graph, origins: _Origins, root: nn.Module, *, knows_dynamic_shapes: bool = False
+    first: Graph, second: Graph, origins: _Origins, root: nn.Module, *, is_real: bool = True
 ) -> bool:
     """Say whether `second` uses random numbers that the first call has drawn: a graph would draw them anew.
 
-    `root` has the modules that the graphs call. `knows_dynamic_shapes` says that calls are marked whose results have
-    shapes that follow from values: `torch.arange(n, device=x.device)` uses nothing of x that is drawn then.
-    O(nodes + edges).
+    `root` has the modules that the graphs call. Where no shape follows from values, which `first` shows unless it
+    `is_real`, `torch.arange(n, device=x.device)` uses nothing of x that is drawn. O(nodes + edges).
     """
     used: set[Node] = set()
     for node in second.nodes:
@@ -87,24 +86,9 @@ def keeps_drawn_numbers(
             elif isinstance(leaf, Node) and leaf.graph is first:
                 used.add(leaf)
     effects = Effects(first, root)
-    sources = _made_from(used, first) if knows_dynamic_shapes else with_ancestors(used)
+    may_draw_forms = is_real or any(node.meta.get("has_dynamic_shape") for node in first.nodes)
+    sources = with_ancestors(used) if may_draw_forms else with_ancestors(used, sources_of_values)
     return any(effects.of(node).is_random for node in sources)
-
-
-def _made_from(nodes: Iterable[Node], graph: Graph) -> set[Node]:
-    """Return nodes and those of `graph` whose values they are made from, or whose form where that follows from values.
-
-    `torch.ones_like(x.nonzero())` takes the form alone, which follows from values of x.
-    """
-    is_dynamic: set[Node] = set()
-    for node in graph.nodes:
-        if node.meta.get("has_dynamic_shape") or not is_dynamic.isdisjoint(node.all_input_nodes):
-            is_dynamic.add(node)
-
-    def sources_of(node: Node) -> list[Node]:
-        return sources_of_values(node) + [each for each in node.all_input_nodes if each in is_dynamic]
-
-    return with_ancestors(nodes, sources_of)
 
 
 class _Numbers:

@@ -186,8 +186,8 @@ def _check_traces(request: TraceRequest, trace: ExampleTrace, *, checked: Exampl
             raise TraceError(
                 f"cannot trace {name}: {trace.checks.kept_input_message}, and runs other operations in the next call"
             )
-        root, is_marked = trace.replica.root, not trace.is_real
-        if keeps_drawn_numbers(trace.graph, second.graph, trace.origins(), root, knows_dynamic_shapes=is_marked):
+        root = trace.replica.root
+        if keeps_drawn_numbers(trace.graph, second.graph, trace.origins(), root, is_real=trace.is_real):
             raise TraceError(
                 f"cannot trace {name}: forward draws random numbers in its first call and keeps them for later calls, "
                 "and a graph would draw them anew. To go on, draw them in __init__, and keep them in a buffer."

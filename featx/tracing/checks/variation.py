@@ -31,7 +31,7 @@ from featx.tracing.checks.same_needed import does_what_is_needed
 from featx.tracing.example.conditions import Conditions
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.trace_request import TraceRequest
-from featx.tracing.guards.scalars import Disguise, disguise_as_larger, disguise_as_one, small_disguises
+from featx.tracing.guards.scalars import Disguise, disguise_as_larger, disguise_as_one, disguise_as_zero
 from featx.tracing.objects.structure import Path, copy_structure
 from featx.tracing.signals import Diverged, NeedsRealValues, ThreadInterference
 from featx.tracing.stand_ins.stand_ins import keeps_values
@@ -93,7 +93,7 @@ class Variation:
         known = {group: NOT_ASKED for group in groups if not self._may_try(group)}
         groups, likely = ([group for group in each if group not in known] for each in (groups, likely))
         if self._trace.is_real and not self._request.tracer.runs_sizes_for_real:
-            disguises = (disguise_as_larger, *self._small_disguises())
+            disguises = (disguise_as_larger, disguise_as_zero)
             are_free = all(self._outcome_without_values(likely, disguise) == FREE for disguise in disguises)
             known.update({group: FREE if are_free and group in likely else NOT_ALONE for group in groups})
             return {dim: outcome for group, outcome in known.items() for dim in group.dims}
@@ -115,7 +115,7 @@ class Variation:
                 del known[group]
         self._try_together(known)
         free = [group for group, outcome in known.items() if outcome in (FREE, TOGETHER)]
-        if free and any(self._outcome(free, disguise=disguise) != FREE for disguise in self._small_disguises()):
+        if free and self._outcome(free, disguise=disguise_as_zero) != FREE:
             known.update({group: self._if_small(group, known[group]) for group in free})
         self.free_groups = [group for group, outcome in known.items() if outcome.is_free]
         return {dim: outcome for group, outcome in known.items() for dim in group.dims}
@@ -169,12 +169,9 @@ class Variation:
 
     def _if_small(self, group: Group, outcome: Outcome) -> Outcome:
         # C code answers `2.0 * n > 30` and `items[:n]`, perhaps otherwise for a small n.
-        if all(self._outcome([group], disguise=disguise) == FREE for disguise in self._small_disguises()):
+        if self._outcome([group], disguise=disguise_as_zero) == FREE:
             return outcome
         return NOT_EMPTY if self._outcome([group], disguise=disguise_as_one) == FREE else CHANGED
-
-    def _small_disguises(self) -> tuple[Disguise, ...]:
-        return small_disguises(self._trace.numbers.has_negative)
 
     def _free_if(self, group: Group, reason: Outcome, other: OtherSize) -> Outcome:
         self._sizes[group] = other

@@ -98,15 +98,6 @@ def disguise_as_zero(number: int | float) -> int | float:
     return type(number)(0)
 
 
-def small_disguises(has_negative: bool) -> tuple[Disguise, ...]:
-    """Return the disguises that show C code a small number, for which it may do something else than for a larger one.
-
-    `items[:n]` is empty for 0. `items[-n:]` is whole for 0, as for a large number: where a trace `has_negative`
-    numbers, 1 is shown too.
-    """
-    return (disguise_as_zero, disguise_as_one) if has_negative else (disguise_as_zero,)
-
-
 class _Nowhere:
     """The trace of a number that belongs to no trace: one that code made by calling the class of a traced one."""
 

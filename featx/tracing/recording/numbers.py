@@ -54,7 +54,6 @@ class Numbers:
         disguised: the positions of further numbers that are disguised.
         sizes_were_read: whether Python has seen a size, so that it may have made something of it that no node shows.
         shapes_were_read: whether it has seen a whole shape, of which Python may count the dimensions unobserved.
-        has_negative: whether arithmetic has given a negative number, which C code may count from the end of a list.
         ties: for each call of `min` or `max` on sizes, whether several of them were the extreme.
         expected_ties: those of the earlier trace.
         converting: the globals in which calls of `int`, `float` and `len` are followed.
@@ -77,7 +76,6 @@ class Numbers:
         self._values_by_earlier: dict[int | float, dict[int | float, int]] = {}
         self.sizes_were_read = False
         self.shapes_were_read = False
-        self.has_negative = False
         self.ties: list[bool] = []
         self.expected_ties: list[bool] = []
         self.converting: list[dict[str, Any]] = []
@@ -178,7 +176,6 @@ class Numbers:
         self._guard_divisor(function, args)
         arguments = self._recorder.create_args(args)
         node = self._recorder.add_node("call_function", function, arguments, {}, None, None)
-        self.has_negative = self.has_negative or result < 0
         return traced_number(result, node, self, self.disguise(result) if _holds_disguised(args) else None)
 
     def _guard_divisor(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
