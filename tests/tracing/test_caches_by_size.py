@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -20,6 +20,17 @@ Build = Callable[[Any, Any, Any], torch.Tensor]
 
 def ramp(h: int, w: int) -> torch.Tensor:
     return torch.arange(h * w).reshape(h, w) / (h + w)
+
+
+def caching(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A decorator that keeps the cached function in a closure, as that of transformers does (DETR)."""
+    cached = functools.lru_cache(maxsize=1)(function)
+
+    @functools.wraps(function)
+    def wrapper(*args: Any) -> Any:
+        return cached(*args)
+
+    return wrapper
 
 
 class Keeping(nn.Module):
@@ -40,6 +51,15 @@ class Keeping(nn.Module):
 
     @functools.lru_cache(maxsize=8)  # noqa: B019 - as people write it
     def cached(self, h: int, w: int) -> torch.Tensor:
+        return ramp(h, w)
+
+    @caching
+    def cached_in_a_closure(self, h: int, w: int) -> torch.Tensor:
+        return ramp(h, w)
+
+    @staticmethod
+    @caching
+    def cached_without_self(h: int, w: int) -> torch.Tensor:
         return ramp(h, w)
 
 
@@ -81,6 +101,14 @@ def by_cached_method(model: Any, h: int, w: int) -> torch.Tensor:
     return model.cached(h, w)
 
 
+def by_method_with_a_decorator(model: Any, h: int, w: int) -> torch.Tensor:
+    return model.cached_in_a_closure(h, w)
+
+
+def by_static_method_with_a_decorator(model: Any, h: int, w: int) -> torch.Tensor:
+    return model.cached_without_self(h, w)
+
+
 def where_the_height_differs(model: Any, h: int, w: int) -> torch.Tensor:
     if model.height != h or model.table is None or model.table.shape[1] != w:
         model.height, model.table = h, ramp(h, w)
@@ -88,7 +116,8 @@ def where_the_height_differs(model: Any, h: int, w: int) -> torch.Tensor:
 
 
 BY_SIZE: list[Build] = [
-    by_tuple, by_tuple_of_new_reads, by_text, by_joined_text, by_product, by_cached_method, where_the_height_differs,
+    by_tuple, by_tuple_of_new_reads, by_text, by_joined_text, by_product, by_cached_method, by_method_with_a_decorator,
+    by_static_method_with_a_decorator, where_the_height_differs,
 ]  # fmt: skip
 SHAPES = [(2, 3, 8, 10), (1, 3, 8, 10), (2, 3, 8, 12), (2, 3, 12, 10), (2, 3, 10, 8), (3, 3, 16, 16), (2, 3, 3, 5)]
 
@@ -102,6 +131,16 @@ def test_sizes_that_are_keys_of_a_cache_alone_are_free(find: Build) -> None:
     for shape in SHAPES * 2:
         x = torch.rand(shape)
         assert same(extractor(x)["out"], model(x))
+
+
+def test_closures_of_a_decorator_hold_what_they_held() -> None:
+    model = Keeping(by_static_method_with_a_decorator).eval()
+    (cell,) = cast(Any, Keeping.cached_without_self).__closure__
+    before = cell.cell_contents
+    before.cache_clear()
+    featx.create_feature_extractor(model, ["out"], example_inputs=torch.rand(SHAPES[0]))
+    assert cell.cell_contents is before
+    assert before.cache_info().currsize == 0
 
 
 def for_the_first_size(model: Any, h: int, w: int) -> torch.Tensor:

@@ -20,10 +20,12 @@ import torch
 from featx.libraries import is_logging
 from featx.rebuilding import contents_of_cell
 from featx.tracing.file_globals.holders import ContextValue, Holder, Variable
+from featx.tracing.file_globals.pass_through import ClosureVariable, Place
 from featx.tracing.guards.scalars import TracedNumber
 from featx.tracing.nodes.proxy import Proxy
 from featx.tracing.objects.containers import containers_in
 from featx.tracing.objects.plain_objects import has_defaults
+from featx.tracing.objects.replaced_globals import original_of
 from featx.tree import tensors_in
 
 _CACHED = functools._lru_cache_wrapper
@@ -45,6 +47,8 @@ class Caches:
         found = _Names(namespaces, kinds)
         # The ids of the globals and classes.
         self.namespaces = found.namespaces
+        # Closures in which a decorator keeps a cached function.
+        self.closures = found.closures
         self._functions = {id(each): (each, each.cache_info().misses) for each in found.cached}
         self.holders = [*map(Holder, found.owners), *map(Variable, found.variables)]
         # What calls have left of their tensors, in which holder, and the ids of those tensors.
@@ -131,7 +135,8 @@ class _Names:
         namespaces: the ids of the globals, and of the members of the classes of modules.
         owners: the globals, those classes, and the other classes in the files that have values.
         cached: cached functions.
-        variables: those of closures, by name.
+        closures: the variables of closures that hold one, with their names.
+        variables: other variables of closures, by name.
         values: what is neither a function nor a class.
     """
 
@@ -139,6 +144,7 @@ class _Names:
         self.namespaces: set[int] = set()
         self.owners: list[Any] = []
         self.cached: list[Any] = []
+        self.closures: list[Place] = []
         self.variables: list[tuple[str, CellType]] = []
         self.values: list[Any] = []
         self._functions: list[FunctionType] = []
@@ -174,7 +180,13 @@ class _Names:
 
     def _note_held(self, function: FunctionType) -> None:
         cells = function.__closure__ or ()
-        self.variables += zip(function.__code__.co_freevars, cells, strict=True)
+        for name, cell in zip(function.__code__.co_freevars, cells, strict=True):
+            value = original_of(contents_of_cell(cell))
+            if isinstance(value, _CACHED) and not is_logging(value):
+                self.cached.append(value)
+                self.closures.append((ClosureVariable(cell), name))
+            else:
+                self.variables.append((name, cell))
         self.values += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
         if function.__dict__ or function.__name__ in function.__code__.co_names:  # it may set attributes of its own
             self.values.append(function.__dict__)

@@ -1,4 +1,4 @@
-"""Pass-throughs, which replace functions in the globals of Python modules during a trace."""
+"""Pass-throughs, which replace functions in the globals of Python modules and in closures during a trace."""
 
 from __future__ import annotations
 
@@ -7,18 +7,40 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 from functools import partial
 from threading import get_ident
-from types import BuiltinMethodType, MethodType
+from types import BuiltinMethodType, CellType, MethodType
 from typing import Any
 
 import torch
 
+from featx.rebuilding import contents_of_cell
 from featx.tracing.environment.autocast_state import AUTOCAST_QUERIES
 from featx.tracing.nodes.proxy import find_proxy
 from featx.tracing.objects.replaced_globals import ReplacedGlobal, original_of
 
 CallHandler = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+
+
+class ClosureVariable:
+    """A variable of a closure, as a namespace in which it is the only name."""
+
+    def __init__(self, cell: CellType) -> None:
+        self._cell = cell
+
+    def __contains__(self, name: str) -> bool:
+        return True
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._cell.cell_contents = value
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return its value, or `default` where it has none."""
+        return contents_of_cell(self._cell, default)
+
+
 # A name in a namespace.
 GlobalName = tuple[dict[str, Any], str]
+# A variable that a pass-through may replace: in a namespace, or of a closure.
+Place = tuple[dict[str, Any] | ClosureVariable, str]
 
 
 class _PassThrough(ReplacedGlobal):
@@ -143,11 +165,11 @@ class PassThroughs:
     time, one may find out at the end that its own were not there all the time; it traces again then.
     """
 
-    def __init__(self, places: Iterable[GlobalName]) -> None:
+    def __init__(self, places: Iterable[Place]) -> None:
         self._places = list(places)
         self._made: dict[tuple[int, str], _PassThrough] = {}
         self._thread = 0
-        self._installed: list[tuple[dict[str, Any], str, _PassThrough, bool, CallHandler | None]] = []
+        self._installed: list[tuple[dict[str, Any] | ClosureVariable, str, _PassThrough, bool, CallHandler | None]] = []
 
     def install(
         self, refuse_draw: CallHandler, record: CallHandler | None = None, more: Iterable[GlobalName] = ()
@@ -175,7 +197,7 @@ class PassThroughs:
             if not is_there:
                 namespace[name] = entry
 
-    def _entry_for(self, namespace: dict[str, Any], name: str, function: Any) -> _PassThrough:
+    def _entry_for(self, namespace: dict[str, Any] | ClosureVariable, name: str, function: Any) -> _PassThrough:
         key = (id(namespace), name)
         made = self._made.get(key)
         if made is None or made.function is not function:
@@ -194,7 +216,7 @@ class PassThroughs:
                 continue
             entry.handlers.pop(self._thread, None)
             if not entry.handlers and namespace.get(name) is entry:
-                if entry.was_global:
+                if entry.was_global or isinstance(namespace, ClosureVariable):
                     namespace[name] = entry.function
                 else:
                     namespace.pop(name, None)

@@ -92,8 +92,8 @@ class ModelContext:
         # Caches that earlier calls of the model have filled, by path and name, with what replicas have in their place.
         # None as long as that is not known.
         self.caches_before: Mapping[tuple[str, str], Any] | None = None
-        self.passing = PassThroughs(places)
         self.caches = Caches(self.namespaces, self.kinds)
+        self.passing = PassThroughs([*places, *self.caches.closures])
         self._outer_values: OuterValues | None = None
 
     @functools.cached_property
