@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -71,6 +72,29 @@ class ByRatio(Layers):
         return x
 
 
+class BetweenItems(Layers):
+    def forward(self, x: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
+        first, last = bounds.tolist()
+        for layer in self.layers[first:last]:
+            x = layer(x)
+        return self.head(x)
+
+
+class BetweenItemsInReverse(Layers):
+    def forward(self, x: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
+        last, first = bounds.tolist()
+        for layer in itertools.islice(self.layers, first, max(last, first)):
+            x = layer(x)
+        return self.head(x)
+
+
+class BetweenSizes(Layers):
+    def forward(self, x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers[x.shape[0] : like.shape[0]]:
+            x = layer(x)
+        return self.head(x)
+
+
 def rows(count: int) -> torch.Tensor:
     return torch.rand(count, 4, generator=torch.Generator().manual_seed(count))
 
@@ -78,10 +102,14 @@ def rows(count: int) -> torch.Tensor:
 BY_DEPTH = [(rows(2), torch.tensor(depth)) for depth in (1, 2, 3, 5)]
 BY_ROWS = [(rows(count),) for count in (1, 2, 3, 5)]
 BY_RATIO = [(rows(2), rows(count)) for count in (2, 4, 8)]
+BY_BOUNDS = [(rows(2), torch.tensor(bounds)) for bounds in ([2, 1], [1, 1], [1, 2], [0, 2])]
+BY_SIZES = [(rows(first), rows(last)) for first, last in ((2, 1), (1, 1), (1, 2), (1, 3))]
 CASES = {
     "an input": (ByInput, BY_DEPTH), "the last ones": (ByItem, BY_DEPTH), "a size": (BySize, BY_ROWS),
     "the last ones of a size": (ByLastOnes, BY_ROWS), "a list repeated": (ByRepeating, BY_ROWS),
     "values in a list": (OfList, BY_ROWS), "a ratio": (ByRatio, BY_RATIO),
+    "between items": (BetweenItems, BY_BOUNDS), "between items, last first": (BetweenItemsInReverse, BY_BOUNDS),
+    "between sizes": (BetweenSizes, BY_SIZES),
 }  # fmt: skip
 
 
@@ -106,7 +134,7 @@ def test_another_number_is_right_or_refused(name: str, example: int, how: str) -
     if how == "trace":
         module: Any = featx.trace(model, *given)
     else:
-        if how == "the list" and "list" not in name and (name, example) != ("a ratio", 0):  # there no layer runs
+        if how == "the list" and "list" not in name and run(model, given)[1]:
             names = ["layers"]
         adaptive = True if how == "adaptive" else None
         module = featx.create_feature_extractor(model, names, example_inputs=given, adaptive=adaptive)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import collections
+import math
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -93,3 +97,133 @@ def test_number_that_only_torch_reads_stays_free() -> None:
     extractor = featx.create_feature_extractor(Followed(), ["add"], example_inputs=FIRST)
     for x in (FIRST, THIRD * 3, TWO):
         assert torch.equal(extractor(x)["add"], Followed()(x))
+
+
+class Grouped(nn.Module):
+    """Multiplies by a number that depends on which labels are equal."""
+
+    def __init__(self, count: Callable[[list[Any]], int]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.count = count
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) * self.count(labels.tolist())
+
+
+class GroupedBySize(Grouped):
+    def forward(self, x: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) * self.count([other.shape[0] for other in others])
+
+
+def in_a_defaultdict(labels: list[Any]) -> int:
+    groups = collections.defaultdict[Any, list[int]](list)
+    for place, label in enumerate(labels):
+        groups[label].append(place)
+    return max(map(len, groups.values()))
+
+
+def by_setdefault(labels: list[Any]) -> int:
+    groups: dict[Any, list[int]] = {}
+    for place, label in enumerate(labels):
+        groups.setdefault(label, []).append(place)
+    return len(groups)
+
+
+def by_get(labels: list[Any]) -> int:
+    counts: dict[Any, int] = {}
+    for label in labels:
+        counts[label] = counts.get(label, 0) + 1
+    return max(counts.values())
+
+
+def by_membership(labels: list[Any]) -> int:
+    counts: dict[Any, int] = {}
+    for label in labels:
+        if label not in counts:
+            counts[label] = 0
+        counts[label] += 1
+    return max(counts.values())
+
+
+def by_set(labels: list[Any]) -> int:
+    return len(set(labels))
+
+
+LABELS = [[1, 3, 2], [2, 2, 3], [3, 3, 3], [5, 6, 7]]
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+@pytest.mark.parametrize("kind", [Grouped, GroupedBySize])
+@pytest.mark.parametrize("count", [in_a_defaultdict, by_setdefault, by_get, by_membership, by_set])
+def test_labels_that_are_equal_or_not_are_checked(
+    count: Callable[[list[Any]], int], kind: type[Grouped], adaptive: bool
+) -> None:
+    model = kind(count).eval()
+    cases = [
+        [FIRST, torch.tensor(labels)] if kind is Grouped else [FIRST, *(torch.rand(label, 2) for label in labels)]
+        for labels in LABELS
+    ]
+    extractor = featx.create_feature_extractor(model, ["mul"], example_inputs=tuple(cases[0]), adaptive=adaptive)
+    for inputs in cases:
+        if adaptive or inputs is cases[0]:
+            assert torch.equal(extractor(*inputs)["mul"], model(*inputs))
+        elif model.count(case_of(inputs)) != model.count(case_of(cases[0])):
+            with pytest.raises(featx.SpecializationError):
+                extractor(*inputs)
+
+
+def case_of(inputs: list[torch.Tensor]) -> list[Any]:
+    return inputs[1].tolist() if len(inputs) == 2 else [each.shape[0] for each in inputs[1:]]
+
+
+class Finite(nn.Module):
+    """Goes another way where the mean is no number, as code that guards against that does."""
+
+    def __init__(self, is_other: Callable[[float], Any]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.is_other = is_other
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        return y.nan_to_num() * 2 if self.is_other(x.mean().item()) else y + 1
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize(
+    "is_other",
+    [
+        math.isnan, lambda mean: not math.isfinite(mean), math.isinf, np.isnan, lambda mean: mean != mean,
+        lambda mean: math.isclose(mean, 0.25), lambda mean: math.modf(mean)[0] == 0.25,
+        lambda mean: math.frexp(mean)[0] == 0.5,
+    ],
+)  # fmt: skip
+def test_what_math_answers_about_a_value_is_checked(
+    is_other: Callable[[float], Any], value: float, adaptive: bool
+) -> None:
+    model = Finite(is_other).eval()
+    extractor = featx.create_feature_extractor(model, ["output"], example_inputs=FIRST, adaptive=adaptive)
+    assert torch.equal(extractor(FIRST)["output"], model(FIRST))
+    x = torch.full((1, 4), value)
+    expected = model(x)
+    if adaptive:
+        torch.testing.assert_close(extractor(x)["output"], expected, rtol=0, atol=0, equal_nan=True)
+        return
+    try:
+        found = extractor(x)["output"]
+    except featx.SpecializationError:
+        return
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def test_parts_of_a_float_are_those_of_each_input() -> None:
+    class Scales(Finite):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x) * math.modf(x.mean().item() * 3)[0]
+
+    model = Scales(math.isnan).eval()
+    extractor = featx.create_feature_extractor(model, ["output"], example_inputs=FIRST, adaptive=True)
+    for x in (FIRST, FIRST * 1.7):
+        assert torch.equal(extractor(x)["output"], model(x))

@@ -9,6 +9,8 @@ same inputs, with other numbers in their place.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.tracing.checks.same_needed import does_what_is_needed
@@ -16,7 +18,13 @@ from featx.tracing.example.conditions import Conditions
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.trace_request import TraceRequest
 from featx.tracing.guards.guards import check_decision
-from featx.tracing.guards.scalars import Disguise, disguise_as_larger, disguise_as_zero
+from featx.tracing.guards.scalars import (
+    Disguise,
+    disguise_as_larger,
+    disguise_as_zero,
+    disguises_in_reverse,
+    plain_number,
+)
 from featx.tracing.recording.lineage import Origin, node_behind
 
 _OF_VALUES = ("item", "tolist")
@@ -26,14 +34,22 @@ _OF_MEMORY = ("stride", "storage_offset")
 def pin_data_dependent_numbers(request: TraceRequest, trace: ExampleTrace) -> None:
     """Add checks that numbers from values are what they were, where the model does something else with other ones.
 
-    Two more runs where there are such numbers; nothing else. The graph of `trace` is changed.
+    Two to four more runs where there are such numbers; else none. The graph of `trace` is changed.
     """
     found = _positions(trace)
-    disguises = (disguise_as_larger, disguise_as_zero)  # for which `items[:n]` is whole, and is empty
-    if not found or all(_does_the_same(request, trace, frozenset(found), each) for each in disguises):
+    disguises = _disguises([plain_number(trace.numbers.values[position]) for position in found])
+    if all(_does_the_same(request, trace, frozenset(found), each) for each in disguises):
         return
     for position in found:
         _pin(trace.graph, trace.numbers.origins[position], trace.numbers.values[position])
+
+
+def _disguises(numbers: list[int | float]) -> Iterator[Disguise]:
+    if not numbers:
+        return
+    yield from (disguise_as_larger, disguise_as_zero)  # for which `items[:n]` is whole, and is empty
+    if len(numbers) > 1 or isinstance(numbers[0], float):
+        yield from disguises_in_reverse(numbers)  # for which `items[a:b]` is not empty where it is
 
 
 def _does_the_same(request: TraceRequest, trace: ExampleTrace, disguised: frozenset[int], disguise: Disguise) -> bool:

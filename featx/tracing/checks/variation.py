@@ -31,9 +31,17 @@ from featx.tracing.checks.same_needed import does_what_is_needed
 from featx.tracing.example.conditions import Conditions
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.trace_request import TraceRequest
-from featx.tracing.guards.scalars import Disguise, disguise_as_larger, disguise_as_one, disguise_as_zero
+from featx.tracing.guards.scalars import (
+    Disguise,
+    disguise_as_larger,
+    disguise_as_one,
+    disguise_as_zero,
+    disguises_in_reverse,
+    plain_number,
+)
 from featx.tracing.objects.structure import Path, copy_structure
 from featx.tracing.signals import Diverged, NeedsRealValues, ThreadInterference
+from featx.tracing.source.slices import has_computed_slices
 from featx.tracing.stand_ins.stand_ins import keeps_values
 
 _RUNS_ALONE = 3
@@ -117,6 +125,7 @@ class Variation:
         free = [group for group, outcome in known.items() if outcome in (FREE, TOGETHER)]
         if free and self._outcome(free, disguise=disguise_as_zero) != FREE:
             known.update({group: self._if_small(group, known[group]) for group in free})
+        self._try_in_reverse(known)
         self.free_groups = [group for group, outcome in known.items() if outcome.is_free]
         return {dim: outcome for group, outcome in known.items() for dim in group.dims}
 
@@ -145,6 +154,19 @@ class Variation:
                 for group in groups:
                     del known[group]
                 known[together] = TOGETHER
+
+    def _try_in_reverse(self, known: dict[Group, Outcome]) -> None:
+        """Fix lengths between which C code takes something (`layers[a:b]`), perhaps nothing at those of the example."""
+        numbers = [plain_number(number) for number in self._trace.numbers.values]
+        if len(numbers) < 2 or not any(map(has_computed_slices, self._trace.codes_that_ran())):
+            return
+        for disguise in disguises_in_reverse(numbers):
+            free = [group for group, outcome in known.items() if outcome.is_free]
+            if not free or self._outcome(free, disguise) == FREE:
+                continue
+            alone = (disguise, disguise_as_larger)  # the lower bound and the upper one, where the other is as it was
+            changed = [group for group in free if any(self._outcome([group], each) != FREE for each in alone)]
+            known.update(dict.fromkeys(changed or free, CHANGED))
 
     def _leave_if_changed(self) -> None:
         # A call that has broken off may have left its replica in a state that no whole call leaves.

@@ -33,23 +33,27 @@ _DEFINITIONS = frozenset(
 
 
 class Holder:
-    """A dict, a list or a class, and what was in it."""
+    """A dict, a list or a class, and what was in it.
+
+    Attributes:
+        value: that dict, list or class.
+    """
 
     def __init__(self, value: Any) -> None:
-        self._value = value
+        self.value = value
         self._before = self._now()
         # What it held when plain values were accepted last.
         self._accepted: dict[Any, Any] | None = None
 
     def _now(self) -> dict[Any, Any]:
-        value = self._value
+        value = self.value
         if isinstance(value, list):
             return dict(enumerate(cast(list[Any], value)))
         return dict(vars(value)) if isinstance(value, type) else copy_of(value)
 
     def is_untouched(self) -> bool:
         """Say whether it holds what it held."""
-        now = vars(self._value) if isinstance(self._value, type) else self._value
+        now = vars(self.value) if isinstance(self.value, type) else self.value
         if len(now) != len(self._before):
             return False
         # A list, as another thread may add to it meanwhile.
@@ -62,7 +66,7 @@ class Holder:
         The place is the id of the holder and a key; None for its length. Large holders are left out. All definitions in
         a namespace or a dict have one place.
         """
-        value: Any = self._value
+        value: Any = self.value
         if isinstance(value, list):
             if len(value) <= LARGE:
                 yield (id(value), None), _Known().items_of, value
@@ -103,7 +107,7 @@ class Holder:
         if type(key) is str:
             return key in set(_names_in(code))
         named = (namespace.get(name) for name in code.co_names)
-        return key in code.co_consts or any(each is self._value for each in containers_in(named))
+        return key in code.co_consts or any(each is self.value for each in containers_in(named))
 
     def accept_plain_values(self) -> None:
         """Take plain values as they are now for unchanged."""
@@ -134,9 +138,9 @@ class Holder:
             if item is not before and (isinstance(before, torch.Tensor) or holds_of_trace(item))
         }
         keys = {*left, *self._changed_since(self._before)}
-        if isinstance(self._value, list):
+        if isinstance(self.value, list):
             if keys:
-                self._value[:] = self._items_without(keys, now)
+                self.value[:] = self._items_without(keys, now)
             return left
         for key in keys:
             if key in self._before:
@@ -155,22 +159,22 @@ class Holder:
     def put(self, items: dict[Any, Any]) -> None:
         """Put items there; what stood behind the end of a list comes to its end."""
         for key, item in items.items():
-            if isinstance(self._value, list) and key >= len(self._before):
-                self._value.append(item)
+            if isinstance(self.value, list) and key >= len(self._before):
+                self.value.append(item)
             else:
                 self._put(key, item)
 
     def _put(self, key: Any, item: Any) -> None:
-        if isinstance(self._value, type):
-            setattr(self._value, key, item)
+        if isinstance(self.value, type):
+            setattr(self.value, key, item)
         else:
-            self._value[key] = item
+            self.value[key] = item
 
     def _drop(self, key: Any) -> None:
-        if isinstance(self._value, type):
-            delattr(self._value, key)
+        if isinstance(self.value, type):
+            delattr(self.value, key)
         else:
-            del self._value[key]
+            del self.value[key]
 
 
 class _Known:
@@ -268,7 +272,7 @@ class ContextValue(Holder):
     """The value of a context variable in the context of this thread."""
 
     def _now(self) -> dict[Any, Any]:
-        return {self._value.name: self._current()}
+        return {self.value.name: self._current()}
 
     def may_be_read_by(self, code: CodeType, namespace: Mapping[str, Any], key: Any) -> bool:
         """Say whether code may read a context variable."""
@@ -276,7 +280,7 @@ class ContextValue(Holder):
 
     def _current(self) -> Any:
         try:
-            return self._value.get()
+            return self.value.get()
         except LookupError:  # it has neither a value nor a default
             return NO_VALUE
 
@@ -286,11 +290,11 @@ class ContextValue(Holder):
 
     def is_untouched(self) -> bool:
         """Say whether it holds what it held."""
-        return self._current() is self._before[self._value.name]
+        return self._current() is self._before[self.value.name]
 
     def _put(self, key: Any, item: Any) -> None:
         if item is not NO_VALUE:
-            self._value.set(item)
+            self.value.set(item)
 
 
 class _EnvironmentVariables(Holder):
@@ -302,7 +306,7 @@ class _EnvironmentVariables(Holder):
 
     def readers(self) -> Iterator[tuple[tuple[int, Any], Callable[[Any], Any], Any]]:
         """Yield what reads the names and the values."""
-        yield (id(self._value), ENVIRONMENT), _Known().entries_of, self._value
+        yield (id(self.value), ENVIRONMENT), _Known().entries_of, self.value
 
 
 def outside_of_files(namespaces: Iterable[dict[str, Any]]) -> list[Holder]:

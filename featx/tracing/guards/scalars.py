@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
@@ -96,6 +97,37 @@ def disguise_as_one(number: int | float) -> int | float:
 def disguise_as_zero(number: int | float) -> int | float:
     """Disguise a number as zero."""
     return type(number)(0)
+
+
+class DisguiseInReverse:
+    """Disguises ints as small ones in the reverse order, and floats as nan, or as infinite.
+
+    Of two bounds at which C code takes nothing (`layers[3:1]`), the first is the smaller one then. Of equal numbers
+    the one that is disguised first becomes the smaller one, or with `is_second` the larger one.
+    """
+
+    def __init__(self, numbers: Iterable[int | float], *, is_second: bool = False) -> None:
+        self._numbers = Counter(number for number in map(plain_number, numbers) if isinstance(number, int))
+        self._is_second = is_second
+        self._seen: Counter[int | float] = Counter()
+        self.__name__ = "disguise_in_reverse"
+
+    def __call__(self, number: int | float) -> int | float:
+        """Return as what a number is shown. O(numbers)."""
+        if isinstance(number, float):
+            return math.inf if self._is_second else math.nan
+        larger = sum(count for other, count in self._numbers.items() if other > number)
+        equal = max(self._numbers[number], 1)
+        place = self._seen[number] % equal  # a run may be repeated
+        self._seen[number] += 1
+        return larger + (equal - 1 - place if self._is_second else place)
+
+
+def disguises_in_reverse(numbers: list[int | float]) -> Iterator[Disguise]:
+    """Yield the disguises of `numbers` in the reverse order: a second one where some are equal, or floats."""
+    yield DisguiseInReverse(numbers)
+    if len(set(numbers)) < len(numbers) or any(isinstance(number, float) for number in numbers):
+        yield DisguiseInReverse(numbers, is_second=True)
 
 
 class _Nowhere:
@@ -213,7 +245,11 @@ def pinned(number: Any) -> Any:
     if number.trace.is_recording():
         if number.is_disguised:
             raise Diverged  # it would have to be what it was before, and is not
-        number.trace.decide(operator.eq, (number, _plain(number)), True)
+        plain = _plain(number)
+        if plain == plain:
+            number.trace.decide(operator.eq, (number, plain), True)
+        else:  # nan
+            number.trace.decide(operator.ne, (number, number), True)
     else:
         number.trace.on_later_use(None)
     return _plain(number)

@@ -216,7 +216,12 @@ class Numbers:
         except (ArithmeticError, ValueError):  # the model may catch it, and goes another way then
             pin_all(args)
             raise
-        if isinstance(result, bool) or not isinstance(result, (int, float)):
+        if not isinstance(result, (bool, int, float)):  # the two parts of a float
+            pin_all(args)
+            return result
+        if isinstance(result, bool):
+            answer = recorder.add_unnamed_node("call_function", function, arguments, {})
+            recorder.guards.add(answer, result, f"what math.{function.__name__} answers")
             return result
         node = recorder.add_node("call_function", function, arguments, {}, None, None)
         self.sizes_were_read = True

@@ -168,6 +168,7 @@ class ModelContext:
         if copies_tensors == "buffers" and self._tensors.share_memory_with_parameters:
             copies_tensors = "all"
         replica = replica_of(self.root, training, copies_tensors, namespaces=self.caches.namespaces)
+        replica.size_caches.outside = self.caches.holders
         replica.put_back(self.caches_before or {})
         return replica, self._tensors if replica.has_tensors_of_model else ModelTensors(replica.paths)
 

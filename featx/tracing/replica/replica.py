@@ -91,7 +91,7 @@ class Replica:
         self._twins: list[tuple[nn.Module, nn.Module]] = []
         self.paths: dict[nn.Module, str] = {}
         self.originals: dict[nn.Module, nn.Module] = {}
-        self.size_caches = SizeCaches()
+        self.size_caches = SizeCaches(self.paths)
         with torch._C.DisableTorchFunction():
             modules = list(walk_modules(model))
             for _, module in modules:
