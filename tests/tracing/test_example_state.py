@@ -363,3 +363,52 @@ def test_key_of_a_result_that_is_called_like_an_attribute_asks_for_none(name: st
     pairs = zip(found.values(), (embedding, logits), strict=True) if name == "output" else ()
     assert all(torch.equal(*pair) for pair in pairs)
     assert name == "output" or torch.equal(found, embedding if name == "backbone" else logits)
+
+
+class Structure(nn.Module):
+    """Is not called; the model calls its methods, as that of Funnel does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor: int | None = None
+        self.calls = 0
+
+    def start(self) -> None:
+        self.factor = 1
+
+    def count(self) -> None:
+        self.calls += 1
+
+    def pooled(self, x: torch.Tensor) -> torch.Tensor:
+        assert self.factor is not None
+        self.factor *= 2
+        return x[:, :: self.factor] * (1 + self.calls)
+
+
+class CallsMethods(nn.Module):
+    def __init__(self, *, counts: bool) -> None:
+        super().__init__()
+        self.structure = Structure()
+        self.linear = nn.Linear(4, 4)
+        self.counts = counts
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.structure.start()
+        if self.counts:
+            self.structure.count()
+        return self.structure.pooled(self.structure.pooled(self.linear(x)))
+
+
+@pytest.mark.parametrize("nodes", [["linear"], ["output"]])
+def test_attribute_that_is_set_anew_on_a_module_that_is_not_called_is_no_state(nodes: list[str]) -> None:
+    model = CallsMethods(counts=False).eval()
+    extractor = featx.create_feature_extractor(model, nodes, example_inputs=torch.rand(2, 4))
+    assert model.structure.factor is None
+    for x in (torch.rand(2, 4), torch.rand(3, 4)):
+        expected = model.linear(x) if nodes == ["linear"] else model(x)
+        assert torch.equal(extractor(x)[nodes[0]], expected)
+
+
+def test_attribute_that_counts_on_a_module_that_is_not_called_is_refused() -> None:
+    with pytest.raises(featx.TraceError, match="second call"):
+        featx.create_feature_extractor(CallsMethods(counts=True).eval(), ["output"], example_inputs=torch.rand(2, 4))

@@ -26,7 +26,8 @@ def unsupported_side_effect(
     Writing into a buffer is fine, and so is an attribute that no code reads, or that is made from sizes and constants
     alone: a graph makes it anew.
     """
-    must_open = checks.must_open(path)
+    # Of a module that is not called, others call methods, and it cannot be kept whole.
+    must_open = checks.must_open(path) or not checks.was_called(module)
     for name, holder in state.changed_values():
         what = f"forward changes the attribute '{name}' (if its first call alone does so, call the model once before)"
         if not must_open and not checks.is_held_by_opened(holder):

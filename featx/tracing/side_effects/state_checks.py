@@ -191,6 +191,11 @@ class StateChecks:
         if name is not None:
             raise UnsupportedSideEffect(f"forward changes the attribute '{name}' of '{path}', a layer of torch,")
 
+    def was_called(self, module: nn.Module) -> bool:
+        """Say whether a module is being traced through, or was called."""
+        is_traced = module in self._in_progress or module in self.opened_modules
+        return is_traced or self.paths[module] in self.opaque_paths
+
     def is_held_by_opened(self, container: object) -> bool:
         """Say whether a module that cannot be kept whole has `container` too, as one config for all modules."""
         states = [self.states.initial(module) for module, path in self.paths.items() if self.must_open(path)]
