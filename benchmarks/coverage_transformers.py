@@ -1,8 +1,15 @@
-"""Turn the type of a transformers config into a small model that runs, and its inputs."""
+"""Turn the type of a transformers config into a small model that runs, and its inputs.
+
+Configs are made small by guessing, and inputs are found by featx. `coverage_configs.json` has both for types for which
+that does not fit.
+"""
 
 from __future__ import annotations
 
+import functools
+import json
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -54,6 +61,9 @@ _SECTIONED_WIDTHS = {"hidden_size": 256, "num_attention_heads": 2, "head_dim": 1
 _GLM_WIDTHS = {**_SECTIONED_WIDTHS, "num_attention_heads": 4, "head_dim": 64}
 
 
+_BY_HAND = Path(__file__).with_name("coverage_configs.json")
+
+
 def list_types() -> list[str]:
     """Return the types of all configs that AutoModel knows, sorted."""
     from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
@@ -64,12 +74,15 @@ def list_types() -> list[str]:
 def build_running(kind: str) -> tuple[nn.Module, Example | None]:
     """Return a small model of the type in eval mode, and inputs with which it runs.
 
-    Tried with few layers and small widths, then with few layers only, which fits configs whose widths depend on each
-    other, if that has not more than 100 million parameters.
+    As `coverage_configs.json` says, for types that are in it. Others are tried with few layers and small widths, then
+    with few layers only, which fits configs whose widths depend on each other, if that has not more than 100 million
+    parameters.
 
     Raises:
         ValueError: neither is built and runs; the message says why.
     """
+    if kind in _by_hand():
+        return _build_by_hand(kind)
     problems: list[str] = []
     for is_narrow in (True, False):
         try:
@@ -91,6 +104,38 @@ def build_running(kind: str) -> tuple[nn.Module, Example | None]:
     raise ValueError(f"{DOES_NOT_RUN}: {'; with the widths as they are: '.join(problems)}")
 
 
+@functools.lru_cache(maxsize=1)
+def _by_hand() -> dict[str, Any]:
+    return json.loads(_BY_HAND.read_text())
+
+
+def _build_by_hand(kind: str) -> tuple[nn.Module, Example]:
+    import transformers
+
+    given = _by_hand()[kind]
+    model = _from_config(transformers.CONFIG_MAPPING[kind](**given["config"]), "cpu")
+    generator = torch.Generator().manual_seed(0)
+    inputs = {name: _tensor(described, generator) for name, described in given["inputs"].items()}
+    example = Example((), inputs, _BY_HAND.name)
+    with torch.no_grad(), seeded():
+        model(**inputs)
+    return model, example
+
+
+def _tensor(described: Any, generator: torch.Generator) -> torch.Tensor:
+    """Return the tensor that a list of numbers describes, or the shape of what it is filled with."""
+    if not isinstance(described, dict):
+        return torch.tensor(described)
+    kind = getattr(torch, described.get("dtype", "float32"))
+    if "random" in described:
+        return torch.rand(described["random"], generator=generator, dtype=kind)
+    return (
+        torch.ones(described["ones"], dtype=kind)
+        if "ones" in described
+        else torch.zeros(described["zeros"], dtype=kind)
+    )
+
+
 def leave_out_cache(model: nn.Module) -> bool:
     """Let a model, which is changed, return no cache; return whether it did."""
     configs = [module.config for module in model.modules() if getattr(getattr(module, "config", None), "use_cache", 0)]
@@ -100,12 +145,19 @@ def leave_out_cache(model: nn.Module) -> bool:
 
 
 def _build(kind: str, is_narrow: bool, device: str) -> nn.Module:
-    warnings.simplefilter("ignore")
     import transformers
 
+    warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     config = transformers.CONFIG_MAPPING[kind]()
-    config = type(config)(**_scaled(config, is_narrow))
+    return _from_config(type(config)(**_scaled(config, is_narrow)), device)
+
+
+def _from_config(config: Any, device: str) -> nn.Module:
+    import transformers
+
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity_error()
     with seeded(), torch.device(device):
         return transformers.AutoModel.from_config(config).eval()
 
