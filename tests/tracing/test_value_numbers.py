@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import collections
 import math
 from collections.abc import Callable
@@ -116,6 +117,29 @@ class GroupedBySize(Grouped):
         return self.linear(x) * self.count([other.shape[0] for other in others])
 
 
+def largest(scores: list[Any]) -> int:
+    """By an array of C, whose comparisons no trace sees."""
+    return 1 + max(range(len(scores)), key=array.array("d", scores).__getitem__)
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+@pytest.mark.parametrize("example", [[0.9, 0.1, 0.2], [0.1, 0.9, 0.3], [0.6, 0.6, 0.6]])
+def test_order_of_floats_that_c_code_compares_is_checked(example: list[float], adaptive: bool) -> None:
+    model = Grouped(largest).eval()
+    extractor = featx.create_feature_extractor(
+        model, ["mul"], example_inputs=(FIRST, torch.tensor(example)), adaptive=adaptive
+    )
+    for scores in ([0.9, 0.1, 0.2], [0.1, 0.9, 0.3], [0.2, 0.1, 0.7]):
+        expected = model(FIRST, torch.tensor(scores))
+        try:
+            found = extractor(FIRST, torch.tensor(scores))["mul"]
+        except featx.SpecializationError:
+            assert not adaptive
+            assert scores != example
+            continue
+        assert torch.equal(found, expected)
+
+
 def in_a_defaultdict(labels: list[Any]) -> int:
     groups = collections.defaultdict[Any, list[int]](list)
     for place, label in enumerate(labels):
@@ -196,7 +220,7 @@ class Finite(nn.Module):
     "is_other",
     [
         math.isnan, lambda mean: not math.isfinite(mean), math.isinf, np.isnan, lambda mean: mean != mean,
-        lambda mean: math.isclose(mean, 0.25), lambda mean: math.modf(mean)[0] == 0.25,
+        lambda mean: math.isclose(mean, 0.25), lambda mean: math.isclose(mean, 0.3, abs_tol=0.1), lambda mean: math.modf(mean)[0] == 0.25,
         lambda mean: math.frexp(mean)[0] == 0.5,
     ],
 )  # fmt: skip

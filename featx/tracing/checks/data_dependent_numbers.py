@@ -23,7 +23,6 @@ from featx.tracing.guards.scalars import (
     disguise_as_larger,
     disguise_as_zero,
     disguises_in_reverse,
-    plain_number,
 )
 from featx.tracing.recording.lineage import Origin, node_behind
 
@@ -34,22 +33,18 @@ _OF_MEMORY = ("stride", "storage_offset")
 def pin_data_dependent_numbers(request: TraceRequest, trace: ExampleTrace) -> None:
     """Add checks that numbers from values are what they were, where the model does something else with other ones.
 
-    Two to four more runs where there are such numbers; else none. The graph of `trace` is changed.
+    Four or five more runs where there are such numbers; else none. The graph of `trace` is changed.
     """
     found = _positions(trace)
-    disguises = _disguises([plain_number(trace.numbers.values[position]) for position in found])
-    if all(_does_the_same(request, trace, frozenset(found), each) for each in disguises):
+    if not found or all(_does_the_same(request, trace, frozenset(found), each) for each in _disguises(trace)):
         return
     for position in found:
         _pin(trace.graph, trace.numbers.origins[position], trace.numbers.values[position])
 
 
-def _disguises(numbers: list[int | float]) -> Iterator[Disguise]:
-    if not numbers:
-        return
+def _disguises(trace: ExampleTrace) -> Iterator[Disguise]:
     yield from (disguise_as_larger, disguise_as_zero)  # for which `items[:n]` is whole, and is empty
-    if len(numbers) > 1 or isinstance(numbers[0], float):
-        yield from disguises_in_reverse(numbers)  # for which `items[a:b]` is not empty where it is
+    yield from disguises_in_reverse(trace.numbers.all())  # for which `items[a:b]` is not empty where it is
 
 
 def _does_the_same(request: TraceRequest, trace: ExampleTrace, disguised: frozenset[int], disguise: Disguise) -> bool:

@@ -37,7 +37,6 @@ from featx.tracing.guards.scalars import (
     disguise_as_one,
     disguise_as_zero,
     disguises_in_reverse,
-    plain_number,
 )
 from featx.tracing.objects.structure import Path, copy_structure
 from featx.tracing.signals import Diverged, NeedsRealValues, ThreadInterference
@@ -157,7 +156,7 @@ class Variation:
 
     def _try_in_reverse(self, known: dict[Group, Outcome]) -> None:
         """Fix lengths between which C code takes something (`layers[a:b]`), perhaps nothing at those of the example."""
-        numbers = [plain_number(number) for number in self._trace.numbers.values]
+        numbers = self._trace.numbers.all()
         if len(numbers) < 2 or not any(map(has_computed_slices, self._trace.codes_that_ran())):
             return
         for disguise in disguises_in_reverse(numbers):

@@ -100,34 +100,40 @@ def disguise_as_zero(number: int | float) -> int | float:
 
 
 class DisguiseInReverse:
-    """Disguises ints as small ones in the reverse order, and floats as nan, or as infinite.
+    """Disguises numbers in the reverse order: ints as small ones, and floats as `of_float` says.
 
-    Of two bounds at which C code takes nothing (`layers[3:1]`), the first is the smaller one then. Of equal numbers
-    the one that is disguised first becomes the smaller one, or with `is_second` the larger one.
+    Of two bounds at which C code takes nothing (`layers[3:1]`), the first is the smaller one then. Of equal numbers the
+    one that is disguised first becomes the smaller one. With `is_second` it becomes the larger one, and all ints but
+    the smallest are large.
     """
 
-    def __init__(self, numbers: Iterable[int | float], *, is_second: bool = False) -> None:
-        self._numbers = Counter(number for number in map(plain_number, numbers) if isinstance(number, int))
+    def __init__(
+        self, numbers: Iterable[int | float], of_float: Callable[[float], float], *, is_second: bool = False
+    ) -> None:
+        self._numbers = Counter(numbers)
+        self._of_float = of_float
         self._is_second = is_second
         self._seen: Counter[int | float] = Counter()
         self.__name__ = "disguise_in_reverse"
 
     def __call__(self, number: int | float) -> int | float:
         """Return as what a number is shown. O(numbers)."""
-        if isinstance(number, float):
-            return math.inf if self._is_second else math.nan
-        larger = sum(count for other, count in self._numbers.items() if other > number)
         equal = max(self._numbers[number], 1)
         place = self._seen[number] % equal  # a run may be repeated
         self._seen[number] += 1
-        return larger + (equal - 1 - place if self._is_second else place)
+        if isinstance(number, float):
+            return self._of_float(number) + place
+        rank = sum(count for other, count in self._numbers.items() if isinstance(other, int) and other > number)
+        rank += equal - 1 - place if self._is_second else place
+        return disguise_as_larger(rank) if self._is_second and rank else rank
 
 
 def disguises_in_reverse(numbers: list[int | float]) -> Iterator[Disguise]:
-    """Yield the disguises of `numbers` in the reverse order: a second one where some are equal, or floats."""
-    yield DisguiseInReverse(numbers)
-    if len(set(numbers)) < len(numbers) or any(isinstance(number, float) for number in numbers):
-        yield DisguiseInReverse(numbers, is_second=True)
+    """Yield the disguises of `numbers` in the reverse order: two, and one for floats."""
+    yield DisguiseInReverse(numbers, operator.neg)
+    yield DisguiseInReverse(numbers, lambda number: math.nan, is_second=True)
+    if any(isinstance(number, float) for number in numbers):
+        yield DisguiseInReverse(numbers, lambda number: math.inf)
 
 
 class _Nowhere:

@@ -48,6 +48,7 @@ class Numbers:
     Attributes:
         values: the numbers that the model got, in order.
         origins: the nodes that they come from.
+        computed: those that it has computed from them.
         expected: those of an earlier trace at other sizes, if this one is compared with it. C code sees the numbers
             that differ disguised.
         disguise: as what it sees them.
@@ -69,6 +70,7 @@ class Numbers:
         self._size_caches = size_caches
         self.values: list[int | float] = []
         self.origins: list[Origin] = []
+        self.computed: list[int | float] = []
         self.expected: list[int | float] | None = None
         self.disguise: Disguise = disguise_as_larger
         self.disguised: frozenset[int] = frozenset()
@@ -83,6 +85,10 @@ class Numbers:
         self.next_call: Numbers | None = None
         self.uses_earlier = False
         self.fixes_keys = False
+
+    def all(self) -> list[int | float]:
+        """Return all of them, also those that the model has computed, as plain numbers."""
+        return [plain_number(number) for number in (*self.values, *self.computed)]
 
     def new(self, value: int | float, origin: Origin, *, is_disguised: bool = False) -> Any:
         """Return a number that the model gets, as one whose arithmetic is recorded.
@@ -174,6 +180,7 @@ class Numbers:
         if not isinstance(result, (int, float)):
             return result
         self._guard_divisor(function, args)
+        self.computed.append(result)
         arguments = self._recorder.create_args(args)
         node = self._recorder.add_node("call_function", function, arguments, {}, None, None)
         return traced_number(result, node, self, self.disguise(result) if _holds_disguised(args) else None)
@@ -205,28 +212,28 @@ class Numbers:
             return self._extreme(function, args, kwargs)
         if function is int or function is float:
             return self._convert(function, args, kwargs)
-        return self._math(function, args)
+        return self._math(function, args, kwargs)
 
-    def _math(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    def _math(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         recorder = self._recorder
-        arguments = recorder.create_args(args)
+        arguments, keywords = recorder.create_args(args), recorder.create_kwargs(kwargs)
         try:
             with recorder.whole.unrecorded():
-                result = function(*plain_numbers(args))
+                result = function(*plain_numbers(args), **plain_numbers(kwargs))
         except (ArithmeticError, ValueError):  # the model may catch it, and goes another way then
-            pin_all(args)
+            pin_all((*args, *kwargs.values()))
             raise
         if not isinstance(result, (bool, int, float)):  # the two parts of a float
             pin_all(args)
             return result
         if isinstance(result, bool):
-            answer = recorder.add_unnamed_node("call_function", function, arguments, {})
+            answer = recorder.add_unnamed_node("call_function", function, arguments, keywords)
             recorder.guards.add(answer, result, f"what math.{function.__name__} answers")
             return result
-        node = recorder.add_node("call_function", function, arguments, {}, None, None)
+        node = recorder.add_node("call_function", function, arguments, keywords, None, None)
         self.sizes_were_read = True
         # The ratio of two sizes may be what it was, where both are others.
-        return self.new(result, node, is_disguised=_holds_disguised(args))
+        return self.new(result, node, is_disguised=_holds_disguised((*args, *kwargs.values())))
 
     def _convert(self, kind: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         number = args[0] if args else None
