@@ -220,7 +220,8 @@ class Finite(nn.Module):
     "is_other",
     [
         math.isnan, lambda mean: not math.isfinite(mean), math.isinf, np.isnan, lambda mean: mean != mean,
-        lambda mean: math.isclose(mean, 0.25), lambda mean: math.isclose(mean, 0.3, abs_tol=0.1), lambda mean: math.modf(mean)[0] == 0.25,
+        lambda mean: math.isclose(mean, 0.25),
+        lambda mean: math.isclose(mean, 0.3, abs_tol=0.1), lambda mean: math.modf(mean)[0] == 0.25,
         lambda mean: math.frexp(mean)[0] == 0.5,
     ],
 )  # fmt: skip
