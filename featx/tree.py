@@ -101,6 +101,16 @@ def items_at(value: Any, keys: tuple[str, ...]) -> Any:
     return {key: value[key] for key in keys if key in value} if isinstance(value, dict) else value
 
 
+def with_defaults(given: dict[str, Any], defaults: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
+    """Return keyword arguments with the defaults of those that are missing.
+
+    In the order of `keys`, if `given` is in that order too; else the defaults come first.
+    """
+    if [key for key in given if key in keys] != [key for key in keys if key in given]:
+        return {**defaults, **given}
+    return {**{key: given.get(key, defaults.get(key)) for key in keys if key in given or key in defaults}, **given}
+
+
 def holds_no_tensor(value: object) -> bool:
     """Say whether a value surely has no tensors, or memory of tensors, in it. O(size)."""
     return _holds_no_tensor(value, set())

@@ -36,7 +36,7 @@ _CHECKS = {
             "check_aliases check_same_items check_form"
         ),
         "tracing.guards.versions": "version_of check_version",
-        "tree": "clone_tensors items_at",
+        "tree": "clone_tensors items_at with_defaults",
         "features.building.raising_graph": "raise_mode_not_traceable",
         "features.requests.processing": "check_layout",
     }.items()
@@ -50,7 +50,9 @@ _CALLED_BY: dict[Any, tuple[Any, ...]] = {
     standalone_checks.version_of: (standalone_checks.tensors_in,),
 }
 # Those that return nothing.
-_STATEMENTS = frozenset(check.__name__ for check in _CHECKS.values()) - {"clone_tensors", "items_at", "version_of"}
+_STATEMENTS = frozenset(check.__name__ for check in _CHECKS.values()) - {
+    "clone_tensors", "items_at", "version_of", "with_defaults",
+}  # fmt: skip
 # In messages that say where a model decides something.
 _FOLDERS = re.compile(r"(?<= at )/\S*/(?:site-packages/)")
 _NAMES = frozenset({"Path", "Any", "Optional", "json", "nn", "torch"})

@@ -123,6 +123,16 @@ def items_at(value: Any, keys: Any) -> Any:
     return {key: value[key] for key in keys if key in value} if isinstance(value, dict) else value
 
 
+def with_defaults(given: Any, defaults: Any, keys: Any) -> Any:
+    """Return keyword arguments with the defaults of those that are missing.
+
+    In the order of `keys`, if `given` is in that order too; else the defaults come first.
+    """
+    if [key for key in given if key in keys] != [key for key in keys if key in given]:
+        return {**defaults, **given}
+    return {**{key: given.get(key, defaults.get(key)) for key in keys if key in given or key in defaults}, **given}
+
+
 def form_of(value: Any) -> Any:
     """Describe how a value is nested, with its tensors by number of dimensions and its numbers by kind."""
     if isinstance(value, torch.Tensor):

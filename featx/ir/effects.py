@@ -24,7 +24,7 @@ from featx.ir.operator_facts import draws_now, facts_of, facts_of_call, first_ar
 from featx.ir.runtime_checks import is_runtime_check
 from featx.ir.side_effects import is_marked
 from featx.rebuilding import rebuild_dict, rebuild_object, rebuild_tuple
-from featx.tree import clone_tensors, items_at
+from featx.tree import clone_tensors, items_at, with_defaults
 
 if TYPE_CHECKING:
     from featx.ir.graph import Graph
@@ -65,7 +65,7 @@ class CallEffects:
 
 
 _NOTHING = CallEffects()
-_REBUILDING = (rebuild_dict, rebuild_object, rebuild_tuple)
+_REBUILDING = (items_at, rebuild_dict, rebuild_object, rebuild_tuple, with_defaults)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,7 +194,7 @@ class Effects:
             return CallEffects(is_check=True)
         if function is clone_tensors:
             return _NOTHING
-        if function is items_at or any(function is each for each in _REBUILDING):
+        if any(function is each for each in _REBUILDING):
             return CallEffects(shares=_nodes(node))
         is_switch = short in _GLOBAL_STATE and name.startswith("torch.")
         if is_switch or name.startswith("torch.ops.profiler."):

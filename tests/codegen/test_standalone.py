@@ -409,6 +409,19 @@ def test_inputs_that_are_objects_have_the_form_that_they_had(tmp_path: Path) -> 
     assert torch.equal(copy(batch)["mul"], model(batch))
 
 
+class PassesOn(OnBatches):
+    def forward(self, **kwargs: Any) -> torch.Tensor:
+        return self.layer(kwargs["x"]) * kwargs["scale"]
+
+
+def test_options_among_the_rest_of_the_keywords_are_written_down(tmp_path: Path) -> None:
+    model, x = PassesOn().eval(), torch.rand(2, 3)
+    extractor = extractor_of(model, ["mul"], {"x": x, "scale": 2})
+    copy = written(extractor, tmp_path / "code", pickled=False)()
+    copy.load_state_dict(extractor.state_dict())
+    assert torch.equal(copy(x=x)["mul"], model(x=x, scale=2))
+
+
 class Pair(NamedTuple):
     first: torch.Tensor
     others: list[torch.Tensor]

@@ -173,3 +173,41 @@ def test_inputs_in_a_container_are_told_how_to_be_given(entry: Callable[..., Any
     with pytest.raises(TypeError) as caught:
         entry(model, given)
     assert "example_inputs=" in "".join(caught.value.__notes__)
+
+
+class PassesOn(nn.Module):
+    """As a wrapper does, of peft for example."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Scales()
+
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return self.inner(*args, **kwargs)
+
+
+class Scales(nn.Module):
+    def forward(
+        self, x: torch.Tensor, mask: torch.Tensor | None = None, halves: bool = True, **more: torch.Tensor
+    ) -> torch.Tensor:
+        x = x if mask is None else x * mask
+        return torch.cat([x / 2 if halves else x, *more.values()])
+
+
+@pytest.mark.parametrize("names", [["x", "mask", "halves"], ["x", "halves", "mask"], ["halves", "x"], ["x", "halves"]])
+def test_options_among_the_rest_of_the_keywords_may_stand_anywhere(names: list[str]) -> None:
+    model = PassesOn()
+    given: dict[str, Any] = {name: False if name == "halves" else image() for name in names}
+    traced = featx.trace(model, **given)
+    assert same(traced(**given), model(**given))
+    del given["halves"]  # the option of the example is the default then
+    assert same(traced(**given), model(**given, halves=False))
+    with pytest.raises(featx.SpecializationError):
+        traced(**given, halves=True)
+
+
+def test_the_order_of_keywords_is_part_of_the_form() -> None:
+    model, first, second = PassesOn(), image(seed=1), image(seed=2)
+    traced = featx.trace(model, x=image(), halves=False, first=first, second=second)
+    with pytest.raises(featx.SpecializationError):
+        traced(x=image(), second=second, first=first)

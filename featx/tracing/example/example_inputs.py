@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import inspect
-import operator
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
@@ -29,7 +28,7 @@ from featx.tracing.objects.plain_objects import PLAIN_TYPES
 from featx.tracing.objects.structure import Path, contents_of, copy_structure, is_structure, text_of
 from featx.tracing.recording.lineage import Part
 from featx.tracing.signals import Untraceable
-from featx.tree import items_at
+from featx.tree import items_at, with_defaults
 
 if TYPE_CHECKING:
     from featx.tracing.recording.recorder import Recorder
@@ -96,14 +95,14 @@ def bind_example(
 
 
 def _with_options(recorder: Recorder, node: Node, given: Mapping[str, Any]) -> Node:
-    """Return `node`, which has what a caller gives for `**kwargs`, with the options of the example behind that.
+    """Return `node`, which has what a caller gives for `**kwargs`, with the options of the example that are missing.
 
     So who calls the graph need not repeat them, as for parameters with a default.
     """
     options = {key: value for key, value in given.items() if _is_plain(value)}
     if not options:
         return node
-    filled = recorder.graph.create_node("call_function", operator.or_, (options, node), {})
+    filled = recorder.graph.create_node("call_function", with_defaults, (node, options, tuple(given)), {}, "keywords")
     filled.meta["is_check_of_input"] = True
     return filled
 
