@@ -161,11 +161,17 @@ class Variation:
             return
         for disguise in disguises_in_reverse(numbers):
             free = [group for group, outcome in known.items() if outcome.is_free]
-            if not free or self._outcome(free, disguise) == FREE:
+            outcome = self._outcome(free, disguise) if free else FREE
+            if outcome == FREE:
                 continue
             alone = (disguise, disguise_as_larger)  # the lower bound and the upper one, where the other is as it was
-            changed = [group for group in free if any(self._outcome([group], each) != FREE for each in alone)]
-            known.update(dict.fromkeys(changed or free, CHANGED))
+            changed = [group for group in free if any(self._outcome([group], each) == CHANGED for each in alone)]
+            if not changed and outcome == CHANGED:
+                changed = free
+            elif not changed:  # the model may take no such sizes together
+                pairs = (pair for pair in combinations(free, 2) if self._outcome([*pair], disguise) == CHANGED)
+                changed = list(chain.from_iterable(pairs))
+            known.update(dict.fromkeys(changed, CHANGED))
 
     def _leave_if_changed(self) -> None:
         # A call that has broken off may have left its replica in a state that no whole call leaves.
