@@ -155,23 +155,28 @@ class Variation:
                 known[together] = TOGETHER
 
     def _try_in_reverse(self, known: dict[Group, Outcome]) -> None:
-        """Fix lengths between which C code takes something (`layers[a:b]`), perhaps nothing at those of the example."""
+        """Fix lengths between which C code takes something (`layers[a:b]`), perhaps nothing at those of the example.
+
+        At the same lengths, the disguise alone makes no difference where no C code reads them.
+        """
         numbers = self._trace.numbers.all()
         if len(numbers) < 2 or not any(map(has_computed_slices, self._trace.codes_that_ran())):
             return
+        usual = self._sizes
+        free = [group for group, outcome in known.items() if outcome.is_free]
+        self._sizes = {**dict.fromkeys(free, _twice), **usual}  # which more models take together
         for disguise in disguises_in_reverse(numbers):
-            free = [group for group, outcome in known.items() if outcome.is_free]
-            outcome = self._outcome(free, disguise) if free else FREE
-            if outcome == FREE:
+            if not free or self._outcome(free, disguise) == FREE:
                 continue
-            alone = (disguise, disguise_as_larger)  # the lower bound and the upper one, where the other is as it was
-            changed = [group for group in free if any(self._outcome([group], each) == CHANGED for each in alone)]
-            if not changed and outcome == CHANGED:
-                changed = free
-            elif not changed:  # the model may take no such sizes together
-                pairs = (pair for pair in combinations(free, 2) if self._outcome([*pair], disguise) == CHANGED)
-                changed = list(chain.from_iterable(pairs))
-            known.update(dict.fromkeys(changed, CHANGED))
+            read_by_c = [group for group in free if self._depends_on_disguise([group], disguise)]
+            if not read_by_c and self._depends_on_disguise(free, disguise):
+                read_by_c = free
+            known.update(dict.fromkeys(read_by_c, CHANGED))
+            free = [group for group in free if group not in read_by_c]
+        self._sizes = usual
+
+    def _depends_on_disguise(self, groups: list[Group], disguise: Disguise) -> bool:
+        return {self._outcome(groups, disguise), self._outcome(groups)} == {FREE, CHANGED}
 
     def _leave_if_changed(self) -> None:
         # A call that has broken off may have left its replica in a state that no whole call leaves.
@@ -367,6 +372,10 @@ def _groups_of(inputs: list[torch.Tensor]) -> tuple[list[Group], list[Group]]:
 def _other_size(dim: int, size: int, number: int) -> int:
     # Far enough away that an integer division of it changes too, and a multiple: many models need one.
     return 2 * size + 1 if dim == 0 else size * (2 + number % 3)
+
+
+def _twice(dim: int, size: int, number: int) -> int:
+    return 2 * size + 1 if dim == 0 else 2 * size
 
 
 def _other_size_for_real(dim: int, size: int, number: int, more: int = 1) -> int:
