@@ -9,8 +9,6 @@ same inputs, with other numbers in their place.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.tracing.checks.same_needed import does_what_is_needed
@@ -23,6 +21,7 @@ from featx.tracing.guards.scalars import (
     disguise_as_larger,
     disguise_as_zero,
     disguises_in_reverse,
+    plain_number,
 )
 from featx.tracing.recording.lineage import Origin, node_behind
 
@@ -33,18 +32,21 @@ _OF_MEMORY = ("stride", "storage_offset")
 def pin_data_dependent_numbers(request: TraceRequest, trace: ExampleTrace) -> None:
     """Add checks that numbers from values are what they were, where the model does something else with other ones.
 
-    Four or five more runs where there are such numbers; else none. The graph of `trace` is changed.
+    Some more runs where there are such numbers (two, and those of `disguises_in_reverse`); else none. The graph of
+    `trace` is changed.
     """
-    found = _positions(trace)
-    if not found or all(_does_the_same(request, trace, frozenset(found), each) for each in _disguises(trace)):
+    of_values = _nodes_of_values(trace.graph)
+    found = [place for place, origin in enumerate(trace.numbers.origins) if node_behind(origin) in of_values]
+    if not found:
         return
-    for position in found:
-        _pin(trace.graph, trace.numbers.origins[position], trace.numbers.values[position])
-
-
-def _disguises(trace: ExampleTrace) -> Iterator[Disguise]:
-    yield from (disguise_as_larger, disguise_as_zero)  # for which `items[:n]` is whole, and is empty
-    yield from disguises_in_reverse(trace.numbers.all())  # for which `items[a:b]` is not empty where it is
+    numbers = [plain_number(trace.numbers.values[place]) for place in found]
+    numbers += [number for number, node in trace.numbers.computed if node in of_values]
+    # For which `items[:n]` is whole, and is empty; and `items[a:b]` is not empty where it is.
+    disguises = (disguise_as_larger, disguise_as_zero, *disguises_in_reverse(numbers))
+    if all(_does_the_same(request, trace, frozenset(found), each) for each in disguises):
+        return
+    for place in found:
+        _pin(trace.graph, trace.numbers.origins[place], trace.numbers.values[place])
 
 
 def _does_the_same(request: TraceRequest, trace: ExampleTrace, disguised: frozenset[int], disguise: Disguise) -> bool:
@@ -59,16 +61,14 @@ def _does_the_same(request: TraceRequest, trace: ExampleTrace, disguised: frozen
     return False
 
 
-def _positions(trace: ExampleTrace) -> list[int]:
-    """Return which numbers of a trace depend on values of its inputs or weights, or on strides. O(nodes + numbers)."""
+def _nodes_of_values(graph: Graph) -> set[Node]:
+    """Return the nodes of numbers, and of what they are taken out of, that depend on values or on strides. O(nodes)."""
     of_values: set[Node] = set()
-    for node in trace.graph.nodes:
+    for node in graph.nodes:
         is_reader = node.op == "call_method" and node.target in (*_OF_VALUES, *_OF_MEMORY)
         if is_reader or node.meta.get("has_dynamic_shape") or not of_values.isdisjoint(node.all_input_nodes):
             of_values.add(node)
-    if not of_values:
-        return []
-    return [position for position, origin in enumerate(trace.numbers.origins) if node_behind(origin) in of_values]
+    return of_values
 
 
 def _pin(graph: Graph, origin: Origin, value: int | float) -> None:

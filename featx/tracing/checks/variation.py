@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import chain, combinations
 from typing import Any
 
@@ -37,6 +37,7 @@ from featx.tracing.guards.scalars import (
     disguise_as_one,
     disguise_as_zero,
     disguises_in_reverse,
+    plain_number,
 )
 from featx.tracing.objects.structure import Path, copy_structure
 from featx.tracing.signals import Diverged, NeedsRealValues, ThreadInterference
@@ -49,6 +50,7 @@ _RUNS_ALONE = 3
 _RUNS_IN_ALL = 2
 _FEWEST_ELEMENTS = 100_000_000
 _CHANNELS_OF_IMAGES = (1, 3, 4)
+_DISAGREE = {FREE, CHANGED}
 # A dimension of an input: the id of the tensor, and the position.
 Dim = tuple[int, int]
 # From a position, the size there, and the number of the group, to the size to try.
@@ -159,24 +161,23 @@ class Variation:
 
         At the same lengths, the disguise alone makes no difference where no C code reads them.
         """
-        numbers = self._trace.numbers.all()
-        if len(numbers) < 2 or not any(map(has_computed_slices, self._trace.codes_that_ran())):
+        if not any(map(has_computed_slices, self._trace.codes_that_ran())):
             return
+        found = self._trace.numbers
+        numbers = [plain_number(number) for number in (*found.values, *(number for number, _ in found.computed))]
         usual = self._sizes
         free = [group for group, outcome in known.items() if outcome.is_free]
         self._sizes = {**dict.fromkeys(free, _twice), **usual}  # which more models take together
+        as_larger = functools.cache(lambda *groups: self._outcome([*groups]))
         for disguise in disguises_in_reverse(numbers):
-            if not free or self._outcome(free, disguise) == FREE:
+            if not free or self._outcome(free, disguise) == as_larger(*free) == FREE:
                 continue
-            read_by_c = [group for group in free if self._depends_on_disguise([group], disguise)]
-            if not read_by_c and self._depends_on_disguise(free, disguise):
+            read_by_c = [group for group in free if {self._outcome([group], disguise), as_larger(group)} == _DISAGREE]
+            if not read_by_c and {self._outcome(free, disguise), as_larger(*free)} == _DISAGREE:
                 read_by_c = free
             known.update(dict.fromkeys(read_by_c, CHANGED))
             free = [group for group in free if group not in read_by_c]
         self._sizes = usual
-
-    def _depends_on_disguise(self, groups: list[Group], disguise: Disguise) -> bool:
-        return {self._outcome(groups, disguise), self._outcome(groups)} == {FREE, CHANGED}
 
     def _leave_if_changed(self) -> None:
         # A call that has broken off may have left its replica in a state that no whole call leaves.
@@ -263,7 +264,7 @@ class Variation:
                 changes = for_real
                 break
         first = self._trace
-        run = partial(_resized(self._request, changes, has_values).run, first)
+        run = functools.partial(_resized(self._request, changes, has_values).run, first)
         reason = _reason(groups, changes, disguise)
         conditions = Conditions(
             reason, has_values, first.gradients, earlier=first, disguise=disguise, before=self.before
@@ -386,7 +387,7 @@ def _other_size_for_real(dim: int, size: int, number: int, more: int = 1) -> int
 
 
 # Two samples of half the height have as many elements as one sample, and three have not.
-_OTHER_SIZES_FOR_REAL: tuple[OtherSize, ...] = (_other_size_for_real, partial(_other_size_for_real, more=2))
+_OTHER_SIZES_FOR_REAL: tuple[OtherSize, ...] = (_other_size_for_real, functools.partial(_other_size_for_real, more=2))
 
 
 def _resized(request: TraceRequest, changes: Mapping[Dim, int], has_values: bool) -> TraceRequest:

@@ -14,7 +14,9 @@ from __future__ import annotations
 import math
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
@@ -99,41 +101,67 @@ def disguise_as_zero(number: int | float) -> int | float:
     return type(number)(0)
 
 
-class DisguiseInReverse:
-    """Disguises numbers in the reverse order: ints as small ones, and floats as `of_float` says.
+@dataclass
+class _InReverse:
+    """Disguises some ints as larger ones, and the others as zero.
 
-    Of two bounds at which C code takes nothing (`layers[3:1]`), the first is the smaller one then. Of equal numbers the
-    one that is disguised first becomes the smaller one. With `is_second` it becomes the larger one, and all ints but
-    the smallest are large.
+    Attributes:
+        is_large: whether an int is one of the larger ones.
+        of_float: as what a float is disguised.
     """
 
-    def __init__(
-        self, numbers: Iterable[int | float], of_float: Callable[[float], float], *, is_second: bool = False
-    ) -> None:
-        self._numbers = Counter(numbers)
-        self._of_float = of_float
-        self._is_second = is_second
-        self._seen: Counter[int | float] = Counter()
-        self.__name__ = "disguise_in_reverse"
+    is_large: Callable[[int], bool]
+    of_float: Callable[[float], float]
+    __name__ = "disguise_in_reverse"
 
     def __call__(self, number: int | float) -> int | float:
-        """Return as what a number is shown. O(numbers)."""
-        equal = max(self._numbers[number], 1)
-        place = self._seen[number] % equal  # a run may be repeated
-        self._seen[number] += 1
+        """Return as what a number is shown."""
         if isinstance(number, float):
-            return self._of_float(number) + place
-        rank = sum(count for other, count in self._numbers.items() if isinstance(other, int) and other > number)
-        rank += equal - 1 - place if self._is_second else place
-        return disguise_as_larger(rank) if self._is_second and rank else rank
+            return self.of_float(number)
+        return disguise_as_larger(number) if self.is_large(number) else 0
 
 
-def disguises_in_reverse(numbers: list[int | float]) -> Iterator[Disguise]:
-    """Yield the disguises of `numbers` in the reverse order: two, and one for floats."""
-    yield DisguiseInReverse(numbers, operator.neg)
-    yield DisguiseInReverse(numbers, lambda number: math.nan, is_second=True)
-    if any(isinstance(number, float) for number in numbers):
-        yield DisguiseInReverse(numbers, lambda number: math.inf)
+class _Turn:
+    """Tells which one of equal numbers comes now, where all of them come in the same order again and again."""
+
+    def __init__(self, numbers: Iterable[int | float]) -> None:
+        self._counts = Counter(numbers)
+        self._seen: Counter[int | float] = Counter()
+
+    def of(self, number: int | float, *, from_the_end: bool) -> int:
+        count = max(self._counts[number], 1)
+        place = self._seen[number] % count
+        self._seen[number] += 1
+        return count - 1 - place if from_the_end else place
+
+
+# Bounds of a list or of layers are small numbers; of more numbers the larger ones are not told apart.
+_MOST_BOUNDS = 16
+
+
+def disguises_in_reverse(numbers: list[int | float]) -> list[Disguise]:
+    """Return disguises with which C code takes something between two numbers, where it takes nothing as they are.
+
+    Of the bounds in `layers[3:1]`, the first one is zero then, and the second one large, with one of the disguises;
+    of equal ones too. Floats come in the reverse order, and are nan and infinite. For two ints one disguise, for 16 or
+    more four; two where some are equal; at least three for floats.
+    """
+    ints = sorted({number for number in numbers if isinstance(number, int)})
+    has_floats = any(isinstance(number, float) for number in numbers)
+    # The larger number has the smaller rank, so that there is a bit of which it has 0 and the other one 1.
+    ranks = {number: rank for rank, number in enumerate(reversed(ints[:_MOST_BOUNDS]))}
+    of_floats: tuple[Callable[[float], float], ...] = (operator.neg, lambda number: math.nan, lambda number: math.inf)
+    count = max((len(ranks) - 1).bit_length() if ranks else 0, len(of_floats) if has_floats else 0)
+    found: list[Disguise] = [
+        _InReverse(lambda number, bit=bit: bool(ranks.get(number, 0) >> bit & 1), of_floats[bit % len(of_floats)])
+        for bit in range(count)
+    ]
+    for from_the_end in (False, True) if len(set(numbers)) < len(numbers) else ():
+        turn = partial(_Turn(numbers).of, from_the_end=from_the_end)
+        found.append(
+            _InReverse(lambda number, turn=turn: turn(number) > 0, lambda number, turn=turn: turn(number) - number)
+        )
+    return found
 
 
 class _Nowhere:

@@ -48,7 +48,7 @@ class Numbers:
     Attributes:
         values: the numbers that the model got, in order.
         origins: the nodes that they come from.
-        computed: those that it has computed from them.
+        computed: those that it has computed from them, and the nodes of these.
         expected: those of an earlier trace at other sizes, if this one is compared with it. C code sees the numbers
             that differ disguised.
         disguise: as what it sees them.
@@ -70,7 +70,7 @@ class Numbers:
         self._size_caches = size_caches
         self.values: list[int | float] = []
         self.origins: list[Origin] = []
-        self.computed: list[int | float] = []
+        self.computed: list[tuple[int | float, Node]] = []
         self.expected: list[int | float] | None = None
         self.disguise: Disguise = disguise_as_larger
         self.disguised: frozenset[int] = frozenset()
@@ -85,10 +85,6 @@ class Numbers:
         self.next_call: Numbers | None = None
         self.uses_earlier = False
         self.fixes_keys = False
-
-    def all(self) -> list[int | float]:
-        """Return all of them, also those that the model has computed, as plain numbers."""
-        return [plain_number(number) for number in (*self.values, *self.computed)]
 
     def new(self, value: int | float, origin: Origin, *, is_disguised: bool = False) -> Any:
         """Return a number that the model gets, as one whose arithmetic is recorded.
@@ -180,9 +176,9 @@ class Numbers:
         if not isinstance(result, (int, float)):
             return result
         self._guard_divisor(function, args)
-        self.computed.append(result)
         arguments = self._recorder.create_args(args)
         node = self._recorder.add_node("call_function", function, arguments, {}, None, None)
+        self.computed.append((result, node))
         return traced_number(result, node, self, self.disguise(result) if _holds_disguised(args) else None)
 
     def _guard_divisor(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:

@@ -14,7 +14,7 @@ from featx.tracing.source.location import names_in, source_of
 def has_computed_slices(code: CodeType) -> bool:
     """Say whether `code`, or code inside it, may take `items[a:b]` with two computed bounds, or make such a slice.
 
-    Code of torch does not count. Without source: yes.
+    `x[:, a:b]` takes no part of a list. Code of torch does not count. Without source: yes.
     """
     if is_library_code(code):
         return False
@@ -22,8 +22,8 @@ def has_computed_slices(code: CodeType) -> bool:
     definition = None if source is None else source.function_of(code)
     if definition is None or not names_in(code).isdisjoint({"slice", "islice"}):
         return True
-    slices = (node for node in ast.walk(definition) if isinstance(node, ast.Slice))
-    return any(_is_computed(each.lower) and _is_computed(each.upper) for each in slices)
+    slices = (node.slice for node in ast.walk(definition) if isinstance(node, ast.Subscript))
+    return any(isinstance(each, ast.Slice) and _is_computed(each.lower) and _is_computed(each.upper) for each in slices)
 
 
 def _is_computed(bound: ast.expr | None) -> bool:
