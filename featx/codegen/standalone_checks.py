@@ -128,9 +128,11 @@ def with_defaults(given: Any, defaults: Any, keys: Any) -> Any:
 
     In the order of `keys`, if `given` is in that order too; else the defaults come first.
     """
+    missing = {key: value for key, value in defaults.items() if key not in given}
+    filled = {**missing, **given}
     if [key for key in given if key in keys] != [key for key in keys if key in given]:
-        return {**defaults, **given}
-    return {**{key: given.get(key, defaults.get(key)) for key in keys if key in given or key in defaults}, **given}
+        return filled
+    return {**{key: filled[key] for key in keys if key in filled}, **given}
 
 
 def form_of(value: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -155,3 +155,41 @@ def test_a_warning_that_is_said_once_is_said_once() -> None:
     finally:
         LOGGER.removeHandler(listener)
     assert listener.heard == ["a slow path is taken"]
+
+
+@functools.lru_cache
+def kept_zeros(length: int) -> torch.Tensor:
+    return torch.zeros(length)
+
+
+@functools.lru_cache
+def kept_steps(length: int) -> Iterator[int]:
+    return iter(range(1, 9))
+
+
+@functools.lru_cache
+def kept_object(name: str) -> object:
+    return SimpleNamespace(name=name)
+
+
+def written(model: Any, length: int) -> torch.Tensor:
+    table = kept_zeros(length)
+    table += 1
+    return table
+
+
+@pytest.mark.parametrize(
+    ("look_up", "reason"),
+    [(written, "writes a tensor"), (lambda model, length: torch.ones(length) * next(kept_steps(length)), "iterator")],
+)
+def test_what_a_cached_function_has_returned_must_be_the_same_in_the_next_call(look_up: Any, reason: str) -> None:
+    with pytest.raises(featx.TraceError, match=reason):
+        featx.trace(Cached(look_up), torch.ones(2, 4))
+
+
+def test_a_cached_function_returns_the_same_object_for_the_same_arguments() -> None:
+    def look_up(model: Any, length: int) -> torch.Tensor:
+        return torch.ones(length) * (3 if kept_object("a") is kept_object("a") else 5)
+
+    model, x = Cached(look_up), torch.ones(2, 4)
+    assert torch.equal(featx.trace(model, x)(x), model(x))

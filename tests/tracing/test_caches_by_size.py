@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -40,6 +41,7 @@ class Keeping(nn.Module):
         super().__init__()
         self.conv = nn.Conv2d(3, 4, 3, padding=1)
         self.cache: dict[Any, torch.Tensor] = {}
+        self.caches: list[dict[Any, torch.Tensor]] = [{} for _ in range(33)]
         self.table: torch.Tensor | None = None
         self.height = 0
         self.find = find
@@ -109,6 +111,23 @@ def by_static_method_with_a_decorator(model: Any, h: int, w: int) -> torch.Tenso
     return model.cached_without_self(h, w)
 
 
+def in_a_dict_of_one_call(model: Any, h: int, w: int) -> torch.Tensor:
+    tables: dict[Any, torch.Tensor] = {}
+    for _ in range(2):
+        if (h, w) not in tables:
+            tables[h, w] = ramp(h, w)
+    return tables[h, w]
+
+
+def in_one_of_many_caches(model: Any, h: int, w: int) -> torch.Tensor:
+    return by_tuple(SimpleNamespace(cache=model.caches[20]), h, w)
+
+
+def for_several_levels(model: Any, h: int, w: int) -> torch.Tensor:
+    levels = [by_tuple(model, h // divisor, w // divisor) for divisor in (1, 2, 3)]
+    return levels[0] + sum(level.sum() for level in levels)
+
+
 def where_the_height_differs(model: Any, h: int, w: int) -> torch.Tensor:
     if model.height != h or model.table is None or model.table.shape[1] != w:
         model.height, model.table = h, ramp(h, w)
@@ -117,7 +136,8 @@ def where_the_height_differs(model: Any, h: int, w: int) -> torch.Tensor:
 
 BY_SIZE: list[Build] = [
     by_tuple, by_tuple_of_new_reads, by_text, by_joined_text, by_product, by_cached_method, by_method_with_a_decorator,
-    by_static_method_with_a_decorator, where_the_height_differs,
+    by_static_method_with_a_decorator, in_a_dict_of_one_call, in_one_of_many_caches, for_several_levels,
+    where_the_height_differs,
 ]  # fmt: skip
 SHAPES = [(2, 3, 8, 10), (1, 3, 8, 10), (2, 3, 8, 12), (2, 3, 12, 10), (2, 3, 10, 8), (3, 3, 16, 16), (2, 3, 3, 5)]
 

@@ -206,6 +206,19 @@ def test_options_among_the_rest_of_the_keywords_may_stand_anywhere(names: list[s
         traced(**given, halves=True)
 
 
+class TakesInOrder(nn.Module):
+    def forward(self, **values: Any) -> torch.Tensor:
+        first, second = values.values()
+        return first - second * 2
+
+
+def test_keywords_in_another_order_are_not_put_into_that_of_the_example() -> None:
+    model, traced = TakesInOrder(), featx.trace(TakesInOrder(), x=image(), scale=2.0)
+    assert same(traced(x=image(), scale=2.0), model(x=image(), scale=2.0))
+    with pytest.raises(featx.SpecializationError):
+        traced(scale=2.0, x=image())
+
+
 def test_the_order_of_keywords_is_part_of_the_form() -> None:
     model, first, second = PassesOn(), image(seed=1), image(seed=2)
     traced = featx.trace(model, x=image(), halves=False, first=first, second=second)

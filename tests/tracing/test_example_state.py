@@ -412,3 +412,35 @@ def test_attribute_that_is_set_anew_on_a_module_that_is_not_called_is_no_state(n
 def test_attribute_that_counts_on_a_module_that_is_not_called_is_refused() -> None:
     with pytest.raises(featx.TraceError, match="second call"):
         featx.create_feature_extractor(CallsMethods(counts=True).eval(), ["output"], example_inputs=torch.rand(2, 4))
+
+
+class ReadsStructure(nn.Module):
+    def __init__(self, structure: Structure) -> None:
+        super().__init__()
+        self.others = [structure]
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) * (self.others[0].factor or 3)
+
+
+class SetsStructure(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.structure = Structure()
+        self.child = ReadsStructure(self.structure)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.structure.start()
+        return self.child(x) + 1
+
+
+@pytest.mark.parametrize("name", ["output", "child"])
+def test_attribute_that_a_module_which_is_kept_whole_reads_elsewhere(name: str) -> None:
+    model, x = SetsStructure().eval(), torch.rand(2, 4)
+    try:
+        extractor = featx.create_feature_extractor(model, [name], example_inputs=x)
+    except featx.TraceError:
+        return
+    expected = model(x)
+    assert torch.equal(extractor(x)[name] + (1 if name == "child" else 0), expected)

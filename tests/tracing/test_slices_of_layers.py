@@ -95,6 +95,30 @@ class BetweenSizes(Layers):
         return self.head(x)
 
 
+class BetweenItemsOfMore(Layers):
+    """Reads other numbers too, larger and smaller ones."""
+
+    def forward(self, x: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
+        rows, columns = x.shape
+        x = x.reshape(columns, rows).reshape(rows, columns)
+        first, last = bounds.tolist()
+        for layer in self.layers[first:last]:
+            x = layer(x)
+        return self.head(x)
+
+
+class BetweenSizesOfMore(Layers):
+    def between(self, first: int, last: int) -> Any:
+        return self.layers[first:last]
+
+    def forward(self, x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        rows, columns = x.shape
+        y = x.reshape(columns, rows).reshape(rows, columns)
+        for layer in self.between(rows, like.shape[0]):
+            y = layer(y)
+        return self.head(y)
+
+
 def rows(count: int) -> torch.Tensor:
     return torch.rand(count, 4, generator=torch.Generator().manual_seed(count))
 
@@ -109,7 +133,8 @@ CASES = {
     "the last ones of a size": (ByLastOnes, BY_ROWS), "a list repeated": (ByRepeating, BY_ROWS),
     "values in a list": (OfList, BY_ROWS), "a ratio": (ByRatio, BY_RATIO),
     "between items": (BetweenItems, BY_BOUNDS), "between items, last first": (BetweenItemsInReverse, BY_BOUNDS),
-    "between sizes": (BetweenSizes, BY_SIZES),
+    "between sizes": (BetweenSizes, BY_SIZES), "between sizes in a method": (BetweenSizesOfMore, BY_SIZES),
+    "between items, and more": (BetweenItemsOfMore, BY_BOUNDS),
 }  # fmt: skip
 
 

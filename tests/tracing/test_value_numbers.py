@@ -177,9 +177,21 @@ def by_set(labels: list[Any]) -> int:
 LABELS = [[1, 3, 2], [2, 2, 3], [3, 3, 3], [5, 6, 7]]
 
 
+GROUPS: dict[Any, list[int]] = {}
+
+
+def in_a_dict_that_is_cleared(labels: list[Any]) -> int:
+    GROUPS.clear()
+    for place, label in enumerate(labels):
+        GROUPS.setdefault(label, []).append(place)
+    return len(GROUPS)
+
+
 @pytest.mark.parametrize("adaptive", [False, True])
 @pytest.mark.parametrize("kind", [Grouped, GroupedBySize])
-@pytest.mark.parametrize("count", [in_a_defaultdict, by_setdefault, by_get, by_membership, by_set])
+@pytest.mark.parametrize(
+    "count", [in_a_dict_that_is_cleared, in_a_defaultdict, by_setdefault, by_get, by_membership, by_set]
+)
 def test_labels_that_are_equal_or_not_are_checked(
     count: Callable[[list[Any]], int], kind: type[Grouped], adaptive: bool
 ) -> None:
@@ -252,3 +264,33 @@ def test_parts_of_a_float_are_those_of_each_input() -> None:
     extractor = featx.create_feature_extractor(model, ["output"], example_inputs=FIRST, adaptive=True)
     for x in (FIRST, FIRST * 1.7):
         assert torch.equal(extractor(x)["output"], model(x))
+
+
+class SumsInC(nn.Module):
+    """Asks `math` about a list, and goes another way where that is an error."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        try:
+            total = math.fsum(scores.tolist())
+        except (OverflowError, ValueError):
+            total = -1.0
+        return self.linear(x) * total
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_an_error_of_math_about_a_list_is_checked(adaptive: bool) -> None:
+    model, infinite = SumsInC().eval(), torch.tensor([math.inf, -math.inf])
+    extractor = featx.create_feature_extractor(model, ["mul"], example_inputs=(FIRST, infinite), adaptive=adaptive)
+    for scores in (infinite, torch.tensor([1.0, 2.0])):
+        expected = model(FIRST, scores)
+        try:
+            found = extractor(FIRST, scores)["mul"]
+        except featx.SpecializationError:
+            assert not adaptive
+            assert scores is not infinite
+            continue
+        assert torch.equal(found, expected)

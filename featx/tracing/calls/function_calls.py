@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -16,13 +16,16 @@ from featx.libraries import advice_for_draws, mask_maker
 from featx.tracing.calls.measured_calls import MeasuredCalls
 from featx.tracing.file_globals.pass_through import Answered, answered_as
 from featx.tracing.guards.scalars import TracedFloat, TracedInt, plain_numbers
+from featx.tracing.objects.tensor_versions import versions_of
+from featx.tracing.recording.lineage import node_behind
 from featx.tracing.recording.numbers import is_of_numbers
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.signals import UnsupportedSideEffect, Untraceable
-from featx.tree import tree_leaves
+from featx.tree import tensors_in, tree_leaves
 
 _GRADIENTS = "whether gradients are enabled (make the extractor as it will run, with torch.no_grad() or without)"
+_PLAIN_ARGUMENTS = frozenset({bool, int, float, str, type(None), torch.dtype, torch.device})
 _PLAIN_KINDS: dict[type, type] = {TracedInt: int, TracedFloat: float}
 
 
@@ -43,14 +46,14 @@ class FunctionCalls:
         self._measured = measured
         self._context = model_context
         self.gradient_checks: list[Node] = []
+        # What cached functions have returned: for plain arguments; and all of it, with the versions of its tensors.
+        self._cached: dict[Any, Any] = {}
+        self._kept_by_caches: list[tuple[str, Any, list[int]]] = []
 
     def on_call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer a call of a function that is one node, of a cached one, of `math`, `int`, `float` or `len`."""
         if isinstance(function, functools._lru_cache_wrapper):
-            # Past the cache, which must not keep a tensor of this trace.
-            result = self._call_cached(function.__wrapped__, args, kwargs)
-            self._context.caches.watch(result)
-            return result
+            return self._call_cached(function.__wrapped__, args, kwargs)
         if function is torch.is_grad_enabled:
             return self.on_grad_mode_query()
         maker = mask_maker(function)
@@ -96,6 +99,14 @@ class FunctionCalls:
         return self._as_one_node(function, args, kwargs)
 
     def _call_cached(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a cached function past its cache, which must not keep a tensor of this trace.
+
+        For the same plain arguments it returns the same object again. Traced numbers that are equal here may differ
+        for other inputs.
+        """
+        key = None if self._recorder.whole.is_inside else _key_of_plain(function, args, kwargs)
+        if key is not None and key in self._cached and self._is_recorded(self._cached[key]):
+            return self._cached[key]
         last = next(iter(reversed(self._recorder.graph.nodes)), None)
         result = function(*args, **kwargs)
         added = itertools.takewhile(lambda node: node is not last, reversed(self._recorder.graph.nodes))
@@ -105,7 +116,29 @@ class FunctionCalls:
                 f"the cached function {function.__name__} draws random numbers, which a graph would draw at each call,",
                 advice="draw them in __init__, and keep them in a buffer",
             )
+        if any(isinstance(each, Iterator) for each in tree_leaves(result)):
+            raise Untraceable(f"the cached function {function.__name__} keeps an iterator, which goes on in each call,")
+        self._context.caches.watch(result)
+        if not self._recorder.whole.is_inside:
+            self._kept_by_caches.append((function.__name__, result, versions_of(tensors_in(result))))
+        if key is not None:
+            self._cached[key] = result
         return result
+
+    def _is_recorded(self, result: Any) -> bool:
+        """Say whether the nodes of a result are in the graph still."""
+        origins = filter(None, map(self._recorder.lineage.get, tensors_in(result)))
+        return not any(node_behind(origin).is_erased for origin in origins)
+
+    def check_cached(self) -> None:
+        """Raise if forward has written a tensor that a cached function has returned: the next call finds it so.
+
+        Raises:
+            Untraceable: it has.
+        """
+        for name, result, versions in self._kept_by_caches:
+            if versions_of(tensors_in(result)) != versions and self._is_recorded(result):
+                raise Untraceable(f"forward writes a tensor that the cached function {name} has returned, and keeps,")
 
     def _as_one_node(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         recorder = self._recorder
@@ -146,3 +179,10 @@ class FunctionCalls:
             f"forward draws from a random generator of Python or numpy ({function.__name__})",
             advice=advice_for_draws(self._context.root),
         )
+
+
+def _key_of_plain(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return what a cache would look a call up by; None where an argument is, or holds, more than plain values."""
+    key = (function, args, tuple(kwargs.items()))
+    is_plain = all(type(each) in _PLAIN_ARGUMENTS for each in tree_leaves((args, kwargs)))
+    return key if is_plain and not any(isinstance(each, list) for each in (*args, *kwargs.values())) else None

@@ -161,19 +161,20 @@ class Variation:
 
         At the same lengths, the disguise alone makes no difference where no C code reads them.
         """
-        if not any(map(has_computed_slices, self._trace.codes_that_ran())):
+        if not any(map(has_computed_slices, self._trace.codes_that_may_have_run())):
             return
         found = self._trace.numbers
         numbers = [plain_number(number) for number in (*found.values, *(number for number, _ in found.computed))]
         usual = self._sizes
         free = [group for group, outcome in known.items() if outcome.is_free]
         self._sizes = {**dict.fromkeys(free, _twice), **usual}  # which more models take together
-        as_larger = functools.cache(lambda *groups: self._outcome([*groups]))
+        outcome = functools.cache(lambda disguise, *groups: self._outcome([*groups], disguise))
         for disguise in disguises_in_reverse(numbers):
-            if not free or self._outcome(free, disguise) == as_larger(*free) == FREE:
+            if not free or outcome(disguise, *free) == outcome(disguise_as_larger, *free) == FREE:
                 continue
-            read_by_c = [group for group in free if {self._outcome([group], disguise), as_larger(group)} == _DISAGREE]
-            if not read_by_c and {self._outcome(free, disguise), as_larger(*free)} == _DISAGREE:
+            disguises = (disguise, disguise_as_larger, disguise_as_zero)
+            read_by_c = [each for each in free if {outcome(shown, each) for shown in disguises} >= _DISAGREE]
+            if not read_by_c and {outcome(shown, *free) for shown in disguises} >= _DISAGREE:
                 read_by_c = free
             known.update(dict.fromkeys(read_by_c, CHANGED))
             free = [group for group in free if group not in read_by_c]

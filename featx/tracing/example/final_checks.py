@@ -19,6 +19,7 @@ from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.replica.tensor_attributes import TensorAttributes
 from featx.tracing.side_effects.state_checks import StateChecks
 from featx.tracing.signals import NeedsPlainValueChecks, ThreadInterference, UnsupportedSideEffect
+from featx.tracing.source.reachable import functions_reached
 from featx.tracing.source.state_writes import StateWrite, missed_state_writes
 from featx.tracing.source.syntax_queries import asks_for_key
 
@@ -93,6 +94,11 @@ class FinalChecks:
         functions += [type(each).forward for each in self._state_checks.opened_modules]
         codes = (getattr(each, "__code__", None) for each in functions)
         return self._recorder.codes | {code for code in codes if code is not None}
+
+    def codes_that_may_have_run(self) -> set[CodeType]:
+        """Return `codes_that_ran`, and the code of functions and methods that opened modules may call. O(code)."""
+        reached = (functions_reached(function, kind) for function, kind in self._functions_that_ran())
+        return self.codes_that_ran() | {each.__code__ for found in reached for each, _ in found}
 
     def missed_state_writes(self, failed_path: str | None) -> frozenset[StateWrite]:
         """Return what code of opened modules may write of the model's state, and has not written in this run.

@@ -262,6 +262,7 @@ class ExampleTrace:
             )
         with torch._C.DisableTorchFunction(), kernels.recorded():
             self._observers.check_threads()
+            self.function_calls.check_cached()
             self._final_checks.check_side_effects(generators, self._tensor_attributes)
             if self.replica.size_caches.have_other_keys():
                 raise NeedsFixedKeys
@@ -283,6 +284,10 @@ class ExampleTrace:
     def codes_that_ran(self) -> set[CodeType]:
         """Return the code that has called torch, and that of opened modules."""
         return self._final_checks.codes_that_ran()
+
+    def codes_that_may_have_run(self) -> set[CodeType]:
+        """Return that code, and the code of functions and methods that opened modules may call."""
+        return self._final_checks.codes_that_may_have_run()
 
     def missed_state_writes(self) -> frozenset[StateWrite]:
         """Return what code of opened modules may write of the model's state, and has not written in this run."""

@@ -67,8 +67,8 @@ class NumberTrace(Protocol):
         """Say whether the text that the running code makes only tells a person something."""
         ...
 
-    def is_key_of_cache(self) -> bool:
-        """Say whether code hashes the number only to look a key up in a cache of the model."""
+    def is_key_of_cache(self, number: Any) -> bool:
+        """Say whether code hashes a number only to look a key up in a cache of the model."""
         ...
 
     def is_in_key_of_cache(self, text: str) -> bool:
@@ -101,7 +101,7 @@ def disguise_as_zero(number: int | float) -> int | float:
     return type(number)(0)
 
 
-@dataclass
+@dataclass(frozen=True)
 class _InReverse:
     """Disguises some ints as larger ones, and the others as zero.
 
@@ -378,7 +378,7 @@ def _define_text(kind: type, name: str) -> None:
 
 def _hash(self: Any) -> int:
     # A key of a dict: what is found there depends on the value, unless the code has put it there itself.
-    is_of_cache = self.trace.is_recording() and self.trace.is_key_of_cache()
+    is_of_cache = self.trace.is_recording() and self.trace.is_key_of_cache(self)
     return hash(_plain(self) if is_of_cache else pinned(self))
 
 

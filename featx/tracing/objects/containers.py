@@ -55,9 +55,10 @@ class SlotAttributes(MutableMapping[str, Any]):
         return sum(1 for _ in self)
 
 
-def containers_in(values: Iterable[Any], depth: int = _DEPTH) -> Iterator[Any]:
+def containers_in(values: Iterable[Any], depth: int = _DEPTH, largest: int = LARGE) -> Iterator[Any]:
     """Yield the lists, dicts and sets among `values` and, `depth` levels deep, inside them, each once.
 
+    Those of more than `largest` items are not looked into.
     The attributes of an object that is neither a module nor one of torch's count as a dict; those of `threading.local`
     are those of this thread. O(items).
     """
@@ -72,7 +73,7 @@ def containers_in(values: Iterable[Any], depth: int = _DEPTH) -> Iterator[Any]:
             if container is not None and identity not in seen:
                 seen.add(identity)
                 yield container
-                if len(container) <= LARGE:
+                if len(container) <= largest:
                     below += _items_of(container)
             elif type(value) is tuple:
                 below += value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 from collections.abc import Callable, Iterable
@@ -25,10 +26,17 @@ from featx.tracing.guards.scalars import (
 from featx.tracing.recording.lineage import Origin
 from featx.tracing.replica.size_caches import SizeCaches
 from featx.tracing.signals import NeedsConversionTracking
-from featx.tracing.source.cache_lookups import calls_cached_method, dicts_looked_up, dicts_looked_up_by_text
+from featx.tracing.source.cache_lookups import (
+    calls_cached_method,
+    dicts_looked_up,
+    dicts_looked_up_by_text,
+    is_tuple_key,
+    key_looked_up,
+)
 from featx.tracing.source.conversions import CONVERSIONS, converts_by_calls_alone
 from featx.tracing.source.frames import is_of_featx, user_of_number
 from featx.tracing.source.syntax_queries import is_comparison, is_in_try, writes_a_message
+from featx.tree import tree_leaves
 
 if TYPE_CHECKING:
     from featx.tracing.recording.recorder import Recorder
@@ -85,6 +93,8 @@ class Numbers:
         self.next_call: Numbers | None = None
         self.uses_earlier = False
         self.fixes_keys = False
+        # Keys of caches that differ: by the ids of the origins of their numbers, with these.
+        self._told_apart: dict[tuple[int, ...], list[Origin]] = {}
 
     def new(self, value: int | float, origin: Origin, *, is_disguised: bool = False) -> Any:
         """Return a number that the model gets, as one whose arithmetic is recorded.
@@ -154,13 +164,40 @@ class Numbers:
         frame = self._recorder.model_frame()
         return frame is None or writes_a_message(frame)
 
-    def is_key_of_cache(self) -> bool:
-        """Say whether code hashes the number only to look a key up in a cache of the model."""
+    def is_key_of_cache(self, number: Any) -> bool:
+        """Say whether code hashes a number only to look a key up in a cache of the model.
+
+        Which keys of this call are equal decides what is found there. Python compares those whose hashes are equal;
+        that the number differs from others is recorded here.
+        """
         frame = user_of_number()
         if is_of_featx(frame.f_code):  # it looks at the caches
             return True
         looked_up = dicts_looked_up(frame)
-        return self._size_caches.are_caches(looked_up) if looked_up else calls_cached_method(frame)
+        if not looked_up:
+            return calls_cached_method(frame)
+        if not self._size_caches.are_caches(looked_up, has_tuples=is_tuple_key(frame)):
+            return False
+        key = key_looked_up(frame)
+        key = key if type(key) is tuple else number
+        for other in itertools.chain.from_iterable(looked_up):
+            self._tell_apart(key, other)
+        return True
+
+    def _tell_apart(self, key: Any, other: Any) -> None:
+        """Record that a key differs from an earlier one of this call, if it does."""
+        if type(key) is not tuple and type(other) is tuple:  # a part of a tuple, it is not known where
+            for item in cast(tuple[Any, ...], other):
+                self._tell_apart(key, item)
+            return
+        numbers = [each for each in tree_leaves((key, other)) if isinstance(each, TracedNumber)]
+        pair = tuple(id(each.origin) for each in numbers)
+        is_of_this_call = isinstance(other, (tuple, TracedNumber)) and all(each.trace is self for each in numbers)
+        if is_of_this_call and plain_numbers(key) != plain_numbers(other) and pair not in self._told_apart:
+            self._told_apart[pair] = [each.origin for each in numbers]
+            arguments = self._recorder.create_args((key, other))
+            node = self._recorder.add_unnamed_node("call_function", operator.eq, arguments, {})
+            self._recorder.guards.add(node, False, "whether two keys of a cache are equal")
 
     def is_in_key_of_cache(self, text: str) -> bool:
         """Say whether the running code makes `text` of the number only as a part of a key of a cache."""
@@ -217,10 +254,10 @@ class Numbers:
             with recorder.whole.unrecorded():
                 result = function(*plain_numbers(args), **plain_numbers(kwargs))
         except (ArithmeticError, ValueError):  # the model may catch it, and goes another way then
-            pin_all((*args, *kwargs.values()))
+            pin_all(tree_leaves((args, kwargs)))
             raise
         if not isinstance(result, (bool, int, float)):  # the two parts of a float
-            pin_all(args)
+            pin_all(tree_leaves((args, kwargs)))
             return result
         if isinstance(result, bool):
             answer = recorder.add_unnamed_node("call_function", function, arguments, keywords)
@@ -229,7 +266,7 @@ class Numbers:
         node = recorder.add_node("call_function", function, arguments, keywords, None, None)
         self.sizes_were_read = True
         # The ratio of two sizes may be what it was, where both are others.
-        return self.new(result, node, is_disguised=_holds_disguised((*args, *kwargs.values())))
+        return self.new(result, node, is_disguised=_holds_disguised(tree_leaves((args, kwargs))))
 
     def _convert(self, kind: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         number = args[0] if args else None

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import chain
+from types import FunctionType
 from typing import Any, cast
 
 from torch import nn
 
+from featx.rebuilding import contents_of_cell
 from featx.tracing.file_globals.holders import Holder
 from featx.tracing.guards.scalars import TracedNumber
 from featx.tracing.objects.containers import DEPTH_IN_MODULES, containers_in
+
+# A container of more items is no place for caches.
+_LARGEST = 10_000
 
 
 class SizeCaches:
@@ -31,21 +36,26 @@ class SizeCaches:
         # The texts of sizes that were a part of keys of each of them.
         self._texts: dict[int, set[str]] = {}
 
-    def are_caches(self, dicts: Iterable[dict[Any, Any]]) -> bool:
-        """Say whether all of these are such caches, and remember those that are empty now. O(keys)."""
-        return all(map(self._is_cache, dicts))
+    def are_caches(self, dicts: Iterable[dict[Any, Any]], *, has_tuples: bool = False) -> bool:
+        """Say whether all of these are such caches, and remember those that are empty now. O(keys).
 
-    def _is_cache(self, candidate: dict[Any, Any]) -> bool:
-        if not candidate and id(candidate) not in self._known and self._is_kept(candidate):
+        With `has_tuples`, they are looked up by tuples. A dict that a call makes is a cache then too. By numbers it may
+        group things, and code may look it up by constants.
+        """
+        return all(self._is_cache(each, has_tuples=has_tuples) for each in dicts)
+
+    def _is_cache(self, candidate: dict[Any, Any], *, has_tuples: bool) -> bool:
+        if not candidate and id(candidate) not in self._known and (has_tuples or self._is_kept(candidate)):
             self._known[id(candidate)] = candidate
         # What a text was made of is not to be seen in it.
         return id(candidate) in self._known and all(type(key) is str or _is_traced(key) for key in candidate)
 
     def _is_kept(self, candidate: dict[Any, Any]) -> bool:
-        """Say whether the model keeps a dict between calls. One that a call makes may group things by their sizes."""
-        of_modules = (value for module in self._modules for value in vars(module).values())
-        found = (containers_in(of_modules, DEPTH_IN_MODULES), (holder.value for holder in self.outside))
-        return any(each is candidate for each in chain.from_iterable(found))
+        """Say whether the model keeps a dict between calls."""
+        of_modules = [value for module in self._modules for value in vars(module).values()]
+        of_functions = (held for value in of_modules if type(value) is FunctionType for held in _held_by(value))
+        found = containers_in((*of_modules, *of_functions), DEPTH_IN_MODULES, _LARGEST)
+        return any(each is candidate for each in chain(found, (holder.value for holder in self.outside)))
 
     def note_text(self, dicts: Iterable[dict[Any, Any]], text: str) -> None:
         """Take note that a size, which is written so, is a part of a text that these caches are looked up by."""
@@ -64,6 +74,10 @@ class SizeCaches:
     def forget(self) -> None:
         """Let go of all of them."""
         self._known, self._texts = {}, {}
+
+
+def _held_by(function: FunctionType) -> list[Any]:
+    return [*map(contents_of_cell, function.__closure__ or ()), *(function.__defaults__ or ())]
 
 
 def _is_traced(key: Any) -> bool:

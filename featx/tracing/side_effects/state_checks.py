@@ -152,6 +152,17 @@ class StateChecks:
                 self._check_layer(module, path)
             elif self.opened_modules.isdisjoint(module._modules.values()):
                 self.check_untouched(module, path)
+        self._check_references_to_uncalled()
+
+    def _check_references_to_uncalled(self) -> None:
+        """Raise where a module that is kept whole has a way to one that others have changed and that is not called."""
+        changed = [module for module in self._changed if not self.was_called(module)]
+        whole = [module for module, path in self.paths.items() if path in self.opaque_paths] if changed else []
+        for owner in referred_to(whole, changed):
+            raise UnsupportedSideEffect(
+                f"forward changes the attribute '{self.states.changed_attribute(owner)}' of '{self.paths[owner]}', "
+                "which a module that is kept whole may read,"
+            )
 
     def _paths_that_ran_whole(self) -> set[str]:
         """Return the paths of the modules that were called whole, and of those inside them.
@@ -192,7 +203,7 @@ class StateChecks:
             raise UnsupportedSideEffect(f"forward changes the attribute '{name}' of '{path}', a layer of torch,")
 
     def was_called(self, module: nn.Module) -> bool:
-        """Say whether a module is being traced through, or was called."""
+        """Say whether a module was called, or is being traced through, as the root is from the start."""
         is_traced = module in self._in_progress or module in self.opened_modules
         return is_traced or self.paths[module] in self.opaque_paths
 

@@ -23,6 +23,23 @@ _DICTS = (dict, OrderedDict, defaultdict)
 _PARTS_OF_A_TEXT = (ast.JoinedStr, ast.FormattedValue, ast.BinOp, ast.Tuple, ast.List, ast.Call)
 
 
+def key_looked_up(frame: FrameType) -> Any:
+    """Return the key that `frame` looks up, where it is a variable, an attribute or a tuple of these; else a marker."""
+    found = looked_up(node_at(frame))
+    if found is None:
+        return NO_VALUE
+    if not isinstance(found[1], ast.Tuple):
+        return _value_of(found[1], frame)
+    items = tuple(each.value if isinstance(each, ast.Constant) else _value_of(each, frame) for each in found[1].elts)
+    return NO_VALUE if any(item is NO_VALUE for item in items) else items
+
+
+def is_tuple_key(frame: FrameType) -> bool:
+    """Say whether the key by which `frame` looks something up is a tuple for sure."""
+    found = looked_up(node_at(frame))
+    return found is not None and (isinstance(found[1], ast.Tuple) or isinstance(_value_of(found[1], frame), tuple))
+
+
 def dicts_looked_up(frame: FrameType) -> list[dict[Any, Any]]:
     """Return the dict in which `frame` looks up the key that it is about to hash: `key in d`, `d[key]`, `d.get(key)`.
 
