@@ -15,14 +15,8 @@ from torch import nn
 
 import featx
 from featx import Graph, Node
-from featx.tracing.guards.scalars import (
-    TracedFloat,
-    TracedInt,
-    disguise_as_larger,
-    plain_number,
-    plain_numbers,
-    traced_number,
-)
+from featx.tracing.guards.disguises import disguise_as_larger
+from featx.tracing.guards.scalars import TracedFloat, TracedInt, plain_number, plain_numbers, traced_number
 from featx.tracing.signals import Diverged
 
 
@@ -52,7 +46,7 @@ class Trace:
     def on_later_use(self, other: Any) -> None:
         pass
 
-    def is_key_of_cache(self) -> bool:
+    def is_key_of_cache(self, number: Any) -> bool:
         return False
 
     def is_in_key_of_cache(self, text: str) -> bool:

@@ -15,14 +15,9 @@ from featx.tracing.checks.same_needed import does_what_is_needed
 from featx.tracing.example.conditions import Conditions
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.trace_request import TraceRequest
+from featx.tracing.guards.disguises import Disguise, disguise_as_larger, disguise_as_zero, disguises_in_reverse
 from featx.tracing.guards.guards import check_decision
-from featx.tracing.guards.scalars import (
-    Disguise,
-    disguise_as_larger,
-    disguise_as_zero,
-    disguises_in_reverse,
-    plain_number,
-)
+from featx.tracing.guards.scalars import plain_number
 from featx.tracing.recording.lineage import Origin, node_behind
 
 _OF_VALUES = ("item", "tolist")

@@ -29,8 +29,9 @@ from featx.tracing.checks.outcomes import (
     FreeDims,
     Outcome,
 )
+from featx.tracing.checks.resizing import Dim, can_be_resized
 from featx.tracing.checks.stale_caches import stale_dims
-from featx.tracing.checks.variation import Dim, Variation, can_be_resized, measures_of
+from featx.tracing.checks.variation import Variation, measures_of
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.trace_request import TraceRequest
 from featx.tracing.guards.guards import check_decision, check_rank, check_size

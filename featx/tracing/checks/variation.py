@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import chain, combinations
 from typing import Any
 
 import torch
@@ -27,22 +25,30 @@ from featx.tracing.checks.outcomes import (
     Outcome,
     refusal,
 )
+from featx.tracing.checks.resizing import (
+    OTHER_SIZES_FOR_REAL,
+    Dim,
+    OtherSize,
+    has_equal_products,
+    other_size,
+    other_size_for_real,
+    resized,
+    twice,
+)
 from featx.tracing.checks.same_needed import does_what_is_needed
 from featx.tracing.example.conditions import Conditions
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.trace_request import TraceRequest
-from featx.tracing.guards.scalars import (
+from featx.tracing.guards.disguises import (
     Disguise,
     disguise_as_larger,
     disguise_as_one,
     disguise_as_zero,
     disguises_in_reverse,
-    plain_number,
 )
-from featx.tracing.objects.structure import Path, copy_structure
+from featx.tracing.guards.scalars import plain_number
 from featx.tracing.signals import Diverged, NeedsRealValues, ThreadInterference
 from featx.tracing.source.slices import has_computed_slices
-from featx.tracing.stand_ins.stand_ins import keeps_values
 
 _RUNS_ALONE = 3
 # How much runs for real at other sizes may compute, those that fail too: so many times what the first one has, or so
@@ -51,10 +57,6 @@ _RUNS_IN_ALL = 2
 _FEWEST_ELEMENTS = 100_000_000
 _CHANNELS_OF_IMAGES = (1, 3, 4)
 _DISAGREE = {FREE, CHANGED}
-# A dimension of an input: the id of the tensor, and the position.
-Dim = tuple[int, int]
-# From a position, the size there, and the number of the group, to the size to try.
-OtherSize = Callable[[int, int, int], int]
 
 
 @dataclass(frozen=True, order=True)
@@ -126,7 +128,7 @@ class Variation:
         free = [group for group, outcome in known.items() if outcome in (FREE, TOGETHER)]
         if free and self._outcome(free, disguise=disguise_as_zero) != FREE:
             known.update({group: self._if_small(group, known[group]) for group in free})
-        self._try_in_reverse(known)
+        self._fix_bounds_of_slices(known)
         self.free_groups = [group for group, outcome in known.items() if outcome.is_free]
         return {dim: outcome for group, outcome in known.items() for dim in group.dims}
 
@@ -156,7 +158,7 @@ class Variation:
                     del known[group]
                 known[together] = TOGETHER
 
-    def _try_in_reverse(self, known: dict[Group, Outcome]) -> None:
+    def _fix_bounds_of_slices(self, known: dict[Group, Outcome]) -> None:
         """Fix lengths between which C code takes something (`layers[a:b]`), perhaps nothing at those of the example.
 
         At the same lengths, the disguise alone makes no difference where no C code reads them.
@@ -167,7 +169,7 @@ class Variation:
         numbers = [plain_number(number) for number in (*found.values, *(number for number, _ in found.computed))]
         usual = self._sizes
         free = [group for group, outcome in known.items() if outcome.is_free]
-        self._sizes = {**dict.fromkeys(free, _twice), **usual}  # which more models take together
+        self._sizes = {**dict.fromkeys(free, twice), **usual}  # which more models take together
         outcome = functools.cache(lambda disguise, *groups: self._outcome([*groups], disguise))
         for disguise in disguises_in_reverse(numbers):
             if not free or outcome(disguise, *free) == outcome(disguise_as_larger, *free) == FREE:
@@ -258,14 +260,14 @@ class Variation:
         return FREE if self._is_same(again) else CHANGED
 
     def _run(self, groups: list[Group], disguise: Disguise, *, has_values: bool) -> ExampleTrace:
-        changes = self._changes(groups, _other_size)
-        for other in _OTHER_SIZES_FOR_REAL if has_values else ():
+        changes = self._changes(groups, other_size)
+        for other in OTHER_SIZES_FOR_REAL if has_values else ():
             for_real = self._changes(groups, other)
-            if not any(_has_equal_products(tensor, for_real) for tensor in self._inputs):
+            if not any(has_equal_products(tensor, for_real) for tensor in self._inputs):
                 changes = for_real
                 break
         first = self._trace
-        run = functools.partial(_resized(self._request, changes, has_values).run, first)
+        run = functools.partial(resized(self._request, changes, has_values).run, first)
         reason = _reason(groups, changes, disguise)
         conditions = Conditions(
             reason, has_values, first.gradients, earlier=first, disguise=disguise, before=self.before
@@ -279,12 +281,12 @@ class Variation:
     def run_at(self, groups: list[Group], size: OtherSize | None, before: ExampleTrace | None = None) -> ExampleTrace:
         """Return a whole run at other sizes, with `before` as in `Conditions`. Its replica is kept."""
         first = self._trace
-        usual = size or (_other_size_for_real if first.is_real else _other_size)
+        usual = size or (other_size_for_real if first.is_real else other_size)
         changes = self._changes(groups, usual)
         reason = "with caches that a call has filled" if before else "with empty caches"
         sizes = _reason(groups, changes, disguise_as_larger) if groups else "the example"
         conditions = Conditions(f"{sizes}, {reason}", first.is_real, first.gradients, before=before)
-        return _resized(self._request, changes, first.is_real).run(first, conditions)
+        return resized(self._request, changes, first.is_real).run(first, conditions)
 
     def _changes(self, groups: list[Group], usual: OtherSize) -> dict[Dim, int]:
         return {
@@ -292,20 +294,6 @@ class Variation:
             for number, group in enumerate(groups)
             for dim in group.dims
         }
-
-
-def _has_equal_products(tensor: torch.Tensor, changes: Mapping[Dim, int]) -> bool:
-    """Say whether several dimensions, some of which change, have as many elements together as before.
-
-    What Python makes of a number of pixels or tokens would seem to be a constant then.
-    """
-    pairs = [(size, changes.get((id(tensor), dim), size)) for dim, size in enumerate(tensor.shape)]
-    subsets = chain.from_iterable(combinations(pairs, count) for count in range(2, len(pairs) + 1))
-    return any(
-        any(before != now for before, now in subset)
-        and math.prod(before for before, _ in subset) == math.prod(now for _, now in subset) != 0
-        for subset in subsets
-    )
 
 
 def _reason(groups: list[Group], changes: Mapping[Dim, int], disguise: Disguise) -> str:
@@ -369,61 +357,3 @@ def _groups_of(inputs: list[torch.Tensor]) -> tuple[list[Group], list[Group]]:
                 likely.add((dim, size))
     groups = {key: Group(*key, tuple((each, key[0]) for each in ids)) for key, ids in sorted(members.items())}
     return list(groups.values()), [group for key, group in groups.items() if key in likely]
-
-
-def _other_size(dim: int, size: int, number: int) -> int:
-    # Far enough away that an integer division of it changes too, and a multiple: many models need one.
-    return 2 * size + 1 if dim == 0 else size * (2 + number % 3)
-
-
-def _twice(dim: int, size: int, number: int) -> int:
-    return 2 * size + 1 if dim == 0 else 2 * size
-
-
-def _other_size_for_real(dim: int, size: int, number: int, more: int = 1) -> int:
-    # What is computed for real takes not much longer than at the size of the example.
-    if dim == 0:
-        return size + more
-    return size // 2 if number % 2 and size > 1 else 3 * size
-
-
-# Two samples of half the height have as many elements as one sample, and three have not.
-_OTHER_SIZES_FOR_REAL: tuple[OtherSize, ...] = (_other_size_for_real, functools.partial(_other_size_for_real, more=2))
-
-
-def _resized(request: TraceRequest, changes: Mapping[Dim, int], has_values: bool) -> TraceRequest:
-    """Return the request on inputs of other sizes."""
-    resized: dict[int, torch.Tensor] = {}  # one tensor may be two inputs
-
-    def resize(leaf: Any, path: Path) -> Any:
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
-        if id(leaf) not in resized:
-            resized[id(leaf)] = _resized_tensor(leaf, changes, has_values)
-        return resized[id(leaf)]
-
-    return request.on(*copy_structure((request.args, dict(request.kwargs)), resize))
-
-
-def _resized_tensor(value: torch.Tensor, changes: Mapping[Dim, int], has_values: bool) -> torch.Tensor:
-    shape = [changes.get((id(value), dim), size) for dim, size in enumerate(value.shape)]
-    if not has_values and not keeps_values(value, shape):
-        return value.new_empty(shape)
-    if value.layout is torch.sparse_coo:
-        return _resized_sparse(value.coalesce(), shape)
-    for dim, (size, wanted) in enumerate(zip(value.shape, shape, strict=True)):
-        if wanted != size:
-            # The values repeat, so that what depends on them stays likely to go the same way.
-            value = value.repeat_interleave(-(-wanted // max(size, 1)), dim).narrow(dim, 0, wanted)
-    return value
-
-
-def _resized_sparse(value: torch.Tensor, shape: list[int]) -> torch.Tensor:
-    indices = value.indices()
-    are_inside = (indices < indices.new_tensor(shape)[:, None]).all(0)
-    return torch.sparse_coo_tensor(indices[:, are_inside], value.values()[are_inside], shape, check_invariants=True)
-
-
-def can_be_resized(tensor: torch.Tensor) -> bool:
-    """Say whether other sizes of an input can be tried."""
-    return tensor.layout is torch.strided or (tensor.layout is torch.sparse_coo and tensor.dense_dim() == 0)

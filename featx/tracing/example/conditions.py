@@ -11,7 +11,7 @@ import torch
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.tracing.calls.module_calls import Opening
-from featx.tracing.guards.scalars import Disguise, disguise_as_larger
+from featx.tracing.guards.disguises import Disguise, disguise_as_larger
 from featx.tracing.replica.mode_reads import ModeReads
 
 if TYPE_CHECKING:

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from featx.ir.node import Node
+from featx.tracing.guards.disguises import Disguise, disguise_as_larger
 from featx.tracing.guards.scalars import (
-    Disguise,
     TracedInt,
     TracedNumber,
-    disguise_as_larger,
     pin_all,
     pinned,
     plain_number,

@@ -19,15 +19,16 @@ if TYPE_CHECKING:
 
 
 def unsupported_side_effect(
-    checks: StateChecks, recorder: Recorder, module: nn.Module, path: str, state: ModuleState
+    checks: StateChecks, recorder: Recorder, module: nn.Module, state: ModuleState, *, is_called: bool
 ) -> str | None:
     """Say what the forward of an opened module left there, where a graph of it would not do the same; else None.
 
     Writing into a buffer is fine, and so is an attribute that no code reads, or that is made from sizes and constants
     alone: a graph makes it anew.
     """
-    # Of a module that is not called, others call methods, and it cannot be kept whole.
-    must_open = checks.must_open(path) or not checks.was_called(module)
+    path = checks.paths[module]
+    # A module of which others call methods alone cannot be kept whole.
+    must_open = checks.must_open(path) or not is_called
     for name, holder in state.changed_values():
         what = f"forward changes the attribute '{name}' (if its first call alone does so, call the model once before)"
         if not must_open and not checks.is_held_by_opened(holder):

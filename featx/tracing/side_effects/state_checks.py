@@ -113,14 +113,18 @@ class StateChecks:
                 f"which '{path}' may read, and '{path}' is kept whole,"
             )
 
-    def check(self, module: nn.Module) -> None:
-        """Raise where forward left something on an opened module that a graph cannot."""
+    def check(self, module: nn.Module, *, is_called: bool = True) -> None:
+        """Raise where forward left something on an opened module, or on one of which it called methods alone."""
         path = self.paths[module]
         self._check_mode(module, path)
         self._check_calls()
         state = self.states.initial(module)
         with torch._C.DisableTorchFunction():
-            left = None if state is None else unsupported_side_effect(self, self._recorder, module, path, state)
+            left = (
+                None
+                if state is None
+                else unsupported_side_effect(self, self._recorder, module, state, is_called=is_called)
+            )
         if left is not None:
             raise UnsupportedSideEffect(left)
         if state is None:
@@ -146,7 +150,7 @@ class StateChecks:
                     "model once before,"
                 )
             if module in self.opened_modules or path not in ran_whole:
-                self.check(module)
+                self.check(module, is_called=self._was_called(module))
             elif self.states.initial(module) is None:
                 self._check_mode(module, path)
                 self._check_layer(module, path)
@@ -156,7 +160,7 @@ class StateChecks:
 
     def _check_references_to_uncalled(self) -> None:
         """Raise where a module that is kept whole has a way to one that others have changed and that is not called."""
-        changed = [module for module in self._changed if not self.was_called(module)]
+        changed = [module for module in self._changed if not self._was_called(module)]
         whole = [module for module, path in self.paths.items() if path in self.opaque_paths] if changed else []
         for owner in referred_to(whole, changed):
             raise UnsupportedSideEffect(
@@ -202,10 +206,8 @@ class StateChecks:
         if name is not None:
             raise UnsupportedSideEffect(f"forward changes the attribute '{name}' of '{path}', a layer of torch,")
 
-    def was_called(self, module: nn.Module) -> bool:
-        """Say whether a module was called, or is being traced through, as the root is from the start."""
-        is_traced = module in self._in_progress or module in self.opened_modules
-        return is_traced or self.paths[module] in self.opaque_paths
+    def _was_called(self, module: nn.Module) -> bool:
+        return module in self.opened_modules or self.paths[module] in self.opaque_paths
 
     def is_held_by_opened(self, container: object) -> bool:
         """Say whether a module that cannot be kept whole has `container` too, as one config for all modules."""
