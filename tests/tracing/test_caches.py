@@ -193,3 +193,18 @@ def test_a_cached_function_returns_the_same_object_for_the_same_arguments() -> N
 
     model, x = Cached(look_up), torch.ones(2, 4)
     assert torch.equal(featx.trace(model, x)(x), model(x))
+
+
+@functools.lru_cache
+def filled(value: float) -> torch.Tensor:
+    return torch.full((2, 4), value)
+
+
+def test_a_cached_function_tells_an_int_from_an_equal_float() -> None:
+    def look_up(model: Any, length: int) -> torch.Tensor:
+        return filled(1) // 2 + torch.full_like(filled(1.0), 0.5)
+
+    model, x = Cached(look_up), torch.ones(2, 4)
+    expected = model(x)
+    filled.cache_clear()
+    assert torch.equal(featx.trace(model, x)(x), expected)

@@ -128,6 +128,17 @@ def for_several_levels(model: Any, h: int, w: int) -> torch.Tensor:
     return levels[0] + sum(level.sum() for level in levels)
 
 
+def by_module_and_sizes(model: Any, h: int, w: int) -> torch.Tensor:
+    """For several levels, with items in the keys that are no numbers."""
+    tables = []
+    for owner, divisor in ((model, 1), (model, 2), (model.out, 2)):
+        key = (owner, "table", h // divisor, w // divisor, torch.float32)
+        if key not in model.cache:
+            model.cache[key] = ramp(h // divisor, w // divisor)
+        tables.append(model.cache[key])
+    return tables[0] + tables[1].sum() + tables[2].sum()
+
+
 def where_the_height_differs(model: Any, h: int, w: int) -> torch.Tensor:
     if model.height != h or model.table is None or model.table.shape[1] != w:
         model.height, model.table = h, ramp(h, w)
@@ -137,7 +148,7 @@ def where_the_height_differs(model: Any, h: int, w: int) -> torch.Tensor:
 BY_SIZE: list[Build] = [
     by_tuple, by_tuple_of_new_reads, by_text, by_joined_text, by_product, by_cached_method, by_method_with_a_decorator,
     by_static_method_with_a_decorator, in_a_dict_of_one_call, in_one_of_many_caches, for_several_levels,
-    where_the_height_differs,
+    by_module_and_sizes, where_the_height_differs,
 ]  # fmt: skip
 SHAPES = [(2, 3, 8, 10), (1, 3, 8, 10), (2, 3, 8, 12), (2, 3, 12, 10), (2, 3, 10, 8), (3, 3, 16, 16), (2, 3, 3, 5)]
 

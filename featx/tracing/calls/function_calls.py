@@ -183,6 +183,6 @@ class FunctionCalls:
 
 def _key_of_plain(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return what a cache would look a call up by; None where an argument is, or holds, more than plain values."""
-    key = (function, args, tuple(kwargs.items()))
-    is_plain = all(type(each) in _PLAIN_ARGUMENTS for each in tree_leaves((args, kwargs)))
-    return key if is_plain and not any(isinstance(each, list) for each in (*args, *kwargs.values())) else None
+    leaves = list(tree_leaves((args, kwargs)))
+    kinds = tuple(map(type, leaves))  # 1 and 1.0 are equal, and a function may return something else for them
+    return (function, args, tuple(kwargs.items()), kinds) if _PLAIN_ARGUMENTS.issuperset(kinds) else None

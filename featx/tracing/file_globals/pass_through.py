@@ -39,8 +39,9 @@ class ClosureVariable:
 
 # A name in a namespace.
 GlobalName = tuple[dict[str, Any], str]
+Namespace = dict[str, Any] | ClosureVariable
 # A variable that a pass-through may replace: in a namespace, or of a closure.
-Place = tuple[dict[str, Any] | ClosureVariable, str]
+Place = tuple[Namespace, str]
 
 
 class _PassThrough(ReplacedGlobal):
@@ -169,7 +170,7 @@ class PassThroughs:
         self._places = list(places)
         self._made: dict[tuple[int, str], _PassThrough] = {}
         self._thread = 0
-        self._installed: list[tuple[dict[str, Any] | ClosureVariable, str, _PassThrough, bool, CallHandler | None]] = []
+        self._installed: list[tuple[Namespace, str, _PassThrough, bool, CallHandler | None]] = []
 
     def install(
         self, refuse_draw: CallHandler, record: CallHandler | None = None, more: Iterable[GlobalName] = ()
@@ -197,7 +198,7 @@ class PassThroughs:
             if not is_there:
                 namespace[name] = entry
 
-    def _entry_for(self, namespace: dict[str, Any] | ClosureVariable, name: str, function: Any) -> _PassThrough:
+    def _entry_for(self, namespace: Namespace, name: str, function: Any) -> _PassThrough:
         key = (id(namespace), name)
         made = self._made.get(key)
         if made is None or made.function is not function:

@@ -189,12 +189,22 @@ class Numbers:
             for item in cast(tuple[Any, ...], other):
                 self._tell_apart(key, item)
             return
-        numbers = [each for each in tree_leaves((key, other)) if isinstance(each, TracedNumber)]
-        pair = tuple(id(each.origin) for each in numbers)
-        is_of_this_call = isinstance(other, (tuple, TracedNumber)) and all(each.trace is self for each in numbers)
-        if is_of_this_call and plain_numbers(key) != plain_numbers(other) and pair not in self._told_apart:
-            self._told_apart[pair] = [each.origin for each in numbers]
-            arguments = self._recorder.create_args((key, other))
+        items, others = list(tree_leaves(key)), list(tree_leaves(other))
+        if len(items) != len(others) or any(map(_differ_always, items, others)):
+            return
+        pairs = [
+            pair for pair in zip(items, others, strict=True) if any(isinstance(each, TracedNumber) for each in pair)
+        ]
+        numbers = list(filter(_is_traced, itertools.chain.from_iterable(pairs)))
+        origins = tuple(id(each.origin) for each in numbers)
+        is_of_this_call = all(each.trace is self for each in numbers)
+        if (
+            is_of_this_call
+            and origins not in self._told_apart
+            and any(plain_number(a) != plain_number(b) for a, b in pairs)
+        ):
+            self._told_apart[origins] = [each.origin for each in numbers]
+            arguments = self._recorder.create_args(tuple(zip(*pairs, strict=True)))
             node = self._recorder.add_unnamed_node("call_function", operator.eq, arguments, {})
             self._recorder.guards.add(node, False, "whether two keys of a cache are equal")
 
@@ -315,6 +325,19 @@ class Numbers:
         length = recorder.add_unnamed_node("call_function", len, (node,), {})
         recorder.guards.add(length, len(found), "how often a loop runs")
         return found
+
+
+def _is_traced(value: object) -> bool:
+    return isinstance(value, TracedNumber)
+
+
+def _differ_always(item: Any, other: Any) -> bool:
+    """Say whether two items of keys differ for all inputs: two constants, or a number and a text."""
+    are_numbers = [isinstance(each, (int, float)) for each in (item, other)]
+    if _is_traced(item) or _is_traced(other):
+        return not all(are_numbers)
+    are_plain = all(are_numbers) or (type(item) is str and type(other) is str)
+    return are_plain and item != other
 
 
 def _holds_disguised(values: Iterable[Any]) -> bool:
