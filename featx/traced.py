@@ -14,10 +14,10 @@ from featx.ir.equality import is_same_graph
 from featx.ir.graph import Graph
 from featx.module import GraphModule
 from featx.tracing.checks.checked_trace import trace_checked, trace_recording_mode_reads
-from featx.tracing.checks.other_mode import OtherMode
-from featx.tracing.checks.outcomes import FreeDims
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.tracer import ExampleTracer
+from featx.tracing.freedom.other_mode import OtherMode
+from featx.tracing.freedom.outcomes import FreeDims
 from featx.tracing.guards.guards import require_mode
 from featx.tracing.replica.replica import only_sets_flags
 from featx.tracing.symbolic.tracer import Tracer

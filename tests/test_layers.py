@@ -24,9 +24,9 @@ LAYERS = [
 PLACE = {package: place for place, layer in enumerate(LAYERS) for package in layer}
 # The rooms of the package `tracing` and the files beside them, in the same way.
 ROOMS = [
-    {"objects", "log"}, {"source"}, {"signals"}, {"nodes"}, {"guards"}, {"environment"}, {"file_globals"},
-    {"stand_ins"}, {"replica"},
-    {"symbolic", "recording"}, {"side_effects"}, {"calls"}, {"example"}, {"checks"},
+    {"objects", "log"}, {"source"}, {"source_writes", "source_uses"}, {"signals"}, {"nodes"}, {"guards"},
+    {"environment"}, {"file_globals"}, {"stand_ins"}, {"model_state"}, {"replica"}, {"history"},
+    {"symbolic", "recording"}, {"side_effects"}, {"calls"}, {"inputs"}, {"example"}, {"freedom"}, {"checks"},
 ]  # fmt: skip
 PLACE_OF_ROOM = {room: place for place, rooms in enumerate(ROOMS) for room in rooms}
 # Graph.python_code is torch.fx's surface: code asks the graph for its code.

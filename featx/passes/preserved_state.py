@@ -17,7 +17,7 @@ from featx.passes.operators import OperatorMode
 from featx.tracing.environment.generators import SharedGenerators, TorchGenerator
 from featx.tracing.file_globals.caches import Caches
 from featx.tracing.file_globals.wrapping import globals_of
-from featx.tracing.replica.attribute_changes import AttributeChanges
+from featx.tracing.model_state.attribute_changes import AttributeChanges
 from featx.tree import tree_map
 
 

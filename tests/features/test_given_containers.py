@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import featx
-from featx.tracing.source.given_containers import may_change_given
+from featx.tracing.source_writes.given_containers import may_change_given
 
 
 @dataclasses.dataclass

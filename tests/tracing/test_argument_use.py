@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from featx.tracing.source.argument_use import may_return_argument, writing_lines
+from featx.tracing.source_writes.argument_use import may_return_argument, writing_lines
 
 TABLE: dict[str, Any] = {}
 

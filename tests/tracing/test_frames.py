@@ -15,7 +15,7 @@ from sources import run_source
 
 import featx
 from featx.tracing.source.frames import describe, is_library_code, user_frame
-from featx.tracing.source.syntax_queries import is_assertion, is_type_question, unpacked_count
+from featx.tracing.source_uses.syntax_queries import is_assertion, is_type_question, unpacked_count
 
 
 class Probe:

@@ -15,7 +15,7 @@ import featx
 from featx import ExampleTracer, GraphModule, SpecializationError
 from featx.tracing.calls import measured_calls
 from featx.tracing.checks.checked_trace import trace_checked
-from featx.tracing.checks.outcomes import FREE, FreeDims, Outcome
+from featx.tracing.freedom.outcomes import FREE, FreeDims, Outcome
 from featx.tracing.recording.numbers import Numbers
 
 

@@ -7,7 +7,7 @@ import gc
 import torch
 
 from featx import Graph
-from featx.tracing.recording.lineage import Lineage
+from featx.tracing.history.lineage import Lineage
 
 
 def test_equal_objects_have_each_their_own_origin() -> None:

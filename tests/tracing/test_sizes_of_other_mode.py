@@ -123,7 +123,7 @@ def test_runs_for_real_that_fail_come_to_an_end(
             return h[:count] * count
 
     if is_long:  # so that twice what the first run has computed is enough
-        monkeypatch.setattr("featx.tracing.checks.variation._FEWEST_ELEMENTS", 1)
+        monkeypatch.setattr("featx.tracing.freedom.variation._FEWEST_ELEMENTS", 1)
     inputs = (torch.rand(2, 4), *(torch.rand(length, length + 5) for length in range(3, 7)))
     model = Fits().eval()
     with caplog.at_level(logging.DEBUG, logger="featx"):

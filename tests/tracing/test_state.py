@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import featx
-from featx.tracing.replica.module_state import ModuleState
+from featx.tracing.model_state.module_state import ModuleState
 
 X = torch.ones(2, 3)
 

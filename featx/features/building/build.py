@@ -32,8 +32,8 @@ from featx.features.requests.select import IN_ONE_MODE, names_of
 from featx.features.requests.starts import Starts
 from featx.ir.graph import Graph
 from featx.ir.node import Node
-from featx.tracing.checks.outcomes import FreeDims
 from featx.tracing.example.tracer import CheckSizes
+from featx.tracing.freedom.outcomes import FreeDims
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from featx.examples import Example, as_example, without_cache
-from featx.tracing.example.dict_inputs import keys_read_by
+from featx.tracing.inputs.dict_inputs import keys_read_by
 
 
 def given_example(model: nn.Module, example_inputs: Any) -> Example:

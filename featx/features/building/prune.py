@@ -20,8 +20,8 @@ from featx.ir.operator_facts import facts_of
 from featx.tracing.guards.versions import check_version, version_of
 from featx.tracing.nodes.module_output import guards_ahead_of_return, module_output
 from featx.tracing.objects.module_tree import tensors_at
-from featx.tracing.source.possible_writes import can_return_input
-from featx.tracing.source.state_writes import StateWrite
+from featx.tracing.source_writes.possible_writes import can_return_input
+from featx.tracing.source_writes.state_writes import StateWrite
 from featx.tree import clone_tensors
 
 # Nodes whose memory exists outside of a call.

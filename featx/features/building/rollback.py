@@ -19,8 +19,8 @@ from featx.ir.memory import MemoryGroups
 from featx.ir.node import Node
 from featx.ir.torch_layers import is_torch_layer
 from featx.tracing.environment.compiler import not_compiled, not_compiled_itself
+from featx.tracing.model_state.module_state import ModuleState
 from featx.tracing.objects.module_tree import modules_of
-from featx.tracing.replica.module_state import ModuleState
 from featx.tree import tree_leaves
 
 

@@ -27,12 +27,12 @@ from featx.ir.node import Node
 from featx.ir.torch_layers import is_torch_layer
 from featx.tracing.checks.checked_trace import trace_checked, trace_recording_mode_reads
 from featx.tracing.checks.other_calls import assigned_by_two_calls, does_the_same_after
-from featx.tracing.checks.other_mode import OtherMode
-from featx.tracing.checks.outcomes import FreeDims
 from featx.tracing.checks.symbolic_repetition import SymbolicRepetition
 from featx.tracing.example.conditions import RequestedNodeFinder
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.tracer import CheckSizes, ExampleTracer
+from featx.tracing.freedom.other_mode import OtherMode
+from featx.tracing.freedom.outcomes import FreeDims
 from featx.tracing.objects.module_tree import walk_modules
 from featx.tracing.replica.interception import has_backward_hooks, has_own_call
 from featx.tracing.replica.mode_reads import ModeReads

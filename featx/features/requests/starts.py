@@ -20,7 +20,7 @@ from featx.ir.identifiers import is_plain
 from featx.ir.memory import MemoryGroups
 from featx.ir.names import identifier_of
 from featx.ir.node import Node
-from featx.tracing.checks.outcomes import FreeDims
+from featx.tracing.freedom.outcomes import FreeDims
 from featx.tracing.guards.guards import (
     check_aliases,
     check_decision,

@@ -16,8 +16,8 @@ from featx.libraries import advice_for_draws, mask_maker
 from featx.tracing.calls.measured_calls import MeasuredCalls
 from featx.tracing.file_globals.pass_through import Answered, answered_as
 from featx.tracing.guards.scalars import TracedFloat, TracedInt, plain_numbers
+from featx.tracing.history.lineage import node_behind
 from featx.tracing.objects.tensor_versions import versions_of
-from featx.tracing.recording.lineage import node_behind
 from featx.tracing.recording.numbers import is_of_numbers
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.replica.model_context import ModelContext

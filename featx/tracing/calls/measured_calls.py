@@ -26,8 +26,8 @@ from featx.tracing.recording.results import Results
 from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.replica.replica import Replica
 from featx.tracing.signals import ModifiedFromOutside, UnsupportedValue
-from featx.tracing.source.given_containers import may_change_given
-from featx.tracing.source.possible_writes import function_may_write_more, module_may_write_more
+from featx.tracing.source_writes.given_containers import may_change_given
+from featx.tracing.source_writes.possible_writes import function_may_write_more, module_may_write_more
 from featx.tree import holds_no_tensor, tree_leaves, tree_map
 
 

@@ -23,16 +23,16 @@ from featx.tracing.calls.measured_calls import MeasuredCalls
 from featx.tracing.calls.one_node_checks import OneNodeChecks
 from featx.tracing.calls.torch_calls import TorchCalls
 from featx.tracing.guards.scalars import TracedNumber, plain_numbers
+from featx.tracing.history.lineage import Part
+from featx.tracing.model_state.left_attributes import LeftAttributes
+from featx.tracing.model_state.module_state import parts_of, replaced_part
 from featx.tracing.nodes.module_output import add_apart, mark_output
 from featx.tracing.nodes.scope import Scope, asked_for_by
 from featx.tracing.objects.module_tree import forward_of, modules_of
-from featx.tracing.recording.lineage import Part
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.replica.hooks import STORED_BY_HOOK
 from featx.tracing.replica.interception import has_backward_hooks, has_own_call
-from featx.tracing.replica.left_attributes import LeftAttributes
 from featx.tracing.replica.mode_reads import mode_of
-from featx.tracing.replica.module_state import parts_of, replaced_part
 from featx.tracing.replica.replica import Replica
 from featx.tracing.side_effects.state_checks import StateChecks
 from featx.tracing.signals import (

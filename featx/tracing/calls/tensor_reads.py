@@ -14,12 +14,12 @@ from featx.ir.memory import memory_of
 from featx.ir.node import Node
 from featx.libraries import reads_no_values_when_compiled
 from featx.tracing.calls.value_log import ValueLog
-from featx.tracing.recording.lineage import Part
+from featx.tracing.history.lineage import Part
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.recording.results import Results
 from featx.tracing.side_effects.forward_side_effects import depends_on_inputs
 from featx.tracing.signals import Untraceable
-from featx.tracing.source.syntax_queries import AttributeRead, Comparing, Unpacking, what_follows
+from featx.tracing.source_uses.syntax_queries import AttributeRead, Comparing, Unpacking, what_follows
 
 Execute = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 

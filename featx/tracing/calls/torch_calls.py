@@ -28,7 +28,7 @@ from featx.tracing.recording.results import Results
 from featx.tracing.side_effects.foreign_tensors import ForeignTensors
 from featx.tracing.signals import NeedsRealValues, UnsupportedSideEffect, Untraceable
 from featx.tracing.source.frames import line_of, user_frame
-from featx.tracing.source.syntax_queries import (
+from featx.tracing.source_uses.syntax_queries import (
     is_comparison,
     written_operator,
     written_sign,

@@ -1,1 +1,1 @@
-"""Checks after the trace of an example: state that outlives the call, and which sizes and dtypes may differ."""
+"""Checks after the trace of an example: a second call must do the same; what follows a trace that stopped early."""

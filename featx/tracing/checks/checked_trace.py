@@ -13,17 +13,17 @@ import torch
 
 from featx.errors import TraceError
 from featx.tracing.checks.early_stop import go_on_where_needed
-from featx.tracing.checks.free_sizes import free_dims
-from featx.tracing.checks.gradient_mode import asks_for_gradients, in_gradient_mode_of_caller
-from featx.tracing.checks.other_mode import OtherMode, count_needed_by
-from featx.tracing.checks.outcomes import FreeDims
 from featx.tracing.checks.repetition import check_repeats
 from featx.tracing.environment.raised_errors import free_frames
 from featx.tracing.example.conditions import RequestedNodeFinder
-from featx.tracing.example.dict_inputs import without_unread_items
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.trace_request import TraceRequest
 from featx.tracing.example.tracer import ExampleTracer
+from featx.tracing.freedom.free_sizes import free_dims
+from featx.tracing.freedom.gradient_mode import asks_for_gradients, in_gradient_mode_of_caller
+from featx.tracing.freedom.other_mode import OtherMode, count_needed_by
+from featx.tracing.freedom.outcomes import FreeDims
+from featx.tracing.inputs.dict_inputs import without_unread_items
 from featx.tracing.replica.mode_reads import ModeReads
 from featx.tracing.signals import DependsOnAutocast, InternalTraceError, ReadInNextCall, SubmoduleNotRepeatable
 

@@ -11,10 +11,10 @@ from featx.ir.equality import is_same_graph
 from featx.ir.torch_layers import is_torch_layer
 from featx.tracing.environment.raised_errors import free_frames
 from featx.tracing.example.conditions import Conditions
-from featx.tracing.example.dict_inputs import without_unread_items
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.tracer import ExampleTracer
 from featx.tracing.guards.scalars import TracedNumber
+from featx.tracing.inputs.dict_inputs import without_unread_items
 from featx.tracing.side_effects.state_checks import Attribute
 from featx.tracing.signals import Diverged, NeedsRealValues, ThreadInterference, WritesSharedTensor
 

@@ -15,11 +15,11 @@ from featx.errors import TraceError
 from featx.ir.equality import first_difference, is_same_graph
 from featx.ir.graph import Graph
 from featx.ir.node import Node
-from featx.tracing.checks.filled_caches import differ_only_by_caches, first_new_value, keeps_drawn_numbers
 from featx.tracing.example.conditions import Conditions
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.trace_request import TraceRequest
 from featx.tracing.example.tracer import ATTEMPTS, ExampleTracer
+from featx.tracing.freedom.filled_caches import differ_only_by_caches, first_new_value, keeps_drawn_numbers
 from featx.tracing.recording.recorder import MAY_COMPARE
 from featx.tracing.signals import (
     GAVE_UP,

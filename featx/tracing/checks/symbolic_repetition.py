@@ -17,15 +17,15 @@ import torch
 from featx.errors import ControlFlowError, TraceError
 from featx.ir.equality import is_same_graph
 from featx.ir.graph import Graph
-from featx.tracing.checks.filled_caches import differ_only_by_caches, keeps_drawn_numbers
 from featx.tracing.environment.autocast_state import AUTOCAST_QUERIES
 from featx.tracing.environment.profile_hook import ProfileHook
 from featx.tracing.file_globals.caches import Caches
+from featx.tracing.freedom.filled_caches import differ_only_by_caches, keeps_drawn_numbers
+from featx.tracing.model_state.module_state import plain_attributes
 from featx.tracing.objects.python_state import PythonState
-from featx.tracing.replica.module_state import plain_attributes
 from featx.tracing.replica.replica import Replica
 from featx.tracing.source.frames import describe, is_library_code
-from featx.tracing.source.syntax_queries import asks_for_kind_of_variable, compares_objects
+from featx.tracing.source_uses.syntax_queries import asks_for_kind_of_variable, compares_objects
 from featx.tracing.symbolic.tracer import Tracer
 
 # What code may ask for that is not an input of the graph.

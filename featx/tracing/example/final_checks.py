@@ -11,17 +11,17 @@ from featx.libraries import advice_for
 from featx.rebuilding import NO_VALUE
 from featx.tracing.calls.torch_calls import TorchCalls
 from featx.tracing.environment.generators import SharedGenerators
-from featx.tracing.example.run_inputs import RunInputs
+from featx.tracing.inputs.run_inputs import RunInputs
+from featx.tracing.model_state.tensor_attributes import TensorAttributes
 from featx.tracing.objects.structure import contents_of
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.recording.results import Results
 from featx.tracing.replica.model_context import ModelContext
-from featx.tracing.replica.tensor_attributes import TensorAttributes
 from featx.tracing.side_effects.state_checks import StateChecks
 from featx.tracing.signals import NeedsPlainValueChecks, ThreadInterference, UnsupportedSideEffect
 from featx.tracing.source.reachable import functions_reached
-from featx.tracing.source.state_writes import StateWrite, missed_state_writes
-from featx.tracing.source.syntax_queries import asks_for_key
+from featx.tracing.source_uses.syntax_queries import asks_for_key
+from featx.tracing.source_writes.state_writes import StateWrite, missed_state_writes
 
 
 class FinalChecks:

@@ -13,7 +13,7 @@ from torch import nn
 from featx.ir.memory import memory_of
 from featx.tracing.environment.generators import SharedGenerators, TorchGenerator
 from featx.tracing.environment.thread_modes import ThreadModes
-from featx.tracing.example.model_call import as_given
+from featx.tracing.inputs.model_call import as_given
 from featx.tracing.nodes.scope import asked_for_by
 from featx.tracing.objects.module_tree import registered_tensors, tensors_of
 from featx.tracing.objects.structure import copy_structure

@@ -21,13 +21,13 @@ from featx.libraries import mask_maker
 from featx.rebuilding import attributes_of
 from featx.tracing.environment.autocast_state import AutocastDtypes, autocast_dtypes
 from featx.tracing.environment.compiler import not_compiled
-from featx.tracing.example.model_call import as_given
 from featx.tracing.guards.scalars import TracedNumber, plain_number
+from featx.tracing.history.call_record import Record
+from featx.tracing.inputs.model_call import as_given
 from featx.tracing.objects.arrays import is_array
 from featx.tracing.objects.followed_tuple import plain_tuple
 from featx.tracing.objects.plain_objects import is_plain_object
 from featx.tracing.objects.structure import copy_structure
-from featx.tracing.recording.call_record import Record
 from featx.tracing.signals import Diverged, Signal
 from featx.tree import tensors_in
 

@@ -12,9 +12,9 @@ from torch import nn
 from featx.tracing.environment.autocast_state import toggle_autocast
 from featx.tracing.environment.raised_errors import free_frames
 from featx.tracing.environment.thread_modes import ThreadModes
-from featx.tracing.example.model_call import call_model
 from featx.tracing.example.replay import Replay
-from featx.tracing.recording.call_record import Record
+from featx.tracing.history.call_record import Record
+from featx.tracing.inputs.model_call import call_model
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.replica.interception import intercept
 from featx.tracing.replica.model_context import ModelContext

@@ -23,26 +23,26 @@ from featx.tracing.environment.generators import SharedGenerators
 from featx.tracing.environment.raised_errors import free_frames
 from featx.tracing.environment.thread_modes import ThreadModes
 from featx.tracing.example.conditions import Conditions, RequestedNodeFinder, Settings
-from featx.tracing.example.dict_inputs import keys_read_by
 from featx.tracing.example.final_checks import FinalChecks
-from featx.tracing.example.model_call import call_model
 from featx.tracing.example.observers import Observers
-from featx.tracing.example.run_inputs import RunInputs
 from featx.tracing.example.second_call import SecondCall
+from featx.tracing.history.call_record import Record
+from featx.tracing.history.earlier_calls import EarlierCalls
+from featx.tracing.history.lineage import Lineage, Origin
+from featx.tracing.inputs.dict_inputs import keys_read_by
+from featx.tracing.inputs.model_call import call_model
+from featx.tracing.inputs.run_inputs import RunInputs
+from featx.tracing.model_state.attribute_changes import AttributeChanges
+from featx.tracing.model_state.hidden_attributes import hide
+from featx.tracing.model_state.tensor_attributes import TensorAttributes
 from featx.tracing.nodes.module_output import mark_output
-from featx.tracing.recording.call_record import Record
-from featx.tracing.recording.earlier_calls import EarlierCalls
-from featx.tracing.recording.lineage import Lineage, Origin
 from featx.tracing.recording.numbers import Numbers
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.recording.results import Results
-from featx.tracing.replica.attribute_changes import AttributeChanges
-from featx.tracing.replica.hidden_attributes import hide
 from featx.tracing.replica.interception import intercept
 from featx.tracing.replica.mode_reads import has_set_mode, record_mode_reads
 from featx.tracing.replica.model_context import ModelContext, ModelTensors
 from featx.tracing.replica.replica import Replica
-from featx.tracing.replica.tensor_attributes import TensorAttributes
 from featx.tracing.side_effects.foreign_tensors import ForeignTensors
 from featx.tracing.side_effects.forward_side_effects import is_from_inputs
 from featx.tracing.side_effects.kept_tensors import KeptTensors, drop_tensors
@@ -59,7 +59,7 @@ from featx.tracing.signals import (
     Untraceable,
 )
 from featx.tracing.source.frames import user_frame
-from featx.tracing.source.state_writes import StateWrite
+from featx.tracing.source_writes.state_writes import StateWrite
 from featx.tracing.stand_ins.known_results import KnownResults
 from featx.tracing.stand_ins.stand_ins import StandIns, keeps_values
 from featx.tree import tensors_in

@@ -21,11 +21,11 @@ from featx.tracing.calls.module_calls import LeafPolicy, Opening
 from featx.tracing.environment.raised_errors import free_frames
 from featx.tracing.environment.thread_modes import ThreadModes
 from featx.tracing.example.conditions import Conditions, RequestedNodeFinder, Settings
-from featx.tracing.example.dict_inputs import without_unread_items
 from featx.tracing.example.earlier_caches import caches_filled_before
 from featx.tracing.example.plain_run import run_plainly
 from featx.tracing.example.run_setup import RunSetup
 from featx.tracing.example.trace import ExampleTrace
+from featx.tracing.inputs.dict_inputs import without_unread_items
 from featx.tracing.log import RunLog
 from featx.tracing.nodes.leaf_classes import is_leaf_class
 from featx.tracing.nodes.scope import name_of_traced

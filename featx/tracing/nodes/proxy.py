@@ -15,7 +15,7 @@ from featx.errors import ControlFlowError, TraceError
 from featx.ir.names import name_of_target
 from featx.tracing.nodes.value_types import value_type_of
 from featx.tracing.source.frames import describe, is_library_code, user_frame
-from featx.tracing.source.syntax_queries import (
+from featx.tracing.source_uses.syntax_queries import (
     asks_for_attribute,
     is_assertion,
     is_type_question,

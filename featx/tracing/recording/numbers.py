@@ -22,19 +22,19 @@ from featx.tracing.guards.scalars import (
     plain_numbers,
     traced_number,
 )
-from featx.tracing.recording.lineage import Origin
+from featx.tracing.history.lineage import Origin
 from featx.tracing.replica.size_caches import SizeCaches
 from featx.tracing.signals import NeedsConversionTracking
-from featx.tracing.source.cache_lookups import (
+from featx.tracing.source.frames import is_of_featx, user_of_number
+from featx.tracing.source_uses.cache_lookups import (
     calls_cached_method,
     dicts_looked_up,
     dicts_looked_up_by_text,
     is_tuple_key,
     key_looked_up,
 )
-from featx.tracing.source.conversions import CONVERSIONS, converts_by_calls_alone
-from featx.tracing.source.frames import is_of_featx, user_of_number
-from featx.tracing.source.syntax_queries import is_comparison, is_in_try, writes_a_message
+from featx.tracing.source_uses.conversions import CONVERSIONS, converts_by_calls_alone
+from featx.tracing.source_uses.syntax_queries import is_comparison, is_in_try, writes_a_message
 from featx.tree import tree_leaves
 
 if TYPE_CHECKING:

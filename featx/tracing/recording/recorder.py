@@ -18,6 +18,12 @@ from featx.ir.node import Node, Target
 from featx.libraries import advice_for_code
 from featx.tracing.environment.raised_errors import RaisedErrors
 from featx.tracing.guards.scalars import TracedFloat, TracedInt, TracedNumber, plain_number
+from featx.tracing.history.call_record import Record
+from featx.tracing.history.earlier_calls import EarlierCalls
+from featx.tracing.history.lineage import Lineage, Origin, Part, node_behind
+from featx.tracing.history.made_inside import MadeInside
+from featx.tracing.history.opaque_call import OpaqueCall
+from featx.tracing.history.write_log import WriteLog
 from featx.tracing.nodes.grad_modes import GradModes
 from featx.tracing.nodes.naming import QualifiedNames
 from featx.tracing.nodes.scope import Scope
@@ -26,16 +32,10 @@ from featx.tracing.objects.arrays import is_array_of_numbers, tensor_of
 from featx.tracing.objects.python_state import objects_in
 from featx.tracing.objects.structure import holds_something_else
 from featx.tracing.recording.autocast import AutocastModes
-from featx.tracing.recording.call_record import Record
-from featx.tracing.recording.earlier_calls import EarlierCalls
 from featx.tracing.recording.guard_nodes import GuardNodes
-from featx.tracing.recording.lineage import Lineage, Origin, Part, node_behind
-from featx.tracing.recording.made_inside import MadeInside
 from featx.tracing.recording.numbers import Numbers
-from featx.tracing.recording.opaque_call import OpaqueCall
 from featx.tracing.recording.returned_objects import ReturnedObjects
 from featx.tracing.recording.unowned_tensors import UnownedTensors
-from featx.tracing.recording.write_log import WriteLog
 from featx.tracing.replica.hooks import STORED_BY_HOOK, ModelHooks
 from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.replica.replica import Replica
@@ -49,7 +49,7 @@ from featx.tracing.signals import (
 )
 from featx.tracing.source.frames import Line, describe, user_frame
 from featx.tracing.source.location import source_of
-from featx.tracing.source.syntax_queries import compares_objects, is_in_try
+from featx.tracing.source_uses.syntax_queries import compares_objects, is_in_try
 from featx.tracing.stand_ins.stand_ins import StandIns
 
 # Nodes that may be recorded before it is clear that the module that they are in is kept whole.

@@ -14,12 +14,12 @@ from featx.ir.node import Node
 from featx.rebuilding import attributes_of
 from featx.tracing.guards.forms import attributes_given_to, holds_tensors
 from featx.tracing.guards.scalars import plain_number, plain_numbers
+from featx.tracing.history.lineage import Origin, Part, node_behind
 from featx.tracing.objects.followed_tuple import FollowedTuple
 from featx.tracing.objects.structure import Path, contents_of, is_structure, parts_of, text_of
-from featx.tracing.recording.lineage import Origin, Part, node_behind
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.source.frames import calls_directly, is_library_code
-from featx.tracing.source.syntax_queries import (
+from featx.tracing.source_uses.syntax_queries import (
     AttributeRead,
     Step,
     Unpacking,

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
+from featx.tracing.history.earlier_calls import EarlierCalls
+from featx.tracing.history.write_log import WriteLog
 from featx.tracing.objects.module_tree import tensors_of
-from featx.tracing.recording.earlier_calls import EarlierCalls
-from featx.tracing.recording.write_log import WriteLog
 from featx.tracing.replica.replica import Replica
 from featx.tracing.signals import Untraceable
 

@@ -1,1 +1,1 @@
-"""The copy of the model that a trace runs: its modules and objects, and what forward changes on them."""
+"""The copy of the model that a trace runs: its modules and the objects that they hold."""

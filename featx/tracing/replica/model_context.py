@@ -26,7 +26,7 @@ from featx.tracing.objects.module_tree import tensors_of, walk_modules
 from featx.tracing.replica.interception import has_hooks, has_own_call
 from featx.tracing.replica.replica import Replica, replica_of
 from featx.tracing.signals import UnsupportedSideEffect
-from featx.tracing.source.conversions import converts_by_calls_alone
+from featx.tracing.source_uses.conversions import converts_by_calls_alone
 from featx.tracing.stand_ins.known_results import KnownResults
 from featx.tree import tensors_in
 

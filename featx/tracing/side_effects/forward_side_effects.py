@@ -9,9 +9,9 @@ from torch import nn
 from featx.ir.form import FORM_ATTRIBUTES, sources_of_values
 from featx.ir.node import Node
 from featx.tracing.guards.scalars import TracedNumber
-from featx.tracing.recording.lineage import Origin, Part
+from featx.tracing.history.lineage import Origin, Part
+from featx.tracing.model_state.module_state import ModuleState, Place, is_alias
 from featx.tracing.recording.recorder import Recorder
-from featx.tracing.replica.module_state import ModuleState, Place, is_alias
 from featx.tracing.source.attributes import is_read, is_tested_for
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from torch import nn
 
 from featx.ir.memory import memory_of
 from featx.tracing.file_globals.caches import empty_functions_that_keep
-from featx.tracing.recording.earlier_calls import EarlierCalls
-from featx.tracing.recording.lineage import Origin
+from featx.tracing.history.earlier_calls import EarlierCalls
+from featx.tracing.history.lineage import Origin
+from featx.tracing.model_state.module_state import is_alias
 from featx.tracing.recording.recorder import Recorder
-from featx.tracing.replica.module_state import is_alias
 from featx.tracing.replica.replica import tensors_held_by
 from featx.tracing.side_effects.forward_side_effects import comes_from_inputs
 

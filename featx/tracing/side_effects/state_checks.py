@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from featx.tracing.model_state.attribute_changes import AttributeChanges
+from featx.tracing.model_state.module_state import Place, plain_attributes
 from featx.tracing.objects.python_state import PythonState
 from featx.tracing.objects.references import referred_to
 from featx.tracing.recording.recorder import Recorder
-from featx.tracing.replica.attribute_changes import AttributeChanges
 from featx.tracing.replica.hooks import STORED_BY_HOOK
 from featx.tracing.replica.mode_reads import mode_of
-from featx.tracing.replica.module_state import Place, plain_attributes
 from featx.tracing.side_effects.forward_side_effects import computed_attributes, unsupported_side_effect
 from featx.tracing.side_effects.left import Left
 from featx.tracing.signals import ModifiedFromOutside, ReadOrderUnknown, UnsupportedSideEffect, Untraceable

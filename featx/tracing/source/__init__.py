@@ -1,1 +1,1 @@
-"""What the code of a model says beyond the calls that a trace sees: where a value goes, what may be written."""
+"""The source of the model: where running code is, what it calls and what it assigns."""

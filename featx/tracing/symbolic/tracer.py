@@ -25,6 +25,7 @@ from featx.tracing.environment.recursion import nesting_depth_of, raised_recursi
 from featx.tracing.environment.thread_modes import ThreadModes
 from featx.tracing.file_globals.pass_through import PassThroughs
 from featx.tracing.file_globals.wrapping import find_names_to_replace, globals_of
+from featx.tracing.model_state.module_state import ModuleState
 from featx.tracing.nodes.leaf_classes import is_leaf_class
 from featx.tracing.nodes.naming import QualifiedNames
 from featx.tracing.nodes.proxy import ParameterProxy, Proxy, failure, find_proxy, refusal
@@ -33,7 +34,6 @@ from featx.tracing.nodes.tracer_base import TracerBase
 from featx.tracing.replica.interception import has_backward_hooks, intercept
 from featx.tracing.replica.mode_reads import ModeReads, has_set_mode, mode_of, record_mode_reads
 from featx.tracing.replica.model_context import refuse_ambiguous
-from featx.tracing.replica.module_state import ModuleState
 from featx.tracing.replica.replica import Replica, replica_of
 from featx.tracing.signals import Untraceable
 from featx.tracing.source.frames import describe, user_frame

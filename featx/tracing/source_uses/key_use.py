@@ -8,8 +8,8 @@ from functools import lru_cache
 from types import FunctionType
 
 from featx.tracing.source.location import Function, definition_of
-from featx.tracing.source.lookups import looked_up
 from featx.tracing.source.parameters import Parameters
+from featx.tracing.source_uses.lookups import looked_up
 
 # Functions that see a variable without its name.
 _SEEING_ALL = frozenset({"locals", "vars", "eval", "exec"})

@@ -13,7 +13,10 @@ from featx.errors import FeatxError
 from featx.ir.effects import MeasuredEffects
 from featx.ir.equality import first_nodes
 from featx.ir.graph import Graph
-from featx.tracing.checks.outcomes import (
+from featx.tracing.example.conditions import Conditions
+from featx.tracing.example.trace import ExampleTrace
+from featx.tracing.example.trace_request import TraceRequest
+from featx.tracing.freedom.outcomes import (
     CHANGED,
     FREE,
     NOT_ALONE,
@@ -25,7 +28,7 @@ from featx.tracing.checks.outcomes import (
     Outcome,
     refusal,
 )
-from featx.tracing.checks.resizing import (
+from featx.tracing.freedom.resizing import (
     OTHER_SIZES_FOR_REAL,
     Dim,
     OtherSize,
@@ -35,10 +38,7 @@ from featx.tracing.checks.resizing import (
     resized,
     twice,
 )
-from featx.tracing.checks.same_needed import does_what_is_needed
-from featx.tracing.example.conditions import Conditions
-from featx.tracing.example.trace import ExampleTrace
-from featx.tracing.example.trace_request import TraceRequest
+from featx.tracing.freedom.same_needed import does_what_is_needed
 from featx.tracing.guards.disguises import (
     Disguise,
     disguise_as_larger,
@@ -48,7 +48,7 @@ from featx.tracing.guards.disguises import (
 )
 from featx.tracing.guards.scalars import plain_number
 from featx.tracing.signals import Diverged, NeedsRealValues, ThreadInterference
-from featx.tracing.source.slices import has_computed_slices
+from featx.tracing.source_uses.slices import has_computed_slices
 
 _RUNS_ALONE = 3
 # How much runs for real at other sizes may compute, those that fail too: so many times what the first one has, or so

@@ -12,7 +12,6 @@ import torch
 from featx.errors import ArgumentTypeError
 from featx.ir.node import Node
 from featx.ir.runtime_checks import is_runtime_check
-from featx.tracing.example.model_call import as_given
 from featx.tracing.guards.forms import form_of
 from featx.tracing.guards.guards import (
     check_array,
@@ -22,11 +21,12 @@ from featx.tracing.guards.guards import (
     check_is_tensor,
     check_not_given,
 )
+from featx.tracing.history.lineage import Part
+from featx.tracing.inputs.model_call import as_given
 from featx.tracing.nodes.value_types import type_of_option
 from featx.tracing.objects.arrays import description_of, is_array
 from featx.tracing.objects.plain_objects import PLAIN_TYPES
 from featx.tracing.objects.structure import Path, contents_of, copy_structure, is_structure, text_of
-from featx.tracing.recording.lineage import Part
 from featx.tracing.signals import Untraceable
 from featx.tree import items_at, with_defaults
 

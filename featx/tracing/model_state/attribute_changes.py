@@ -9,8 +9,7 @@ from typing import Any
 from torch import nn
 
 from featx.ir.torch_layers import is_torch_layer
-from featx.tracing.objects.module_tree import modules_of
-from featx.tracing.replica.module_state import (
+from featx.tracing.model_state.module_state import (
     LayerState,
     ModuleState,
     holds_plain_values,
@@ -18,6 +17,7 @@ from featx.tracing.replica.module_state import (
     put_back_parts,
     replaced_part,
 )
+from featx.tracing.objects.module_tree import modules_of
 
 _State = ModuleState | LayerState
 # A container, and where it is: modules, and the names of their attributes.

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from featx.tracing.checks.constant_values import ConstantValues, numbers_by_node
-from featx.tracing.checks.outcomes import STALE, Outcome
-from featx.tracing.checks.resizing import Dim, OtherSize
-from featx.tracing.checks.variation import Group, Variation
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.tracer import ATTEMPTS
+from featx.tracing.freedom.constant_values import ConstantValues, numbers_by_node
+from featx.tracing.freedom.outcomes import STALE, Outcome
+from featx.tracing.freedom.resizing import Dim, OtherSize
+from featx.tracing.freedom.variation import Group, Variation
 from featx.tracing.signals import GAVE_UP, ThreadInterference
 
 

@@ -15,11 +15,13 @@ import torch
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.libraries import advice_for_sizes
-from featx.tracing.checks.data_dependent_numbers import pin_data_dependent_numbers
-from featx.tracing.checks.free_dtypes import follow_dtypes
-from featx.tracing.checks.gradient_mode import needless_gradient_checks
-from featx.tracing.checks.other_mode import OtherMode
-from featx.tracing.checks.outcomes import (
+from featx.tracing.example.trace import ExampleTrace
+from featx.tracing.example.trace_request import TraceRequest
+from featx.tracing.freedom.data_dependent_numbers import pin_data_dependent_numbers
+from featx.tracing.freedom.free_dtypes import follow_dtypes
+from featx.tracing.freedom.gradient_mode import needless_gradient_checks
+from featx.tracing.freedom.other_mode import OtherMode
+from featx.tracing.freedom.outcomes import (
     FREE,
     LAYOUT_NOT_VARIED,
     NOT_EMPTY,
@@ -29,15 +31,13 @@ from featx.tracing.checks.outcomes import (
     FreeDims,
     Outcome,
 )
-from featx.tracing.checks.resizing import Dim, can_be_resized
-from featx.tracing.checks.stale_caches import stale_dims
-from featx.tracing.checks.variation import Variation, measures_of
-from featx.tracing.example.trace import ExampleTrace
-from featx.tracing.example.trace_request import TraceRequest
+from featx.tracing.freedom.resizing import Dim, can_be_resized
+from featx.tracing.freedom.stale_caches import stale_dims
+from featx.tracing.freedom.variation import Variation, measures_of
 from featx.tracing.guards.guards import check_decision, check_rank, check_size
 from featx.tracing.objects.structure import Path, leaves_of, text_of
 from featx.tracing.side_effects.left import Left
-from featx.tracing.source.device_use import asks_for_kind_of_device
+from featx.tracing.source_uses.device_use import asks_for_kind_of_device
 
 # An input: its name, where it is (a placeholder and the way to it from there), and the tensor.
 _Input = tuple[str, tuple[Node, Path], torch.Tensor]

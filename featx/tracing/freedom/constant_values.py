@@ -18,9 +18,9 @@ from featx.ir.graph import Graph
 from featx.ir.memory import MemoryGroups
 from featx.ir.node import Node
 from featx.ir.operator_facts import facts_of_call, name_of
-from featx.tracing.checks.filled_caches import identity_of
+from featx.tracing.freedom.filled_caches import identity_of
 from featx.tracing.guards.scalars import plain_number
-from featx.tracing.recording.lineage import Origin, Part
+from featx.tracing.history.lineage import Origin, Part
 from featx.tracing.replica.model_context import ModelContext
 from featx.tree import tensors_in
 

@@ -18,11 +18,11 @@ from featx.ir.equality import first_nodes, is_same, nodes_with_other_constants
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.ir.rewiring import keep_measured_effects
-from featx.tracing.checks.same_needed import means_the_same
-from featx.tracing.checks.variation import join_measured
 from featx.tracing.example.conditions import Conditions
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.trace_request import TraceRequest
+from featx.tracing.freedom.same_needed import means_the_same
+from featx.tracing.freedom.variation import join_measured
 from featx.tracing.guards.guards import check_dtype
 from featx.tree import tensors_in, tree_map
 

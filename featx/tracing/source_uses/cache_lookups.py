@@ -16,7 +16,7 @@ from torch import nn
 
 from featx.rebuilding import NO_VALUE
 from featx.tracing.source.location import loads_of_local, node_at, parent_of
-from featx.tracing.source.lookups import looked_up
+from featx.tracing.source_uses.lookups import looked_up
 
 _DICTS = (dict, OrderedDict, defaultdict)
 # What a text passes through until it is whole: `f"{n}" + "x"`, `str(n)`, `"_".join([str(n), str(m)])`.

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from featx.tracing.recording.opaque_call import OpaqueCall
+from featx.tracing.history.opaque_call import OpaqueCall
 from featx.tree import tree_leaves
 
 

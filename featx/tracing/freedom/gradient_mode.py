@@ -7,10 +7,10 @@ import torch
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.tracing.calls.tensor_reads import ABOUT_GRADIENTS
-from featx.tracing.checks.same_needed import does_what_is_needed
 from featx.tracing.example.conditions import Conditions
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.trace_request import TraceRequest
+from featx.tracing.freedom.same_needed import does_what_is_needed
 
 
 def asks_for_gradients(graph: Graph) -> bool:

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from featx.ir.graph import Graph
-from featx.tracing.example.example_inputs import bind_example
-from featx.tracing.example.tensor_kinds import TensorKinds
 from featx.tracing.guards.guards import aliases_of, require_aliases
+from featx.tracing.inputs.example_inputs import bind_example
+from featx.tracing.inputs.tensor_kinds import TensorKinds
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.recording.results import ContentsSnapshot, Results
 from featx.tracing.signals import NeedsRealValues, NeedsSharedInputs
-from featx.tracing.source.syntax_queries import compares_objects
+from featx.tracing.source_uses.syntax_queries import compares_objects
 
 
 class RunInputs:

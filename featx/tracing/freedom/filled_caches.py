@@ -18,7 +18,7 @@ from featx.ir.names import qualified_name
 from featx.ir.node import Node
 from featx.ir.operator_facts import facts_of_call
 from featx.tracing.guards.guards import check_aliases
-from featx.tracing.recording.lineage import Origin, node_behind
+from featx.tracing.history.lineage import Origin, node_behind
 from featx.tracing.side_effects.forward_side_effects import depends_on_inputs
 from featx.tree import tree_leaves
 

@@ -13,8 +13,8 @@ from torch import nn
 
 from featx.ir.torch_layers import is_torch_layer
 from featx.tracing.objects.module_tree import forward_of, modules_of
-from featx.tracing.source.argument_use import may_return_argument, writing_lines
 from featx.tracing.source.frames import Line
+from featx.tracing.source_writes.argument_use import may_return_argument, writing_lines
 
 
 def module_may_write_more(module: nn.Module, ran: Collection[nn.Module], written_at: Collection[Line | None]) -> bool:

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 from featx.ir.equality import is_same_graph
 from featx.ir.graph import Graph
-from featx.tracing.checks.outcomes import FreeDims, Outcome
-from featx.tracing.checks.resizing import Dim
-from featx.tracing.checks.same_needed import places_of_requested
 from featx.tracing.example.conditions import Conditions, RequestedNodeFinder, count_needed
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.trace_request import TraceRequest
+from featx.tracing.freedom.outcomes import FreeDims, Outcome
+from featx.tracing.freedom.resizing import Dim
+from featx.tracing.freedom.same_needed import places_of_requested
 from featx.tracing.replica.mode_reads import ModeReads, set_mode
 from featx.tracing.signals import GAVE_UP, ThreadInterference
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import nn
 
-from featx.tracing.example.model_call import as_given
+from featx.tracing.inputs.model_call import as_given
 from featx.tracing.replica.interception import has_hooks
-from featx.tracing.source.key_use import keys_read
+from featx.tracing.source_uses.key_use import keys_read
 from featx.tree import items_at
 
 

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from featx.ir.graph import Graph
 from featx.ir.node import Node
-from featx.tracing.checks.same_needed import does_what_is_needed
 from featx.tracing.example.conditions import Conditions
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.trace_request import TraceRequest
+from featx.tracing.freedom.same_needed import does_what_is_needed
 from featx.tracing.guards.disguises import Disguise, disguise_as_larger, disguise_as_zero, disguises_in_reverse
 from featx.tracing.guards.guards import check_decision
 from featx.tracing.guards.scalars import plain_number
-from featx.tracing.recording.lineage import Origin, node_behind
+from featx.tracing.history.lineage import Origin, node_behind
 
 _OF_VALUES = ("item", "tolist")
 _OF_MEMORY = ("stride", "storage_offset")

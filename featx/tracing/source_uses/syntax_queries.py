@@ -18,7 +18,7 @@ from featx.ir.form import FORM_ATTRIBUTES
 from featx.tracing.source.calls import name_called
 from featx.tracing.source.frames import is_library_code
 from featx.tracing.source.location import Position, Source, codes_in, loads_of_local, node_at, parent_of, source_of
-from featx.tracing.source.lookups import looked_up
+from featx.tracing.source_uses.lookups import looked_up
 
 # Classes of values that are no tensors. (`filter` and `input` are also names of tensors in models.)
 _CLASSES = frozenset("bool int float complex str tuple list dict set".split())

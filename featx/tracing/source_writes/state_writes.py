@@ -17,7 +17,6 @@ from torch import nn
 
 from featx.ir.torch_layers import is_torch_layer
 from featx.tracing.source.aliases import aliased_parts
-from featx.tracing.source.argument_use import WritingLines, writing_lines
 from featx.tracing.source.assignments import assigned_values
 from featx.tracing.source.attributes import names_along
 from featx.tracing.source.calls import called_in, is_own_function, name_called, values_given, written_by_call
@@ -25,6 +24,7 @@ from featx.tracing.source.frames import Line
 from featx.tracing.source.location import Function, definition_of
 from featx.tracing.source.parameters import Parameters
 from featx.tracing.source.reachable import function_behind, functions_reached
+from featx.tracing.source_writes.argument_use import WritingLines, writing_lines
 
 # The attributes between a module and what it reads of itself: `self.proj.weight` is ("proj", "weight"), and
 # `self.proj.parameters()` is ("proj", "parameters", "()").
