@@ -116,6 +116,45 @@ def test_function_that_is_one_node_does_not_get_it() -> None:
         featx.trace(Wrapped(), X)
 
 
+class CheckpointFunction(torch.autograd.Function):
+    """Gradient checkpointing as diffusion models have it."""
+
+    @staticmethod
+    def forward(ctx: Any, function: Any, *args: torch.Tensor) -> Any:
+        ctx.function, ctx.args = function, args
+        return function(*args)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        args = [each.detach().requires_grad_() for each in ctx.args]
+        with torch.enable_grad():
+            result = ctx.function(*args)
+        return None, *torch.autograd.grad(result, args, *gradients)
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, use_checkpoint: bool) -> None:
+        super().__init__()
+        self.layers, self.use_checkpoint = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), use_checkpoint
+
+    def inner(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x) + x
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return CheckpointFunction.apply(self.inner, x) if self.use_checkpoint else self.inner(x)
+
+
+def test_what_a_checkpoint_by_an_autograd_function_runs_is_refused_with_advice() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), Checkpointed(True)).eval()
+    whole = featx.create_feature_extractor(model, ["1"], example_inputs=X)
+    assert torch.equal(whole(X)["1"], model(X))
+    with pytest.raises(featx.TraceError, match="switch it off in the model"):
+        featx.create_feature_extractor(model, ["1.layers"], example_inputs=X)
+    model[1].use_checkpoint = False
+    inner = featx.create_feature_extractor(model, ["1.layers"], example_inputs=X)
+    assert torch.equal(inner(X)["1.layers"], model[1].layers(model[0](X)))
+
+
 def test_function_without_such_values_may_be_passed() -> None:
     class Plain(Passing):
         def function(self, x: torch.Tensor) -> Any:

@@ -40,6 +40,7 @@ from featx.tracing.replica.hooks import STORED_BY_HOOK, ModelHooks
 from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.replica.replica import Replica
 from featx.tracing.signals import (
+    KEEP_WHOLE_ADVICE,
     AllNeededRecorded,
     Diverged,
     NeedsRealValues,
@@ -54,6 +55,10 @@ from featx.tracing.stand_ins.stand_ins import StandIns
 
 # Nodes that may be recorded before it is clear that the module that they are in is kept whole.
 _TAKEN_BACK = 100
+_NO_CHECKPOINT = (
+    "if this is gradient checkpointing by an autograd.Function, switch it off in the model (use_checkpoint=False), "
+    f"or {KEEP_WHOLE_ADVICE}"
+)
 MAY_COMPARE = "forward may use `is` to test whether a call returned its input"
 
 
@@ -419,7 +424,11 @@ class Recorder(TracerBase):
         if isinstance(a, weakref.ref):
             raise UnsupportedValue("a weak reference is passed to a call or returned, perhaps inside an object,", a)
         if callable(a) and any(map(self._is_of_trace, objects_in(a))):
-            raise UnsupportedValue("a function that holds values of forward is passed to a call that is one node", a)
+            raise UnsupportedValue(
+                "a function that holds values of forward is passed to a call that is one node",
+                a,
+                advice=_NO_CHECKPOINT,
+            )
         if is_array_of_numbers(a):  # which no call has computed from values of a tensor
             return tensor_of(a)
         try:
