@@ -55,6 +55,46 @@ def test_statistics_of_a_graph_that_did_not_hold_are_put_back() -> None:
     assert all(map(torch.equal, model.state_dict().values(), eager.state_dict().values()))
 
 
+class Decides(nn.Module):
+    """Decides by the values of an input, behind dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.drop = nn.Embedding(12, 8), nn.Dropout(0.5)
+
+    def forward(self, tokens: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        x = self.drop(self.embed(tokens))
+        return x * 2 if counts.sum() > 4 else x + 1
+
+
+@pytest.mark.parametrize("adaptive", [None, True])
+def test_a_graph_that_ran_in_eval_mode_first_draws_in_train_mode_what_the_model_draws(adaptive: bool | None) -> None:
+    tokens, few, many = torch.arange(3), torch.tensor([1, 2, 1]), torch.tensor([2, 1, 3])
+    eager = Decides().eval()
+    model = copy.deepcopy(eager)
+    extractor = featx.create_feature_extractor(model, ["output"], example_inputs=(tokens, few), adaptive=adaptive)
+    for training, counts in ((False, many), (True, few), (True, many), (False, many), (True, many)):
+        eager.train(training)
+        extractor.train(training)
+        torch.manual_seed(0)
+        expected = eager(tokens, counts)
+        torch.manual_seed(0)
+        assert torch.equal(extractor(tokens, counts)["output"], expected)
+
+
+def test_a_layer_that_is_put_into_train_mode_alone_draws_what_the_model_draws() -> None:
+    tokens, few, many = torch.arange(3), torch.tensor([1, 2, 1]), torch.tensor([2, 1, 3])
+    model = Decides().eval()
+    extractor = featx.create_feature_extractor(model, ["output"], example_inputs=(tokens, few))
+    extractor(tokens, many)
+    extractor.drop.train()
+    for counts in (few, many, few):
+        torch.manual_seed(0)
+        expected = model(tokens, counts)
+        torch.manual_seed(0)
+        assert torch.equal(extractor(tokens, counts)["output"], expected)
+
+
 class Teacher(nn.Module):
     """Is trained as in MoCo and BYOL: each call moves the weights of one layer towards those of the other."""
 

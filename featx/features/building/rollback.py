@@ -33,12 +33,18 @@ class _Facts:
         has_early_effects: whether something is written or drawn ahead of one of its checks.
         written: the paths of tensors of the module that it may write, beside buffers.
         whole: the paths of modules with Python code that it calls ahead of one of its checks.
+        modes: the modules that it calls, with what is in them, and whether each was in train mode.
     """
 
     edits: int
     has_early_effects: bool
     written: tuple[str, ...]
     whole: tuple[str, ...]
+    modes: tuple[tuple[nn.Module, bool], ...]
+
+    def hold_for(self, graph: Graph) -> bool:
+        """Say whether neither the graph nor a mode has changed. O(modules that the graph calls)."""
+        return self.edits == graph.edits and all(module.training is mode for module, mode in self.modes)
 
 
 class RollbackRunner:
@@ -89,7 +95,7 @@ class RollbackRunner:
     @not_compiled
     def _facts_of(self, graph: Graph, module: nn.Module) -> _Facts:
         known = self._known.get(graph)
-        if known is None or known.edits != graph.edits:
+        if known is None or not known.hold_for(graph):
             known = self._known[graph] = _find_facts(graph, module)
         return known
 
@@ -102,11 +108,14 @@ def _find_facts(graph: Graph, module: nn.Module) -> _Facts:
     last_check = next((node for node in reversed(graph.nodes) if node.meta.get("is_guard")), None)
     early = [] if last_check is None else [node for node in graph.nodes if node < last_check]
     whole = tuple({str(node.target): None for node in early if _may_keep_state(node, effects)})
+    called = filter(None, map(effects.module_of, graph.find_nodes(op="call_module")))
+    inside = dict.fromkeys(chain.from_iterable(map(modules_of, called)))
+    modes = tuple([(each, each.training) for each in inside])  # dropout draws in train mode only
     for node in early:
         is_check = node.op == "placeholder" or node.meta.get("is_guard") or effects.of(node).is_check
         if not is_check and effects.is_impure(node):
-            return _Facts(graph.edits, True, tuple(_written_by(graph, effects)), whole)
-    return _Facts(graph.edits, False, (), whole)
+            return _Facts(graph.edits, True, tuple(_written_by(graph, effects)), whole, modes)
+    return _Facts(graph.edits, False, (), whole, modes)
 
 
 def _may_keep_state(node: Node, effects: Effects) -> bool:
