@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
+import torch
 from torch import nn
 
 from featx.errors import ArgumentTypeError, FeatxError, InputError, SpecializationError
@@ -16,6 +17,7 @@ from featx.module import GraphModule
 from featx.tracing.checks.checked_trace import trace_checked, trace_recording_mode_reads
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.tracer import ExampleTracer
+from featx.tracing.freedom.gradient_mode import asks_for_gradients
 from featx.tracing.freedom.other_mode import OtherMode
 from featx.tracing.freedom.outcomes import FreeDims
 from featx.tracing.guards.guards import require_mode
@@ -77,20 +79,38 @@ def _traced(
     root: nn.Module | Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[ExampleTrace, FreeDims, bool]:
     """Return a trace, which dimensions of its inputs are free, and whether the other mode does the same."""
+    tracer, known = ExampleTracer(keep_source=True), OtherMode(keeps_first=True)
     if isinstance(root, nn.Module) and all(map(only_sets_flags, root.modules())):
-        known = OtherMode()
-        found, free_dims = trace_recording_mode_reads(ExampleTracer(keep_source=True), root, args, kwargs, None, known)
+        found, free_dims = trace_recording_mode_reads(tracer, root, args, kwargs, None, known)
         known.drop()
-        nothing_asks = known.reads is not None and not known.reads.any
-        return found, free_dims, nothing_asks or _is_same_in_other_mode(root, args, kwargs, found.graph)
-    found, free_dims = trace_checked(ExampleTracer(keep_source=True), root, args, kwargs)
+        if known.reads is not None and not known.reads.any:
+            return found, free_dims, True
+    else:
+        found, free_dims = trace_checked(tracer, root, args, kwargs, None, known)
     is_module = isinstance(root, nn.Module)
-    return found, free_dims, is_module and _is_same_in_other_mode(root, args, kwargs, found.graph)
+    return found, free_dims, is_module and _is_same_in_other_mode(root, args, kwargs, found.graph, tracer, known)
 
 
-def _is_same_in_other_mode(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], graph: Graph) -> bool:
+def _is_same_in_other_mode(
+    root: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    graph: Graph,
+    tracer: ExampleTracer,
+    known: OtherMode,
+) -> bool:
+    """Say whether `graph`, which `tracer` has found, holds in the other mode too.
+
+    One run tells where the two differ. Only if they do not, all other checks are made in that mode as well.
+    """
+    first, training = known.first, not root.training
     try:
-        other, _ = trace_checked(ExampleTracer(keep_source=True, training=not root.training), root, args, kwargs)
+        if first is not None and (torch.is_grad_enabled() or not asks_for_gradients(first)):
+            once = ExampleTracer(keep_source=True, training=training).trace(root, args, kwargs)
+            if not is_same_graph(once.graph, first):
+                return False
+        tracer, sizes = ExampleTracer(keep_source=True, training=training), OtherMode(dims=known.dims)
+        other, _ = trace_checked(tracer, root, args, kwargs, None, sizes)
     except Exception:  # whatever it is, the other mode cannot be said to be the same
         return False
     return is_same_graph(graph, other.graph)

@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from featx.errors import InputError
 from featx.passes.meta_execution import replaced
-from featx.tracing.stand_ins.known_results import KnownResults
+from featx.tracing.stand_ins.known_results import KnownResults, key_of_call
 from featx.tracing.stand_ins.module_shapes import output_of
 from featx.tracing.stand_ins.recurrent import RECURRENT, form_of_recurrent, is_recurrent
 from featx.tree import tensors_in, tree_leaves
@@ -71,7 +71,7 @@ class ByRule(TorchFunctionMode):
             first = first[0]
         if _has_no_values(first) or (args and _has_no_values(args[-1])):
             inputs = tensors_in((args, kwargs))
-            key = self._results.key_of(func, args, kwargs)
+            key = key_of_call(func, args, kwargs)
             with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
                 result = None if key is None else self._results.get(key)
             return self._results.run(key, lambda: func(*args, **kwargs), inputs) if result is None else result

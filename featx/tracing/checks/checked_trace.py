@@ -6,6 +6,7 @@ sizes, dtypes, values and the gradient mode of the example is checked at run tim
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -111,6 +112,8 @@ def _trace_checked(request: TraceRequest, other_mode: OtherMode) -> tuple[Exampl
                 _set_up_for(signal, tracer, other_mode)
                 trace.drop_replica()
                 trace = None
+        if other_mode.keeps_first:
+            other_mode.first = copy.deepcopy(trace.graph)
         return trace, free_dims(request, trace, other_mode, is_known=is_known, can_go_on=can_go_on)
     except InternalTraceError as fault:
         raise fault.error from None

@@ -170,7 +170,7 @@ class ExampleTrace:
             # Where that was a trace for real, this one may be told what it read.
             self._torch_calls.value_log.expect(earlier._torch_calls.value_log.given)
             if not self.is_real:
-                self._torch_calls.kernels.shapes.expect(earlier._torch_calls.kernels.shapes.found)
+                self._torch_calls.kernels.shapes.expect(earlier._torch_calls.kernels.shapes)
             # It ends where it does more. What is recorded and taken back counts for a while.
             recorder.most_nodes = 2 * len(earlier.graph.nodes) + 1000
             recorder.needed = None if conditions.is_complete else earlier.needed

@@ -121,6 +121,12 @@ class ExampleTracer:
         self.computed = 0
         self.log = RunLog()
 
+    @property
+    def is_as_made(self) -> bool:
+        """Whether no trace has found that later ones need another setup."""
+        found = self.whole or self.read_first or self.uses_profile_hook or self.observes_autocast
+        return not found and self.forgets_caches
+
     def _settings(self, before: ExampleTrace | None) -> Settings:
         # What an earlier call on the replica has kept whole stays so, or it would be compared with what is inside it.
         whole = self.whole if before is None else {**self.whole, **before.opaque_reasons}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import sys
 from collections.abc import Callable, Iterable
 from enum import Enum
 from functools import partial
@@ -14,6 +15,7 @@ import torch
 
 from featx.rebuilding import contents_of_cell
 from featx.tracing.environment.autocast_state import AUTOCAST_QUERIES
+from featx.tracing.file_globals.legacy_constructors import LEGACY_CONSTRUCTORS, construct, is_called
 from featx.tracing.nodes.proxy import find_proxy
 from featx.tracing.objects.replaced_globals import ReplacedGlobal, original_of
 
@@ -81,12 +83,15 @@ class _Torch(_PassThrough):
     """Stands in for the module torch in a model's globals, so that `torch.zeros(height, 3)` takes traced sizes.
 
     torch's argument parser wants to see an integer first where sizes are not in a tuple, so they are put into one.
+    Constructors such as `torch.FloatTensor` are replaced where they are called, and not where code asks for the class.
     """
 
     __slots__ = ()
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(torch, name)
+        if name in LEGACY_CONSTRUCTORS and self.handlers.get(get_ident()) is not None:
+            return partial(construct, value) if is_called(sys._getframe(1)) else value
         handler = self.handlers.get(get_ident()) if name in _INTERCEPTED_NAMES else None
         if handler is not None:
             return _Intercepted(value, handler)

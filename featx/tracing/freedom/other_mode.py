@@ -31,6 +31,8 @@ class OtherMode:
         on_earlier_inputs: what a trace in the present mode found of the dimensions of other inputs. Those that were
             refused there are not tried one by one.
         before: the last trace in that mode, if its replica may be called again. `drop` ends that.
+        keeps_first: whether `first` is kept.
+        first: the graph of the first of the two before checks of what is fixed were added.
     """
 
     dims: dict[Dim, Outcome] = field(default_factory=lambda: dict[Dim, Outcome]())
@@ -41,6 +43,8 @@ class OtherMode:
     places: list[int] | None = None
     on_earlier_inputs: FreeDims | None = None
     before: ExampleTrace | None = None
+    keeps_first: bool = False
+    first: Graph | None = None
 
     def trace(self, request: TraceRequest) -> ExampleTrace | None:
         """Trace the next call of the replica, in this mode. None where that is not possible, or does something else."""

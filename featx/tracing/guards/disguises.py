@@ -19,9 +19,10 @@ Disguise = Callable[[int | float], int | float]
 def disguise_as_larger(number: int | float, rank: int = 0) -> int | float:
     """Disguise a number as one that is larger, by so little that loops over it end, and has another remainder.
 
-    It is larger by four times the least common multiple of 1 to 10, and one; for each `rank` by one multiple more.
+    It is larger by the least common multiple of 1 to 8, and one; for each `rank` by one multiple more. The memory of
+    what numpy makes of two of them (`np.meshgrid`) is some megabytes.
     """
-    return number + 10_081 + 2_520 * rank
+    return number + 841 + 840 * rank
 
 
 def disguise_as_one(number: int | float) -> int | float:

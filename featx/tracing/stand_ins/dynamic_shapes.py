@@ -7,13 +7,14 @@ with values found. Code that depends on their number shows in a run of its own, 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 
 from featx.tracing.signals import NeedsRealValues
+from featx.tracing.stand_ins.known_results import key_of_call
 from featx.tree import tensors_in, tree_map
 
 _INDEXING = frozenset({torch.ops.aten.index.Tensor, torch.ops.aten._unsafe_index.Tensor})
@@ -37,12 +38,19 @@ class DynamicShapes:
         self.found: list[tuple[Any, list[_Layout]]] = []
         self._expected: deque[tuple[Any, list[_Layout]]] = deque()
         self.are_expected = False
+        # What kernels return in a fake mode, by what this depends on. It is shared with the runs that follow.
+        self._known: dict[Any, Any] = {}
         self._fake_mode: Any = None
 
-    def expect(self, earlier: Iterable[tuple[Any, list[_Layout]]]) -> None:
+    def expect(self, earlier: DynamicShapes) -> None:
         """Take the lengths of this run, which has no values, from those of an earlier one."""
-        self._expected = deque(earlier)
+        self._expected, self._known = deque(earlier.found), earlier._known
         self.are_expected = bool(self._expected)
+
+    def note_place(self) -> Callable[[], bool]:
+        """Return what says, later, whether lengths have been taken since now."""
+        left = len(self._expected)
+        return lambda: len(self._expected) != left
 
     @contextmanager
     def peeking(self) -> Generator[None]:
@@ -68,7 +76,10 @@ class DynamicShapes:
         _, known = self._expected.popleft()
         if any(not leaf.is_meta for leaf in tensors_in((args, kwargs))):
             return kernel(*args, **kwargs)  # small inputs, which have values
-        fake = self._fake_result(kernel, args, kwargs)
+        key = key_of_call(kernel, args, kwargs)
+        if key is None or key not in self._known:
+            self._known[key] = self._fake_result(kernel, args, kwargs)
+        fake = self._known[key]
         if len(tensors_in(fake)) != len(known):
             raise NeedsRealValues
         layouts = iter(known)

@@ -35,17 +35,6 @@ class KnownResults:
         # None: the call must run each time.
         self._known: dict[Any, _Layout | None] = {}
 
-    def key_of(
-        self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], without_gradient: Collection[int] = ()
-    ) -> Any:
-        """Return what a call is known by; None if its arguments do not say all that it depends on.
-
-        `without_gradient` are the ids of parameters in whose place the call gets tensors that require no gradient.
-        """
-        parts: list[Any] = [function, torch.is_grad_enabled(), torch.get_default_dtype()]
-        is_known = _add(parts, args, without_gradient) and (not kwargs or _add(parts, kwargs, without_gradient))
-        return tuple(parts) if is_known else None
-
     def get(self, key: Any) -> torch.Tensor | None:
         """Return a tensor of the form of the result, on the meta device, or None if the call must run."""
         layout = self._known.get(key)
@@ -54,22 +43,37 @@ class KnownResults:
         result = torch.empty_strided(layout.shape, layout.stride, dtype=layout.dtype, device=_META)
         return result.requires_grad_().clone() if layout.requires_gradient else result  # no leaf of the autograd graph
 
-    def run(self, key: Any, call: Callable[[], Any], inputs: Collection[torch.Tensor]) -> Any:
+    def run(
+        self, key: Any, call: Callable[[], Any], inputs: Collection[torch.Tensor], has_taken: Callable[[], bool] = bool
+    ) -> Any:
         """Return the result of a call, and remember its form where that is all that the call has done.
 
         Args:
             key: what it is known by.
             call: runs it.
             inputs: the tensors that it gets.
+            has_taken: says whether the call has taken more than its arguments, such as lengths of an earlier run.
         """
         if key is None or key in self._known:
             return call()
         before = versions_of(inputs)
         result = call()
-        is_new = versions_of(inputs) == before and _is_new(result, inputs)
+        is_new = versions_of(inputs) == before and _is_new(result, inputs) and not has_taken()
         form = (result.shape, result.stride(), result.dtype, result.requires_grad) if is_new else None
         self._known[key] = None if form is None else _Layout(*form)
         return result
+
+
+def key_of_call(
+    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], without_gradient: Collection[int] = ()
+) -> tuple[Any, ...] | None:
+    """Return what the form of the result of a call depends on; None if its arguments do not say all of it.
+
+    `without_gradient` are the ids of parameters in whose place the call gets tensors that require no gradient.
+    """
+    parts: list[Any] = [function, torch.is_grad_enabled(), torch.get_default_dtype()]
+    is_known = _add(parts, args, without_gradient) and (not kwargs or _add(parts, kwargs, without_gradient))
+    return tuple(parts) if is_known else None
 
 
 def _add(parts: list[Any], value: Any, without_gradient: Collection[int]) -> bool:

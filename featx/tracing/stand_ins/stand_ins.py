@@ -21,7 +21,7 @@ from featx.ir.operator_facts import draws_now, facts_of, first_argument, targets
 from featx.tracing.guards.scalars import TracedNumber, plain_numbers
 from featx.tracing.signals import NeedsRealValues
 from featx.tracing.stand_ins.dynamic_shapes import DynamicShapes
-from featx.tracing.stand_ins.known_results import KnownResults
+from featx.tracing.stand_ins.known_results import KnownResults, key_of_call
 from featx.tracing.stand_ins.recurrent import form_of_recurrent, is_recurrent
 from featx.tree import tensors_in, tree_leaves
 
@@ -154,15 +154,15 @@ class StandIns:
         args, kwargs = plain_numbers(args), plain_numbers(kwargs) if kwargs else kwargs
         if self.is_cast:  # ahead of the question what is known, which is by dtypes
             args, kwargs = self._convert(args, self.of), self._convert(kwargs, self.of)
-        # Calls that take lengths from an earlier run must take all of them.
-        key = None if self.shapes.are_expected else self._results.key_of(function, args, kwargs, self._owned)
+        key = self._key_of(function, args, kwargs)
         result = None if key is None else self._results.get(key)
         if result is not None:
             return result
         twins = [(value, self.of(value)) for value in self._with_values(given)]
         versions = [twin._version for _, twin in twins]
         inputs = [self.of(leaf) for leaf in tensors_in((args, kwargs))]
-        result = self._results.run(key, lambda: self._run_on(self.of, function, args, kwargs), inputs)
+        run = partial(self._run_on, self.of, function, args, kwargs)
+        result = self._results.run(key, run, inputs, self.shapes.note_place())
         written = [value for (value, twin), version in zip(twins, versions, strict=True) if twin._version != version]
         self._note_outdated(written)
         return self._written_target(result, targets_of_write(args, kwargs))
@@ -243,7 +243,7 @@ class StandIns:
 
     def _form_of_result(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what a call gives on stand-ins of its own, which writes nothing of the trace."""
-        key = None if self.shapes.are_expected else self._results.key_of(function, args, kwargs, self._owned)
+        key = self._key_of(function, args, kwargs)
         form = None if key is None else self._results.get(key)
         if form is not None:
             return form
@@ -251,7 +251,15 @@ class StandIns:
         twins = {id(tensor): self.new(tensor) for tensor in tensors}
         with self.shapes.peeking():
             run = partial(self._run_on, lambda tensor: twins[id(tensor)], function, args, kwargs)
-            return self._results.run(key, run, list(twins.values()))
+            return self._results.run(key, run, list(twins.values()), self.shapes.note_place())
+
+    def _key_of(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return what the result of a call is known by, in runs that take lengths from an earlier one or in others.
+
+        In the former, a call that takes some must run each time, so that the next one takes those that are its own.
+        """
+        key = key_of_call(function, args, kwargs, self._owned)
+        return (self.shapes.are_expected, *key) if key is not None else None
 
     def _with_values(self, values: Iterable[Any]) -> list[torch.Tensor]:
         found: list[torch.Tensor] = []
