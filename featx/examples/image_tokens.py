@@ -49,7 +49,7 @@ def images_for_text(ask: Question, image: tuple[int, int, int]) -> ImagesInText 
         for inputs in candidates:
             try:
                 count = counts_on(inputs)
-            except UNKNOWN:
+            except Exception:  # whatever the model raises for an image that it does not take
                 continue
             if count:
                 return ImagesInText(inputs, count)

@@ -303,3 +303,33 @@ def test_part_of_a_module_that_cannot_be_followed_goes_with_the_module(wanted: l
     expected = {"inner.first": first, "inner": model.inner(first), "last": last_hook(model, "last", x)}
     for path, value in values.items():
         assert torch.equal(value, expected[path])
+
+
+class Reversible(nn.Module):
+    """Is called to normalize and, with what it has kept, to put back, as RevIN of time series models is."""
+
+    def forward(self, x: Tensor, mode: str) -> Tensor:
+        if mode == "normalize":
+            self.mean = x.mean(1, keepdim=True)
+            return x - self.mean
+        return x + self.mean
+
+
+class Forecasts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.scale, self.encoder = Reversible(), nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale(self.encoder(self.scale(x, "normalize")), "put back")
+
+
+@pytest.mark.parametrize("inner", ["encoder.layers.0", "encoder.layers.0.linear1"])
+def test_layers_inside_of_one_of_torch_beside_a_module_that_is_called_twice(inner: str) -> None:
+    model, x = Forecasts().eval(), torch.rand(2, 5, 8)
+    extractor = featx.create_feature_extractor(model, ["scale", inner], example_inputs=x)
+    for given in (x, torch.rand(3, 5, 8)):
+        found = extractor(given)
+        for path in ("scale", inner):
+            assert torch.equal(found[path], last_hook(model, path, given))

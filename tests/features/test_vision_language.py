@@ -200,3 +200,13 @@ def test_token_of_images_that_the_text_does_not_have_gives_text_alone() -> None:
     example = find_example(model)
     assert example is not None
     assert "pixel_values" not in example.kwargs
+
+
+def test_an_image_that_the_model_asserts_against_is_no_example() -> None:
+    def assert_size(**images: Tensor) -> None:
+        raise AssertionError("Input height (224) does not match that of the model (32)")
+
+    model = llava()
+    model.get_image_features = assert_size
+    example = find_example(model)
+    assert example is None or "pixel_values" not in example.kwargs

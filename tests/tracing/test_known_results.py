@@ -10,16 +10,16 @@ import torch
 from layouts import form, forms, on_meta
 from torch.nn import functional
 
-from featx.tracing.stand_ins.known_results import KnownResults
+from featx.tracing.stand_ins.known_results import KnownResults, key_of_call
 
 
 def ask(results: KnownResults, function: Callable[..., Any], *args: Any, **kwargs: Any) -> torch.Tensor | None:
-    return results.get(results.key_of(function, args, kwargs))
+    return results.get(key_of_call(function, args, kwargs))
 
 
 def run(results: KnownResults, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     inputs = [each for each in args if isinstance(each, torch.Tensor)]
-    return results.run(results.key_of(function, args, kwargs), lambda: function(*args, **kwargs), inputs)
+    return results.run(key_of_call(function, args, kwargs), lambda: function(*args, **kwargs), inputs)
 
 
 CALLS: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
@@ -84,7 +84,6 @@ def test_a_history_is_known_too() -> None:
 
 
 def test_what_is_not_known_by_its_arguments_has_no_key() -> None:
-    results = KnownResults()
-    assert results.key_of(torch.mul, (X, torch.eye(2).to_sparse()), {}) is None
-    assert results.key_of(torch.mul, (X.as_subclass(type("Mine", (torch.Tensor,), {})), 2), {}) is None
-    assert results.key_of(torch.mul, (X, object()), {}) is None
+    assert key_of_call(torch.mul, (X, torch.eye(2).to_sparse()), {}) is None
+    assert key_of_call(torch.mul, (X.as_subclass(type("Mine", (torch.Tensor,), {})), 2), {}) is None
+    assert key_of_call(torch.mul, (X, object()), {}) is None

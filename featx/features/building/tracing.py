@@ -145,6 +145,13 @@ class ModelTracing:
         tracer.runs_sizes_for_real = not (self.training and self.inputs.is_for_one_mode)
         return tracer
 
+    def _opening_all(self, request: Mapping[str, str]) -> ExampleTracer:
+        """Return a tracer that opens all modules but leaves, and leaves in which something is requested."""
+        tracer, needed = self._on_example(request), modules_to_open(self._modules, request)
+        is_leaf = tracer.is_leaf
+        tracer.is_leaf = lambda module, path: path not in needed and is_leaf(module, path)
+        return tracer
+
     def drop(self) -> None:
         """Drop what traces in one mode have kept for one in the other."""
         self._other_mode.drop()
@@ -319,7 +326,7 @@ class ModelTracing:
                 # parts run by themselves; and a list of all names is of help.
                 error = caught
             wanted = Finder(asked, owner, self.model_in_mode)
-            trace, free = trace_checked(self._on_example(asked), self.model, *_inputs(example), wanted)
+            trace, free = trace_checked(self._opening_all(asked), self.model, *_inputs(example), wanted)
             self._remember_context(trace)
             found[:] = [free]
             left.update(trace.checks.left)
