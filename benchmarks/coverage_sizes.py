@@ -14,10 +14,10 @@ _SHORTEST = 8
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-def of_one_sample(inputs: Inputs) -> Inputs | None:
-    """Return the first sample of a batch of two; None where the samples are not along the first dimension."""
-    if "grid_thw" in inputs[1]:
-        return None
+def of_one_sample(inputs: Inputs) -> Inputs:
+    """Return the first sample of a batch of two. Patches of images of one size, which a grid describes, are halved."""
+    if any("grid" in name for name in inputs[1]):
+        return _mapped(lambda tensor: tensor[: max(len(tensor) // 2, 1)].clone(), inputs)
     return _mapped(lambda tensor: tensor[:1].clone(), inputs, of_list=lambda items: items[:1])
 
 
