@@ -41,6 +41,9 @@ NOT_ALONE = Outcome(
 TOO_MANY_FAILED = Outcome(
     "fixed: other lengths were not tried, because the model runs for real each time, and such runs have failed before"
 )
+ASKS_FOR_VALUES = Outcome(
+    "fixed: at another length the model asks for values of tensors, unlike on the example", is_refusal=True
+)
 STALE = Outcome(
     "fixed: the model keeps what it has computed for the length of its first call, and would use it at another length"
 )

@@ -17,6 +17,7 @@ from featx.tracing.example.conditions import Conditions
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.trace_request import TraceRequest
 from featx.tracing.freedom.outcomes import (
+    ASKS_FOR_VALUES,
     CHANGED,
     FREE,
     NOT_ALONE,
@@ -230,9 +231,9 @@ class Variation:
             return CHANGED
         except (NeedsRealValues, Exception) as error:
             self._leave_if_changed()
-            if isinstance(error, FeatxError):
-                return UNTRACEABLE
-            return refusal(error)
+            if isinstance(error, NeedsRealValues):
+                return ASKS_FOR_VALUES
+            return UNTRACEABLE if isinstance(error, FeatxError) else refusal(error)
         if self.before is not None:
             self.before = again
         if again.early_stop_reason is not None:
