@@ -87,19 +87,17 @@ def _traced(
             return found, free_dims, True
     else:
         found, free_dims = trace_checked(tracer, root, args, kwargs, None, known)
-    is_module = isinstance(root, nn.Module)
-    return found, free_dims, is_module and _is_same_in_other_mode(root, args, kwargs, found.graph, tracer, known)
+    if not isinstance(root, nn.Module):
+        return found, free_dims, False
+    if not tracer.is_as_made:  # a first run in the other mode would be set up in another way
+        known.first = None
+    return found, free_dims, _is_same_in_other_mode(root, args, kwargs, found.graph, known)
 
 
 def _is_same_in_other_mode(
-    root: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    graph: Graph,
-    tracer: ExampleTracer,
-    known: OtherMode,
+    root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], graph: Graph, known: OtherMode
 ) -> bool:
-    """Say whether `graph`, which `tracer` has found, holds in the other mode too.
+    """Say whether `graph` holds in the other mode too, where `known` has what its trace has found out.
 
     One run tells where the two differ. Only if they do not, all other checks are made in that mode as well.
     """
@@ -109,8 +107,8 @@ def _is_same_in_other_mode(
             once = ExampleTracer(keep_source=True, training=training).trace(root, args, kwargs)
             if not is_same_graph(once.graph, first):
                 return False
-        tracer, sizes = ExampleTracer(keep_source=True, training=training), OtherMode(dims=known.dims)
-        other, _ = trace_checked(tracer, root, args, kwargs, None, sizes)
+        tracer = ExampleTracer(keep_source=True, training=training)
+        other, _ = trace_checked(tracer, root, args, kwargs, None, OtherMode(dims=known.dims))
     except Exception:  # whatever it is, the other mode cannot be said to be the same
         return False
     return is_same_graph(graph, other.graph)

@@ -155,3 +155,32 @@ def test_a_run_for_real_at_other_sizes_of_one_image_takes_not_much_longer(caplog
     for text in tried:
         growth = [int(now) / int(before) for before, now in re.findall(r"(\d+) as (\d+) at", text)]
         assert math.prod(growth) < 5  # 36 where each side is three or four times as long
+
+
+class Asks(nn.Module):
+    """Asks for its mode, does the same in both, and takes other lengths of its first dimension alone."""
+
+    def __init__(self, drops: bool) -> None:
+        super().__init__()
+        self.linear, self.conv, self.drops = nn.Linear(4, 4), nn.Conv1d(6, 2, 1), drops
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert x.shape[2] == 4
+        return nn.functional.dropout(self.conv(self.linear(x)), 0.5, self.training and self.drops).view(x.shape[0], -1)
+
+
+@pytest.mark.parametrize("drops", [False, True])
+def test_a_trace_is_for_both_modes_where_the_model_does_the_same(drops: bool) -> None:
+    model, x = Asks(drops).eval(), torch.rand(3, 6, 4)
+    traced = featx.trace(model, x)
+    for given in (x, x[:1], torch.rand(5, 6, 4)):
+        assert torch.equal(traced(given), model(given))
+    model.train()
+    traced.train()
+    if drops:
+        with pytest.raises(featx.SpecializationError, match="a model has a graph for each mode"):
+            traced(x)
+    else:
+        assert torch.equal(traced(x), model(x))
+    with pytest.raises(featx.SpecializationError, match="dimension 2 of input .x. is fixed"):
+        featx.trace(model, x)(torch.rand(3, 6, 8))

@@ -110,8 +110,8 @@ class Variation:
             known.update({group: FREE if are_free and group in likely else NOT_ALONE for group in groups})
             return {dim: outcome for group, outcome in known.items() for dim in group.dims}
         refused = [group for group in groups if _was_refused(group, earlier)]
-        if refused and (outcome := self._outcome(refused)).is_refusal:
-            known.update(dict.fromkeys(refused, outcome))
+        if refused and self._outcome(refused).is_refusal:
+            known.update({group: earlier[group.dims[0]] for group in refused})
             likely = [group for group in likely if group not in known]
         for together in self._tried_together(likely):
             if self._outcome(together) == FREE:
