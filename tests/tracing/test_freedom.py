@@ -387,3 +387,25 @@ def test_array_of_a_shape_that_becomes_a_constant_fixes_the_size() -> None:
     assert torch.equal(extractor(torch.ones(3, 6))["mul"], torch.ones(3, 6) * float(np.sqrt(6)))
     with pytest.raises(featx.SpecializationError):
         extractor(torch.rand(2, 7))
+
+
+class MultiplesAndOne(nn.Module):
+    """Takes sides that are multiples of eight and one, as PSPNet does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 2, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        height, width = x.shape[2:]
+        if (height - 1) % 8 or (width - 1) % 8:
+            raise AssertionError("sides are multiples of 8, and one")
+        return nn.functional.interpolate(self.conv(x), size=(int((height - 1) / 8 + 1), (width - 1) // 8 + 1))
+
+
+def test_sides_that_are_multiples_and_one_are_free() -> None:
+    model, x = MultiplesAndOne().eval(), torch.rand(2, 3, 17, 17)
+    extractor = featx.create_feature_extractor(model, ["conv", "output"], example_inputs=x)
+    for height, width in ((17, 17), (25, 33), (9, 17), (33, 9)):
+        given = torch.rand(2, 3, height, width)
+        assert torch.equal(extractor(given)["output"], model(given))

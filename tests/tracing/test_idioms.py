@@ -171,13 +171,16 @@ def test_item_that_is_read_before_it_is_replaced_is_refused(kind: type[Model]) -
         featx.trace(kind().eval(), images(2, 8))
 
 
+FloatTensor = torch.FloatTensor
+
+
 class CountsInAFloatTensor(Model):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.conv(x) * torch.FloatTensor(x.size(0)).fill_(1).sum()
+        return self.conv(x) * FloatTensor(x.size(0)).fill_(1).sum()
 
 
 @pytest.mark.parametrize("check_sizes", ["full", "none"])
-def test_a_size_that_an_early_constructor_gets_is_that_of_the_example(check_sizes: Any) -> None:
+def test_a_size_that_an_early_constructor_gets_by_another_name_is_that_of_the_example(check_sizes: Any) -> None:
     """C code gets a plain number there, which no trace can follow."""
     model, x = CountsInAFloatTensor().eval(), images(2, 8)
     extractor = featx.create_feature_extractor(model, ["output"], example_inputs=x, check_sizes=check_sizes)

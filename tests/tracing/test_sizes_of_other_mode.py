@@ -182,5 +182,5 @@ def test_a_trace_is_for_both_modes_where_the_model_does_the_same(drops: bool) ->
             traced(x)
     else:
         assert torch.equal(traced(x), model(x))
-    with pytest.raises(featx.SpecializationError, match="dimension 2 of input .x. is fixed"):
+    with pytest.raises(featx.SpecializationError, match=r"dimension 2 of input .x. is fixed"):
         featx.trace(model, x)(torch.rand(3, 6, 8))

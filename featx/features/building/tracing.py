@@ -146,9 +146,9 @@ class ModelTracing:
         return tracer
 
     def _opening_all(self, request: Mapping[str, str]) -> ExampleTracer:
-        """Return a tracer that opens all modules but leaves, and leaves in which something is requested."""
-        tracer, needed = self._on_example(request), modules_to_open(self._modules, request)
-        is_leaf = tracer.is_leaf
+        """Return a tracer that opens all modules but leaves, and leaves in which a module is requested."""
+        tracer = self._on_example(request)
+        needed, is_leaf = modules_to_open(self._modules, self._modules.keys() & request), tracer.is_leaf
         tracer.is_leaf = lambda module, path: path not in needed and is_leaf(module, path)
         return tracer
 

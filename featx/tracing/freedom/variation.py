@@ -199,6 +199,9 @@ class Variation:
         if is_likely and group.size > 1:
             # The example may be as long as the model takes: `assert n <= self.block_size`, a table of positions.
             outcome = self._free_if(group, outcome, lambda dim, size, number: max(size // 2, 1))
+        if outcome.is_assertion and group.size % 2 and group.size > 1:
+            # Networks with dilated convolutions: `assert (n - 1) % 8 == 0`.
+            outcome = self._free_if(group, outcome, lambda dim, size, number: 2 * size - 1)
         if outcome != FREE and self._trace.numbers.converting:
             # `int(n ** 0.5)` as the side of a square: where that is what n must be, four times n is it too.
             outcome = self._free_if(group, outcome, lambda dim, size, number: 4 * size)
