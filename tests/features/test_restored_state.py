@@ -56,14 +56,14 @@ def test_statistics_of_a_graph_that_did_not_hold_are_put_back() -> None:
 
 
 class Decides(nn.Module):
-    """Decides by the values of an input, behind dropout."""
+    """Decides by the values of an input, behind batch norm and dropout."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed, self.drop = nn.Embedding(12, 8), nn.Dropout(0.5)
+        self.embed, self.norm, self.drop = nn.Embedding(12, 8), nn.BatchNorm1d(8), nn.Dropout(0.5)
 
     def forward(self, tokens: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        x = self.drop(self.embed(tokens))
+        x = self.drop(self.norm(self.embed(tokens)))
         return x * 2 if counts.sum() > 4 else x + 1
 
 
@@ -80,6 +80,7 @@ def test_a_graph_that_ran_in_eval_mode_first_draws_in_train_mode_what_the_model_
         expected = eager(tokens, counts)
         torch.manual_seed(0)
         assert torch.equal(extractor(tokens, counts)["output"], expected)
+        assert all(map(torch.equal, model.state_dict().values(), eager.state_dict().values()))
 
 
 def test_a_layer_that_is_put_into_train_mode_alone_draws_what_the_model_draws() -> None:
