@@ -321,3 +321,21 @@ def test_a_number_that_c_code_reads_does_not_fix_another_one() -> None:
         assert torch.equal(extractor(given)["output"], model(given))
     with pytest.raises(featx.SpecializationError):
         traced(torch.rand(3, 8, 4))
+
+
+class Gathers(nn.Module):
+    """Adds up what lies between two numbers, times a third one, and what lies at a fourth one."""
+
+    def forward(self, x: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        start, end, factor, place = numbers.tolist()
+        known = np.arange(40.0)
+        return x + float(known[start:end].sum()) * factor + [float(each) for each in known][place]
+
+
+def test_bounds_that_are_equal_are_checked_beside_a_factor_and_a_place() -> None:
+    model, x = Gathers(), torch.zeros(1)
+    traced = featx.trace(model, x, torch.tensor([1, 1, 2, 5]))
+    assert torch.equal(traced(x, torch.tensor([1, 1, 2, 5])), model(x, torch.tensor([1, 1, 2, 5])))
+    for numbers in ([1, 3, 2, 5], [1, 3, 1, 5], [2, 3, 2, 5]):
+        with pytest.raises(featx.SpecializationError):
+            traced(x, torch.tensor(numbers))

@@ -56,8 +56,9 @@ def _those_that_do_not_matter(request: TraceRequest, trace: ExampleTrace, found:
     for place in found:
         by_value.setdefault(plain_number(trace.numbers.values[place]), set()).add(place)
     free: set[int] = set()
-    for places in by_value.values() if len(by_value) in range(2, _FEW) else ():
-        numbers, disguises = frozenset(places), (disguise_as_larger, disguise_as_zero)
+    for value, places in by_value.items() if len(by_value) in range(2, _FEW) else ():
+        numbers = frozenset(places)
+        disguises = (disguise_as_larger, disguise_as_zero, *disguises_in_reverse([value] * len(places)))
         if all(_run_does_the_same(request, trace, numbers, each, is_real=False) for each in disguises):
             free |= places
     return frozenset(free)

@@ -92,7 +92,12 @@ def disguises_in_reverse(numbers: list[int | float]) -> list[Disguise]:
     ]
     for from_the_end in (False, True) if len(set(numbers)) < len(numbers) else ():
         turn = partial(_Turn(numbers).of, from_the_end=from_the_end)
+        # Those that have no equal are large: zero could hide what is made of the others, as a factor does.
+        are_large = {number for number, count in Counter(numbers).items() if count == 1}
         found.append(
-            _InReverse(lambda number, turn=turn: turn(number) > 0, lambda number, turn=turn: turn(number) - number)
+            _InReverse(
+                lambda number, turn=turn, large=are_large: number in large or turn(number) > 0,
+                lambda number, turn=turn: turn(number) - number,
+            )
         )
     return found
