@@ -409,3 +409,20 @@ def test_sides_that_are_multiples_and_one_are_free() -> None:
     for height, width in ((17, 17), (25, 33), (9, 17), (33, 9)):
         given = torch.rand(2, 3, height, width)
         assert torch.equal(extractor(given)["output"], model(given))
+
+
+def by_a_table(x: torch.Tensor) -> torch.Tensor:
+    return x * ([1.0] * 1000 + [2.0] * 20_000)[x.shape[1]]
+
+
+def by_half_of_the_length(x: torch.Tensor) -> torch.Tensor:
+    return x * 2 if 0.5 * x.shape[1] > 500 else x
+
+
+@pytest.mark.parametrize("function", [by_a_table, by_half_of_the_length])
+def test_a_length_of_some_thousands_at_which_c_code_does_something_else_is_noticed(
+    function: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    traced = featx.trace(function, torch.rand(1, 16))
+    with pytest.raises(featx.SpecializationError):
+        traced(torch.rand(1, 2000))

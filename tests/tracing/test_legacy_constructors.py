@@ -53,6 +53,14 @@ def plain(x: torch.Tensor) -> torch.Tensor:
     return x * torch.FloatTensor([1, 2, 3, 4]) + torch.Tensor(4).fill_(1)
 
 
+def in_a_try(x: torch.Tensor) -> torch.Tensor:
+    try:
+        factors = torch.FloatTensor([x.shape[0], 1, 2, 3])
+    except RuntimeError:
+        factors = torch.zeros(1)
+    return x * factors
+
+
 FUNCTIONS = [of_size, of_the_whole_size, drawn, of_a_list, of_a_tuple, asks_for_the_class, plain]
 
 
@@ -96,3 +104,17 @@ def test_lengths_that_are_compared_and_returned() -> None:
     for given in (counts, counts + 1):
         for found, expected in zip(traced(tokens, given), model(tokens, given), strict=True):
             assert torch.equal(found, expected)
+
+
+def test_in_a_try_the_size_is_that_of_the_example() -> None:
+    model = Makes(in_a_try).eval()
+    traced = featx.trace(model, X)
+    assert torch.equal(traced(X), model(X))
+    with pytest.raises(featx.SpecializationError):
+        traced(LONGER)
+
+
+def test_what_is_an_error_stays_one() -> None:
+    model = Makes(lambda x: x * torch.FloatTensor([x.shape[0]], 2)).eval()
+    with pytest.raises(TypeError):
+        featx.trace(model, X)

@@ -296,33 +296,6 @@ def test_an_error_of_math_about_a_list_is_checked(adaptive: bool) -> None:
         assert torch.equal(found, expected)
 
 
-class Prunes(nn.Module):
-    """Drops the first token by a mask, and goes on with shapes that a trace takes for ones that depend on values."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        mask = torch.ones(x.shape[0], x.shape[1], dtype=torch.bool)
-        mask[:, 0] = False
-        rest = self.linear(x[mask].reshape(x.shape[0], x.shape[1] - 1, 4))
-        count = rest.shape[1]
-        return (rest * (0.5 * count)).reshape(rest.shape[0], count * 4)  # C code multiplies
-
-
-def test_a_number_that_c_code_reads_does_not_fix_another_one() -> None:
-    model, x = Prunes().eval(), torch.rand(3, 6, 4)
-    traced = featx.trace(model, x)
-    extractor = featx.create_feature_extractor(model, ["output"], example_inputs=x)
-    for batch in (1, 3, 5):
-        given = torch.rand(batch, 6, 4)
-        assert torch.equal(traced(given), model(given))
-        assert torch.equal(extractor(given)["output"], model(given))
-    with pytest.raises(featx.SpecializationError):
-        traced(torch.rand(3, 8, 4))
-
-
 class Gathers(nn.Module):
     """Adds up what lies between two numbers, times a third one, and what lies at a fourth one."""
 
@@ -339,3 +312,25 @@ def test_bounds_that_are_equal_are_checked_beside_a_factor_and_a_place() -> None
     for numbers in ([1, 3, 2, 5], [1, 3, 1, 5], [2, 3, 2, 5]):
         with pytest.raises(featx.SpecializationError):
             traced(x, torch.tensor(numbers))
+
+
+class PicksDerived(nn.Module):
+    """Runs the layers between two numbers that are computed, beside a number that equals them on the example."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.functions = [torch.sin, torch.exp, torch.cos, torch.tanh, torch.sigmoid]
+
+    def forward(self, x: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        start, end, factor = numbers.tolist()
+        for function in self.functions[start + 1 : end + 1]:
+            x = function(x)
+        return x * factor
+
+
+def test_bounds_that_equal_a_third_number_are_checked() -> None:
+    model, x = PicksDerived(), torch.ones(1)
+    traced = featx.trace(model, x, torch.tensor([1, 1, 2]))
+    assert torch.equal(traced(x, torch.tensor([1, 1, 2])), model(x, torch.tensor([1, 1, 2])))
+    with pytest.raises(featx.SpecializationError):
+        traced(x, torch.tensor([1, 3, 2]))

@@ -13,6 +13,7 @@ import torch
 
 from featx.tracing.guards.scalars import TracedFloat, TracedNumber
 from featx.tracing.source.location import node_at, parent_of
+from featx.tracing.source_uses.syntax_queries import is_in_try
 from featx.tree import tree_leaves
 
 LEGACY_CONSTRUCTORS = frozenset(
@@ -21,10 +22,13 @@ LEGACY_CONSTRUCTORS = frozenset(
 
 
 def is_called(frame: FrameType) -> bool:
-    """Say whether `frame` reads the name of a function now only to call it, as far as its source says."""
+    """Say whether `frame` reads the name of a function now only to call it, and not in a `try`, as its source says.
+
+    What is traced may not fail in a `try`.
+    """
     node = node_at(frame)
     parent = None if node is None else parent_of(node, frame)
-    return isinstance(parent, ast.Call) and parent.func is node
+    return isinstance(parent, ast.Call) and parent.func is node and not is_in_try(frame)
 
 
 def construct(kind: Any, *args: Any, **kwargs: Any) -> Any:
@@ -34,9 +38,10 @@ def construct(kind: Any, *args: Any, **kwargs: Any) -> Any:
     if kwargs or not is_of_numbers or not any(isinstance(each, TracedNumber) for each in leaves):
         return kind(*args, **kwargs)
     dtype = torch.get_default_dtype() if kind is torch.Tensor else kind.dtype
-    sizes = args[0] if isinstance(args[0], torch.Size) else args
-    if isinstance(args[0], torch.Size) or not isinstance(args[0], (tuple, list)):
+    sizes = args[0] if len(args) == 1 and isinstance(args[0], torch.Size) else args
+    if not any(isinstance(each, (tuple, list)) for each in sizes):
         return torch.empty(tuple(sizes), dtype=dtype, device="cpu")
-    if dtype.is_floating_point or not any(isinstance(each, (float, TracedFloat)) for each in leaves):
+    has_floats = any(isinstance(each, (float, TracedFloat)) for each in leaves)
+    if len(args) == 1 and (dtype.is_floating_point or not has_floats):
         return torch.tensor(args[0], dtype=dtype, device="cpu")
     return kind(*args)

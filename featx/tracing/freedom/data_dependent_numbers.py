@@ -22,15 +22,13 @@ from featx.tracing.history.lineage import Origin, node_behind
 
 _OF_VALUES = ("item", "tolist")
 _OF_MEMORY = ("stride", "storage_offset")
-# Numbers of less than so many values are tried by value.
-_FEW = 8
 
 
 def pin_data_dependent_numbers(request: TraceRequest, trace: ExampleTrace) -> None:
     """Add checks that numbers from values are what they were, where the model does something else with other ones.
 
-    Some more runs where there are such numbers (two, and those of `disguises_in_reverse`); else none. Where these
-    differ, two for each value that the numbers have tell which ones matter. The graph of `trace` is changed.
+    Some more runs where there are such numbers (two, and those of `disguises_in_reverse`); else none. The graph of
+    `trace` is changed.
     """
     of_values = _nodes_of_values(trace.graph)
     found = [place for place, origin in enumerate(trace.numbers.origins) if node_behind(origin) in of_values]
@@ -42,42 +40,20 @@ def pin_data_dependent_numbers(request: TraceRequest, trace: ExampleTrace) -> No
     disguises = (disguise_as_larger, disguise_as_zero, *disguises_in_reverse(numbers))
     if all(_does_the_same(request, trace, frozenset(found), each) for each in disguises):
         return
-    free = _those_that_do_not_matter(request, trace, found)
-    if not all(_does_the_same(request, trace, free, each) for each in disguises if free):
-        free = frozenset()
     for place in found:
-        if place not in free:
-            _pin(trace.graph, trace.numbers.origins[place], trace.numbers.values[place])
-
-
-def _those_that_do_not_matter(request: TraceRequest, trace: ExampleTrace, found: list[int]) -> frozenset[int]:
-    """Return the numbers with which runs without values do the same where those of one value alone are disguised."""
-    by_value: dict[int | float, set[int]] = {}
-    for place in found:
-        by_value.setdefault(plain_number(trace.numbers.values[place]), set()).add(place)
-    free: set[int] = set()
-    for value, places in by_value.items() if len(by_value) in range(2, _FEW) else ():
-        numbers = frozenset(places)
-        disguises = (disguise_as_larger, disguise_as_zero, *disguises_in_reverse([value] * len(places)))
-        if all(_run_does_the_same(request, trace, numbers, each, is_real=False) for each in disguises):
-            free |= places
-    return frozenset(free)
+        _pin(trace.graph, trace.numbers.origins[place], trace.numbers.values[place])
 
 
 def _does_the_same(request: TraceRequest, trace: ExampleTrace, disguised: frozenset[int], disguise: Disguise) -> bool:
-    ways = (False, True) if trace.is_real else (False,)
-    return any(_run_does_the_same(request, trace, disguised, disguise, is_real=is_real) for is_real in ways)
-
-
-def _run_does_the_same(
-    request: TraceRequest, trace: ExampleTrace, disguised: frozenset[int], disguise: Disguise, *, is_real: bool
-) -> bool:
-    conditions = Conditions(
-        f"other numbers from values, shown by {disguise.__name__}", is_real, gradients=trace.gradients,
-        earlier=trace, disguise=disguise, disguised=disguised,
-    )  # fmt: skip
-    again = request.attempt(trace, conditions)
-    return again is not None and does_what_is_needed(again, trace, request.find_requested)
+    for is_real in (False, True) if trace.is_real else (False,):
+        conditions = Conditions(
+            f"other numbers from values, shown by {disguise.__name__}", is_real, gradients=trace.gradients,
+            earlier=trace, disguise=disguise, disguised=disguised,
+        )  # fmt: skip
+        again = request.attempt(trace, conditions)
+        if again is not None and does_what_is_needed(again, trace, request.find_requested):
+            return True
+    return False
 
 
 def _nodes_of_values(graph: Graph) -> set[Node]:

@@ -6,6 +6,7 @@ that the graph comes out otherwise, it has read it.
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 from collections import Counter
@@ -19,10 +20,10 @@ Disguise = Callable[[int | float], int | float]
 def disguise_as_larger(number: int | float, rank: int = 0) -> int | float:
     """Disguise a number as one that is larger, by so little that loops over it end, and has another remainder.
 
-    It is larger by the least common multiple of 1 to 8, and one; for each `rank` by one multiple more. The memory of
-    what numpy makes of two of them (`np.meshgrid`) is some megabytes.
+    It is larger by four times the least common multiple of 1 to 10, and one; for each `rank` by one multiple more. So
+    it is beyond most lengths at which code does something else.
     """
-    return number + 841 + 840 * rank
+    return number + 10_081 + 2_520 * rank
 
 
 def disguise_as_one(number: int | float) -> int | float:
@@ -78,7 +79,7 @@ def disguises_in_reverse(numbers: list[int | float]) -> list[Disguise]:
 
     Of the bounds in `layers[3:1]`, the first one is zero then, and the second one large, with one of the disguises;
     of equal ones too. Floats come in the reverse order, and are nan and infinite. For two ints one disguise, for 16 or
-    more four; two where some are equal; at least three for floats.
+    more four; two where two are equal, and up to eight where more are; at least three for floats.
     """
     ints = sorted({number for number in numbers if isinstance(number, int)})
     has_floats = any(isinstance(number, float) for number in numbers)
@@ -90,13 +91,15 @@ def disguises_in_reverse(numbers: list[int | float]) -> list[Disguise]:
         _InReverse(lambda number, bit=bit: bool(ranks.get(number, 0) >> bit & 1), of_floats[bit % len(of_floats)])
         for bit in range(count)
     ]
-    for from_the_end in (False, True) if len(set(numbers)) < len(numbers) else ():
+    counts = Counter(numbers)
+    # Those that have no equal are large: zero could hide what is made of the others, as a factor does.
+    alone = {number for number, count in counts.items() if count == 1}
+    bits = (min(max(counts.values(), default=1), _MOST_BOUNDS) - 1).bit_length()
+    for from_the_end, bit in itertools.product((False, True), range(bits)):
         turn = partial(_Turn(numbers).of, from_the_end=from_the_end)
-        # Those that have no equal are large: zero could hide what is made of the others, as a factor does.
-        are_large = {number for number, count in Counter(numbers).items() if count == 1}
         found.append(
             _InReverse(
-                lambda number, turn=turn, large=are_large: number in large or turn(number) > 0,
+                lambda number, turn=turn, bit=bit: number in alone or bool(turn(number) >> bit & 1),
                 lambda number, turn=turn: turn(number) - number,
             )
         )
