@@ -322,3 +322,4 @@ def _collect(value: Any, found: list[torch.Tensor], seen: set[int]) -> None:
             items = value.values() if isinstance(value, dict) else vars(value).values()
         for item in items:
             _collect(item, found, seen)
+        seen.discard(id(value))  # one object may be in two places, and a graph returns an equal one in each
