@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from types import CodeType
 from typing import Any
@@ -424,5 +425,41 @@ def test_a_length_of_some_thousands_at_which_c_code_does_something_else_is_notic
     function: Callable[[torch.Tensor], torch.Tensor],
 ) -> None:
     traced = featx.trace(function, torch.rand(1, 16))
+    with pytest.raises(featx.SpecializationError):
+        traced(torch.rand(1, 2000))
+
+
+def test_a_grid_that_numpy_makes_of_sizes_takes_no_gigabytes() -> None:
+    class HasGrid(nn.Module):
+        """Adds coordinates, as slot attention does."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(2, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            height, width = x.shape[1:3]
+            grid = np.meshgrid(np.linspace(0, 1, height), np.linspace(0, 1, width), indexing="ij")
+            return x + self.linear(torch.from_numpy(np.stack(grid, -1)[None].astype(np.float32)))
+
+    model, x = HasGrid().eval(), torch.rand(2, 6, 6, 4)
+    tracemalloc.start()
+    try:
+        extractor = featx.create_feature_extractor(model, ["output"], example_inputs=x)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 300e6
+    assert torch.equal(extractor(x[:1])["output"], model(x[:1]))
+    with pytest.raises(featx.SpecializationError):
+        extractor(torch.rand(2, 8, 6, 4))
+
+
+@pytest.mark.parametrize("function", [by_a_table, by_half_of_the_length])
+def test_such_a_length_is_noticed_beside_numpy(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def beside_numpy(x: torch.Tensor) -> torch.Tensor:
+        return function(x) * float(np.sqrt(4.0))
+
+    traced = featx.trace(beside_numpy, torch.rand(1, 16))
     with pytest.raises(featx.SpecializationError):
         traced(torch.rand(1, 2000))

@@ -42,6 +42,7 @@ from featx.tracing.freedom.resizing import (
 from featx.tracing.freedom.same_needed import does_what_is_needed
 from featx.tracing.guards.disguises import (
     Disguise,
+    disguise_as_a_bit_larger,
     disguise_as_larger,
     disguise_as_one,
     disguise_as_zero,
@@ -49,6 +50,7 @@ from featx.tracing.guards.disguises import (
 )
 from featx.tracing.guards.scalars import plain_number
 from featx.tracing.signals import Diverged, NeedsRealValues, ThreadInterference
+from featx.tracing.source.location import names_in
 from featx.tracing.source_uses.slices import has_computed_slices
 
 _RUNS_ALONE = 3
@@ -58,6 +60,7 @@ _RUNS_IN_ALL = 2
 _FEWEST_ELEMENTS = 100_000_000
 _CHANNELS_OF_IMAGES = (1, 3, 4)
 _DISAGREE = {FREE, CHANGED}
+_NUMPY = frozenset({"np", "numpy"})
 
 
 @dataclass(frozen=True, order=True)
@@ -88,6 +91,10 @@ class Variation:
         self._runs_left = 0 if self._is_large else _RUNS_ALONE
         self._most_computed = request.tracer.computed + max(_RUNS_IN_ALL * trace.computed, _FEWEST_ELEMENTS)
         self._inputs: list[torch.Tensor] = []
+        # As what C code sees numbers first. What numpy makes of large ones (`np.meshgrid`) would not fit in memory.
+        uses_numpy = any(not names_in(code).isdisjoint(_NUMPY) for code in trace.codes_that_may_have_run())
+        bit_larger: tuple[Disguise, ...] = (disguise_as_a_bit_larger,) if uses_numpy else ()
+        self._all_larger = (*bit_larger, disguise_as_larger)
         # The groups of which the model takes other lengths.
         self.free_groups: list[Group] = []
         # For groups that the model takes at some other sizes only: the size to try.
@@ -105,7 +112,7 @@ class Variation:
         known = {group: NOT_ASKED for group in groups if not self._may_try(group)}
         groups, likely = ([group for group in each if group not in known] for each in (groups, likely))
         if self._trace.is_real and not self._request.tracer.runs_sizes_for_real:
-            disguises = (disguise_as_larger, disguise_as_zero)
+            disguises = (*self._all_larger, disguise_as_zero)
             are_free = all(self._outcome_without_values(likely, disguise) == FREE for disguise in disguises)
             known.update({group: FREE if are_free and group in likely else NOT_ALONE for group in groups})
             return {dim: outcome for group, outcome in known.items() for dim in group.dims}
@@ -129,6 +136,9 @@ class Variation:
         free = [group for group, outcome in known.items() if outcome in (FREE, TOGETHER)]
         if free and self._outcome(free, disguise=disguise_as_zero) != FREE:
             known.update({group: self._if_small(group, known[group]) for group in free})
+        if free and len(self._all_larger) > 1 and self._outcome(free, disguise_as_larger) != FREE:
+            changed = [group for group in free if self._outcome([group], disguise_as_larger) != FREE]
+            known.update(dict.fromkeys(changed or free, CHANGED))
         self._fix_bounds_of_slices(known)
         self.free_groups = [group for group, outcome in known.items() if outcome.is_free]
         return {dim: outcome for group, outcome in known.items() for dim in group.dims}
@@ -190,7 +200,8 @@ class Variation:
 
     def _alone(self, group: Group, is_likely: bool) -> Outcome:
         if self._trace.is_real and group.position > 0 and self._runs_left == 0:
-            return FREE if self._outcome_without_values([group], disguise_as_larger) == FREE else NOT_ALONE
+            outcomes = (self._outcome_without_values([group], disguise) for disguise in self._all_larger)
+            return FREE if all(outcome == FREE for outcome in outcomes) else NOT_ALONE
         outcome = self._outcome([group])
         if group.position > 0 and outcome in (FREE, CHANGED):  # else it ended early
             self._runs_left = max(self._runs_left - 1, 0)
@@ -220,7 +231,8 @@ class Variation:
         del self._sizes[group]
         return reason
 
-    def _outcome(self, groups: list[Group], disguise: Disguise = disguise_as_larger) -> Outcome:
+    def _outcome(self, groups: list[Group], disguise: Disguise | None = None) -> Outcome:
+        disguise = disguise or self._all_larger[0]
         if self._trace.is_real:
             outcome = self._outcome_without_values(groups, disguise)
             if outcome is not None and (outcome.is_free or self._is_large):
@@ -302,7 +314,7 @@ class Variation:
 
 def _reason(groups: list[Group], changes: Mapping[Dim, int], disguise: Disguise) -> str:
     sizes = [f"{group.size} as {changes[group.dims[0]]} at {group.position}" for group in groups]
-    shown = "" if disguise is disguise_as_larger else f", shown as {disguise.__name__}"
+    shown = "" if disguise in (disguise_as_larger, disguise_as_a_bit_larger) else f", shown as {disguise.__name__}"
     return f"other sizes ({', '.join(sizes)}{shown})"
 
 

@@ -26,6 +26,14 @@ def disguise_as_larger(number: int | float, rank: int = 0) -> int | float:
     return number + 10_081 + 2_520 * rank
 
 
+def disguise_as_a_bit_larger(number: int | float, rank: int = 0) -> int | float:
+    """Disguise a number as `disguise_as_larger` does, by less: what numpy makes of two of them takes some megabytes.
+
+    It is larger by the least common multiple of 1 to 8, and one; for each `rank` by one multiple more.
+    """
+    return number + 841 + 840 * rank
+
+
 def disguise_as_one(number: int | float) -> int | float:
     """Disguise a number as one."""
     return type(number)(1)
