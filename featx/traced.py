@@ -91,24 +91,23 @@ def _traced(
         return found, free_dims, False
     if not tracer.is_as_made:  # a first run in the other mode would be set up in another way
         known.first = None
-    return found, free_dims, _is_same_in_other_mode(root, args, kwargs, found.graph, known)
+    return found, free_dims, _is_same_in_other_mode(root, args, kwargs, found.graph, known.first)
 
 
 def _is_same_in_other_mode(
-    root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], graph: Graph, known: OtherMode
+    root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], graph: Graph, first: Graph | None
 ) -> bool:
-    """Say whether `graph` holds in the other mode too, where `known` has what its trace has found out.
+    """Say whether `graph`, which was `first` ahead of the checks of what is fixed, holds in the other mode too.
 
     One run tells where the two differ. Only if they do not, all other checks are made in that mode as well.
     """
-    first, training = known.first, not root.training
+    training = not root.training
     try:
         if first is not None and (torch.is_grad_enabled() or not asks_for_gradients(first)):
             once = ExampleTracer(keep_source=True, training=training).trace(root, args, kwargs)
             if not is_same_graph(once.graph, first):
                 return False
-        tracer = ExampleTracer(keep_source=True, training=training)
-        other, _ = trace_checked(tracer, root, args, kwargs, None, OtherMode(dims=known.dims))
+        other, _ = trace_checked(ExampleTracer(keep_source=True, training=training), root, args, kwargs)
     except Exception:  # whatever it is, the other mode cannot be said to be the same
         return False
     return is_same_graph(graph, other.graph)

@@ -91,8 +91,9 @@ class Variation:
         self._runs_left = 0 if self._is_large else _RUNS_ALONE
         self._most_computed = request.tracer.computed + max(_RUNS_IN_ALL * trace.computed, _FEWEST_ELEMENTS)
         self._inputs: list[torch.Tensor] = []
+        self._codes = trace.codes_that_may_have_run()
         # As what C code sees numbers first. What numpy makes of large ones (`np.meshgrid`) would not fit in memory.
-        uses_numpy = any(not names_in(code).isdisjoint(_NUMPY) for code in trace.codes_that_may_have_run())
+        uses_numpy = any(not names_in(code).isdisjoint(_NUMPY) for code in self._codes)
         bit_larger: tuple[Disguise, ...] = (disguise_as_a_bit_larger,) if uses_numpy else ()
         self._all_larger = (*bit_larger, disguise_as_larger)
         # The groups of which the model takes other lengths.
@@ -174,7 +175,7 @@ class Variation:
 
         At the same lengths, the disguise alone makes no difference where no C code reads them.
         """
-        if not any(map(has_computed_slices, self._trace.codes_that_may_have_run())):
+        if not any(map(has_computed_slices, self._codes)):
             return
         found = self._trace.numbers
         numbers = [plain_number(number) for number in (*found.values, *(number for number, _ in found.computed))]
