@@ -21,6 +21,7 @@ from featx.ir.graph import Graph
 from featx.ir.identifiers import is_plain, legal_target, parameter_of, plain_text
 from featx.ir.names import Namespace
 from featx.ir.node import Node
+from featx.ir.runtime_checks import is_runtime_check
 
 _INFIX = {
     operator.eq: "==", operator.ne: "!=", operator.lt: "<", operator.gt: ">", operator.le: "<=", operator.ge: ">=",
@@ -214,7 +215,7 @@ class _Emitter:
             self._body.append(f"return {literal(node.args[0], self)}\n")
             return
         statement = self._statement(node)
-        if not node.users and not _is_item_write(node):
+        if not node.users and not _has_no_variable(node):
             freed = [*freed, node]
         if freed:
             statement += f";  {' = '.join([self._variables[value] for value in freed])} = None"
@@ -243,6 +244,8 @@ class _Emitter:
             if _is_item_write(node):
                 owner, key, value = [literal(argument, self) for argument in node.args]
                 return f"{owner}[{key}] = {value}"
+            if _has_no_variable(node):
+                return self._call_of_function(node)
             if node.target in _AUGMENTED and len(node.args) == 2 and not node.kwargs:
                 # As the model writes it, which TorchScript takes too.
                 left, right = [literal(argument, self) for argument in node.args]
@@ -305,6 +308,11 @@ def _is_item_write(node: Node) -> bool:
     if node.target is not operator.setitem or node.users or node.kwargs or len(node.args) != 3:
         return False
     return isinstance(node.args[0], (Node, torch.Tensor))  # no statement writes an item of a number
+
+
+def _has_no_variable(node: Node) -> bool:
+    """Say whether the statement of `node` gives its value no name: a write of an item, or a check that featx added."""
+    return _is_item_write(node) or (is_runtime_check(node.target) and not node.users and node.type is None)
 
 
 def _freed_after(graph: Graph) -> dict[Node, list[Node]]:

@@ -58,13 +58,18 @@ def literal(value: Any, scope: Scope) -> str:  # Any: whatever a model passes as
 
 
 def function_name(function: Callable[..., Any], scope: Scope) -> str:
-    """Write a function or class by its qualified name where torch has it, else as a global of the code."""
+    """Write a function or class by its qualified name where torch has it, else as a global of the code.
+
+    A function of featx is called `featx_` and its own name there, and not by the file that it is in.
+    """
     name = qualified_name(function)
     if is_dotted_name(name):
         if "." not in name:
             return scope.name_of_builtin(name)
         if name.startswith("torch.") and resolve(name) is function:
             return name
+        if name.startswith("featx."):
+            return scope.name_of_global(f"featx_{name.rpartition('.')[2]}", function)
     return scope.name_of_global(name, function)
 
 

@@ -18,6 +18,7 @@ import featx
 from featx import Graph, GraphModule
 from featx.codegen.emit import emit
 from featx.errors import ArgumentTypeError, ForeignNodeError, GraphError
+from featx.tracing.guards.guards import check_is_tensor
 
 
 def both(build: Callable[[Any], Any]) -> tuple[str, str]:
@@ -172,6 +173,17 @@ def test_setitem_is_written_as_an_assignment() -> None:
     graph.output(x)
     assert run(graph, torch.zeros(2, 2)).tolist() == [[-1, -1], [0, 0]]
     assert body(graph)[1] == "x[(0, slice(None, None, None))] = -1"
+
+
+def test_check_of_featx_is_a_statement_with_a_short_name() -> None:
+    graph = Graph()
+    x = graph.placeholder("x")
+    graph.call_function(check_is_tensor, (x, "the input"))
+    graph.output(x)
+    assert body(graph)[1:] == ["featx_check_is_tensor(x, 'the input')", "return x"]
+    assert run(graph, torch.ones(1)).item() == 1
+    with pytest.raises(featx.FeatxError, match="the input"):
+        run(graph, 2)
 
 
 @pytest.mark.parametrize("name", ["iadd", "imul", "isub"])
