@@ -11,7 +11,6 @@ import torch
 
 from featx.errors import TraceError
 from featx.ir.effects import Effects
-from featx.ir.node import Node
 from featx.libraries import advice_for_draws, mask_maker
 from featx.tracing.calls.measured_calls import MeasuredCalls
 from featx.tracing.file_globals.pass_through import Answered, answered_as
@@ -36,16 +35,12 @@ class FunctionCalls:
         recorder: makes the nodes.
         measured: runs functions that are one node.
         model_context: what is traced; knows the caches of its code.
-
-    Attributes:
-        gradient_checks: the checks that gradients are enabled, or not, as they were when forward asked.
     """
 
     def __init__(self, recorder: Recorder, measured: MeasuredCalls, model_context: ModelContext) -> None:
         self._recorder = recorder
         self._measured = measured
         self._context = model_context
-        self.gradient_checks: list[Node] = []
         # What cached functions have returned: for plain arguments; and all of it, with the versions of its tensors.
         self._cached: dict[Any, Any] = {}
         self._kept_by_caches: list[tuple[str, Any, list[int]]] = []
@@ -54,8 +49,6 @@ class FunctionCalls:
         """Answer a call of a function that is one node, of a cached one, of `math`, `int`, `float` or `len`."""
         if isinstance(function, functools._lru_cache_wrapper):
             return self._call_cached(function.__wrapped__, args, kwargs)
-        if function is torch.is_grad_enabled:
-            return self.on_grad_mode_query()
         maker = mask_maker(function)
         if maker is not None:
             return maker(*args, **kwargs)
@@ -82,7 +75,7 @@ class FunctionCalls:
                     "tensors of the model without a torch call that a trace sees. To go on, call it before."
                 )
             case Answered.MODE_QUERY:
-                return self._on_mode_query(function, args, kwargs)
+                return self.on_mode_query(function, args, kwargs)
             case _:
                 pass
         if is_inside:
@@ -155,19 +148,14 @@ class FunctionCalls:
         recorder.note_call(function, args, kwargs, result)
         return result
 
-    def on_grad_mode_query(self) -> bool:
-        """Answer whether gradients are enabled, and record that the answer must be the same again."""
-        answer = torch.is_grad_enabled()
-        if not self._recorder.whole.is_inside:
-            node = self._recorder.add_unnamed_node("call_function", torch.is_grad_enabled, (), {})
-            self.gradient_checks.append(self._recorder.guards.add(node, answer, _GRADIENTS))
-        return answer
-
-    def _on_mode_query(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def on_mode_query(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Answer in which mode the thread is, and record that the answer must be the same again."""
         answer = function(*args, **kwargs)
         if not self._recorder.whole.is_inside:
             node = self._recorder.add_unnamed_node("call_function", function, args, kwargs)
-            self._recorder.guards.add(node, answer, f"what torch.{function.__name__}() answers")
+            is_of_gradients = function is torch.is_grad_enabled
+            what = _GRADIENTS if is_of_gradients else f"what torch.{function.__name__}() answers"
+            self._recorder.guards.add(node, answer, what)
         return answer
 
     def on_draw(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

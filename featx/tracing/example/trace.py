@@ -79,7 +79,6 @@ class ExampleTrace:
         checks: compares the modules with what they were.
         numbers: the numbers that the model got.
         module_calls: which modules were looked into, and where the trace broke off.
-        function_calls: the checks of the gradient mode.
         inputs: its inputs, and whether it may notice that two of them are one tensor.
         is_real: whether tensors have values.
         gradients: whether it runs with gradients switched on.
@@ -120,7 +119,7 @@ class ExampleTrace:
         self.module_calls = ModuleCalls(
             recorder, self._torch_calls, measured, self.checks, self.replica, settings.opening
         )
-        self.function_calls = FunctionCalls(recorder, measured, model_context)
+        self._function_calls = FunctionCalls(recorder, measured, model_context)
         self.inputs = RunInputs(
             recorder, results, model_context.signature, functools.partial(keys_read_by, model_context.traced)
         )
@@ -250,7 +249,7 @@ class ExampleTrace:
             call_args, call_kwargs = self.inputs.bind(args, kwargs)
             self._foreign.note_made((call_args, call_kwargs))
             if self._checks_gradients:
-                self.function_calls.on_grad_mode_query()
+                self._function_calls.on_mode_query(torch.is_grad_enabled, (), {})
             self._observers.record_autocast()
         output, result = self._output_of_call(call_args, call_kwargs, find_requested)
         self.module_calls.end()
@@ -262,7 +261,7 @@ class ExampleTrace:
             )
         with torch._C.DisableTorchFunction(), kernels.recorded():
             self._observers.check_threads()
-            self.function_calls.check_cached()
+            self._function_calls.check_cached()
             self._final_checks.check_side_effects(generators, self._tensor_attributes)
             if self.replica.size_caches.have_other_keys():
                 raise NeedsFixedKeys
@@ -313,7 +312,7 @@ class ExampleTrace:
         if not self._is_first_call:
             context.caches.put_left()
         self._observers.start(hook)
-        functions = self.function_calls
+        functions = self._function_calls
         context.passing.install(functions.on_draw, functions.on_call, self.numbers.names_to_follow())
         if not self._is_further:
             self._measured.outer_values = context.outer_values()

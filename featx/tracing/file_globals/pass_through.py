@@ -152,12 +152,12 @@ _FUNCTIONS: dict[Answered, tuple[Callable[..., Any], ...]] = {
     Answered.SEEDING: (torch.manual_seed, torch.seed, torch.set_rng_state, torch.random.fork_rng),
     Answered.SWITCHING: (torch.set_flush_denormal,),
     Answered.REORDERING: (torch.set_default_device,),
-    Answered.MODE_QUERY: (*AUTOCAST_QUERIES, torch.is_inference_mode_enabled),
+    Answered.MODE_QUERY: (*AUTOCAST_QUERIES, torch.is_grad_enabled, torch.is_inference_mode_enabled),
     Answered.SWAPPING: (torch.utils.swap_tensors,),
 }  # fmt: skip
 _ANSWERED = {id(function): kind for kind, functions in _FUNCTIONS.items() for function in functions}
 _INTERCEPTED_NAMES = frozenset(
-    {"is_grad_enabled", "random", *(function.__name__ for functions in _FUNCTIONS.values() for function in functions)}
+    {"random", *(function.__name__ for functions in _FUNCTIONS.values() for function in functions)}
 )
 _FACTORIES = frozenset({"zeros", "ones", "rand", "randn", "empty"})
 _METHOD_TYPES = (BuiltinMethodType, MethodType)

@@ -23,7 +23,7 @@ from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.trace_request import TraceRequest
 from featx.tracing.freedom.same_needed import means_the_same
 from featx.tracing.freedom.variation import join_measured
-from featx.tracing.guards.guards import check_dtype
+from featx.tracing.guards.guards import check_decision, check_dtype
 from featx.tree import tensors_in, tree_map
 
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -37,8 +37,7 @@ def follow_dtypes(request: TraceRequest, trace: ExampleTrace) -> None:
     of values is answered as on the example. Where no other dtype gives this graph, it goes on to be for that of the
     example.
     """
-    checks = {check for check in trace.recorder.guards.dtype_checks if not check.is_erased}
-    checks.intersection_update(first_nodes(trace.graph, trace.needed))
+    checks = dtype_checks(trace.graph).intersection(first_nodes(trace.graph, trace.needed))
     if not checks:
         return
     graphs, differing = [trace.graph], set[Node]()
@@ -55,6 +54,12 @@ def follow_dtypes(request: TraceRequest, trace: ExampleTrace) -> None:
             differing.update(found)
     if differing:
         _merge(graphs, differing, checks, trace.needed)
+
+
+def dtype_checks(graph: Graph) -> set[Node]:
+    """Return the checks of dtypes that the model has read. O(nodes)."""
+    decisions = graph.find_nodes(op="call_function", target=check_decision)
+    return {check for check in decisions if isinstance(check.args[1], torch.dtype)}
 
 
 def _traced_in(dtype: torch.dtype, request: TraceRequest, trace: ExampleTrace) -> Graph | None:

@@ -11,6 +11,7 @@ from featx.tracing.example.conditions import Conditions
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.trace_request import TraceRequest
 from featx.tracing.freedom.same_needed import does_what_is_needed
+from featx.tracing.guards.guards import check_decision
 
 
 def asks_for_gradients(graph: Graph) -> bool:
@@ -24,7 +25,7 @@ def in_gradient_mode_of_caller(request: TraceRequest, trace: ExampleTrace) -> Ex
 
     A trace with gradients sees where the model switches them off, so it is the one to keep where both are the same.
     """
-    if not trace.gradients or (trace.function_calls.gradient_checks and needless_gradient_checks(request, trace)):
+    if not trace.gradients or needless_gradient_checks(request, trace):
         return trace
     conditions = Conditions("the example, gradients off", trace.is_real, gradients=False)
     without = request.attempt(trace, conditions)
@@ -34,9 +35,15 @@ def in_gradient_mode_of_caller(request: TraceRequest, trace: ExampleTrace) -> Ex
     return without
 
 
+def gradient_checks(graph: Graph) -> list[Node]:
+    """Return the checks that gradients are enabled, or not, as they were when the model asked. O(nodes)."""
+    questions = graph.find_nodes(op="call_function", target=torch.is_grad_enabled)
+    return [check for question in questions for check in question.users if check.target is check_decision]
+
+
 def needless_gradient_checks(request: TraceRequest, trace: ExampleTrace) -> list[Node]:
     """Return the checks of the gradient mode, if the model does the same in the other one."""
-    checks = trace.function_calls.gradient_checks
+    checks = gradient_checks(trace.graph)
     if not checks or not trace.gradients:
         return []
     conditions = Conditions("gradients off", trace.is_real, gradients=False, earlier=trace)

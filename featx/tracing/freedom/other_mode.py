@@ -10,6 +10,8 @@ from featx.ir.graph import Graph
 from featx.tracing.example.conditions import Conditions, RequestedNodeFinder, count_needed
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.trace_request import TraceRequest
+from featx.tracing.freedom.free_dtypes import dtype_checks
+from featx.tracing.freedom.gradient_mode import gradient_checks
 from featx.tracing.freedom.outcomes import FreeDims, Outcome
 from featx.tracing.freedom.resizing import Dim
 from featx.tracing.freedom.same_needed import places_of_requested
@@ -95,10 +97,7 @@ class OtherMode:
 def count_needed_by(trace: ExampleTrace, find_requested: RequestedNodeFinder | None) -> int | None:
     """Return how many nodes of a trace matter for what is wanted, if there will be further runs; None is all."""
     has_further_runs = (
-        trace.numbers.sizes_were_read
-        or trace.is_real
-        or trace.function_calls.gradient_checks
-        or trace.recorder.guards.dtype_checks
+        trace.numbers.sizes_were_read or trace.is_real or gradient_checks(trace.graph) or dtype_checks(trace.graph)
     )
     if find_requested is None or not has_further_runs:
         return None

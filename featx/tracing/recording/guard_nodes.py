@@ -29,14 +29,10 @@ class GuardNodes:
 
     Args:
         recorder: makes the nodes.
-
-    Attributes:
-        dtype_checks: the checks of dtypes that Python has seen.
     """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self.dtype_checks: list[Node] = []
 
     def add(self, node: Node, value: Any, what: str, *, when_compiled: str = "check") -> Node:
         """Add a check that the value of a node is again what Python saw; see `check_decision`."""
@@ -45,8 +41,6 @@ class GuardNodes:
         arguments = (node, value, f"{what}{where}", *([] if when_compiled == "check" else [when_compiled]))
         check = self._recorder.add_unnamed_node("call_function", check_decision, arguments, {}, None)
         check.meta["is_guard"] = True
-        if isinstance(value, torch.dtype):
-            self.dtype_checks.append(check)
         return check
 
     def add_for_form(self, node: Node, value: Any, what: str) -> None:
