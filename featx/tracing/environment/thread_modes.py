@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from featx.tracing.environment.autocast_state import autocast_nesting, autocast_state, set_autocast_nesting
+from featx.tracing.environment.compiler import not_compiled
+
+
+class FunctionMode(TorchFunctionMode):
+    """Lets `on_call` answer every torch call of a thread: it gets the function and its arguments."""
+
+    def __init__(self, on_call: Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]) -> None:
+        super().__init__()
+        self._on_call = on_call
+
+    @not_compiled
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return self._on_call(func, args, kwargs or {})
 
 
 class ThreadModes:

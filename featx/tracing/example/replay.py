@@ -14,13 +14,12 @@ from collections.abc import Callable, Container, Mapping
 from typing import Any, cast
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from featx.ir.equality import is_same
 from featx.libraries import mask_maker
 from featx.rebuilding import attributes_of
 from featx.tracing.environment.autocast_state import AutocastDtypes, autocast_dtypes
-from featx.tracing.environment.compiler import not_compiled
+from featx.tracing.environment.thread_modes import FunctionMode
 from featx.tracing.guards.scalars import TracedNumber, plain_number
 from featx.tracing.history.call_record import Record
 from featx.tracing.inputs.model_call import as_given
@@ -28,12 +27,8 @@ from featx.tracing.objects.arrays import is_array
 from featx.tracing.objects.followed_tuple import plain_tuple
 from featx.tracing.objects.plain_objects import is_plain_object
 from featx.tracing.objects.structure import copy_structure
-from featx.tracing.signals import Diverged, Signal
+from featx.tracing.signals import Diverged
 from featx.tree import tensors_in
-
-
-class _Ended(Signal):
-    """The second call has come to where the first one broke off."""
 
 
 class Replay:
@@ -59,7 +54,7 @@ class Replay:
         self._made: set[int] = set()
         # The objects that are being compared, by the ids of those of the first call.
         self._compared: dict[int, Any] = {}
-        self.mode = _FunctionMode(self)
+        self.mode = FunctionMode(self.answer)
 
     def end(self) -> list[weakref.ref[torch.Tensor]]:
         """Let go of the tensors of this call, which is over, and return them: some may live on elsewhere."""
@@ -87,7 +82,7 @@ class Replay:
         self._casts = autocast_dtypes()
         try:
             result = call()
-        except (Diverged, _Ended, Exception):
+        except (Diverged, Exception):
             return record.stopped_early and self._position == len(record.events)
         with torch._C.DisableTorchFunction():
             is_whole = not record.stopped_early and self._position == len(record.events)
@@ -95,29 +90,28 @@ class Replay:
 
     # -- what forward does -------------------------------------------------------------------------------------------
 
-    def _expects(self, called: Any) -> bool:
+    def _is_next(self, called: Any) -> bool:
         events = self._record.events
-        if self._position == len(events):
-            raise _Ended if self._record.stopped_early else Diverged
-        return events[self._position].called == called
+        return self._position < len(events) and events[self._position].called == called
 
     def answer(self, called: Any, args: Any, kwargs: Any) -> Any:
         """Return what the first call got here.
 
         Raises:
-            Diverged: it called something else here, or with other arguments.
+            Diverged: it called something else here, or with other arguments, or has broken off by now.
         """
-        if not self._expects(called):
-            raise Diverged
-        event = self._record.events[self._position]
-        if not self._is_same(event.args, args) or (
-            (event.kwargs or kwargs) and not self._is_same(event.kwargs, kwargs)
-        ):
-            raise Diverged
-        if not self._has_expected_autocast(event.autocast_dtypes):
-            raise Diverged
-        self._position += 1
-        return called(*args) if called is torch._C._set_grad_enabled else self._twin_of(event.result)
+        with torch._C.DisableTorchFunction():
+            if not self._is_next(called):
+                raise Diverged
+            event = self._record.events[self._position]
+            if not self._is_same(event.args, args) or (
+                (event.kwargs or kwargs) and not self._is_same(event.kwargs, kwargs)
+            ):
+                raise Diverged
+            if not self._has_expected_autocast(event.autocast_dtypes):
+                raise Diverged
+            self._position += 1
+            return called(*args) if called is torch._C._set_grad_enabled else self._twin_of(event.result)
 
     def _has_expected_autocast(self, recorded: AutocastDtypes) -> bool:
         """Say whether the regions that are open are those that were seen to be open in the first call."""
@@ -134,20 +128,14 @@ class Replay:
         """Answer a call of the module at `path`: what the first call got where it was one node there."""
         if path is None:
             raise Diverged
-        events = self._record.events
-        if self._position < len(events) and events[self._position].called == path:
-            with torch._C.DisableTorchFunction():
-                return self.answer(path, args, kwargs)
-        return forward(*args, **kwargs)
+        return self.answer(path, args, kwargs) if self._is_next(path) else forward(*args, **kwargs)
 
     def on_wrapped(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer a call of a function that the trace observes."""
         if isinstance(function, functools._lru_cache_wrapper):
             return function.__wrapped__(*args, **kwargs)
-        events = self._record.events
-        if self._position < len(events) and events[self._position].called is function:
-            with torch._C.DisableTorchFunction():
-                return self.answer(function, args, kwargs)
+        if self._is_next(function):
+            return self.answer(function, args, kwargs)
         return (mask_maker(function) or function)(*args, **kwargs)
 
     # -- values ------------------------------------------------------------------------------------------------------
@@ -222,18 +210,3 @@ class Replay:
 
 
 _PARTS = ("start", "stop", "step")
-
-
-class _FunctionMode(TorchFunctionMode):
-    """Hands every torch call of this thread to the replay."""
-
-    def __init__(self, replay: Replay) -> None:
-        super().__init__()
-        self._replay = replay
-
-    @not_compiled
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        with torch._C.DisableTorchFunction():
-            return self._replay.answer(func, args, kwargs or {})

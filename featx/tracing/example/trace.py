@@ -8,7 +8,6 @@ from types import CodeType
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from featx.errors import FeatxError
 from featx.ir.graph import Graph
@@ -18,10 +17,9 @@ from featx.tracing.calls.measured_calls import MeasuredCalls
 from featx.tracing.calls.model_writes import ModelWrites
 from featx.tracing.calls.module_calls import ModuleCalls
 from featx.tracing.calls.torch_calls import TorchCalls
-from featx.tracing.environment.compiler import not_compiled
 from featx.tracing.environment.generators import SharedGenerators
 from featx.tracing.environment.raised_errors import free_frames
-from featx.tracing.environment.thread_modes import ThreadModes
+from featx.tracing.environment.thread_modes import FunctionMode, ThreadModes
 from featx.tracing.example.conditions import Conditions, RequestedNodeFinder, Settings
 from featx.tracing.example.final_checks import FinalChecks
 from featx.tracing.example.observers import Observers
@@ -317,7 +315,7 @@ class ExampleTrace:
         if not self._is_further:
             self._measured.outer_values = context.outer_values()
         modes.leave_inference_mode()
-        modes.enter(_FunctionMode(self), self._torch_calls.kernels, gradients=self.gradients)
+        modes.enter(FunctionMode(self._on_torch_call), self._torch_calls.kernels, gradients=self.gradients)
         self.module_calls.one_node_checks.modes_around = torch._C._len_torch_function_stack()
         return generators
 
@@ -385,8 +383,7 @@ class ExampleTrace:
 
     # -- what the running code calls ---------------------------------------------------------------------------------
 
-    def on_torch_call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Answer a call of torch."""
+    def _on_torch_call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         recorder, torch_calls = self.recorder, self._torch_calls
         recorder.raised.check()
         with torch_calls.kernels.recorded():
@@ -488,17 +485,3 @@ class ExampleTrace:
             call.forget_record()
         self._calls.clear()
         drop_tensors([call._kept for call in calls])
-
-
-class _FunctionMode(TorchFunctionMode):
-    """Hands every torch call of this thread to the trace."""
-
-    def __init__(self, trace: ExampleTrace) -> None:
-        super().__init__()
-        self._trace = trace
-
-    @not_compiled
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        return self._trace.on_torch_call(func, args, kwargs or {})
