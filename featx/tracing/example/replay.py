@@ -14,21 +14,81 @@ from collections.abc import Callable, Container, Mapping
 from typing import Any, cast
 
 import torch
+from torch import nn
 
 from featx.ir.equality import is_same
 from featx.libraries import mask_maker
 from featx.rebuilding import attributes_of
-from featx.tracing.environment.autocast_state import AutocastDtypes, autocast_dtypes
-from featx.tracing.environment.thread_modes import FunctionMode
+from featx.tracing.environment.autocast_state import AutocastDtypes, autocast_dtypes, toggle_autocast
+from featx.tracing.environment.raised_errors import free_frames
+from featx.tracing.environment.thread_modes import FunctionMode, ThreadModes
 from featx.tracing.guards.scalars import TracedNumber, plain_number
 from featx.tracing.history.call_record import Record
-from featx.tracing.inputs.model_call import as_given
+from featx.tracing.inputs.model_call import as_given, call_model
 from featx.tracing.objects.arrays import is_array
 from featx.tracing.objects.followed_tuple import plain_tuple
 from featx.tracing.objects.plain_objects import is_plain_object
 from featx.tracing.objects.structure import copy_structure
+from featx.tracing.recording.recorder import Recorder
+from featx.tracing.replica.interception import intercept
+from featx.tracing.replica.model_context import ModelContext
+from featx.tracing.replica.replica import Replica
 from featx.tracing.signals import Diverged
 from featx.tree import tensors_in
+
+
+def does_the_same_again(
+    replay: Replay, context: ModelContext, replica: Replica, recorder: Recorder,
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], *, gradients: bool, toggles_autocast: bool,
+) -> bool:  # fmt: skip
+    """Call forward a second time, in the conditions of the first one, and say whether it does the same.
+
+    Args:
+        replay: answers what it calls.
+        context: what is traced.
+        replica: the copy of it that has run once.
+        recorder: knows which tensors the first call has made.
+        args: the example.
+        kwargs: the example, by name.
+        gradients: whether gradients are enabled.
+        toggles_autocast: whether autocast does something else around this call, to see whether that matters.
+    """
+    modes = ThreadModes()
+
+    def on_module(module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        return replay.on_module(replica.paths.get(module), forward, args, kwargs)
+
+    def call() -> Any:
+        with torch._C.DisableTorchFunction():
+            call_args, call_kwargs = replay.inputs(context.signature, args, kwargs)
+        return call_model(context, replica.root, recorder.raised, call_args, call_kwargs)
+
+    def restore() -> None:
+        modes.leave()
+        context.passing.uninstall()
+        context.caches.restore(lambda each: replay.has_made(each) or recorder.is_made_here(each))
+
+    try:
+        try:
+            context.caches.put_left()
+            intercept(replica.paths, on_module)
+            context.passing.install(_refuse_draw, replay.on_wrapped, recorder.numbers.names_to_follow())
+            modes.leave_inference_mode()
+            modes.enter(replay.mode, None, gradients=gradients)
+            if toggles_autocast:
+                toggle_autocast()
+            return replay.does_the_same(call) and context.passing.are_installed()
+        except KeyboardInterrupt as error:
+            free_frames(error)
+            raise
+        finally:
+            restore()
+    finally:
+        restore()  # again: an interrupt may have ended the first one
+
+
+def _refuse_draw(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    raise Diverged
 
 
 class Replay:

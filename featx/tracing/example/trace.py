@@ -23,7 +23,7 @@ from featx.tracing.environment.thread_modes import FunctionMode, ThreadModes
 from featx.tracing.example.conditions import Conditions, RequestedNodeFinder, Settings
 from featx.tracing.example.final_checks import FinalChecks
 from featx.tracing.example.observers import Observers
-from featx.tracing.example.second_call import SecondCall
+from featx.tracing.example.replay import Replay, does_the_same_again
 from featx.tracing.history.call_record import Record
 from featx.tracing.history.earlier_calls import EarlierCalls
 from featx.tracing.history.lineage import Lineage, Origin
@@ -429,16 +429,17 @@ class ExampleTrace:
         one_object = record.returned_inputs.copy() if returned else {}
         if inputs and not self.inputs.are_compared:
             one_object.update(record.equal_inputs)
-        second = SecondCall(
-            self.model_context, self.replica, self.recorder, record,
-            gradients=self.gradients, observes_autocast=self._settings.observes_autocast, one_object=one_object,
-        )  # fmt: skip
+        replay = Replay(record, self.recorder.owned, one_object)
         self.put_back_tensors()
         self._remove_absent()
         try:
-            return second.run(args, kwargs)
+            # Where the first call has recorded what forward does with autocast, that is compared.
+            return does_the_same_again(
+                replay, self.model_context, self.replica, self.recorder, args, kwargs,
+                gradients=self.gradients, toggles_autocast=not self._settings.observes_autocast,
+            )  # fmt: skip
         finally:
-            self._kept.add_twins(second.end())
+            self._kept.add_twins(replay.end())
 
     def require_aliases(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Let the graph check which inputs are one tensor, since forward depends on it.
