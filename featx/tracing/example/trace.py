@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from types import CodeType
 from typing import Any
 
 import torch
@@ -78,6 +77,7 @@ class ExampleTrace:
         numbers: the numbers that the model got.
         module_calls: which modules were looked into, and where the trace broke off.
         inputs: its inputs, and whether it may notice that two of them are one tensor.
+        final_checks: what is checked when forward is over; knows which code has run.
         is_real: whether tensors have values.
         gradients: whether it runs with gradients switched on.
         early_stop_reason: the message of the error that ended forward early, after all requested values were there.
@@ -126,7 +126,7 @@ class ExampleTrace:
             recorder, self._torch_calls, settings,
             uses_threading=model_context.uses_threading, notes_code=model_context.checks_plain_values,
         )  # fmt: skip
-        self._final_checks = FinalChecks(model_context, recorder, results, self._torch_calls, self.checks, self.inputs)
+        self.final_checks = FinalChecks(model_context, recorder, results, self._torch_calls, self.checks, self.inputs)
         self.early_stop_reason: str | None = None
         self.needed: int | None = None
         self.has_filled_caches = False
@@ -260,14 +260,14 @@ class ExampleTrace:
         with torch._C.DisableTorchFunction(), kernels.recorded():
             self._observers.check_threads()
             self._function_calls.check_cached()
-            self._final_checks.check_side_effects(generators, self._tensor_attributes)
+            self.final_checks.check_side_effects(generators, self._tensor_attributes)
             if self.replica.size_caches.have_other_keys():
                 raise NeedsFixedKeys
             if self._measured.outer_values is not None and self._measured.outer_values.is_to_run_again():
                 raise ChangesOuterValues
             self.recorder.autocast_modes.leave()
             self.graph.output(output)
-            self.inputs.require_aliases(self.graph, args, kwargs, self._final_checks.codes_that_ran())
+            self.inputs.require_aliases(self.graph, args, kwargs, self.final_checks.codes_that_ran())
             if self.numbers.expected is None:  # else its graph is compared, and not kept
                 self._mark_decisions_about_state()
 
@@ -278,18 +278,10 @@ class ExampleTrace:
             if node.meta.get("is_guard"):
                 node.meta["missed_state_writes"] = missed
 
-    def codes_that_ran(self) -> set[CodeType]:
-        """Return the code that has called torch, and that of opened modules."""
-        return self._final_checks.codes_that_ran()
-
-    def codes_that_may_have_run(self) -> set[CodeType]:
-        """Return that code, and the code of functions and methods that opened modules may call."""
-        return self._final_checks.codes_that_may_have_run()
-
     def missed_state_writes(self) -> frozenset[StateWrite]:
         """Return what code of opened modules may write of the model's state, and has not written in this run."""
         is_cut = self.early_stop_reason is not None
-        return self._final_checks.missed_state_writes(self.module_calls.failed_module_path if is_cut else None)
+        return self.final_checks.missed_state_writes(self.module_calls.failed_module_path if is_cut else None)
 
     def _set_up(self, *, has_values: bool) -> SharedGenerators:
         context = self.model_context

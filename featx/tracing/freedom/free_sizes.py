@@ -115,7 +115,7 @@ def _check_kind_of_device(trace: ExampleTrace, inputs: list[_Input]) -> None:
     Reads of `x.device.type` in one expression are checked where they are. A device that is kept in a variable, or
     passed on, is an object of torch, which tells nobody what it is asked.
     """
-    if not inputs or not any(map(asks_for_kind_of_device, trace.codes_that_ran())):
+    if not inputs or not any(map(asks_for_kind_of_device, trace.final_checks.codes_that_ran())):
         return
     graph = trace.graph
     with graph.inserting_before(_first_of_forward(graph)):

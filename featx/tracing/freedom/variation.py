@@ -91,7 +91,7 @@ class Variation:
         self._runs_left = 0 if self._is_large else _RUNS_ALONE
         self._most_computed = request.tracer.computed + max(_RUNS_IN_ALL * trace.computed, _FEWEST_ELEMENTS)
         self._inputs: list[torch.Tensor] = []
-        self._codes = trace.codes_that_may_have_run()
+        self._codes = trace.final_checks.codes_that_may_have_run()
         # As what C code sees numbers first. What numpy makes of large ones (`np.meshgrid`) would not fit in memory.
         uses_numpy = any(not names_in(code).isdisjoint(_NUMPY) for code in self._codes)
         bit_larger: tuple[Disguise, ...] = (disguise_as_a_bit_larger,) if uses_numpy else ()
