@@ -35,7 +35,7 @@ from featx.tracing.recording.autocast import AutocastModes
 from featx.tracing.recording.guard_nodes import GuardNodes
 from featx.tracing.recording.numbers import Numbers
 from featx.tracing.recording.returned_objects import ReturnedObjects
-from featx.tracing.recording.unowned_tensors import UnownedTensors
+from featx.tracing.recording.unowned_tensors import constant_of
 from featx.tracing.replica.hooks import STORED_BY_HOOK, ModelHooks
 from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.replica.replica import Replica
@@ -132,7 +132,6 @@ class Recorder(TracerBase):
         self.compared_alias: tuple[str, str] | None = None
         self.given: dict[int, dict[Any, Any]] = {}
         self.hooks = ModelHooks(model_context.hooked, replica.root, model_context.root)
-        self._unowned = UnownedTensors(replica, self.earlier, self.write_log, self.is_unseen)
         self._replica = replica
         self._keep_source = keep_source
         # The nodes that read tensors of the model, by path.
@@ -447,7 +446,8 @@ class Recorder(TracerBase):
         self.earlier.refuse(tensor)
         path = self.owned.get(id(tensor))
         if path is None:
-            return self._unowned.constant(tensor)
+            followed = (each for each, _ in self.write_log.memories)
+            return constant_of(tensor, self._replica, followed, is_unseen=self.is_unseen(tensor))
         node = self._reads.get(path)
         if self._makes_unnamed_nodes:
             return self.add_unnamed_node("get_attr", path, (), {})

@@ -2,68 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 
 import torch
 from torch import nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
-from featx.tracing.history.earlier_calls import EarlierCalls
-from featx.tracing.history.write_log import WriteLog
 from featx.tracing.objects.module_tree import tensors_of
 from featx.tracing.replica.replica import Replica
 from featx.tracing.signals import Untraceable
 
 
-class UnownedTensors:
-    """Tells which tensors that no node gives may be constants of the graph.
+def constant_of(
+    tensor: torch.Tensor, replica: Replica, followed: Iterable[torch.Tensor], *, is_unseen: bool
+) -> torch.Tensor:
+    """Return what is in the graph for a tensor that no node gives and that the model does not own.
 
     Args:
+        tensor: the tensor.
         replica: the copy of the model that runs.
-        earlier: what earlier calls on it have kept.
-        write_log: has the memory of the tensors that nodes give.
-        is_unseen: says whether a tensor is of the trace although no recorded call returned it.
+        followed: the tensors that nodes give.
+        is_unseen: whether the tensor is of the trace although no recorded call returned it.
+
+    Raises:
+        Untraceable: it is no constant.
     """
+    if isinstance(tensor, nn.Parameter):
+        raise Untraceable(
+            f"a parameter of shape {tuple(tensor.shape)} that the model does not own is used",
+            advice="register the module that has it: as an attribute, or in an nn.ModuleList in place of a list",
+        )
+    if is_functorch_wrapped_tensor(tensor):
+        raise Untraceable("a function of torch.func (vmap, grad) calls torch")
+    if is_unseen:
+        raise Untraceable("forward uses a tensor that no traced operation returned")
+    if _shares_memory(tensor, followed, replica):
+        raise Untraceable("forward uses a tensor that shares the storage of another one, and is no result of it,")
+    return replica.original_of(tensor)  # where a trace for real has a copy of it
 
-    def __init__(
-        self, replica: Replica, earlier: EarlierCalls, write_log: WriteLog, is_unseen: Callable[[torch.Tensor], bool]
-    ) -> None:
-        self._replica = replica
-        self._earlier = earlier
-        self._write_log = write_log
-        self._is_unseen = is_unseen
 
-    def constant(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return what is in the graph for a tensor that no node gives and that the model does not own.
+def _shares_memory(tensor: torch.Tensor, followed: Iterable[torch.Tensor], replica: Replica) -> bool:
+    """Say whether a tensor that is not followed has the memory of one that is, and that is not of the model.
 
-        Raises:
-            Untraceable: it is no constant.
-        """
-        if id(tensor) in self._earlier.constants:
-            return tensor
-        if isinstance(tensor, nn.Parameter):
-            raise Untraceable(
-                f"a parameter of shape {tuple(tensor.shape)} that the model does not own is used",
-                advice="register the module that has it: as an attribute, or in an nn.ModuleList in place of a list",
-            )
-        if is_functorch_wrapped_tensor(tensor):
-            raise Untraceable("a function of torch.func (vmap, grad) calls torch")
-        if self._is_unseen(tensor):
-            raise Untraceable("forward uses a tensor that no traced operation returned")
-        if self._shares_followed_memory(tensor):
-            raise Untraceable("forward uses a tensor that shares the storage of another one, and is no result of it,")
-        return self._replica.original_of(tensor)  # where a trace for real has a copy of it
-
-    def _shares_followed_memory(self, tensor: torch.Tensor) -> bool:
-        """Say whether a tensor that is not followed has the memory of one that is, and that is not of the model.
-
-        As what `from_dlpack(to_dlpack(x))` returns, which has a storage of its own.
-        """
-        address = _address_of(tensor)
-        if not address or not any(address in _addresses_of(followed) for followed, _ in self._write_log.memories):
-            return False
-        held = (each for module in self._replica.paths for _, each in tensors_of(module))
-        return not any(address in _addresses_of(each) for each in held)
+    As what `from_dlpack(to_dlpack(x))` returns, which has a storage of its own.
+    """
+    address = _address_of(tensor)
+    if not address or not any(address in _addresses_of(each) for each in followed):
+        return False
+    held = (each for module in replica.paths for _, each in tensors_of(module))
+    return not any(address in _addresses_of(each) for each in held)
 
 
 def _address_of(tensor: torch.Tensor) -> int:
