@@ -288,16 +288,18 @@ class ExampleTracer:
         first = before or conditions.earlier
         setup = RunSetup(
             "buffers" if conditions.is_real else "none",
-            self.absent if first is None else first.checks.absent,
-            self.read_first if first is None else self.read_first | first.checks.read_first,
+            {*(self.absent if first is None else first.checks.absent)},
+            {*self.read_first, *(() if first is None else first.checks.read_first)},
             share_stand_ins=first is not None and first.inputs.share_stand_ins,
         )
         attempts = ATTEMPTS
         line = line_of(user_frame())
         while True:
-            replica = (before.replica, before.tensors) if before else setup.replica(context, self.training)
+            replica = (before.replica, before.tensors) if before else context.replica(self.training, setup.copied)
             trace = ExampleTrace(self._settings(before), context, replica, conditions)
-            setup.apply(trace, is_first_call=before is None)
+            trace.inputs.share_stand_ins = setup.share_stand_ins
+            if before is None:
+                trace.checks.absent, trace.checks.read_first = setup.absent, setup.read_first
             try:
                 with self.log.run(context.name, conditions.reason, is_real=conditions.is_real):
                     try:
@@ -308,12 +310,13 @@ class ExampleTracer:
                     context.follow_all_conversions()
                 return trace
             except (AttributeError, AssertionError, NameError) as error:
-                missing = setup.absent_named(getattr(error, "name", None))
+                missing = {attribute for attribute in setup.absent if attribute[1] == getattr(error, "name", None)}
                 if not missing:
                     if conditions.is_further and comes_from_featx(error):
                         raise InternalTraceError(error) from error
                     raise
-                setup.note_read_first(missing)
+                setup.absent -= missing
+                setup.read_first |= missing
             except Untraceable as error:
                 # What is found when forward is over has no line of the model.
                 place = error.place if error.line != line else ""
