@@ -22,7 +22,7 @@ from featx.tracing.example.trace_request import TraceRequest
 from featx.tracing.example.tracer import ExampleTracer
 from featx.tracing.freedom.free_sizes import free_dims
 from featx.tracing.freedom.gradient_mode import asks_for_gradients, in_gradient_mode_of_caller
-from featx.tracing.freedom.other_mode import OtherMode, count_needed_by
+from featx.tracing.freedom.other_mode import OtherMode, count_needed_by_further_runs
 from featx.tracing.freedom.outcomes import FreeDims
 from featx.tracing.inputs.dict_inputs import without_unread_items
 from featx.tracing.replica.mode_reads import ModeReads
@@ -102,10 +102,10 @@ def _trace_checked(request: TraceRequest, other_mode: OtherMode) -> tuple[Exampl
             trace = request.trace()
             if not torch.is_grad_enabled() and asks_for_gradients(trace.graph):
                 trace = in_gradient_mode_of_caller(request, trace)
-            if request.find_requested is not None and trace.early_stop_reason is not None:
+            if trace.early_stop_reason is not None:
                 trace = go_on_where_needed(request, trace)
-            trace.needed = count_needed_by(trace, request.find_requested)
-            is_known = other_mode.does_the_same(request, trace)
+            trace.needed = count_needed_by_further_runs(trace)
+            is_known = other_mode.does_the_same(trace)
             try:
                 can_go_on = not is_known and check_repeats(request, trace)
             except (SubmoduleNotRepeatable, ReadInNextCall, DependsOnAutocast) as signal:

@@ -16,10 +16,11 @@ from featx.ir.graph import Graph
 from featx.ir.memory import MemoryGroups
 from featx.ir.paths import parents_of
 from featx.ir.torch_layers import is_torch_layer
-from featx.tracing.example.conditions import Conditions, count_needed
+from featx.tracing.example.conditions import Conditions
 from featx.tracing.example.plain_run import run_to_the_end
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.trace_request import TraceRequest
+from featx.tracing.freedom.same_needed import count_needed
 from featx.tracing.objects.module_tree import registered_tensors, tensors_at
 from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.signals import KEEP_WHOLE_ADVICE
@@ -64,7 +65,7 @@ def _missed(request: TraceRequest, trace: ExampleTrace) -> str | None:
     tracer, root = request.tracer, trace.model_context.root
     if any(_has_line(type(module), _GRADIENT_HOOK, unless_known=False) for module in root.modules()):
         return "may register a hook for the gradients of a requested value"
-    read = _within_reach(_read_tensors(trace.graph, trace.model_context), request, trace)
+    read = _within_reach(_read_tensors(trace.graph, trace.model_context), trace)
     missed = trace.missed_state_writes() if read else ()
     missed_tensors = tensors_at(root, chain.from_iterable(write.written for write in missed))
     written = [path for path in read if not missed_tensors.isdisjoint(tensors_at(root, [path]))]
@@ -88,11 +89,10 @@ def _missed(request: TraceRequest, trace: ExampleTrace) -> str | None:
     return f"writes '{written[0]}', which the requested nodes read in the next call" if written else None
 
 
-def _within_reach(read: dict[str, str], request: TraceRequest, trace: ExampleTrace) -> dict[str, str]:
+def _within_reach(read: dict[str, str], trace: ExampleTrace) -> dict[str, str]:
     """Return those of `_read_tensors` that needed nodes may read: their own, and those of the modules they call."""
     root = trace.model_context.root
-    needed = None if request.find_requested is None else count_needed(trace.graph, request.find_requested)
-    nodes = [node for node in first_nodes(trace.graph, needed) if node.op in ("get_attr", "call_module")]
+    nodes = [node for node in first_nodes(trace.graph, count_needed(trace)) if node.op in ("get_attr", "call_module")]
     reached = tensors_at(root, [str(node.target) for node in nodes])
     return {path: reader for path, reader in read.items() if not reached.isdisjoint(tensors_at(root, [path]))}
 

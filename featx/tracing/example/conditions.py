@@ -33,12 +33,6 @@ class RequestedNodeFinder(Protocol):
         ...
 
 
-def count_needed(graph: Graph, find_requested: RequestedNodeFinder) -> int | None:
-    """Return how many nodes of a graph come up to the last one that matters for the wanted ones; None is all."""
-    last = find_requested.last_needed(graph)
-    return None if last is None else 1 + next(place for place, node in enumerate(graph.nodes) if node is last)
-
-
 @dataclass(frozen=True)
 class Conditions:
     """Why and under which conditions a model runs.

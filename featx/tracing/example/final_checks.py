@@ -100,17 +100,17 @@ class FinalChecks:
         reached = (functions_reached(function, kind) for function, kind in self._functions_that_ran())
         return self.codes_that_ran() | {each.__code__ for found in reached for each, _ in found}
 
-    def missed_state_writes(self, failed_path: str | None) -> frozenset[StateWrite]:
+    def missed_state_writes(self, failed_path: str) -> frozenset[StateWrite]:
         """Return what code of opened modules may write of the model's state, and has not written in this run.
 
         Args:
-            failed_path: the path of the innermost module that failed, where forward ended early.
+            failed_path: the path of the innermost module that failed, where forward ended early; else "".
         """
         opened = self._state_checks.opened_modules
         found = (
             missed_state_writes(module, path, self._recorder.written_at)
             for module, path in self._state_checks.paths.items()
-            if module in opened or (failed_path is not None and f"{failed_path}.".startswith(f"{path}."))
+            if module in opened or f"{failed_path}.".startswith(f"{path}.")
         )
         return frozenset().union(*found)
 

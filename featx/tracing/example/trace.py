@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ import torch
 from featx.errors import FeatxError
 from featx.ir.graph import Graph
 from featx.ir.memory import memory_of
+from featx.ir.node import Node
 from featx.tracing.calls.function_calls import FunctionCalls
 from featx.tracing.calls.measured_calls import MeasuredCalls
 from featx.tracing.calls.model_writes import ModelWrites
@@ -80,6 +81,7 @@ class ExampleTrace:
         final_checks: what is checked when forward is over; knows which code has run.
         is_real: whether tensors have values.
         gradients: whether it runs with gradients switched on.
+        find_requested: finds what is wanted of it; None is all.
         early_stop_reason: the message of the error that ended forward early, after all requested values were there.
         needed: how many of its nodes, the first ones, matter for what is wanted; None is all.
         has_filled_caches: whether a second call was seen to use what this one has computed from sizes and constants.
@@ -127,6 +129,7 @@ class ExampleTrace:
             uses_threading=model_context.uses_threading, notes_code=model_context.checks_plain_values,
         )  # fmt: skip
         self.final_checks = FinalChecks(model_context, recorder, results, self._torch_calls, self.checks, self.inputs)
+        self.find_requested: RequestedNodeFinder | None = None
         self.early_stop_reason: str | None = None
         self.needed: int | None = None
         self.has_filled_caches = False
@@ -209,12 +212,13 @@ class ExampleTrace:
     # -- the run -----------------------------------------------------------------------------------------------------
 
     def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], find_requested: RequestedNodeFinder | None) -> None:
-        """Run the root on the example and record it."""
+        """Run the root on the example and record it; `find_requested` as for `ExampleTracer.trace`."""
+        self.find_requested = find_requested
         self.recorder.caller = user_frame()
         is_done = False
         try:
             try:
-                self._run(args, kwargs, find_requested)
+                self._run(args, kwargs)
                 is_done = True
             finally:
                 self._restore()
@@ -237,9 +241,7 @@ class ExampleTrace:
             restore()
         self._restorers = []
 
-    def _run(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], find_requested: RequestedNodeFinder | None
-    ) -> None:
+    def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         leaves = tensors_in((args, dict(kwargs)))
         generators = self._set_up(has_values=self.is_real or any(map(keeps_values, leaves)))
         kernels = self._torch_calls.kernels
@@ -249,7 +251,7 @@ class ExampleTrace:
             if self._checks_gradients:
                 self._function_calls.on_mode_query(torch.is_grad_enabled, (), {})
             self._observers.record_autocast()
-        output, result = self._output_of_call(call_args, call_kwargs, find_requested)
+        output, result = self._output_of_call(call_args, call_kwargs)
         self.module_calls.end()
         if self.recorder.call_record is not None:
             self.recorder.call_record.result = result
@@ -280,8 +282,7 @@ class ExampleTrace:
 
     def missed_state_writes(self) -> frozenset[StateWrite]:
         """Return what code of opened modules may write of the model's state, and has not written in this run."""
-        is_cut = self.early_stop_reason is not None
-        return self.final_checks.missed_state_writes(self.module_calls.failed_module_path if is_cut else None)
+        return self.final_checks.missed_state_writes(self.module_calls.failed_module_path)
 
     def _set_up(self, *, has_values: bool) -> SharedGenerators:
         context = self.model_context
@@ -311,9 +312,7 @@ class ExampleTrace:
         self.module_calls.one_node_checks.modes_around = torch._C._len_torch_function_stack()
         return generators
 
-    def _output_of_call(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], find_requested: RequestedNodeFinder | None
-    ) -> Any:
+    def _output_of_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call forward; return its output as an argument of the output node, and as it is."""
         settings = self._settings
         is_output_wanted = settings.keep_output or "" in settings.opening.asked_for
@@ -332,9 +331,7 @@ class ExampleTrace:
             self.recorder.names.assign()
             if isinstance(error, Diverged) and not self.recorder.has_all_needed_nodes:
                 raise
-            is_done = self.recorder.has_all_needed_nodes or (
-                find_requested and find_requested(self.graph, self.module_calls.failed_module_path)
-            )
+            is_done = self.recorder.has_all_needed_nodes or self.requested()
             if not is_done or self._misses_absent(error):
                 self.module_calls.check_missing(error)
                 self._explain(error)
@@ -344,6 +341,11 @@ class ExampleTrace:
             if self.recorder.call_record is not None:
                 self.recorder.call_record.stopped_early = True
             return None, None
+
+    def requested(self) -> Collection[Node]:
+        """Return the wanted nodes, or none where one is missing; none too where it is not known what is wanted."""
+        find = self.find_requested
+        return () if find is None else find(self.graph, self.module_calls.failed_module_path)
 
     def _misses_absent(self, error: BaseException) -> bool:
         """Say whether forward has asked for an attribute that this trace has taken away."""

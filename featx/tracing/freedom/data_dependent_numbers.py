@@ -51,7 +51,7 @@ def _does_the_same(request: TraceRequest, trace: ExampleTrace, disguised: frozen
             earlier=trace, disguise=disguise, disguised=disguised,
         )  # fmt: skip
         again = request.attempt(trace, conditions)
-        if again is not None and does_what_is_needed(again, trace, request.find_requested):
+        if again is not None and does_what_is_needed(again, trace):
             return True
     return False
 

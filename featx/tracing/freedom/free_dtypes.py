@@ -77,7 +77,7 @@ def _traced_in(dtype: torch.dtype, request: TraceRequest, trace: ExampleTrace) -
     reason = f"in {dtype}"
     conditions = Conditions(reason, is_real=False, gradients=trace.gradients, earlier=trace, dtype=dtype)
     other = request.on(args, kwargs).attempt(trace, conditions)
-    if other is None or not means_the_same(other, trace, request.find_requested):
+    if other is None or not means_the_same(other, trace):
         return None
     return other.graph
 

@@ -62,7 +62,7 @@ def free_dims(
         if trace.has_filled_caches:
             known.update(stale_dims(variation))
     trace.checks.left.update(_caches_of_one_length(inputs, known))
-    other_mode.note(request, trace, known)
+    other_mode.note(trace, known)
     if trace.is_real and not request.tracer.runs_sizes_for_real:  # the other mode may find more dimensions free
         other_mode.graph = None
     if measures_of(trace.graph) != measured:  # other sizes told more of some calls, which may differ by mode

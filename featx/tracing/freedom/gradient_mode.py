@@ -50,4 +50,4 @@ def needless_gradient_checks(request: TraceRequest, trace: ExampleTrace) -> list
     again = request.attempt(trace, conditions)
     if again is None:
         return []
-    return checks if does_what_is_needed(again, trace, request.find_requested, frozenset(checks)) else []
+    return checks if does_what_is_needed(again, trace, frozenset(checks)) else []

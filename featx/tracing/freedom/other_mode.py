@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 from featx.ir.equality import is_same_graph
 from featx.ir.graph import Graph
-from featx.tracing.example.conditions import Conditions, RequestedNodeFinder, count_needed
+from featx.tracing.example.conditions import Conditions
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.trace_request import TraceRequest
 from featx.tracing.freedom.free_dtypes import dtype_checks
 from featx.tracing.freedom.gradient_mode import gradient_checks
 from featx.tracing.freedom.outcomes import FreeDims, Outcome
 from featx.tracing.freedom.resizing import Dim
-from featx.tracing.freedom.same_needed import places_of_requested
+from featx.tracing.freedom.same_needed import count_needed, places_of_requested
 from featx.tracing.replica.mode_reads import ModeReads, set_mode
 from featx.tracing.signals import GAVE_UP, ThreadInterference
 
@@ -62,8 +62,8 @@ class OtherMode:
         except (ThreadInterference, *GAVE_UP):
             before.drop_replica()
             return None
-        trace.needed = count_needed_by(trace, request.find_requested)
-        if self.does_the_same(request, trace):
+        trace.needed = count_needed_by_further_runs(trace)
+        if self.does_the_same(trace):
             return trace
         trace.drop_replica()
         return None
@@ -74,31 +74,29 @@ class OtherMode:
         if before is not None:
             before.drop_replica()
 
-    def does_the_same(self, request: TraceRequest, trace: ExampleTrace) -> bool:
+    def does_the_same(self, trace: ExampleTrace) -> bool:
         """Say whether what was found out holds for a trace in the other mode too."""
         if self.graph is None or trace.needed != self.needed:
             return False
         if not is_same_graph(trace.graph, self.graph, first=self.needed):
             return False
-        return self.needed is None or places_of_requested(trace, request.find_requested) == self.places
+        return self.needed is None or places_of_requested(trace) == self.places
 
     def forget(self) -> None:
         """Forget what the model does, since something has asked for a mode."""
         self.graph = None
         self.drop()
 
-    def note(self, request: TraceRequest, trace: ExampleTrace, dims: dict[Dim, Outcome]) -> None:
+    def note(self, trace: ExampleTrace, dims: dict[Dim, Outcome]) -> None:
         """Keep what was found out, and the graph where nothing has asked for a mode so far."""
         self.dims.update(dims)
         self.graph = copy.deepcopy(trace.graph) if self.reads is not None and not self.reads.any else None
-        self.needed, self.places = trace.needed, places_of_requested(trace, request.find_requested)
+        self.needed, self.places = trace.needed, places_of_requested(trace)
 
 
-def count_needed_by(trace: ExampleTrace, find_requested: RequestedNodeFinder | None) -> int | None:
+def count_needed_by_further_runs(trace: ExampleTrace) -> int | None:
     """Return how many nodes of a trace matter for what is wanted, if there will be further runs; None is all."""
     has_further_runs = (
         trace.numbers.sizes_were_read or trace.is_real or gradient_checks(trace.graph) or dtype_checks(trace.graph)
     )
-    if find_requested is None or not has_further_runs:
-        return None
-    return count_needed(trace.graph, find_requested)
+    return count_needed(trace) if has_further_runs else None

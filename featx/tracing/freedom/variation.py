@@ -257,7 +257,7 @@ class Variation:
         return FREE if self._is_same(again) else CHANGED
 
     def _is_same(self, again: ExampleTrace) -> bool:
-        if not does_what_is_needed(again, self._trace, self._request.find_requested):
+        if not does_what_is_needed(again, self._trace):
             return False
         join_measured(self._trace.graph, again.graph, self._trace.needed)
         return True
