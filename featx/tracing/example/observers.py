@@ -10,6 +10,7 @@ from featx.tracing.environment.other_threads import AllThreads
 from featx.tracing.environment.profile_hook import ProfileCallback, ProfileHook, delegates_work
 from featx.tracing.example.conditions import Settings
 from featx.tracing.recording.recorder import Recorder
+from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.signals import PossibleThreadInterference
 from featx.tracing.source.frames import is_library_code
 
@@ -21,24 +22,16 @@ class Observers:
         recorder: records the state of autocast.
         torch_calls: is notified of torch's generator, and of work that is given to other threads.
         settings: what is to be observed.
-        uses_threading: whether files of the model name threads.
-        notes_code: whether to note what code runs.
+        context: what is traced.
     """
 
-    def __init__(
-        self,
-        recorder: Recorder,
-        torch_calls: TorchCalls,
-        settings: Settings,
-        *,
-        uses_threading: bool,
-        notes_code: bool,
-    ) -> None:
+    def __init__(self, recorder: Recorder, torch_calls: TorchCalls, settings: Settings, context: ModelContext) -> None:
         self._recorder = recorder
         self._torch_calls = torch_calls
         self._settings = settings
-        self._uses_threading = uses_threading
-        self._notes_code = notes_code
+        self._context = context
+        # Whether to note what code runs.
+        self._notes_code = context.checks_plain_values
         self._is_hooked = False
         # Tells whether other threads ran, where their results would have values and so not be noticed.
         self._others: AllThreads | None = None
@@ -54,7 +47,8 @@ class Observers:
             callbacks.append(self._on_code)
         # On stand-ins alone, what another thread computes has no values, and is seen where forward uses it. Where some
         # inputs have values, it is cheaper to ask afterwards whether another thread has run.
-        if self._recorder.is_real or (has_values and (self._settings.uses_profile_hook or self._uses_threading)):
+        is_likely = self._settings.uses_profile_hook or self._context.uses_threading
+        if self._recorder.is_real or (has_values and is_likely):
             callbacks.append(self._on_handover)
         elif has_values:
             self._others = AllThreads()

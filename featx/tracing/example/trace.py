@@ -27,7 +27,6 @@ from featx.tracing.example.replay import Replay, does_the_same_again
 from featx.tracing.history.call_record import Record
 from featx.tracing.history.earlier_calls import EarlierCalls
 from featx.tracing.history.lineage import Lineage, Origin
-from featx.tracing.inputs.dict_inputs import keys_read_by
 from featx.tracing.inputs.model_call import call_model
 from featx.tracing.inputs.run_inputs import RunInputs
 from featx.tracing.model_state.attribute_changes import AttributeChanges
@@ -120,14 +119,9 @@ class ExampleTrace:
             recorder, self._torch_calls, measured, self.checks, self.replica, settings.opening
         )
         self._function_calls = FunctionCalls(recorder, measured, model_context)
-        self.inputs = RunInputs(
-            recorder, results, model_context.signature, functools.partial(keys_read_by, model_context.traced)
-        )
+        self.inputs = RunInputs(recorder, results, model_context)
         self.inputs.kinds.note_model(self.tensors.all)
-        self._observers = Observers(
-            recorder, self._torch_calls, settings,
-            uses_threading=model_context.uses_threading, notes_code=model_context.checks_plain_values,
-        )  # fmt: skip
+        self._observers = Observers(recorder, self._torch_calls, settings, model_context)
         self.final_checks = FinalChecks(model_context, recorder, results, self._torch_calls, self.checks, self.inputs)
         self.find_requested: RequestedNodeFinder | None = None
         self.early_stop_reason: str | None = None

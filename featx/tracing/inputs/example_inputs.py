@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
@@ -22,6 +21,7 @@ from featx.tracing.guards.guards import (
     check_not_given,
 )
 from featx.tracing.history.lineage import Part
+from featx.tracing.inputs.dict_inputs import keys_read_by
 from featx.tracing.inputs.model_call import as_given
 from featx.tracing.nodes.value_types import type_of_option
 from featx.tracing.objects.arrays import description_of, is_array
@@ -33,6 +33,7 @@ from featx.tree import items_at, with_defaults
 if TYPE_CHECKING:
     from featx.tracing.recording.recorder import Recorder
     from featx.tracing.recording.results import ContentsSnapshot, Results
+    from featx.tracing.replica.model_context import ModelContext
 
 _PLAIN = tuple(PLAIN_TYPES)
 
@@ -40,22 +41,22 @@ _PLAIN = tuple(PLAIN_TYPES)
 def bind_example(
     recorder: Recorder,
     results: Results,
-    signature: inspect.Signature,
+    context: ModelContext,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     stand_in: Callable[[torch.Tensor], torch.Tensor],
-    keys_read_of: Callable[[str], tuple[str, ...] | None],
 ) -> tuple[tuple[Any, ...], dict[str, Any], list[ContentsSnapshot]]:
-    """Make a placeholder for each parameter in `signature`, and return what to call its function with.
+    """Make a placeholder for each parameter of what is traced, and return what to call it with.
 
     Tensors come from `stand_in`, and are followed, also inside of containers and objects. Everything else is part of
     what is traced, and is checked at run time. A parameter that the example leaves out has its default value. Of a
-    dict, `keys_read_of` its parameter says which keys forward reads, if that is known; others are not checked.
+    dict, the keys are checked that forward reads, if these are known.
 
     Raises:
         ArgumentTypeError: the example does not fit the signature.
         Untraceable: it holds something that cannot be compared with what a later call gives.
     """
+    signature = context.signature
     try:
         bound = signature.bind(*args, **kwargs)
     except TypeError as error:
@@ -78,13 +79,11 @@ def bind_example(
         if parameter.kind is parameter.KEYWORD_ONLY:
             node.meta["keyword_only"] = True
         if is_given:
-            is_optional = parameter.default is not parameter.empty
-            source = node
-            if parameter.kind is parameter.VAR_KEYWORD:
-                source = _with_options(recorder, node, bound.arguments[name])
-            keys_read = keys_read_of(name) if type(bound.arguments[name]) is dict and not stars else None
+            example, is_optional = bound.arguments[name], parameter.default is not parameter.empty
+            source = _with_options(recorder, node, example) if parameter.kind is parameter.VAR_KEYWORD else node
+            keys_read = keys_read_by(context.traced, name) if type(example) is dict and not stars else None
             followed = _Followed(recorder, results, source, stand_in, name, keys_read)
-            bound.arguments[name] = followed.value(bound.arguments[name], name, is_optional)
+            bound.arguments[name] = followed.value(example, name, is_optional)
             given += followed.given
         elif stars:
             followed = _Followed(recorder, results, node, stand_in, name)

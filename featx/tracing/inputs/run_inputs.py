@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from types import CodeType
 from typing import Any
 
@@ -15,6 +14,7 @@ from featx.tracing.inputs.example_inputs import bind_example
 from featx.tracing.inputs.tensor_kinds import TensorKinds
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.recording.results import ContentsSnapshot, Results
+from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.signals import NeedsRealValues, NeedsSharedInputs
 from featx.tracing.source_uses.syntax_queries import compares_objects
 
@@ -33,8 +33,7 @@ class RunInputs:
         self,
         recorder: Recorder,
         results: Results,
-        signature: inspect.Signature,
-        keys_read_of: Callable[[str], tuple[str, ...] | None],
+        model_context: ModelContext,
     ) -> None:
         self.share_stand_ins = False
         self.are_compared = False
@@ -42,15 +41,14 @@ class RunInputs:
         self.kinds = TensorKinds()
         self._recorder = recorder
         self._results = results
-        self._signature = signature
-        self._keys_read_of = keys_read_of
+        self._context = model_context
         # By the id of the tensor of the example that they stand for.
         self._stand_ins: dict[int, torch.Tensor] = {}
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Make the placeholders of the graph, and return what to call forward with."""
         call_args, call_kwargs, self.contents = bind_example(
-            self._recorder, self._results, self._signature, args, kwargs, self._stand_in, self._keys_read_of
+            self._recorder, self._results, self._context, args, kwargs, self._stand_in
         )
         self._recorder.given = {id(duplicate): before for _, duplicate, before in self.contents}
         return call_args, call_kwargs
@@ -73,7 +71,7 @@ class RunInputs:
             self.are_compared = any(map(compares_objects, codes)) or self._recorder.write_log.has_written_inputs()
         if not self.are_compared:
             return
-        bound = self._signature.bind(*args, **kwargs)
+        bound = self._context.signature.bind(*args, **kwargs)
         bound.apply_defaults()
         aliases = aliases_of(tuple(bound.arguments.values()))
         are_shared = len(set(aliases)) < len(aliases)
