@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
-Disguise = Callable[[int | float], int | float]
+# Gets a number, and optionally its rank: numbers of other ranks are to be shown as different ones, if that can be.
+Disguise = Callable[..., int | float]
 
 
 def disguise_as_larger(number: int | float, rank: int = 0) -> int | float:
@@ -34,12 +35,12 @@ def disguise_as_a_bit_larger(number: int | float, rank: int = 0) -> int | float:
     return number + 841 + 840 * rank
 
 
-def disguise_as_one(number: int | float) -> int | float:
+def disguise_as_one(number: int | float, rank: int = 0) -> int | float:
     """Disguise a number as one."""
     return type(number)(1)
 
 
-def disguise_as_zero(number: int | float) -> int | float:
+def disguise_as_zero(number: int | float, rank: int = 0) -> int | float:
     """Disguise a number as zero."""
     return type(number)(0)
 
@@ -57,7 +58,7 @@ class _InReverse:
     of_float: Callable[[float], float]
     __name__ = "disguise_in_reverse"
 
-    def __call__(self, number: int | float) -> int | float:
+    def __call__(self, number: int | float, rank: int = 0) -> int | float:
         """Return as what a number is shown."""
         if isinstance(number, float):
             return self.of_float(number)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -37,48 +37,8 @@ _HOLD_NO_NUMBERS = frozenset(
 )
 
 
-class NumberTrace(Protocol):
-    """The trace that a number belongs to."""
-
-    def is_recording(self) -> bool:
-        """Say whether what the running code does is recorded."""
-        ...
-
-    def compute(self, function: Callable[..., Any], args: tuple[Any, ...], result: Any) -> Any:
-        """Record that `function(*args)` gave `result`, and return it as a traced number."""
-        ...
-
-    def decide(self, function: Callable[..., Any], args: tuple[Any, ...], result: bool) -> None:
-        """Record that Python saw `function(*args)` to be `result`, so that the graph holds only where it is."""
-        ...
-
-    def on_later_use(self, other: Any) -> None:
-        """Take note that code uses the number, perhaps in a later call, alone or with another value."""
-        ...
-
-    def on_conversion(self) -> None:
-        """Take note that the running code converts a number with `int` or `float` past the trace."""
-        ...
-
-    def is_message(self) -> bool:
-        """Say whether the text that the running code makes only tells a person something."""
-        ...
-
-    def is_key_of_cache(self, number: Any) -> bool:
-        """Say whether code hashes a number only to look a key up in a cache of the model."""
-        ...
-
-    def is_in_key_of_cache(self, text: str) -> bool:
-        """Say whether the running code makes `text` of the number only as a part of a key of a cache."""
-        ...
-
-    def node_of(self, origin: Any) -> Node:
-        """Return the node that an origin stands for."""
-        ...
-
-
-class _Nowhere:
-    """The trace of a number that belongs to no trace: one that code made by calling the class of a traced one."""
+class _NoTrace:
+    """Stands for the trace of a number that belongs to none: code has made it by calling the class of a traced one."""
 
     def is_recording(self) -> bool:
         return False
@@ -90,7 +50,7 @@ class _Nowhere:
 class TracedNumber:
     """What traced ints and floats share."""
 
-    trace: NumberTrace = cast("NumberTrace", _Nowhere())
+    trace: Any = _NoTrace()  # the `Numbers` of a trace, see `recording/numbers.py`
     origin: Any = None  # whatever the trace knows values by
     value: Any = None  # the number itself, where C code may see another one
     is_disguised = False
@@ -150,7 +110,7 @@ class TracedFloat(TracedNumber, float):
         return _is_not_zero(self)
 
 
-def traced_number(value: int | float, origin: Any, trace: NumberTrace, shown: int | float | None = None) -> Any:
+def traced_number(value: int | float, origin: Any, trace: Any, shown: int | float | None = None) -> Any:
     """Return `value` as a number that `trace` follows; with `shown`, that is what C code sees."""
     kind, plain = (TracedFloat, float) if isinstance(value, float) else (TracedInt, int)
     number: Any = kind(value if shown is None else shown)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from featx.ir.node import Node
-from featx.tracing.guards.disguises import Disguise, disguise_as_a_bit_larger, disguise_as_larger
+from featx.tracing.guards.disguises import Disguise, disguise_as_larger
 from featx.tracing.guards.scalars import (
     TracedInt,
     TracedNumber,
@@ -116,11 +116,7 @@ class Numbers:
         # Disguising the earlier value makes sure that the remainders differ from the earlier run. Numbers that were
         # equal then and differ now are shown as different ones: C code may compare height and width.
         values = self._values_by_earlier.setdefault(earlier, {})
-        rank = values.setdefault(value, len(values))
-        for larger in (disguise_as_larger, disguise_as_a_bit_larger):
-            if self.disguise is larger:
-                return larger(earlier, rank)
-        return self.disguise(earlier)
+        return self.disguise(earlier, values.setdefault(value, len(values)))
 
     def new_sizes(self, sizes: list[int], origins: list[Any]) -> list[Any]:
         """Return the shape of a tensor as traced numbers, and note that Python has seen all of it."""
