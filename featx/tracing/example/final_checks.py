@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any
 
 from featx.libraries import advice_for
@@ -57,7 +57,7 @@ class FinalChecks:
             tensor, name = changed
             path = self._recorder.owned.get(id(tensor), "a tensor")
             raise UnsupportedSideEffect(f"forward sets the attribute '{name}' of '{path}'")
-        self._inputs.kinds.check(self._functions_that_ran())
+        self._inputs.kinds.check(self._functions_that_may_have_run())
         self._check_objects()
         self._torch_calls.check_memory()
         self._torch_calls.check_generator()
@@ -82,12 +82,6 @@ class FinalChecks:
                     "kept whole changes,"
                 )
 
-    def _functions_that_ran(self) -> Iterator[tuple[Any, type | None]]:
-        """Yield the forward functions of what is traced and of opened modules, with their classes."""
-        yield self._context.function, type(self._context.root)
-        for module in self._state_checks.opened_modules:
-            yield type(module).forward, type(module)
-
     def codes_that_ran(self) -> set[CodeType]:
         """Return the code that has called torch, and that of opened modules."""
         functions = [inspect.unwrap(self._context.function)]
@@ -97,8 +91,14 @@ class FinalChecks:
 
     def codes_that_may_have_run(self) -> set[CodeType]:
         """Return `codes_that_ran`, and the code of functions and methods that opened modules may call. O(code)."""
-        reached = (functions_reached(function, kind) for function, kind in self._functions_that_ran())
-        return self.codes_that_ran() | {each.__code__ for found in reached for each, _ in found}
+        return self.codes_that_ran() | {each.__code__ for each in self._functions_that_may_have_run()}
+
+    def _functions_that_may_have_run(self) -> Iterator[FunctionType]:
+        """Yield the forward functions of what is traced and of opened modules, and what these may call."""
+        own = ((type(module).forward, type(module)) for module in self._state_checks.opened_modules)
+        for function, kind in ((self._context.function, type(self._context.root)), *own):
+            for reached, _ in functions_reached(function, kind):
+                yield reached
 
     def missed_state_writes(self, failed_path: str) -> frozenset[StateWrite]:
         """Return what code of opened modules may write of the model's state, and has not written in this run.

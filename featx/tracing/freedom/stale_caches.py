@@ -68,7 +68,8 @@ def _does_the_same(variation: Variation, groups: list[Group], size: OtherSize | 
         if later.numbers.uses_earlier:  # what it does may depend on a length that was not tried
             return False
         calls: dict[Any, int] = {}
-        return _steps_of(later, calls, _values_kept_by(first, calls)) == _steps_of(fresh, calls, {})
+        kept = _values_kept_by(first, calls)
+        return _constants_of(later, calls, kept).steps == _constants_of(fresh, calls, {}).steps
     except GAVE_UP:
         return False
     finally:
@@ -82,10 +83,6 @@ def _values_kept_by(trace: ExampleTrace, calls: dict[Any, int]) -> dict[int, tor
     known = _constants_of(trace, calls, {})
     values = {key: known.of(origin) for key, origin in trace.origins().items()}
     return {key: value for key, value in values.items() if isinstance(value, torch.Tensor)}
-
-
-def _steps_of(trace: ExampleTrace, calls: dict[Any, int], kept: dict[int, torch.Tensor]) -> list[int]:
-    return _constants_of(trace, calls, kept).steps
 
 
 def _constants_of(trace: ExampleTrace, calls: dict[Any, int], kept: dict[int, torch.Tensor]) -> ConstantValues:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from types import FunctionType
-from typing import Any
 
 import torch
 from torch import nn
@@ -12,7 +11,6 @@ from torch import nn
 from featx.errors import FeatxError
 from featx.tracing.signals import Untraceable
 from featx.tracing.source.location import names_in, texts_in
-from featx.tracing.source.reachable import functions_reached
 from featx.tracing.source_uses.syntax_queries import asks_for_kind_of_variable
 
 _OF_TORCH = frozenset(nn.Parameter.__mro__) | {nn.Buffer, nn.parameter.UninitializedBuffer}
@@ -52,16 +50,16 @@ class TensorKinds:
                 own = {name for name in vars(kind) if not name.startswith("__")} - vars(torch.Tensor).keys()
                 self._names.update(dict.fromkeys({kind.__name__, *own}, f"{what} is of the class {kind.__name__}"))
 
-    def check(self, functions: Iterable[tuple[Any, type | None]]) -> None:
+    def check(self, functions: Iterable[FunctionType]) -> None:
         """Raise where code of opened modules names something that such a tensor has, and a plain one has not.
 
         Args:
-            functions: the functions that ran, each with the class of which it is a method.
+            functions: the functions that may have run.
 
         Raises:
             Untraceable: it does.
         """
-        for function in _reached(functions) if self._names else ():
+        for function in functions if self._names else ():
             found = sorted(self._names.keys() & (names_in(function.__code__) | texts_in(function.__code__)))
             if found:
                 raise _refusal(self._names[found[0]], f"{function.__qualname__} names '{found[0]}'")
@@ -77,9 +75,3 @@ class TensorKinds:
 
 def _refusal(what: str, code: str) -> Untraceable:
     return Untraceable(f"{what}, where a trace has a plain tensor, and {code},", advice=_ADVICE)
-
-
-def _reached(functions: Iterable[tuple[Any, type | None]]) -> Iterator[FunctionType]:
-    for function, kind in functions:
-        for reached, _ in functions_reached(function, kind):
-            yield reached
