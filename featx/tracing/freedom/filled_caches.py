@@ -38,11 +38,11 @@ def differ_only_by_caches(
     place. O(nodes + edges).
     """
     before, values, known = _of_both(first, origins, root)
-    numbers_of_first = values.numbers.count
+    numbers_of_first = values.count
     if before != known.of(second):
         return False
     computed = known.all()
-    missing = [node for node in wanted if values.number_of(node) not in computed]
+    missing = [node for node in wanted if values.nodes[node] not in computed]
     computes_more = max(computed, default=0) >= numbers_of_first
     return not missing or (not computes_more and with_ancestors(map(node_behind, origins.values())).issuperset(missing))
 
@@ -53,7 +53,7 @@ def first_new_value(first: Graph, second: Graph, origins: _Origins, root: nn.Mod
     As in `differ_only_by_caches`, what the first call made a tensor from counts as that tensor.
     """
     _, values, known = _of_both(first, origins, root)
-    numbers_of_first = values.numbers.count
+    numbers_of_first = values.count
     known.of(second)
     new = (node for node, number in known.nodes.items() if number >= numbers_of_first)
     return next((node for node in new if not node.meta.get("is_guard")), None)
@@ -61,13 +61,14 @@ def first_new_value(first: Graph, second: Graph, origins: _Origins, root: nn.Mod
 
 def _of_both(first: Graph, origins: _Origins, root: nn.Module) -> tuple[list[int], _Values, _Values]:
     """Return the numbers of the steps of `first`, those of its values, and what numbers a second graph like it."""
-    values = _Values(_Numbers())
+    values = _Values()
     steps = values.of(first)
     memory = MemoryGroups(first, Effects(first, root))
     written = {group for node in first.nodes for group in memory.written_by(node)}
-    values.numbers.forget_conversions({values.number_of(node) for node in first.nodes if memory.of(node) in written})
-    of_origins = {key: values.of_origin(origin) for key, origin in origins.items()}
-    return steps, values, _Values(values.numbers, of_origins, values.nodes)
+    for node in first.nodes:
+        if memory.of(node) in written:
+            values.forget_conversion(node)
+    return steps, values, _Values(values, {key: values.of_origin(origin) for key, origin in origins.items()})
 
 
 def keeps_drawn_numbers(
@@ -91,62 +92,34 @@ def keeps_drawn_numbers(
     return any(effects.of(node).is_random for node in sources)
 
 
-class _Numbers:
-    """The numbers of values, by what is called with what."""
+class _Values:
+    """Numbers the values of a graph, so that the same calls with the same arguments have the same number.
 
-    def __init__(self) -> None:
-        self._by_call: dict[Any, int] = {}
+    Args:
+        earlier: the values of a graph that is compared with it, whose calls have the same numbers. Proxies that live on
+            bring its nodes into arguments.
+        tensors: the numbers of tensors that stand in arguments, by their ids.
+    """
+
+    def __init__(self, earlier: _Values | None = None, tensors: Mapping[int, int] | None = None) -> None:
+        self.nodes: dict[Node, int] = {}
+        self._nodes_of_earlier: Mapping[Node, int] = {} if earlier is None else earlier.nodes
+        self._tensors = tensors or {}
+        self._by_call: dict[Any, int] = {} if earlier is None else earlier._by_call
         # By the number of a converted value: how it was converted, without what.
-        self._conversions: dict[int, Any] = {}
+        self._conversions: dict[int, Any] = {} if earlier is None else earlier._conversions
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """How many numbers there are, for all graphs that are compared."""
         return len(self._by_call)
 
-    def of(self, call: Any) -> int:
-        """Return the number of the value of a call, a new one if there is none yet."""
-        return self._by_call.setdefault(call, self.count)
-
-    def forget_conversions(self, numbers: Collection[int]) -> None:
-        """Forget that values are conversions, because something writes into them: converted again, they are others."""
-        for number in numbers:
-            self._conversions.pop(number, None)
-
-    def of_conversion(self, call: Any, converted: int | None, conversion: Any) -> int:
-        """Return the number of `call`, which is that of `converted` if that was made by the same conversion.
-
-        So `self.mean = self.mean.to(x.device)` computes the same in each call. None is what has no number.
-        """
-        if converted is not None and self._conversions.get(converted, ()) == conversion:
-            return converted
-        number = self.of(call)
-        self._conversions[number] = conversion
-        return number
-
-
-class _Values:
-    """Numbers the values of graphs, so that the same calls with the same arguments have the same number.
-
-    Args:
-        numbers: those of calls, shared by the graphs that are compared.
-        tensors: the numbers of tensors that stand in arguments, by their ids.
-        earlier: the numbers of nodes of another graph, which proxies that live on bring into arguments.
-    """
-
-    def __init__(
-        self,
-        numbers: _Numbers,
-        tensors: Mapping[int, int] | None = None,
-        earlier: Mapping[Node, int] | None = None,
-    ) -> None:
-        self.numbers = numbers
-        self.nodes: dict[Node, int] = {}
-        self._tensors = tensors or {}
-        self._earlier = earlier or {}
+    def forget_conversion(self, node: Node) -> None:
+        """Forget that a value is a conversion, because something writes into it: converted again, it is another one."""
+        self._conversions.pop(self.nodes[node], None)
 
     def of(self, graph: Graph) -> list[int]:
-        """Return the numbers of what depends on values of the inputs, in order, and that of the output."""
+        """Number all values of the graph; return those of what depends on values of the inputs, and of the output."""
         found: list[int] = []
         for node in graph.nodes:
             number = self.nodes[node] = self._number(node)
@@ -155,38 +128,41 @@ class _Values:
                 found.append(number)
         return found
 
-    def number_of(self, node: Node) -> int:
-        """Return the number of a node of the graph that was numbered last."""
-        return self.nodes[node]
-
     def all(self) -> set[int]:
-        """Return the numbers of all values of the graph that was numbered last, and of tensors in arguments."""
+        """Return the numbers of all values of the graph, and of tensors in arguments."""
         # Checks give no value, and their messages name nodes, which are others in another graph.
         of_nodes = {number for node, number in self.nodes.items() if not node.meta.get("is_guard")}
         return of_nodes | {*self._tensors.values()}
 
     def of_origin(self, origin: Origin) -> int:
-        """Return the number of a value of the graph that was numbered last."""
+        """Return the number of a value of the graph."""
         if isinstance(origin, Node):
             return self.nodes.get(origin, -1)
         if origin.node is not None and origin.node in self.nodes:
             return self.nodes[origin.node]
         owner = self.of_origin(origin.owner)
         key = (0, owner), self._key(origin.key)
-        return self.numbers.of(("call_function", identity_of(origin.function), key, ()))
+        return self._number_of(("call_function", identity_of(origin.function), key, ()))
 
     def _number(self, node: Node) -> int:
         args, kwargs = self._key(node.args), self._key(node.kwargs)
         how = node.op, identity_of(node.target)
-        if _converts(node):
-            is_numbered, converted = args[0][0] == 0, args[0][1]
-            conversion = (*how, args[1:], kwargs)
-            return self.numbers.of_conversion((*how, args, kwargs), converted if is_numbered else None, conversion)
-        return self.numbers.of((*how, args, kwargs))
+        if not _converts(node):
+            return self._number_of((*how, args, kwargs))
+        # `self.mean = self.mean.to(x.device)` computes the same in each call.
+        conversion, is_numbered, converted = (*how, args[1:], kwargs), args[0][0] == 0, args[0][1]
+        if is_numbered and self._conversions.get(converted, ()) == conversion:
+            return converted
+        number = self._number_of((*how, args, kwargs))
+        self._conversions[number] = conversion
+        return number
+
+    def _number_of(self, call: Any) -> int:
+        return self._by_call.setdefault(call, self.count)
 
     def _key(self, value: Any) -> Any:
         if isinstance(value, Node):
-            return 0, self.nodes[value] if value in self.nodes else self._earlier[value]
+            return 0, self.nodes[value] if value in self.nodes else self._nodes_of_earlier[value]
         if isinstance(value, torch.Tensor):
             known = self._tensors.get(id(value))
             return (1, id(value)) if known is None else (0, known)
