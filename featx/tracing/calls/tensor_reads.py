@@ -54,8 +54,8 @@ class TensorReads:
         self._results = results
         self._value_log = value_log
         self._execute = execute
-        # What is read of attributes, by the name of the tensor's node and of the attribute.
-        self._checked: dict[str, Node] = {}
+        # The checks of attributes, by the name of the tensor's node and those of the attributes.
+        self._checked: dict[tuple[str, ...], Node] = {}
 
     # -- attributes --------------------------------------------------------------------------------------------------
 
@@ -147,10 +147,7 @@ class TensorReads:
             return
         if name == "grad_fn" and value is not None:
             raise Untraceable("forward reads the autograd graph of a tensor (grad_fn)")
-        owner = cast(Node, self._recorder.create_arg(tensor))
-        if self._is_new(owner, name):
-            node = self._recorder.add_unnamed_node("call_function", getattr, (owner, name), {}, None)
-            self._check(owner, name, node, value, f"'{name}' of a tensor")
+        self._decide(cast(Node, self._recorder.create_arg(tensor)), (name,), value, f"'{name}' of a tensor")
 
     def _device(self, tensor: torch.Tensor, function: Callable[..., Any]) -> torch.device:
         recorder = self._recorder
@@ -165,21 +162,17 @@ class TensorReads:
             recorder.lineage.put(device, Part(owner, getattr, "device"))
             frame = recorder.model_frame()
             if frame is not None and any(step in _ASKING_KIND for step in what_follows(frame)):
-                self._decide_device(owner, known)
+                self._decide(owner, ("device", "type"), known.type, "the type of a tensor's device")
         return device
 
-    def _decide_device(self, owner: Node, known: torch.device) -> None:
-        if self._is_new(owner, "device.type"):
-            device = self._recorder.add_unnamed_node("call_function", getattr, (owner, "device"), {}, None)
-            kind = self._recorder.add_unnamed_node("call_function", getattr, (device, "type"), {}, None)
-            self._check(owner, "device.type", kind, known.type, "the type of a tensor's device")
-
-    def _is_new(self, owner: Node, what: str) -> bool:
-        check = self._checked.get(f"{owner.name}.{what}")
-        return check is None or check.is_erased
-
-    def _check(self, owner: Node, name: str, node: Node, value: Any, what: str) -> None:
-        self._checked[f"{owner.name}.{name}"] = self._recorder.guards.add(node, value, what)
+    def _decide(self, owner: Node, attributes: tuple[str, ...], value: Any, what: str) -> None:
+        """Record, once for each tensor, that an attribute of it, or of such a one, must be `value` again."""
+        check = self._checked.get((owner.name, *attributes))
+        if check is None or check.is_erased:
+            node = owner
+            for name in attributes:
+                node = self._recorder.add_unnamed_node("call_function", getattr, (node, name), {}, None)
+            self._checked[owner.name, *attributes] = self._recorder.guards.add(node, value, what)
 
     # -- values ------------------------------------------------------------------------------------------------------
 
