@@ -241,7 +241,7 @@ def test_fault_of_featx_at_another_size_is_not_taken_for_a_refusal_of_the_model(
     new_sizes = Numbers.new_sizes
 
     def fails_at_other_sizes(self: Numbers, *args: Any) -> Any:
-        if self.expected is not None:
+        if self.earlier is not None:
             raise error("a fault of featx")
         return new_sizes(self, *args)
 

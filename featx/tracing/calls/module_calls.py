@@ -311,9 +311,7 @@ class ModuleCalls:
         if is_own:
             self._checks.check_references(module, path)
             self._checks.check_no_shared_plain_values(module, path)
-        shown_args, shown_kwargs = (
-            (args, kwargs) if recorder.numbers.expected is None else plain_numbers((args, kwargs))
-        )
+        shown_args, shown_kwargs = (args, kwargs) if recorder.numbers.earlier is None else plain_numbers((args, kwargs))
         node, result = self._measured.run(
             ("call_module", path, arguments, keywords),
             shown_args,

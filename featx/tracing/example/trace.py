@@ -146,8 +146,6 @@ class ExampleTrace:
     def _apply(self, conditions: Conditions) -> None:
         recorder, earlier, before = self.recorder, conditions.earlier, conditions.before
         recorder.is_compared = self._settings.keeps_replica
-        self.numbers.converting = self.model_context.converting
-        self.numbers.fixes_keys = self.model_context.fixes_keys
         # A run without gradients that is compared with one that has them is to have the same nodes.
         self._checks_gradients = not self.gradients and (earlier is None or not earlier.gradients)
         if conditions.dtype is not None:
@@ -160,7 +158,7 @@ class ExampleTrace:
             recorder.earlier = before._kept.alive(self.replica.paths)
             before.numbers.next_call = self.numbers
         if earlier is not None:
-            self.numbers.expected, self.numbers.expected_ties = earlier.numbers.values, earlier.numbers.ties
+            self.numbers.earlier = earlier.numbers
             # Where that was a trace for real, this one may be told what it read.
             self._torch_calls.value_log.expect(earlier._torch_calls.value_log.given)
             if not self.is_real:
@@ -264,7 +262,7 @@ class ExampleTrace:
             self.recorder.autocast_modes.leave()
             self.graph.output(output)
             self.inputs.require_aliases(self.graph, args, kwargs, self.final_checks.codes_that_ran())
-            if self.numbers.expected is None:  # else its graph is compared, and not kept
+            if self.numbers.earlier is None:  # else its graph is compared, and not kept
                 self._mark_decisions_about_state()
 
     def _mark_decisions_about_state(self) -> None:

@@ -214,7 +214,7 @@ class Variation:
         if outcome.is_assertion and group.size % 2 and group.size > 1:
             # Networks with dilated convolutions: `assert (n - 1) % 8 == 0`.
             outcome = self._free_if(group, outcome, lambda dim, size, number: 2 * size - 1)
-        if outcome != FREE and self._trace.numbers.converting:
+        if outcome != FREE and self._trace.model_context.converting:
             # `int(n ** 0.5)` as the side of a square: where that is what n must be, four times n is it too.
             outcome = self._free_if(group, outcome, lambda dim, size, number: 4 * size)
         return outcome

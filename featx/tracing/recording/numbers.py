@@ -23,6 +23,7 @@ from featx.tracing.guards.scalars import (
     traced_number,
 )
 from featx.tracing.history.lineage import Origin
+from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.replica.size_caches import SizeCaches
 from featx.tracing.signals import NeedsConversionTracking
 from featx.tracing.source.frames import is_of_featx, user_of_number
@@ -50,35 +51,34 @@ class Numbers:
 
     Args:
         recorder: makes nodes of them.
+        context: what is traced; knows what is followed in its files.
         size_caches: the dicts in which forward keeps things by sizes.
 
     Attributes:
         values: the numbers that the model got, in order.
         origins: the nodes that they come from.
         computed: those that it has computed from them, and the nodes of these.
-        expected: those of an earlier trace at other sizes, if this one is compared with it. C code sees the numbers
-            that differ disguised.
+        earlier: those of an earlier trace at other sizes, if this one is compared with it. C code sees the numbers that
+            differ disguised.
         disguise: as what it sees them.
         disguised: the positions of further numbers that are disguised.
         sizes_were_read: whether Python has seen a size, so that it may have made something of it that no node shows.
         shapes_were_read: whether it has seen a whole shape, of which Python may count the dimensions unobserved.
         ties: for each call of `min` or `max` on sizes, whether several of them were the extreme.
-        expected_ties: those of the earlier trace.
-        converting: the globals in which calls of `int`, `float` and `len` are followed.
         are_recorded: whether the trace runs still.
         next_call: those of the next call on the same replica.
         uses_earlier: whether what forward does depends on a number that an earlier call has kept, other than on its
             comparison with a number of this call.
-        fixes_keys: whether numbers are fixed that are a part of a text by which something is looked up.
     """
 
-    def __init__(self, recorder: Recorder, size_caches: SizeCaches) -> None:
+    def __init__(self, recorder: Recorder, context: ModelContext, size_caches: SizeCaches) -> None:
         self._recorder = recorder
+        self._context = context
         self._size_caches = size_caches
         self.values: list[int | float] = []
         self.origins: list[Origin] = []
         self.computed: list[tuple[int | float, Node]] = []
-        self.expected: list[int | float] | None = None
+        self.earlier: Numbers | None = None
         self.disguise: Disguise = disguise_as_larger
         self.disguised: frozenset[int] = frozenset()
         # By what a number was in the earlier trace: what such numbers are in this one, in order.
@@ -86,12 +86,9 @@ class Numbers:
         self.sizes_were_read = False
         self.shapes_were_read = False
         self.ties: list[bool] = []
-        self.expected_ties: list[bool] = []
-        self.converting: list[dict[str, Any]] = []
         self.are_recorded = True
         self.next_call: Numbers | None = None
         self.uses_earlier = False
-        self.fixes_keys = False
         # Keys of caches that differ: by the ids of the origins of their numbers, with these.
         self._told_apart: dict[tuple[int, ...], list[Origin]] = {}
 
@@ -105,12 +102,14 @@ class Numbers:
         self.origins.append(origin)
         if is_disguised or position in self.disguised:
             return traced_number(value, origin, self, self.disguise(value))
-        expected = self.expected
-        earlier = expected[position] if expected is not None and position < len(expected) else None
         # In another dtype, what is made of a number is a constant that may differ, and has to be the true one.
-        if expected is None or earlier == value or self._recorder.stand_ins.is_cast:
+        if self.earlier is None or self._recorder.stand_ins.is_cast:
             return traced_number(value, origin, self)
-        return traced_number(value, origin, self, self._disguised(value, value if earlier is None else earlier))
+        known = self.earlier.values
+        was = known[position] if position < len(known) else None
+        if was == value:
+            return traced_number(value, origin, self)
+        return traced_number(value, origin, self, self._disguised(value, value if was is None else was))
 
     def _disguised(self, value: int | float, earlier: int | float) -> int | float:
         # Disguising the earlier value makes sure that the remainders differ from the earlier run. Numbers that were
@@ -135,7 +134,7 @@ class Numbers:
 
     def names_to_follow(self) -> list[tuple[dict[str, Any], str]]:
         """Return the names of conversions, with their globals, whose calls are to be followed."""
-        return [(namespace, name) for namespace in self.converting for name in CONVERSIONS]
+        return [(namespace, name) for namespace in self._context.converting for name in CONVERSIONS]
 
     def on_later_use(self, other: Any) -> None:
         """Take note that code uses a number, perhaps in the next call, alone or with another value."""
@@ -152,7 +151,7 @@ class Numbers:
             NeedsConversionTracking: it can.
         """
         frame = self._recorder.model_frame()
-        if frame is None or any(frame.f_globals is known for known in self.converting):
+        if frame is None or any(frame.f_globals is known for known in self._context.converting):
             return
         if converts_by_calls_alone(frame.f_code.co_filename, frame.f_globals):
             raise NeedsConversionTracking(frame.f_globals)
@@ -210,7 +209,7 @@ class Numbers:
     def is_in_key_of_cache(self, text: str) -> bool:
         """Say whether the running code makes `text` of the number only as a part of a key of a cache."""
         frame = self._recorder.model_frame()
-        looked_up = [] if frame is None or self.fixes_keys else dicts_looked_up_by_text(frame)
+        looked_up = [] if frame is None or self._context.fixes_keys else dicts_looked_up_by_text(frame)
         if not looked_up or not self._size_caches.are_caches(looked_up):
             return False
         self._size_caches.note_text(looked_up, text)
@@ -306,7 +305,8 @@ class Numbers:
         extreme = function(plain)
         extremes = [item for item, value in zip(numbers, plain, strict=True) if value == extreme]
         self.ties.append(len(extremes) > 1 and any(type(item) is TracedInt for item in extremes))
-        return self.ties[-1] if position >= len(self.expected_ties) else self.expected_ties[position]
+        known = [] if self.earlier is None else self.earlier.ties
+        return known[position] if position < len(known) else self.ties[-1]
 
     def _range(self, args: tuple[Any, ...]) -> range:
         # How often a loop runs is part of the graph; for which sizes that holds is not fixed further.

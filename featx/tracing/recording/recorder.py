@@ -110,7 +110,7 @@ class Recorder(TracerBase):
         self.whole = OpaqueCall()
         self.made_inside = MadeInside(self.whole, self.is_of_graph)
         self.stand_ins = StandIns(owned, model_context.results)
-        self.numbers = Numbers(self, replica.size_caches)
+        self.numbers = Numbers(self, model_context, replica.size_caches)
         self.earlier = EarlierCalls()
         self.grad_modes = GradModes(self.add_unnamed_node)
         self.guards = GuardNodes(self)
