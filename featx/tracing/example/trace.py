@@ -154,7 +154,6 @@ class ExampleTrace:
         if conditions.is_recorded or (self._settings.keeps_replica and earlier is None and before is None):
             recorder.call_record = Record()
         if before is not None:
-            self.checks.absent, self.checks.read_first = before.checks.absent, before.checks.read_first
             recorder.earlier = before._kept.alive(self.replica.paths)
             before.numbers.next_call = self.numbers
         if earlier is not None:

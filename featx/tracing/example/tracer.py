@@ -65,8 +65,6 @@ class ExampleTracer:
         keep_source: note the line of the model in `node.meta["source"]`.
         keep_output: return what the root returns; otherwise the graph returns None, and the output may be of any kind.
         training: trace the model as it is in train mode, or in eval mode; by default in the modes in which it is.
-        check_sizes: of which dimensions of the inputs other lengths are tried: all, the first one, or none.
-        runs_sizes_for_real: whether a model that runs for real on the example does so for other lengths too.
         follows_wrapped: follow functions that their Python module has marked with `wrap`, which are one node else.
     """
 
@@ -82,8 +80,6 @@ class ExampleTracer:
         keep_source: bool = False,
         keep_output: bool = True,
         training: bool | None = None,
-        check_sizes: CheckSizes = "full",
-        runs_sizes_for_real: bool = True,
         follows_wrapped: bool = False,
     ) -> None:
         self.is_leaf = is_leaf or (lambda module, path: is_leaf_class(type(module)))
@@ -97,8 +93,10 @@ class ExampleTracer:
         self.keep_source = keep_source
         self.keep_output = keep_output
         self.training = training
-        self.check_sizes = check_sizes
-        self.runs_sizes_for_real = runs_sizes_for_real
+        # Of which dimensions of the inputs other lengths are tried; and whether a model that runs for real on the
+        # example does so for other lengths too.
+        self.check_sizes: CheckSizes = "full"
+        self.runs_sizes_for_real = True
         # Observes whether code of the model asks in which mode a module is.
         self.reads: ModeReads | None = None
         # Why modules are kept whole that would be looked into, by path, as earlier traces have found out.
@@ -298,8 +296,7 @@ class ExampleTracer:
             replica = (before.replica, before.tensors) if before else context.replica(self.training, setup.copied)
             trace = ExampleTrace(self._settings(before), context, replica, conditions)
             trace.inputs.share_stand_ins = setup.share_stand_ins
-            if before is None:
-                trace.checks.absent, trace.checks.read_first = setup.absent, setup.read_first
+            trace.checks.absent, trace.checks.read_first = setup.absent, setup.read_first
             try:
                 with self.log.run(context.name, conditions.reason, is_real=conditions.is_real):
                     try:
