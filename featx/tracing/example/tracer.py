@@ -308,7 +308,7 @@ class ExampleTracer:
                 return trace
             except (AttributeError, AssertionError, NameError) as error:
                 missing = {attribute for attribute in setup.absent if attribute[1] == getattr(error, "name", None)}
-                if not missing:
+                if not missing or before is not None:
                     if conditions.is_further and comes_from_featx(error):
                         raise InternalTraceError(error) from error
                     raise
