@@ -20,6 +20,7 @@ from featx.features.own_conversion import check_conversion
 from featx.features.shared_tensors import tensors_kept_shared
 from featx.ir.equality import is_same_graph
 from featx.ir.graph import Graph
+from featx.ir.paths import module_at
 from featx.module import GraphModule, opened
 from featx.tree import tree_map
 
@@ -118,7 +119,7 @@ class DualGraphModule(GraphModule):
         super().train(mode)
         self._show_infos()
         for path in self._exceptions.get(mode, ()):
-            module = _submodule(self, path)
+            module = module_at(self, path)
             if module is not None:
                 module.training = not mode
         return self
@@ -239,12 +240,3 @@ def _example_of(graph: Graph) -> Example | None:
 def _with_values(value: Any) -> Any:
     is_empty = isinstance(value, torch.Tensor) and value.is_meta
     return torch.rand(value.shape, dtype=value.dtype) if is_empty else value
-
-
-def _submodule(module: nn.Module, path: str) -> nn.Module | None:
-    for name in path.split(".") if path else ():
-        child = module._modules.get(name)
-        if child is None:
-            return None
-        module = child
-    return module

@@ -21,6 +21,7 @@ from featx.ir.module_effects import module_draws, module_effects, module_writes_
 from featx.ir.names import has_borrowed_name, qualified_name
 from featx.ir.node import Node
 from featx.ir.operator_facts import draws_now, facts_of, facts_of_call, first_argument, is_magic, is_set, is_written
+from featx.ir.paths import held_at, module_at
 from featx.ir.runtime_checks import is_runtime_check
 from featx.ir.side_effects import is_marked
 from featx.rebuilding import rebuild_dict, rebuild_object, rebuild_tuple
@@ -148,22 +149,13 @@ class Effects:
 
     def module_of(self, node: Node) -> nn.Module | None:
         """Return the module that a `call_module` node calls, or None where the root has none at that path."""
-        module = self._root
-        for part in node.target.split("."):
-            module = module._modules.get(part) if isinstance(module, nn.Module) else None
-        return module if isinstance(module, nn.Module) else None
+        return module_at(self._root, node.target)
 
     def storage_of(self, node: Node) -> object:
         """Return what two `get_attr` nodes have in common if they read one memory: its storage, or else the path."""
-        owner, _, name = node.target.rpartition(".")
-        module = self._root
-        for part in owner.split(".") if owner else ():
-            module = module._modules.get(part) if isinstance(module, nn.Module) else None
-        if isinstance(module, nn.Module):
-            for named in (module._parameters, module._buffers, module.__dict__):
-                if isinstance(value := named.get(name), torch.Tensor) and value.layout == torch.strided:
-                    return value.untyped_storage()._cdata
-        return node.target
+        value = held_at(self._root, node.target)
+        is_strided = isinstance(value, torch.Tensor) and value.layout == torch.strided
+        return value.untyped_storage()._cdata if is_strided else node.target
 
     def _find(self, node: Node) -> CallEffects:
         measured: MeasuredEffects | None = node.meta.get("effects")

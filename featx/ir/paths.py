@@ -1,9 +1,12 @@
-"""Dotted paths of modules and nodes: those around a path, and those that are spelled like it."""
+"""Dotted paths of modules and nodes: those around a path, what is there, and those that are spelled like it."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
 
 
 def parents_of(path: str) -> list[str]:
@@ -13,6 +16,23 @@ def parents_of(path: str) -> list[str]:
         path = path.rpartition(".")[0]
         found.append(path)
     return found
+
+
+def module_at(root: nn.Module | None, path: str) -> nn.Module | None:
+    """Return the module at `path` in `root`, or None; no code of the classes on the way is run. O(depth)."""
+    module: Any = root
+    for name in path.split(".") if path else ():
+        module = module._modules.get(name) if isinstance(module, nn.Module) else None
+    return module if isinstance(module, nn.Module) else None
+
+
+def held_at(root: nn.Module | None, path: str) -> Any:
+    """Return the parameter, buffer, module or other attribute at `path` in `root`, or None, as `module_at` does."""
+    owner, _, name = path.rpartition(".")
+    module = module_at(root, owner)
+    held = () if module is None else (module._parameters, module._buffers, module._modules, module.__dict__)
+    # By get(), which a trace does not watch.
+    return next((value for each in held if (value := each.get(name)) is not None), None)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 import torch
-from torch import nn
 
 from featx.ir.arguments import map_arg
 from featx.ir.effects import Effects
@@ -18,6 +17,7 @@ from featx.ir.graph import Graph
 from featx.ir.memory import MemoryGroups
 from featx.ir.node import Node
 from featx.ir.operator_facts import facts_of_call, name_of
+from featx.ir.paths import held_at
 from featx.tracing.freedom.filled_caches import identity_of
 from featx.tracing.guards.scalars import plain_number
 from featx.tracing.history.lineage import Origin, Part
@@ -106,8 +106,10 @@ class ConstantValues:
 
     def _computed(self, node: Node) -> Any:
         if node.op == "get_attr":
-            value = _tensor_at(self._model.root, str(node.target))
-            return value.clone() if value is not _UNKNOWN and self._memory.of(node) in self._written else value
+            value = held_at(self._model.root, str(node.target))
+            if not isinstance(value, torch.Tensor) or value.is_meta:
+                return _UNKNOWN
+            return value.clone() if self._memory.of(node) in self._written else value
         if node.target is getattr and node.args[1] == "device":
             return self._model.device
         effects = self._effects.of(node) if node.op in ("call_function", "call_method") else None
@@ -170,16 +172,3 @@ def _content_of(tensor: torch.Tensor) -> tuple[Any, ...]:
     whole = tensor.detach().to_dense() if tensor.layout is not torch.strided else tensor.detach()
     data = whole.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).cpu()
     return tensor.dtype, tuple(tensor.shape), hash(data.numpy().tobytes())
-
-
-def _tensor_at(root: nn.Module, path: str) -> Any:
-    """Return a tensor that a module of `root` holds, read without code of its class."""
-    *owners, name = path.split(".")
-    module: Any = root
-    for owner in owners:
-        module = module._modules.get(owner) if isinstance(module, nn.Module) else None
-    if not isinstance(module, nn.Module):
-        return _UNKNOWN
-    held: tuple[dict[str, Any], ...] = (module._parameters, module._buffers, module.__dict__)
-    found = next((each[name] for each in held if name in each), None)
-    return found if isinstance(found, torch.Tensor) and not found.is_meta else _UNKNOWN

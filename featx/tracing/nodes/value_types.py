@@ -11,6 +11,7 @@ from torch import nn
 
 from featx.ir.names import qualified_name
 from featx.ir.node import Node
+from featx.ir.paths import held_at
 
 _ARITHMETIC = frozenset(
     "add sub mul truediv floordiv mod pow neg pos matmul eq ne lt gt le ge and_ or_ xor invert lshift rshift "
@@ -52,27 +53,15 @@ def _kind_of(node: Node, known: dict[Node, type | None], root: nn.Module | None)
     if node.op == "placeholder":
         return torch.Tensor if node.type in (torch.Tensor, "Tensor", "torch.Tensor") else None
     if node.op == "get_attr":
-        value = _find(root, node.target)
+        value = held_at(root, node.target)
         return (nn.Parameter if isinstance(value, nn.Parameter) else torch.Tensor) if torch.is_tensor(value) else None
     if node.op == "call_module":
-        return _kind_of_module(_find(root, node.target))
+        return _kind_of_module(held_at(root, node.target))
     if node.op == "call_method":
         return _kind_of_method(node, known)
     if node.op == "call_function":
         return _kind_of_function(node, known)
     return None
-
-
-def _find(root: Any, path: str) -> Any:
-    # Past __getattr__, which answers with a proxy during a trace.
-    *parents, name = path.split(".")
-    for part in parents:
-        root = getattr(root, "_modules", {}).get(part)
-    for kind in ("_parameters", "_buffers", "_modules"):
-        found = getattr(root, kind, {}).get(name)
-        if found is not None:
-            return found
-    return getattr(root, "__dict__", {}).get(name)
 
 
 def _is_tensor(kind: type | None) -> bool:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from featx.ir.paths import module_at
 from featx.ir.torch_layers import is_torch_layer
 from featx.tracing.source.aliases import aliased_parts
 from featx.tracing.source.assignments import assigned_values
@@ -80,10 +81,8 @@ def missed_state_writes(module: nn.Module, path: str, written_at: Collection[Lin
 
 def _lines_of_submodule(module: nn.Module, called: _Chain) -> frozenset[Line]:
     """Return the lines at which the submodule that `called` leads to may write what it is given."""
-    inner: Any = module
-    for name in called:
-        inner = inner._modules.get(name) if isinstance(inner, nn.Module) else None
-    if not isinstance(inner, nn.Module) or is_torch_layer(type(inner)):
+    inner = module_at(module, ".".join(called))
+    if inner is None or is_torch_layer(type(inner)):
         return frozenset()
     if isinstance(inner, torch.jit.ScriptModule):
         return frozenset({("", 0)})  # anywhere
