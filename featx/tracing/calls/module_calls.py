@@ -204,7 +204,7 @@ class ModuleCalls:
         if path in self._opening.asked_for or (opened is not None and path in opened):
             self.ran_inside_opaque.add(path)
         if self._counts_inside and self._is_leaf(module, path):
-            self._recorder.names.skip_call(path)
+            self._recorder.names.skip(path)
 
     # -- modules that are looked into --------------------------------------------------------------------------------
 

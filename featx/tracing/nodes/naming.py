@@ -24,13 +24,12 @@ class QualifiedNames:
         """
         self._entries.append((node, module_path, stem))
 
-    def skip(self, module_path: str, stem: str) -> None:
-        """Pass over one number of `stem`, for a node that a symbolic trace makes there and this trace does not."""
-        self._entries.append((None, module_path, stem))
+    def skip(self, module_path: str, stem: str | None = None) -> None:
+        """Pass over one number of `stem`, for a node that a symbolic trace makes there and this trace does not.
 
-    def skip_call(self, module_path: str) -> None:
-        """Count a call of a module that gets no node because the module around it is kept whole."""
-        self._entries.append((None, module_path, None))
+        Without it, of a call of the module: it gets no node if the module around it is kept whole.
+        """
+        self._entries.append((None, module_path, stem))
 
     def mark(self) -> int:
         """Return what `forget` needs to drop everything that is added from now on."""
