@@ -266,7 +266,9 @@ class TorchCalls:
     def _note_result(self, given: list[torch.Tensor], result: Any) -> None:
         """Take note of what a kernel of a run for real has returned."""
         self._foreign.note_made(result, given)
-        self._recorder.made_inside.note(given, result)
+        whole = self._recorder.whole
+        if whole.is_inside and (any(map(whole.has_made, given)) or self._recorder.is_of_graph(tuple(given))):
+            whole.note_made(result)
 
     def _note_inside(self, name: str, kwargs: dict[str, Any], *, draws: bool) -> None:
         whole = self._recorder.whole

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import Any
 
+import torch
 from torch import nn
 
 from featx.tracing.environment.generators import SharedGenerators
 from featx.tracing.source.frames import Line
+from featx.tree import tensors_in
 
 
 class OpaqueCall:
@@ -26,6 +30,9 @@ class OpaqueCall:
         # How many such calls the running code is inside.
         self._depth = 0
         self._generators: SharedGenerators | None = None
+        # What kernels have computed inside of such calls from tensors of the graph, in a run for real, by id: a hook
+        # may hand it out past the result. In other runs it is a stand-in that no recorded call returned.
+        self._made: dict[int, weakref.ref[torch.Tensor]] = {}
         self._forget()
 
     def _forget(self) -> None:
@@ -57,6 +64,15 @@ class OpaqueCall:
     def leave(self) -> None:
         """Take note that the running code is outside of such calls: an error has ended them."""
         self._depth = 0
+
+    def note_made(self, result: Any) -> None:
+        """Note what a kernel inside has computed from tensors of the graph, or from what `has_made` knows."""
+        self._made.update((id(tensor), weakref.ref(tensor)) for tensor in tensors_in(result))
+
+    def has_made(self, tensor: torch.Tensor) -> bool:
+        """Say whether a kernel inside of a call that is one node, this one or an earlier one, has computed a tensor."""
+        reference = self._made.get(id(tensor))
+        return reference is not None and reference() is tensor
 
     def note_untracked_write(self) -> None:
         """Note a write that may not raise a version counter. Outside of an opaque call it is ignored."""

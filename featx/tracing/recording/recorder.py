@@ -21,7 +21,6 @@ from featx.tracing.guards.scalars import TracedFloat, TracedInt, TracedNumber, p
 from featx.tracing.history.call_record import Record
 from featx.tracing.history.earlier_calls import EarlierCalls
 from featx.tracing.history.lineage import Lineage, Origin, Part, node_behind
-from featx.tracing.history.made_inside import MadeInside
 from featx.tracing.history.opaque_call import OpaqueCall
 from featx.tracing.history.write_log import WriteLog
 from featx.tracing.nodes.grad_modes import GradModes
@@ -108,7 +107,6 @@ class Recorder(TracerBase):
         self.lineage = Lineage()
         self.scope = Scope("", None, {})
         self.whole = OpaqueCall()
-        self.made_inside = MadeInside(self.whole, self.is_of_graph)
         self.stand_ins = StandIns(owned, model_context.results)
         self.numbers = Numbers(self, model_context, replica.size_caches)
         self.earlier = EarlierCalls()
@@ -234,7 +232,7 @@ class Recorder(TracerBase):
         """
         if id(tensor) in self.owned or id(tensor) in self.earlier.constants:
             return False
-        return tensor in self.made_inside or (tensor.is_meta and self.device.type != "meta")
+        return self.whole.has_made(tensor) or (tensor.is_meta and self.device.type != "meta")
 
     def is_of_graph(self, values: tuple[Any, ...]) -> bool:
         """Say whether there is a tensor of the model, or one that is followed, among values."""
