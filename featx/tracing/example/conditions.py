@@ -1,4 +1,4 @@
-"""Why and under which conditions a model runs in a trace, and what a tracer asks of each run."""
+"""Why and under which conditions a model runs in a trace, and who finds what is wanted of it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ import torch
 
 from featx.ir.graph import Graph
 from featx.ir.node import Node
-from featx.tracing.calls.module_calls import Opening
 from featx.tracing.guards.disguises import Disguise, disguise_as_larger
-from featx.tracing.replica.mode_reads import ModeReads
 
 if TYPE_CHECKING:
     from featx.tracing.example.trace import ExampleTrace
@@ -71,16 +69,3 @@ class Conditions:
     def is_further(self) -> bool:
         """Whether another run has traced the model, and this one tells more of it."""
         return self.earlier is not None or self.before is not None
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What a tracer asks of each run; see `ExampleTracer`."""
-
-    opening: Opening
-    keep_source: bool
-    keep_output: bool
-    uses_profile_hook: bool
-    observes_autocast: bool
-    keeps_replica: bool
-    reads: ModeReads | None

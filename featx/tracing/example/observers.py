@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from featx.tracing.calls.torch_calls import TorchCalls
 from featx.tracing.environment.other_threads import AllThreads
 from featx.tracing.environment.profile_hook import ProfileCallback, ProfileHook, delegates_work
-from featx.tracing.example.conditions import Settings
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.signals import PossibleThreadInterference
 from featx.tracing.source.frames import is_library_code
+
+if TYPE_CHECKING:
+    from featx.tracing.example.tracer import ExampleTracer
 
 
 class Observers:
@@ -21,14 +23,16 @@ class Observers:
     Args:
         recorder: records the state of autocast.
         torch_calls: is notified of torch's generator, and of work that is given to other threads.
-        settings: what is to be observed.
+        tracer: says what is to be observed.
         context: what is traced.
     """
 
-    def __init__(self, recorder: Recorder, torch_calls: TorchCalls, settings: Settings, context: ModelContext) -> None:
+    def __init__(
+        self, recorder: Recorder, torch_calls: TorchCalls, tracer: ExampleTracer, context: ModelContext
+    ) -> None:
         self._recorder = recorder
         self._torch_calls = torch_calls
-        self._settings = settings
+        self._tracer = tracer
         self._context = context
         # Whether to note what code runs.
         self._notes_code = context.checks_plain_values
@@ -39,15 +43,15 @@ class Observers:
     def hook(self, *, has_values: bool) -> ProfileHook:
         """Return the profiling hook of this run, not started. `has_values`: whether some of its tensors have values."""
         callbacks: list[ProfileCallback] = (
-            [self._torch_calls.generator.on_call] if self._settings.uses_profile_hook else []
+            [self._torch_calls.generator.on_call] if self._tracer.uses_profile_hook else []
         )
-        if self._settings.observes_autocast:
+        if self._tracer.observes_autocast:
             callbacks.append(self._on_autocast)
         if self._notes_code:
             callbacks.append(self._on_code)
         # On stand-ins alone, what another thread computes has no values, and is seen where forward uses it. Where some
         # inputs have values, it is cheaper to ask afterwards whether another thread has run.
-        is_likely = self._settings.uses_profile_hook or self._context.uses_threading
+        is_likely = self._tracer.uses_profile_hook or self._context.uses_threading
         if self._recorder.is_real or (has_values and is_likely):
             callbacks.append(self._on_handover)
         elif has_values:
@@ -58,11 +62,11 @@ class Observers:
         """Start the hook. Where a profiler has it already, the run goes on without."""
         self._is_hooked = hook.start()
         self._recorder.called = {} if self._is_hooked and self._notes_code else None
-        self._torch_calls.generator.has_profile_hook = self._is_hooked and self._settings.uses_profile_hook
+        self._torch_calls.generator.has_profile_hook = self._is_hooked and self._tracer.uses_profile_hook
 
     def record_autocast(self) -> None:
         """Record the state of autocast at the start, where it was to be observed and cannot be."""
-        if self._settings.observes_autocast and not self._is_hooked:
+        if self._tracer.observes_autocast and not self._is_hooked:
             self._recorder.autocast_modes.record_state()
 
     def check_threads(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,12 +15,12 @@ from featx.ir.node import Node
 from featx.tracing.calls.function_calls import FunctionCalls
 from featx.tracing.calls.measured_calls import MeasuredCalls
 from featx.tracing.calls.model_writes import ModelWrites
-from featx.tracing.calls.module_calls import ModuleCalls
+from featx.tracing.calls.module_calls import ModuleCalls, Opening
 from featx.tracing.calls.torch_calls import TorchCalls
 from featx.tracing.environment.generators import SharedGenerators
 from featx.tracing.environment.raised_errors import free_frames
 from featx.tracing.environment.thread_modes import FunctionMode, ThreadModes
-from featx.tracing.example.conditions import Conditions, RequestedNodeFinder, Settings
+from featx.tracing.example.conditions import Conditions, RequestedNodeFinder
 from featx.tracing.example.final_checks import FinalChecks
 from featx.tracing.example.observers import Observers
 from featx.tracing.example.replay import Replay, does_the_same_again
@@ -61,6 +61,9 @@ from featx.tracing.stand_ins.known_results import KnownResults
 from featx.tracing.stand_ins.stand_ins import StandIns, keeps_values
 from featx.tree import tensors_in
 
+if TYPE_CHECKING:
+    from featx.tracing.example.tracer import ExampleTracer
+
 _ELEMENTS_OF_A_LARGE_RUN = 200_000_000
 # How many elements are computed in the time that is lost for each kernel, recorded or not.
 _ELEMENTS_FOR_A_KERNEL = 50_000
@@ -88,7 +91,8 @@ class ExampleTrace:
 
     def __init__(
         self,
-        settings: Settings,
+        tracer: ExampleTracer,
+        opening: Opening,
         model_context: ModelContext,
         replica: tuple[Replica, ModelTensors],
         conditions: Conditions,
@@ -96,12 +100,12 @@ class ExampleTrace:
         self.model_context = model_context
         self.replica, self.tensors = replica
         self.is_real, self.gradients = conditions.is_real, conditions.gradients
-        self._settings = settings
+        self._tracer = tracer
         self._is_first_call = conditions.before is None
         self._is_further = conditions.is_further
         self._tensor_attributes = TensorAttributes(self.tensors.all)
         recorder = self.recorder = Recorder(
-            model_context, self.replica, self.tensors.paths, is_real=self.is_real, keep_source=settings.keep_source
+            model_context, self.replica, self.tensors.paths, is_real=self.is_real, keep_source=tracer.keep_source
         )
         results = self._results = Results(recorder)
         before = conditions.before
@@ -112,16 +116,14 @@ class ExampleTrace:
         if before is not None:
             before.put_back_tensors()
         earlier = None if before is None else before.checks.states
-        self.checks = StateChecks(recorder, self._check_module, self.replica.paths, earlier, settings.opening.must_open)
+        self.checks = StateChecks(recorder, self._check_module, self.replica.paths, earlier, opening.must_open)
         self.checks.opened_modules.add(self.replica.root)
         measured = self._measured = MeasuredCalls(recorder, results, self._torch_calls, model_context, self.replica)
-        self.module_calls = ModuleCalls(
-            recorder, self._torch_calls, measured, self.checks, self.replica, settings.opening
-        )
+        self.module_calls = ModuleCalls(recorder, self._torch_calls, measured, self.checks, self.replica, opening)
         self._function_calls = FunctionCalls(recorder, measured, model_context)
         self.inputs = RunInputs(recorder, results, model_context)
         self.inputs.kinds.note_model(self.tensors.all)
-        self._observers = Observers(recorder, self._torch_calls, settings, model_context)
+        self._observers = Observers(recorder, self._torch_calls, tracer, model_context)
         self.final_checks = FinalChecks(model_context, recorder, results, self._torch_calls, self.checks, self.inputs)
         self.find_requested: RequestedNodeFinder | None = None
         self.early_stop_reason: str | None = None
@@ -145,13 +147,13 @@ class ExampleTrace:
 
     def _apply(self, conditions: Conditions) -> None:
         recorder, earlier, before = self.recorder, conditions.earlier, conditions.before
-        recorder.is_compared = self._settings.keeps_replica
+        recorder.is_compared = self._tracer.keeps_replicas
         # A run without gradients that is compared with one that has them is to have the same nodes.
         self._checks_gradients = not self.gradients and (earlier is None or not earlier.gradients)
         if conditions.dtype is not None:
             recorder.stand_ins.cast(self.replica.root, conditions.dtype)
         self.numbers.disguise, self.numbers.disguised = conditions.disguise, conditions.disguised
-        if conditions.is_recorded or (self._settings.keeps_replica and earlier is None and before is None):
+        if conditions.is_recorded or (self._tracer.keeps_replicas and earlier is None and before is None):
             recorder.call_record = Record()
         if before is not None:
             recorder.earlier = before._kept.alive(self.replica.paths)
@@ -220,7 +222,7 @@ class ExampleTrace:
                 self.forget_record()
                 self.release_values()
         self.numbers.are_recorded = False
-        reads = self._settings.reads
+        reads = self._tracer.reads
         if reads is not None:
             reads.any = reads.any or any(map(has_set_mode, self.replica.paths))
         self.recorder.names.assign()
@@ -287,8 +289,8 @@ class ExampleTrace:
             self.module_calls.end, self._tensor_attributes.restore,
         ]  # fmt: skip
         self.recorder.grad_modes.is_enabled = self.gradients
-        if self._settings.reads is not None:
-            record_mode_reads(self.replica.paths, self._settings.reads)
+        if self._tracer.reads is not None:
+            record_mode_reads(self.replica.paths, self._tracer.reads)
         intercept(self.replica.paths, self.module_calls.on_call)
         self._remove_absent()
         if not self._is_first_call:
@@ -305,16 +307,15 @@ class ExampleTrace:
 
     def _output_of_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call forward; return its output as an argument of the output node, and as it is."""
-        settings = self._settings
-        is_output_wanted = settings.keep_output or "" in settings.opening.asked_for
+        keep_output, is_asked_for = self._tracer.keep_output, "" in self._tracer.asked_for
         try:
-            self.module_calls.check_root(self.replica.root, args, kwargs, is_output_wanted=is_output_wanted)
+            self.module_calls.check_root(self.replica.root, args, kwargs, is_output_wanted=keep_output or is_asked_for)
             result = call_model(self.model_context, self.replica.root, self.recorder.raised, args, kwargs)
             self._torch_calls.check_unrecorded()
             with torch._C.DisableTorchFunction(), self._torch_calls.kernels.recorded():
-                if "" in settings.opening.asked_for:
+                if is_asked_for:
                     mark_output(self.graph, self.recorder.create_result(result), "")
-                return self.recorder.create_result(result) if settings.keep_output else None, result
+                return self.recorder.create_result(result) if keep_output else None, result
         except UnsupportedSideEffect:
             raise
         except (Untraceable, NeedsRealValues, AllNeededRecorded, Diverged, Exception) as error:
@@ -421,7 +422,7 @@ class ExampleTrace:
             # Where the first call has recorded what forward does with autocast, that is compared.
             return does_the_same_again(
                 replay, self.model_context, self.replica, self.recorder, args, kwargs,
-                gradients=self.gradients, toggles_autocast=not self._settings.observes_autocast,
+                gradients=self.gradients, toggles_autocast=not self._tracer.observes_autocast,
             )  # fmt: skip
         finally:
             self._kept.add_twins(replay.end())

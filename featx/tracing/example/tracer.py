@@ -20,7 +20,7 @@ from featx.errors import FeatxError, TraceError
 from featx.tracing.calls.module_calls import LeafPolicy, Opening
 from featx.tracing.environment.raised_errors import free_frames
 from featx.tracing.environment.thread_modes import ThreadModes
-from featx.tracing.example.conditions import Conditions, RequestedNodeFinder, Settings
+from featx.tracing.example.conditions import Conditions, RequestedNodeFinder
 from featx.tracing.example.earlier_caches import caches_filled_before
 from featx.tracing.example.plain_run import run_plainly
 from featx.tracing.example.run_setup import RunSetup
@@ -125,18 +125,10 @@ class ExampleTracer:
         found = self.whole or self.read_first or self.uses_profile_hook or self.observes_autocast
         return not found and self.forgets_caches
 
-    def _settings(self, before: ExampleTrace | None) -> Settings:
+    def _opening(self, before: ExampleTrace | None) -> Opening:
         # What an earlier call on the replica has kept whole stays so, or it would be compared with what is inside it.
         whole = self.whole if before is None else {**self.whole, **before.opaque_reasons}
-        return Settings(
-            Opening(self.is_leaf, self.opened, self.asked_for, self._own_output, whole),
-            keep_source=self.keep_source,
-            keep_output=self.keep_output,
-            uses_profile_hook=self.uses_profile_hook,
-            observes_autocast=self.observes_autocast,
-            keeps_replica=self.keeps_replicas,
-            reads=self.reads,
-        )
+        return Opening(self.is_leaf, self.opened, self.asked_for, self._own_output, whole)
 
     def trace(
         self,
@@ -294,7 +286,7 @@ class ExampleTracer:
         line = line_of(user_frame())
         while True:
             replica = (before.replica, before.tensors) if before else context.replica(self.training, setup.copied)
-            trace = ExampleTrace(self._settings(before), context, replica, conditions)
+            trace = ExampleTrace(self, self._opening(before), context, replica, conditions)
             trace.inputs.share_stand_ins = setup.share_stand_ins
             trace.checks.absent, trace.checks.read_first = setup.absent, setup.read_first
             try:
