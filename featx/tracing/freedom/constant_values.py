@@ -5,7 +5,7 @@ A table of positions is not computed from values of the inputs, so a trace witho
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -13,15 +13,14 @@ import torch
 from featx.ir.arguments import map_arg
 from featx.ir.effects import Effects
 from featx.ir.form import sources_of_values
-from featx.ir.graph import Graph
 from featx.ir.memory import MemoryGroups
 from featx.ir.node import Node
 from featx.ir.operator_facts import facts_of_call, name_of
 from featx.ir.paths import held_at
+from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.freedom.filled_caches import identity_of
 from featx.tracing.guards.scalars import plain_number
 from featx.tracing.history.lineage import Origin, Part
-from featx.tracing.replica.model_context import ModelContext
 from featx.tree import tensors_in
 
 # Larger tensors count as unknown.
@@ -34,23 +33,18 @@ class ConstantValues:
     """The values of the nodes of one graph that depend on no values of the inputs, as far as they can be computed.
 
     Args:
-        graph: a whole graph, of a call that is over.
-        model: has its parameters and buffers.
-        numbers: the numbers that the call got from sizes and the like, by their nodes.
+        trace: has the whole graph, of a call that is over.
         calls: numbers what is called with what, for all graphs that are compared.
         tensors: the values of tensors that stand in arguments, by their ids.
     """
 
-    def __init__(
-        self, graph: Graph, model: ModelContext, numbers: Mapping[Node, int | float], calls: dict[Any, int],
-        tensors: Mapping[int, torch.Tensor],
-    ) -> None:  # fmt: skip
-        self._model = model
-        self._effects = Effects(graph, model.root)
+    def __init__(self, trace: ExampleTrace, calls: dict[Any, int], tensors: Mapping[int, torch.Tensor]) -> None:
+        graph, self._model = trace.graph, trace.model_context
+        self._effects = Effects(graph, self._model.root)
         self._memory = MemoryGroups(graph, self._effects)
         # What calls write is computed on copies: the model is only read.
         self._written = {group for node in graph.nodes for group in self._memory.written_by(node)}
-        self._numbers = numbers
+        self._numbers = _numbers_by_node(trace)
         self._tensors = tensors
         self._numbers_of_calls = calls
         self._values: dict[Node, Any] = {}
@@ -162,10 +156,10 @@ class ConstantValues:
         return type(plain_number(value)).__name__, identity_of(plain_number(value))
 
 
-def numbers_by_node(values: Iterable[int | float], origins: Iterable[Origin]) -> dict[Node, int | float]:
-    """Return the numbers of a call by their nodes; those that no node stands for are used nowhere."""
-    nodes = [origin.node if isinstance(origin, Part) else origin for origin in origins]
-    return {node: value for node, value in zip(nodes, values, strict=True) if node is not None}
+def _numbers_by_node(trace: ExampleTrace) -> dict[Node, int | float]:
+    """Return the numbers that forward got by their nodes; those that no node stands for are used nowhere."""
+    nodes = [origin.node if isinstance(origin, Part) else origin for origin in trace.numbers.origins]
+    return {node: value for node, value in zip(nodes, trace.numbers.values, strict=True) if node is not None}
 
 
 def _content_of(tensor: torch.Tensor) -> tuple[Any, ...]:

@@ -14,7 +14,7 @@ import torch
 
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.tracer import ATTEMPTS
-from featx.tracing.freedom.constant_values import ConstantValues, numbers_by_node
+from featx.tracing.freedom.constant_values import ConstantValues
 from featx.tracing.freedom.outcomes import STALE, Outcome
 from featx.tracing.freedom.resizing import Dim, OtherSize
 from featx.tracing.freedom.variation import Group, Variation
@@ -69,7 +69,7 @@ def _does_the_same(variation: Variation, groups: list[Group], size: OtherSize | 
             return False
         calls: dict[Any, int] = {}
         kept = _values_kept_by(first, calls)
-        return _constants_of(later, calls, kept).steps == _constants_of(fresh, calls, {}).steps
+        return ConstantValues(later, calls, kept).steps == ConstantValues(fresh, calls, {}).steps
     except GAVE_UP:
         return False
     finally:
@@ -80,11 +80,6 @@ def _does_the_same(variation: Variation, groups: list[Group], size: OtherSize | 
 
 def _values_kept_by(trace: ExampleTrace, calls: dict[Any, int]) -> dict[int, torch.Tensor]:
     """Return the values of the tensors without values that a call has kept, by their ids."""
-    known = _constants_of(trace, calls, {})
+    known = ConstantValues(trace, calls, {})
     values = {key: known.of(origin) for key, origin in trace.origins().items()}
     return {key: value for key, value in values.items() if isinstance(value, torch.Tensor)}
-
-
-def _constants_of(trace: ExampleTrace, calls: dict[Any, int], kept: dict[int, torch.Tensor]) -> ConstantValues:
-    numbers = numbers_by_node(trace.numbers.values, trace.numbers.origins)
-    return ConstantValues(trace.graph, trace.model_context, numbers, calls, kept)
