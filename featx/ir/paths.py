@@ -18,7 +18,7 @@ def parents_of(path: str) -> list[str]:
     return found
 
 
-def module_at(root: nn.Module | None, path: str) -> nn.Module | None:
+def module_at(root: object, path: str) -> nn.Module | None:
     """Return the module at `path` in `root`, or None; no code of the classes on the way is run. O(depth)."""
     module: Any = root
     for name in path.split(".") if path else ():
@@ -26,7 +26,7 @@ def module_at(root: nn.Module | None, path: str) -> nn.Module | None:
     return module if isinstance(module, nn.Module) else None
 
 
-def held_at(root: nn.Module | None, path: str) -> Any:
+def held_at(root: object, path: str) -> Any:
     """Return the parameter, buffer, module or other attribute at `path` in `root`, or None, as `module_at` does."""
     owner, _, name = path.rpartition(".")
     module = module_at(root, owner)
