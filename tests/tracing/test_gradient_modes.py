@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import is_grad_enabled, nn
 
 import featx
 
@@ -28,6 +28,7 @@ class Asks(nn.Module):
 
 QUESTIONS: dict[str, Callable[[torch.Tensor], bool]] = {
     "enabled": lambda x: torch.is_grad_enabled(),
+    "enabled, by a name of its own": lambda x: is_grad_enabled(),
     "enabled and required": lambda x: torch.is_grad_enabled() and x.requires_grad,
     "required": lambda x: x.requires_grad,
     "disabled": lambda x: not torch.is_grad_enabled(),
@@ -85,6 +86,25 @@ def test_the_batch_may_differ_in_either_mode(enabled: bool) -> None:
         extractor = featx.create_feature_extractor(model, ["last"], example_inputs=X, adaptive=False)
         batch = torch.rand(5, 4)
         assert torch.equal(extractor(batch)["last"], model(batch))
+
+
+class AsksAndCatches(Asks):
+    """Cannot be looked into, as it catches errors; so what was recorded of its question is taken back."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x * 2 if self.asks(x) else x
+        try:
+            return self.last(x)
+        except RuntimeError:
+            return x
+
+
+def test_question_of_a_module_that_is_kept_whole_after_all_is_its_own() -> None:
+    model = nn.Sequential(AsksAndCatches(QUESTIONS["enabled"]), nn.Linear(4, 4)).eval()
+    module = featx.trace(model, X)
+    assert torch.equal(module(X), model(X))
+    with torch.no_grad():
+        assert torch.equal(module(X), model(X))
 
 
 class Block(nn.Module):
