@@ -39,10 +39,9 @@ from featx.tree import tensors_in
 
 # What changes the shape of a tensor and of all that are the same object.
 _RESHAPES = frozenset({"squeeze_", "unsqueeze_", "t_", "transpose_", "swapdims_", "swapaxes_", "as_strided_"})
-# What changes whether gradients flow, and writes no values.
-_CHANGES_HISTORY = frozenset({"detach_", "requires_grad_"})
-# What they return shares memory with their input, and has versions of its own.
-_WITHOUT_COMMON_VERSION = frozenset({"unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes"})
+# What changes whether gradients flow, and what returns memory of its input with versions of its own: neither counts as
+# a new version of the input.
+_COUNTS_NO_VERSION = frozenset({"detach_", "requires_grad_", "unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes"})
 _MEMORY = frozenset({"untyped_storage", "storage", "_typed_storage", "__dlpack__", "data_ptr"})
 # What may change a tensor, or let other code write it, without a kernel that writes: `p.data = x`, `p.numpy()[0] = 1`.
 _WITHOUT_KERNEL = _MEMORY | {
@@ -157,7 +156,7 @@ class TorchCalls:
             raise Untraceable(f"forward accesses the storage of a tensor ({name})")
         if name in ("resize_", "resize_as_"):
             raise Untraceable(f"a tensor is resized in place ({name})")
-        if name in _CHANGES_HISTORY or name in _WITHOUT_COMMON_VERSION:  # which counts no version
+        if name in _COUNTS_NO_VERSION:
             self._recorder.write_log.untracked_memory.add(memory_of(tensor))
         if name == "backward":
             raise Untraceable("forward calls backward, which adds to the gradients of the model's parameters,")

@@ -274,26 +274,18 @@ def _record_torch_call(
 
 def find_proxy(value: Any) -> Proxy | None:
     """Return the first proxy inside nested tuples, lists, dicts and slices, or None."""
-    kind = type(value)
-    if kind is tuple or kind is list:
+    kind = type(value)  # isinstance() on a proxy of a known kind would ask for its __class__
+    if issubclass(kind, (tuple, list)):
         for item in value:
             found = item if type(item) is Proxy else find_proxy(item)
             if found is not None:
                 return found
         return None
-    # By type: isinstance() on a proxy of a known kind would ask for its __class__.
     if issubclass(kind, Proxy):
         return value
-    if isinstance(value, (tuple, list)):
-        for item in cast(tuple[Any, ...], value):
-            found = find_proxy(item)
-            if found is not None:
-                return found
-    elif isinstance(value, dict):
-        return find_proxy(list(cast(dict[Any, Any], value).values()))
-    elif isinstance(value, slice):
-        return find_proxy((value.start, value.stop, value.step))
-    return None
+    if issubclass(kind, dict):
+        return find_proxy(list(value.values()))
+    return find_proxy((value.start, value.stop, value.step)) if kind is slice else None
 
 
 def _refusal(proxy: Proxy, what: str, advice: str | None = None) -> TraceError:
