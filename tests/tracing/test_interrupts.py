@@ -194,7 +194,9 @@ def test_interrupt_inside_a_context_manager_of_torch_leaves_no_mode_behind() -> 
     assert (torch.rand(2) + 1).shape == (2,)
 
 
-@pytest.mark.parametrize("stack", [("__init__", "does_the_same_again"), ("put_back_tensors", "__init__")], ids=" in ".join)
+@pytest.mark.parametrize(
+    "stack", [("__init__", "does_the_same_again"), ("put_back_tensors", "__init__")], ids=" in ".join
+)
 def test_interrupt_ahead_of_a_further_call_of_a_replica_reaches_the_caller(stack: tuple[str, str]) -> None:
     class Flattening(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
