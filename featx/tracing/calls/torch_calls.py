@@ -349,7 +349,9 @@ class TorchCalls:
         arguments, keywords = recorder.create_args(args), recorder.create_kwargs(kwargs)
         frame = recorder.model_frame()
         op, target, arguments, stem = _as_written(function, arguments, keywords, frame)
-        return self._results.follow(result, recorder.add_unnamed_node(op, target, arguments, keywords, stem), frame)
+        node = recorder.add_unnamed_node(op, target, arguments, keywords, stem)
+        recorder.note_dynamic_shape_of(node)
+        return self._results.follow(result, node, frame)
 
     def _on_unrecorded_kernel(
         self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor]

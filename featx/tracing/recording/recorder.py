@@ -180,6 +180,12 @@ class Recorder(TracerBase):
         """Take note that a kernel runs whose result has a shape that depends on values."""
         self.has_dynamic_shape = True
 
+    def note_dynamic_shape_of(self, node: Node) -> None:
+        """Follow what is made of the result of `node`, its lengths too, if such a kernel has run for it."""
+        if self.has_dynamic_shape:
+            node.meta["has_dynamic_shape"], self.has_dynamic_shape = True, False
+            self._named.add(node)
+
     def note_call(self, called: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Take note of a call of torch, or of one that is one node, for a second call that is compared with this."""
         if self.call_record is not None:
@@ -304,8 +310,7 @@ class Recorder(TracerBase):
     ) -> Node:  # fmt: skip
         """Add a node that gets a qualified name when the trace is done."""
         node = self.add_unnamed_node(op, target, args, kwargs, stem)
-        if self.has_dynamic_shape:
-            node.meta["has_dynamic_shape"], self.has_dynamic_shape = True, False
+        self.note_dynamic_shape_of(node)
         self._named.add(node)
         self.names.add(node, self.scope.module_path if op != "call_module" else cast(str, target), stem)
         if self._keep_source:
