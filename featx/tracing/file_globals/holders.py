@@ -7,6 +7,7 @@ import functools
 import operator
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from enum import Enum
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
 from typing import Any, cast
 
@@ -16,11 +17,6 @@ from featx.rebuilding import NO_VALUE, contents_of_cell
 from featx.tracing.objects.containers import LARGE, containers_in, copy_of
 from featx.tracing.objects.replaced_globals import original_of
 
-# The keys of what has one place altogether: the definitions of a namespace, and the environment variables.
-DEFINITIONS = "functions and classes"
-ENVIRONMENT = "environment variables"
-# The key of the numbers and texts in a list or dict, of which there may be more later.
-PLAIN_ITEMS = "numbers and texts"
 # The types of plain values, with which code counts or switches between what it does.
 _NUMBERS_AND_TEXTS = (bool, int, float, complex, str, bytes)
 # What code defines once.
@@ -32,6 +28,15 @@ _DEFINITIONS = frozenset(
 )  # fmt: skip
 
 
+class Together(Enum):
+    """The keys of what several items of a holder are together, with what messages call them."""
+
+    ITEMS = "a list or dict in its Python file"
+    PLAIN_ITEMS = "a number or text in a list or dict in its Python file"
+    DEFINITIONS = "a function or class in its Python file, or of torch.nn.functional"
+    ENVIRONMENT = "an environment variable"
+
+
 class Holder:
     """A dict, a list or a class, and what was in it.
 
@@ -41,11 +46,12 @@ class Holder:
 
     def __init__(self, value: Any) -> None:
         self.value = value
-        self._before = self._now()
+        self._before = self.now()
         # What it held when plain values were accepted last.
         self._accepted: dict[Any, Any] | None = None
 
-    def _now(self) -> dict[Any, Any]:
+    def now(self) -> dict[Any, Any]:
+        """Return what it holds, by key or place."""
         value = self.value
         if isinstance(value, list):
             return dict(enumerate(cast(list[Any], value)))
@@ -60,41 +66,33 @@ class Holder:
         values = list(now if isinstance(now, list) else dict.values(now) if isinstance(now, dict) else now.values())
         return len(values) == len(self._before) and all(map(operator.is_, values, self._before.values()))
 
-    def readers(self) -> Iterator[tuple[tuple[int, Any], Callable[[Any], Any], Any]]:
-        """Yield, for each value here that code may set and put back, its place and what reads it, with an argument.
+    def outer_values(self, now: Mapping[Any, Any]) -> dict[Any, Any]:
+        """Return the values among what this holds `now` that code may set and put back, by key; none of a large one.
 
-        The place is the id of the holder and a key; None for its length. Large holders are left out. All definitions in
-        a namespace or a dict have one place.
+        The items of a list are one value; so are the number of items in a dict, the numbers and texts in either, of
+        which there may be more later, and all definitions. A pass-through, of a trace in any thread, counts as the
+        function that it replaces.
         """
-        value: Any = self.value
-        if isinstance(value, list):
-            if len(value) <= LARGE:
-                yield (id(value), None), _Known().items_of, value
-                yield (id(value), PLAIN_ITEMS), _PlainItems(), value
-            return
-        is_namespace = isinstance(value, type) or (isinstance(value, dict) and "__builtins__" in value)
-        if not is_namespace and len(cast(Any, value)) > LARGE:
-            return
-        if isinstance(value, dict):  # a class may override `get`
-            get = cast(dict[Any, Any], value).get if type(value) is dict else functools.partial(dict.get, value)
-        else:
-            get = (vars(value) if isinstance(value, type) else value).get
+        is_namespace = isinstance(self.value, type) or "__builtins__" in self._before
+        if len(self._before) > LARGE and not is_namespace:
+            return {}
+        plain = tuple(item for item in now.values() if isinstance(item, _NUMBERS_AND_TEXTS))  # also those of a trace
+        if isinstance(self.value, list):
+            return {Together.ITEMS: tuple(now.values()), Together.PLAIN_ITEMS: plain}
+        found: dict[Any, Any] = {}
         definitions: list[Any] = []
         for key, item in self._before.items():
             # What a trace, of whatever thread, lays over functions can be called too.
             if type(item) in _DEFINITIONS or (is_namespace and callable(item)):
-                definitions.append(key)
+                # A trace lays functions over builtins, too, and takes them away again.
+                if not is_namespace or not (key.startswith("__") or key in vars(builtins)):
+                    definitions.append(original_of(now.get(key)))
             elif not (is_namespace and key.startswith("__")):
-                yield (id(value), key), get, key
-        if is_namespace:  # a trace lays functions over builtins, too, and takes them away again
-            definitions = [key for key in definitions if not key.startswith("__") and key not in vars(builtins)]
-        else:
-            yield (id(value), None), dict.__len__ if isinstance(value, dict) else len, value
-            # Those that are replaced have places of their own.
-            yield (id(value), PLAIN_ITEMS), _PlainItems(besides=len(cast(Any, value))), value
-        if definitions and (is_namespace or type(value) is dict):
-            get_all = _DefinitionsOf(definitions)
-            yield (id(value), DEFINITIONS), get_all, vars(value) if isinstance(value, type) else value
+                found[key] = now.get(key)
+        if not is_namespace:  # the items that are replaced have places of their own
+            found[Together.ITEMS] = len(now)
+            found[Together.PLAIN_ITEMS] = plain if len(now) != len(self._before) else ()
+        return {**found, Together.DEFINITIONS: tuple(definitions)}
 
     def changed_plain_values(self) -> list[Any]:
         """Return the keys at which a plain value was changed, added or taken away, since they were accepted last."""
@@ -112,10 +110,10 @@ class Holder:
     def accept_plain_values(self) -> None:
         """Take plain values as they are now for unchanged."""
         if not self.is_untouched():
-            self._accepted = self._now()
+            self._accepted = self.now()
 
     def _changed_since(self, before: dict[Any, Any]) -> list[Any]:
-        now = self._now()
+        now = self.now()
         return [
             key
             for key in {**before, **now}
@@ -130,7 +128,7 @@ class Holder:
         """
         if self.is_untouched():
             return {}
-        now, self._accepted = self._now(), None
+        now, self._accepted = self.now(), None
         changed = ((key, item, self._before.get(key)) for key, item in now.items())
         left = {
             key: item
@@ -177,71 +175,6 @@ class Holder:
             del self.value[key]
 
 
-class _Known:
-    """Tuples that were read before, so that the same items give the same tuple."""
-
-    def __init__(self) -> None:
-        self._known: list[tuple[Any, ...]] = []
-
-    def items_of(self, value: list[Any]) -> tuple[Any, ...]:
-        """Return the items of a list."""
-        return self.of(tuple(value))
-
-    def entries_of(self, value: Mapping[Any, Any]) -> tuple[Any, ...]:
-        """Return the keys and values of a mapping of texts, which are other objects when they are set again."""
-        entries = (*value, *value.values())
-        return next((known for known in self._known if known == entries), None) or self.of(entries)
-
-    def of(self, items: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the tuple of these very items."""
-        for known in self._known:
-            if len(items) == len(known) and all(map(operator.is_, items, known)):
-                return known
-        self._known.append(items)
-        return items
-
-
-class _PlainItems:
-    """Returns the numbers and texts in a list or dict; () where it has the length `besides`."""
-
-    def __init__(self, besides: int = -1) -> None:
-        self._besides = besides
-        self._known = _Known()
-
-    def __call__(self, value: Any) -> tuple[Any, ...]:
-        if len(value) == self._besides:
-            return ()
-        items: Any = value if isinstance(value, list) else copy_of(value).values()
-        # Also numbers of a trace.
-        return self._known.of(tuple(item for item in items if isinstance(item, _NUMBERS_AND_TEXTS)))
-
-
-class _DefinitionsOf:
-    """Returns the functions, classes and modules that a dict has under `names`, and the same tuple for the same.
-
-    A pass-through, of a trace in any thread, counts as the function that it replaces.
-    """
-
-    def __init__(self, names: list[Any]) -> None:
-        self._names = names
-        # One name more than there are, so that there is always a tuple.
-        self._get = operator.itemgetter(names[0], *names)
-        self._known = _Known()
-        # What was there at the last call, and what that has replaced.
-        self._latest: tuple[tuple[Any, ...], tuple[Any, ...]] = ((), ())
-
-    def __call__(self, value: Mapping[Any, Any]) -> tuple[Any, ...]:
-        try:
-            items = self._get(value)
-        except KeyError:
-            items = tuple(value.get(name, NO_VALUE) for name in self._names)
-        before, originals = self._latest
-        if len(items) != len(before) or not all(map(operator.is_, items, before)):
-            originals = self._known.of(tuple(map(original_of, items)))
-            self._latest = (items, originals)
-        return originals
-
-
 class Variable(Holder):
     """A variable of a function around another one, to which that one may assign."""
 
@@ -249,13 +182,13 @@ class Variable(Holder):
         self._name, self._cell = variable
         super().__init__(self._cell)
 
-    def _now(self) -> dict[Any, Any]:
+    def now(self) -> dict[Any, Any]:
+        """Return what it holds, by its name."""
         return {self._name: contents_of_cell(self._cell)}
 
-    def readers(self) -> Iterator[tuple[tuple[int, Any], Callable[[Any], Any], Any]]:
-        """Yield the place of the variable and what reads it; nothing where it holds a definition."""
-        if type(contents_of_cell(self._cell)) not in _DEFINITIONS:
-            yield (id(self._cell), self._name), contents_of_cell, self._cell
+    def outer_values(self, now: Mapping[Any, Any]) -> dict[Any, Any]:
+        """Return the value of the variable; nothing where it held a definition."""
+        return {} if type(self._before[self._name]) in _DEFINITIONS else dict(now)
 
     def is_untouched(self) -> bool:
         """Say whether it holds what it held."""
@@ -271,7 +204,8 @@ class Variable(Holder):
 class ContextValue(Holder):
     """The value of a context variable in the context of this thread."""
 
-    def _now(self) -> dict[Any, Any]:
+    def now(self) -> dict[Any, Any]:
+        """Return its value, by its name."""
         return {self.value.name: self._current()}
 
     def may_be_read_by(self, code: CodeType, namespace: Mapping[str, Any], key: Any) -> bool:
@@ -284,9 +218,9 @@ class ContextValue(Holder):
         except LookupError:  # it has neither a value nor a default
             return NO_VALUE
 
-    def readers(self) -> Iterator[tuple[tuple[int, Any], Callable[[Any], Any], Any]]:
-        """Yield nothing: `OuterValues` compares the variables of a context by itself."""
-        return iter(())
+    def outer_values(self, now: Mapping[Any, Any]) -> dict[Any, Any]:
+        """Return nothing: `OuterValues` compares the variables of a context by itself."""
+        return {}
 
     def is_untouched(self) -> bool:
         """Say whether it holds what it held."""
@@ -304,9 +238,9 @@ class _EnvironmentVariables(Holder):
         # The mapping that os.environ encodes and decodes texts for, which is faster to read.
         super().__init__(getattr(os.environ, "_data", os.environ))
 
-    def readers(self) -> Iterator[tuple[tuple[int, Any], Callable[[Any], Any], Any]]:
-        """Yield what reads the names and the values."""
-        yield (id(self.value), ENVIRONMENT), _Known().entries_of, self.value
+    def outer_values(self, now: Mapping[Any, Any]) -> dict[Any, Any]:
+        """Return the names and the texts, which are other objects when they are set again."""
+        return {Together.ENVIRONMENT: frozenset(now.items())}
 
 
 def outside_of_files(namespaces: Iterable[dict[str, Any]]) -> list[Holder]:

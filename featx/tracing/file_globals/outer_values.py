@@ -6,19 +6,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from contextvars import ContextVar, copy_context
 from operator import is_
 from typing import Any
 
 from featx.libraries import is_collecting_variable
 from featx.rebuilding import NO_VALUE
-from featx.tracing.file_globals.holders import DEFINITIONS, ENVIRONMENT, PLAIN_ITEMS, Holder
+from featx.tracing.file_globals.holders import Holder, Together
 from featx.tracing.objects.plain_objects import PLAIN_TYPES
 
 _PLAIN = tuple(PLAIN_TYPES)
-# The id of what holds a value, and its key there; None for the length of a list or dict.
+# Which values are compared, and not just whether they are one object.
+_COMPARED = PLAIN_TYPES | {frozenset}
+# The id of what holds a value, and its key there.
 _Place = tuple[int, Any]
+# What each holder holds at one moment.
+_Snapshot = list[dict[Any, Any]]
 
 
 class OuterValues:
@@ -34,23 +38,15 @@ class OuterValues:
     """
 
     def __init__(self, holders: Iterable[Holder]) -> None:
-        self._places: list[_Place] = []
-        # What returns each of the values, and what it is called with.
-        self._getters: list[Callable[[Any], Any]] = []
-        self._keys: list[Any] = []
-        for holder in holders:
-            for place, getter, key in holder.readers():
-                self._places.append(place)
-                self._getters.append(getter)
-                self._keys.append(key)
-        self._initial: list[Any] = []
-        # What they were after the last call that is one node, or at the start.
-        self._latest: list[Any] = []
+        self._holders = [each for each in holders if each.outer_values(each.now())]
+        self._initial: _Snapshot = []
+        # What they held after the last call that is one node, or at the start.
+        self._latest: _Snapshot = []
         self._variables: dict[ContextVar[Any], Any] = {}
         self._tells_calls_apart = self._have_changed = False
-        # What this run has seen to change ahead of calls, by its number, and whether a plain value took its place.
-        self._seen: dict[int, bool] = {}
-        self._refused: set[int] = set()
+        # What this run has seen to change ahead of calls, and whether a plain value took its place.
+        self._seen: dict[_Place, bool] = {}
+        self._refused: set[_Place] = set()
 
     def start(self) -> None:
         """Take the values as they are for those at the start of a run."""
@@ -63,15 +59,11 @@ class OuterValues:
         for variable, value in _variables().items():
             if value is not self._variables.get(variable, NO_VALUE):
                 return f"the context variable '{variable.name}'"
-        now = self._now()
-        if all(map(is_, now, self._latest)):
-            return None
-        self._have_changed = True
-        for number, (value, before) in enumerate(zip(now, self._latest, strict=True)):
-            if _is_other(value, before):
-                if number in self._refused:
-                    return self._name_of(number)
-                self._seen[number] = self._seen.get(number, False) or self._is_plain(number, value)
+        for place, value in self._changes_since(self._latest):
+            self._have_changed = True
+            if place in self._refused:
+                return _name_of(place)
+            self._seen[place] = self._seen.get(place, False) or _is_plain(place, value)
         return None
 
     def accept(self) -> None:
@@ -85,42 +77,54 @@ class OuterValues:
         if self._have_changed and not self._tells_calls_apart:
             self._tells_calls_apart = True
             return True
-        now = self._now()
-        found = {
-            number
-            for number, is_plain in self._seen.items()
-            if is_plain or not _is_other(now[number], self._initial[number])
-        }
+        still_changed = {place for place, _ in self._changes_since(self._initial)}
+        found = {place for place, is_plain in self._seen.items() if is_plain or place not in still_changed}
         is_new = not found <= self._refused
         self._refused |= found
+        self._initial, self._latest = [], []  # they may keep tensors of the run
         return is_new
 
     def carry_over(self, earlier: OuterValues) -> None:
         """Take over what `earlier`, which is of the same model, has found out."""
         self._tells_calls_apart = earlier._tells_calls_apart
-        refused = {earlier._places[number] for number in earlier._refused}
-        self._refused = {number for number, place in enumerate(self._places) if place in refused}
+        known = {id(holder.value) for holder in self._holders}
+        self._refused = {place for place in earlier._refused if place[0] in known}
 
-    def _now(self) -> list[Any]:
-        return [get(key) for get, key in zip(self._getters, self._keys, strict=True)]
+    def _now(self) -> _Snapshot:
+        return [holder.now() for holder in self._holders]
 
-    def _is_plain(self, number: int, value: Any) -> bool:
-        key = self._places[number][1]
-        return key is PLAIN_ITEMS or (key is not None and isinstance(value, _PLAIN))  # also numbers of a trace
+    def _changes_since(self, earlier: _Snapshot) -> Iterator[tuple[_Place, Any]]:
+        """Yield the place and the value of what is another one now than in an earlier snapshot."""
+        for holder, before in zip(self._holders, earlier, strict=True):
+            now = holder.now()
+            if _are_same_objects(now.values(), before.values()):  # mostly
+                continue
+            values_before = holder.outer_values(before)
+            for key, value in holder.outer_values(now).items():
+                if _is_other(value, values_before[key]):
+                    yield (id(holder.value), key), value
 
-    def _name_of(self, number: int) -> str:
-        key = self._places[number][1]
-        if key is None or key is PLAIN_ITEMS:
-            return "a list or dict in its Python file"
-        if key is ENVIRONMENT:
-            return "an environment variable"
-        if key is DEFINITIONS:
-            return "a function or class in its Python file, or of torch.nn.functional"
-        return f"{key!r} in its Python file or in a class"
+
+def _is_plain(place: _Place, value: Any) -> bool:
+    _, key = place
+    if isinstance(key, Together):
+        return key is Together.PLAIN_ITEMS
+    return isinstance(value, _PLAIN)  # also numbers of a trace
+
+
+def _name_of(place: _Place) -> str:
+    _, key = place
+    return key.value if isinstance(key, Together) else f"{key!r} in its Python file or in a class"
 
 
 def _is_other(value: Any, before: Any) -> bool:
-    return value is not before and not (type(value) in _PLAIN and type(value) is type(before) and value == before)
+    if type(value) is tuple and type(before) is tuple:
+        return not _are_same_objects(value, before)
+    return value is not before and not (type(value) in _COMPARED and type(value) is type(before) and value == before)
+
+
+def _are_same_objects(values: Collection[Any], others: Collection[Any]) -> bool:
+    return len(values) == len(others) and all(map(is_, values, others))
 
 
 def _variables() -> dict[ContextVar[Any], Any]:
