@@ -153,7 +153,7 @@ class _PythonStates:
 
     def restore(self) -> None:
         for state in self._attributes:
-            state.restore(lambda buffer: True)
+            state.restore()
         for tensor in self._tensors:
             tensor.restore()
 

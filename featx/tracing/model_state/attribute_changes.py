@@ -19,7 +19,6 @@ from featx.tracing.model_state.module_state import (
 )
 from featx.tracing.objects.module_tree import modules_of
 
-_State = ModuleState | LayerState
 # A container, and where it is: modules, and the names of their attributes.
 _Shared = tuple[Any, list[tuple[nn.Module, str]]]
 
@@ -44,13 +43,13 @@ class AttributeChanges:
         # What a second call leaves is judged like what the first one left, by what was there before both.
         self._initial = dict(self._latest) if earlier is None else earlier._initial
         # What each entry of `_latest` was ahead of a call that changed it.
-        self._earlier: list[tuple[nn.Module, _State]] = []
+        self._earlier: list[tuple[nn.Module, LayerState]] = []
         self._inside: dict[nn.Module, list[nn.Module]] = {}
         self._shared: dict[nn.Module, list[_Shared]] = {}
         self._written: set[int] = set()
 
     @property
-    def _layers(self) -> dict[nn.Module, _State]:
+    def _layers(self) -> dict[nn.Module, LayerState]:
         return {module: state for module, state in self._latest.items() if type(state) is LayerState}
 
     def initial(self, module: nn.Module) -> ModuleState | None:
@@ -68,8 +67,8 @@ class AttributeChanges:
         del self._earlier[mark:]
         self._latest.update(reversed(undone))
         changed = {*self._at_or_inside(module), *(inner for inner, _ in undone)}
-        _restore(self._latest[inner] for inner in changed)
         for inner in changed:
+            self._latest[inner].restore()
             put_back_parts(inner, self._parts[inner])
 
     def note_call(self, module: nn.Module) -> None:
@@ -184,7 +183,8 @@ class AttributeChanges:
 
     def restore(self) -> None:
         """Put all modules back as they were at the start."""
-        _restore(self._initial.values())
+        for state in self._initial.values():
+            state.restore()
 
     def _at_or_inside(self, module: nn.Module) -> list[nn.Module]:
         if not module._modules:
@@ -195,13 +195,5 @@ class AttributeChanges:
         return known
 
 
-def _state_of(module: nn.Module) -> _State:
+def _state_of(module: nn.Module) -> LayerState:
     return LayerState(module) if is_torch_layer(type(module)) else ModuleState(module)
-
-
-def _restore(states: Iterable[_State]) -> None:
-    for state in states:
-        if isinstance(state, LayerState):
-            state.restore()
-        else:
-            state.restore(lambda value: True)

@@ -43,18 +43,51 @@ class Place(NamedTuple):
     text: str
 
 
-class ModuleState:
-    """The plain attributes of one module, what the lists, dicts, sets and objects among them hold, and its buffers.
+class LayerState:
+    """The attributes of a layer of torch, which are plain. O(attributes)."""
 
-    Built when the trace first enters the module. Values of tensors are not copied. O(attributes).
-    """
-
-    __slots__ = ("_attributes", "_buffers", "_count", "_generators", "_items", "_module")
+    __slots__ = ("_attributes", "_count", "_module")
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._count = len(module.__dict__)
         self._attributes = plain_attributes(module)
+
+    def difference(self) -> str | None:
+        """Return the name of an attribute that is not what it was; None where there is none."""
+        state, attributes = self._module.__dict__, self._attributes
+        if not all(map(is_, map(state.get, attributes, repeat(NO_VALUE)), attributes.values())):
+            for name, before in attributes.items():
+                now = state.get(name, NO_VALUE)
+                if now is not before and _is_other(now, before):
+                    return name
+        if len(state) != self._count:
+            for name in state:
+                if name not in attributes and name not in _NOT_RESTORED:
+                    return name
+            self._count = len(state)  # with what the trace lays over it
+        return None
+
+    def restore(self) -> None:
+        """Put the attributes back."""
+        state = self._module.__dict__
+        for name in [name for name in state if name not in self._attributes and name not in _NOT_RESTORED]:
+            del state[name]
+        for name, value in self._attributes.items():
+            if name not in state or state[name] is not value:
+                state[name] = value
+
+
+class ModuleState(LayerState):
+    """The plain attributes of one module, what the lists, dicts, sets and objects among them hold, and its buffers.
+
+    Built when the trace first enters the module. Values of tensors are not copied. O(attributes).
+    """
+
+    __slots__ = ("_buffers", "_generators", "_items")
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module)
         self._buffers = dict(module._buffers)
         # Random generators of the model's own, with what leads back to their state.
         self._generators = [(value, _state_of(value)) for value in self._attributes.values() if _is_generator(value)]
@@ -203,16 +236,9 @@ class ModuleState:
 
     def difference(self) -> str | None:
         """Return the name of an attribute or buffer that is not what it was; None where there is none."""
-        state, attributes = self._module.__dict__, self._attributes
-        values = map(state.get, attributes, repeat(NO_VALUE))
-        if len(state) != self._count or not all(map(is_, values, attributes.values())):
-            for name, before in attributes.items():
-                now = state.get(name, NO_VALUE)
-                if now is not before and _is_other(now, before):
-                    return name
-            for name in state:
-                if name not in attributes and name not in _NOT_RESTORED:
-                    return name
+        name = super().difference()
+        if name is not None:
+            return name
         for name, buffer in self._module._buffers.items():
             if buffer is not self._buffers.get(name):
                 return name
@@ -222,14 +248,9 @@ class ModuleState:
         """Return the generators of Python or numpy that forward has drawn from."""
         return [value for value, state in self._generators if repr(_state_of(value)) != repr(state)]
 
-    def restore(self, is_of_trace: Callable[[Any], bool]) -> None:
-        """Put plain attributes and their items back, and buffers that now hold something of the trace."""
-        state = self._module.__dict__
-        for name in [name for name in state if name not in self._attributes and name not in _NOT_RESTORED]:
-            del state[name]
-        for name, value in self._attributes.items():
-            if name not in state or state[name] is not value:
-                state[name] = value
+    def restore(self) -> None:
+        """Put plain attributes and their items back, and buffers."""
+        super().restore()
         for _, container, items in self._items:
             refill(container, items)
         for generator, known in self._generators:
@@ -237,46 +258,11 @@ class ModuleState:
                 generator.setstate(known)
             else:
                 generator.bit_generator.state = known
-        for name in self.rebound_buffers(is_of_trace):
+        for name in self.rebound_buffers(lambda value: True):
             if name in self._buffers:
                 self._module._buffers[name] = self._buffers[name]
             else:
                 del self._module._buffers[name]
-
-
-class LayerState:
-    """The attributes of a layer of torch, which are plain. O(attributes)."""
-
-    __slots__ = ("_attributes", "_count", "_module")
-
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
-        self._count = len(module.__dict__)
-        self._attributes = plain_attributes(module)
-
-    def difference(self) -> str | None:
-        """Return the name of an attribute that is not what it was; None where there is none."""
-        state, attributes = self._module.__dict__, self._attributes
-        if not all(map(is_, map(state.get, attributes), attributes.values())):
-            for name, before in attributes.items():
-                now = state.get(name, NO_VALUE)
-                if now is not before and _is_other(now, before):
-                    return name
-        if len(state) != self._count:
-            for name in state:
-                if name not in attributes and name not in _NOT_RESTORED:
-                    return name
-            self._count = len(state)  # with what the trace lays over it
-        return None
-
-    def restore(self) -> None:
-        """Put the attributes back."""
-        state = self._module.__dict__
-        for name in {*state, *self._attributes} - _NOT_RESTORED:
-            if name in self._attributes:
-                state[name] = self._attributes[name]
-            else:
-                del state[name]
 
 
 def parts_of(module: nn.Module) -> Parts:
