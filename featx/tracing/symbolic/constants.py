@@ -8,6 +8,7 @@ when it runs, not the values that they had during the trace, and each run has it
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
@@ -24,7 +25,8 @@ from featx.ir.node import Node
 from featx.ir.operator_facts import facts_of, targets_of_write
 from featx.tracing.nodes.grad_modes import GradModes
 from featx.tracing.nodes.proxy import refusal
-from featx.tracing.objects.module_tree import tensors_of, walk_modules
+from featx.tracing.objects.module_tree import walk_modules
+from featx.tracing.replica.model_context import ModelTensors
 from featx.tree import tensors_in
 
 if TYPE_CHECKING:
@@ -37,8 +39,6 @@ class RealTensors:
     def __init__(self, tracer: Tracer, root: nn.Module) -> None:
         self._tracer = tracer
         self._root = root
-        # Made at the first question: a model of leaf modules alone never asks.
-        self._known_paths: dict[int, str] | None = None
         # Results of recorded calls by identity: the tensor (kept alive, or its id would be reused), its node, and
         # whether it comes from the model's own tensors.
         self._made: dict[int, tuple[torch.Tensor, Node, bool]] = {}
@@ -57,15 +57,10 @@ class RealTensors:
         """Say whether `value` is a tensor that a recorded call made."""
         return id(value) in self._made
 
-    @property
+    @functools.cached_property
     def _paths(self) -> dict[int, str]:
-        paths = self._known_paths
-        if paths is None:
-            paths = self._known_paths = {}
-            for prefix, module in walk_modules(self._root):
-                for name, tensor in tensors_of(module):
-                    paths.setdefault(id(tensor), f"{prefix}.{name}" if prefix else name)
-        return paths
+        # Made at the first question: a model of leaf modules alone never asks.
+        return ModelTensors({module: path for path, module in walk_modules(self._root)}).paths
 
     def argument(self, tensor: torch.Tensor) -> Argument:
         """Return what stands for `tensor` in the graph: a read of the model, the node that made it, or itself.
