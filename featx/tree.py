@@ -30,10 +30,10 @@ def tree_map(function: Callable[[Any], Any], value: Any) -> Any:  # Any: inputs 
     are structure; everything else is a leaf. A new structure is returned and `value` is not changed. O(leaves).
     """
     if isinstance(value, (tuple, list)):
-        return _rebuild_sequence(value, [tree_map(function, item) for item in cast(list[Any], value)])
+        return rebuild_sequence(value, [tree_map(function, item) for item in cast(list[Any], value)])
     if isinstance(value, Mapping):
         items = {key: tree_map(function, item) for key, item in cast(Mapping[Any, Any], value).items()}
-        return items if type(value) is dict else _rebuild_mapping(value, items)
+        return items if type(value) is dict else rebuild_mapping(value, items)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         attributes = attributes_of(value)
         for field in dataclasses.fields(value):
@@ -177,7 +177,8 @@ def tensors_in(value: Any) -> list[torch.Tensor]:  # Any: as above
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
-def _rebuild_sequence(value: Any, items: list[Any]) -> Any:
+def rebuild_sequence(value: Any, items: list[Any]) -> Any:
+    """Return a tuple or list like `value`, of its class and with its attributes, with other items."""
     kind: Any = type(value)
     # torch.return_types (what `x.max(dim)` gives) and torch.Size build from one iterable.
     if kind in (list, tuple, torch.Size) or hasattr(kind, "n_sequence_fields"):
@@ -189,7 +190,8 @@ def _rebuild_sequence(value: Any, items: list[Any]) -> Any:
     return set_attributes(made, attributes_of(value))
 
 
-def _rebuild_mapping(value: Any, items: dict[Any, Any]) -> Any:
+def rebuild_mapping(value: Any, items: dict[Any, Any]) -> Any:
+    """Return a mapping like `value`, of its class and with its attributes, with other items."""
     kind: Any = type(value)
     if not hasattr(kind, "__setitem__") or not hasattr(kind, "copy"):
         return kind(items)

@@ -7,7 +7,6 @@ dataclass, a namespace, a UserDict, a transformers BatchEncoding). Everything el
 from __future__ import annotations
 
 import collections
-import copy
 import operator
 import types
 import weakref
@@ -16,8 +15,9 @@ from typing import Any, cast
 
 import torch
 
-from featx.rebuilding import attributes_of
+from featx.rebuilding import attributes_of, rebuild_object, set_attributes
 from featx.tracing.objects.plain_objects import is_plain_object
+from featx.tree import rebuild_mapping, rebuild_sequence
 
 # How a part is read: `operator.getitem` or `getattr`, and the key or name.
 Step = tuple[Callable[[Any, Any], Any], Any]
@@ -127,29 +127,17 @@ class _Copying:
         if type(value) is weakref.ref:
             target = self._known.get(id(value()))
             return value if target is None else weakref.ref(target[1])
-        kind = type(value)
-        duplicate = kind.__new__(kind) if kind is types.SimpleNamespace else object.__new__(kind)
-        # Not by the code of the class, which a frozen dataclass has, for example.
-        set_attribute = setattr if kind is types.SimpleNamespace else object.__setattr__
+        duplicate = rebuild_object(type(value), {})
         self._known[id(value)] = (value, duplicate)
-        for name, item in attributes_of(value).items():
-            set_attribute(duplicate, name, self.copy(item, (*path, (getattr, name))))
-        return duplicate
+        attributes = attributes_of(value).items()
+        return set_attributes(duplicate, {name: self.copy(item, (*path, (getattr, name))) for name, item in attributes})
 
     def _mapping(self, value: Any, path: Path) -> Any:
         items = {key: self.copy(item, (*path, (operator.getitem, key))) for key, item in value.items()}
-        if isinstance(value, types.MappingProxyType):
-            return types.MappingProxyType(items)
-        if type(value) in (dict, collections.OrderedDict):
-            return type(value)(items)
-        # A dict with a constructor of its own (defaultdict, ModelOutput) is copied and filled anew.
-        duplicate = copy.copy(value)
-        for key, item in items.items():
-            duplicate[key] = item
-        return duplicate
+        return items if type(value) is dict else rebuild_mapping(value, items)
 
     def _sequence(self, value: Any, path: Path) -> Any:
         items = [self.copy(item, (*path, (operator.getitem, index))) for index, item in enumerate(value)]
         if isinstance(value, collections.deque):
             return type(value)(items, value.maxlen)
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        return rebuild_sequence(value, items)
