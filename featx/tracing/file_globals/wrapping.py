@@ -12,6 +12,7 @@ import inspect
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from itertools import filterfalse
 from types import BuiltinMethodType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar, cast
 
@@ -69,48 +70,43 @@ def find_names_to_replace(
     `follows_marked`, those that their Python module has marked are none of them. O(size of those).
     """
     seen = list(seen_globals)
-    wanted = {id(function) for function in functions}
-    for module in modules:
-        functions = (
-            original_of(value) for name, value in module.__dict__.copy().items() if _is_public_function(name, value)
-        )
-        wanted.update(id(function) for function in functions)
-    places: dict[tuple[int, str], dict[str, Any]] = {}
-    for namespace, names in () if follows_marked else _marked(_with_referenced(seen)):
-        for name in names:
-            places[id(namespace), name] = namespace
-            if name in namespace:
-                wanted.add(id(original_of(namespace[name])))
-    for namespace in (*seen, *(module.__dict__ for module in modules)):
+    of_functions, of_modules = _globals_named(seen, FunctionType), _globals_named(seen, ModuleType)
+    given = [module.__dict__ for module in modules]
+    public = (value for each in given for name, value in each.copy().items() if _is_public_function(name, value))
+    wanted = {id(original_of(function)) for function in (*functions, *public)}
+    places: list[GlobalName] = []
+    for namespace, names in () if follows_marked else _marked([*seen, *of_functions, *of_modules]):
+        places += [(namespace, name) for name in names]
+        wanted.update(id(original_of(namespace[name])) for name in names if name in namespace)
+
+    def is_one_node(value: Any) -> bool:
+        return id(value) in wanted or value is torch or is_of_einops(value)
+
+    def is_not_followed(value: Any) -> bool:
+        return _is_opaque_to_proxies(value) or (is_recording and isinstance(value, _CACHED))
+
+    code_of_models = _each_once([*seen, *filterfalse(_is_of_library, of_functions)])
+    places += _names_of(is_one_node, [*seen, *given])
+    places += _names_of(is_not_followed, code_of_models)
+    # The code of a Python module may run as `library.function(x)`.
+    places += _names_of(_is_opaque_to_proxies, filterfalse(_is_of_library, of_modules))
+    places += _names_of(is_of_einops, [globals_of_einops()])  # code may import them within a function
+    places += _random_functions(seen)
+    if is_recording:
+        own_code = list(filterfalse(_is_of_torch, code_of_models))
+        places += _names_of(lambda value: answered_as(value) is not None, own_code)
+        places += [(namespace, name) for namespace in own_code for name in _BUILTINS if name not in namespace]
+        places += names_of_masks(seen)
+        places.append((torch.utils.__dict__, "swap_tensors"))  # Module.to and load_state_dict call it there
+    return list({(id(namespace), name): (namespace, name) for namespace, name in places}.values())
+
+
+def _names_of(is_wanted: Callable[[Any], bool], namespaces: Iterable[dict[str, Any]]) -> Iterator[GlobalName]:
+    """Yield where namespaces have what is wanted, or what stands in for it."""
+    for namespace in namespaces:
         for name, value in namespace.copy().items():
-            original = original_of(value)
-            is_wanted = id(original) in wanted or original is torch or is_of_einops(original)
-            if is_wanted and not name.startswith("__"):
-                places[id(namespace), name] = namespace
-    for namespace in _code_of_models(seen):
-        for name in _BUILTINS if is_recording and not _is_of_torch(namespace) else ():
-            if name not in namespace:
-                places[id(namespace), name] = namespace
-        for name, value in namespace.copy().items():
-            original = original_of(value)
-            is_answered = answered_as(original) is not None and not _is_of_torch(namespace)
-            if _is_opaque_to_proxies(original) or (is_recording and (isinstance(original, _CACHED) or is_answered)):
-                places[id(namespace), name] = namespace
-    for namespace in _modules_named(seen):  # whose code may run as `library.function(x)`
-        for name, value in namespace.copy().items():
-            if _is_opaque_to_proxies(original_of(value)):
-                places[id(namespace), name] = namespace
-    einops = globals_of_einops()  # code may import them within a function
-    for name, value in einops.copy().items():
-        if is_of_einops(original_of(value)):
-            places[id(einops), name] = einops
-    for namespace, name in names_of_masks(seen) if is_recording else ():
-        places[id(namespace), name] = namespace
-    if is_recording:  # Module.to and load_state_dict call it there
-        places[id(torch.utils.__dict__), "swap_tensors"] = torch.utils.__dict__
-    for namespace, name in _random_functions(seen):
-        places.setdefault((id(namespace), name), namespace)
-    return [(namespace, name) for (_, name), namespace in places.items()]
+            if is_wanted(original_of(value)) and not name.startswith("__"):
+                yield namespace, name
 
 
 def globals_of(
@@ -169,14 +165,15 @@ def _random_functions(seen_globals: Iterable[dict[str, Any]]) -> Iterator[tuple[
                 yield from ((owner, function) for function in owner if is_random(owner[function]))
 
 
-def _code_of_models(seen_globals: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the given globals and those of the functions that they name, without those of torch, featx and Python."""
-    found = {id(namespace): namespace for namespace in seen_globals}
-    for namespace in list(found.values()):
-        for value in namespace.copy().values():
-            if type(value) is FunctionType and not _is_of_library(value.__globals__):
-                found[id(value.__globals__)] = value.__globals__
-    return list(found.values())
+def _globals_named(seen_globals: Iterable[dict[str, Any]], kind: type) -> list[dict[str, Any]]:
+    """Return the globals of the functions, or of the Python modules, that the given globals name."""
+    values = {value for namespace in seen_globals for value in namespace.copy().values() if type(value) is kind}
+    found = [value.__globals__ if kind is FunctionType else value.__dict__ for value in values]
+    return _each_once(found)
+
+
+def _each_once(namespaces: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    return list({id(each): each for each in namespaces}.values())
 
 
 def _is_of_library(namespace: dict[str, Any]) -> bool:
@@ -187,22 +184,3 @@ def _is_of_library(namespace: dict[str, Any]) -> bool:
 def _is_of_torch(namespace: dict[str, Any]) -> bool:
     """Say whether a namespace belongs to torch or featx, whose functions must be found there as they are."""
     return str(namespace.get("__name__")).partition(".")[0] in ("torch", "featx")
-
-
-def _modules_named(seen_globals: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the globals of the Python modules that the given globals name, without those of torch and Python."""
-    modules = {value for namespace in seen_globals for value in namespace.copy().values() if type(value) is ModuleType}
-    return [module.__dict__ for module in modules if not _is_of_library(module.__dict__)]
-
-
-def _with_referenced(seen_globals: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the given globals and those of the functions and modules that they name."""
-    found = {id(namespace): namespace for namespace in seen_globals}
-    for namespace in list(found.values()):
-        for value in namespace.copy().values():
-            kind = type(value)
-            if kind is FunctionType:
-                found[id(value.__globals__)] = value.__globals__
-            elif kind is ModuleType:
-                found[id(value.__dict__)] = value.__dict__
-    return list(found.values())
