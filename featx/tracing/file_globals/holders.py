@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 
 from featx.rebuilding import NO_VALUE, contents_of_cell
-from featx.tracing.objects.containers import LARGE, containers_in, copy_of
+from featx.tracing.objects.containers import LARGE, containers_in, copy_of, differences
 from featx.tracing.objects.replaced_globals import original_of
 
 # The types of plain values, with which code counts or switches between what it does.
@@ -113,12 +113,8 @@ class Holder:
             self._accepted = self.now()
 
     def _changed_since(self, before: dict[Any, Any]) -> list[Any]:
-        now = self.now()
-        return [
-            key
-            for key in {**before, **now}
-            if now.get(key) is not before.get(key) and _is_other_plain_value(now.get(key), before.get(key))
-        ]
+        changed = differences(before, self.now())
+        return [key for key, then, now in changed if _is_other_plain_value(now, then)]
 
     def restore(self, holds_of_trace: Callable[[Any], bool]) -> dict[Any, Any]:
         """Put back what was there where a plain value changed, or where a tensor or something of a trace is now.

@@ -17,7 +17,15 @@ from featx.ir.memory import memory_of
 from featx.ir.torch_layers import is_torch_layer
 from featx.rebuilding import NO_VALUE
 from featx.tracing.guards.scalars import TracedNumber
-from featx.tracing.objects.containers import DEPTH_IN_MODULES, LARGE, containers_in, copy_of, has_items, refill
+from featx.tracing.objects.containers import (
+    DEPTH_IN_MODULES,
+    LARGE,
+    containers_in,
+    copy_of,
+    differences,
+    has_items,
+    refill,
+)
 from featx.tracing.objects.plain_objects import PLAIN_TYPES
 from featx.tracing.objects.python_state import PythonState
 
@@ -56,26 +64,29 @@ class LayerState:
     def difference(self) -> str | None:
         """Return the name of an attribute that is not what it was; None where there is none."""
         state, attributes = self._module.__dict__, self._attributes
-        if not all(map(is_, map(state.get, attributes, repeat(NO_VALUE)), attributes.values())):
-            for name, before in attributes.items():
-                now = state.get(name, NO_VALUE)
-                if now is not before and _is_other(now, before):
-                    return name
-        if len(state) != self._count:
-            for name in state:
-                if name not in attributes and name not in _NOT_RESTORED:
-                    return name
-            self._count = len(state)  # with what the trace lays over it
+        values = map(state.get, attributes, repeat(NO_VALUE))
+        if len(state) == self._count and all(map(is_, values, attributes.values())):
+            return None
+        for name, before, now in self.assigned():
+            if _is_other(now, before):
+                return name
+        self._count = len(state)  # with what the trace lays over it
         return None
+
+    def assigned(self) -> Iterator[tuple[str, Any, Any]]:
+        """Yield name, value before and value now of the plain attributes that hold another object: `differences`."""
+        for name, before, now in differences(self._attributes, self._module.__dict__):
+            if name not in _NOT_RESTORED:
+                yield name, before, now
 
     def restore(self) -> None:
         """Put the attributes back."""
         state = self._module.__dict__
-        for name in [name for name in state if name not in self._attributes and name not in _NOT_RESTORED]:
-            del state[name]
-        for name, value in self._attributes.items():
-            if name not in state or state[name] is not value:
-                state[name] = value
+        for name, before, _ in self.assigned():
+            if before is NO_VALUE:
+                del state[name]
+            else:
+                state[name] = before
 
 
 class ModuleState(LayerState):
@@ -122,17 +133,16 @@ class ModuleState(LayerState):
         `config.problem_type`.
         """
         state = self._module.__dict__
-        changed: list[tuple[str, Any]] = [
-            (name, state) for name, before in self._attributes.items() if _is_changed(before, state.get(name))
+        found: list[tuple[str, Any]] = [
+            (name, state) for name, before, now in self.assigned() if _is_changed(before, now)
         ]
         for name, container, items in self._items:
-            keys: Any = cast(dict[Any, Any], items) if isinstance(items, dict) else ()
-            if not keys and any(_is_changed(before, now) for before, now in _paired(items, container)):
-                changed.append((name, container))
-            changed += [
-                (f"{name}.{key}", container) for key in keys if _is_changed(items[key], container.get(key, items[key]))
-            ]
-        return changed
+            keys = [key for key, before, now in _replaced(items, container) if _is_changed(before, now)]
+            if isinstance(items, dict):
+                found += [(f"{name}.{key}", container) for key in keys]
+            elif keys:
+                found.append((name, container))
+        return found
 
     def containers(self) -> list[tuple[str, Any]]:
         """Return the lists, dicts, sets and attributes of objects that the attributes lead to, with their names."""
@@ -140,12 +150,7 @@ class ModuleState(LayerState):
 
     def new_attributes(self) -> list[str]:
         """Return the names of the attributes with plain values, lists, dicts or sets that were not there before."""
-        state = self._module.__dict__
-        return [
-            name
-            for name, value in state.items()
-            if name not in self._attributes and name not in _NOT_RESTORED and type(value) in _KEPT
-        ]
+        return [name for name, before, now in self.assigned() if before is NO_VALUE and type(now) in _KEPT]
 
     def grown_containers(self) -> list[tuple[str, list[Any]]]:
         """Return name and added values of the lists, dicts and sets that have another number of items than before."""
@@ -169,13 +174,7 @@ class ModuleState(LayerState):
 
     def assigned_tensors(self) -> list[tuple[str, torch.Tensor]]:
         """Return name and tensor of the plain attributes that hold another value than before, or a list of such."""
-        state = self._module.__dict__
-        return [
-            (name, tensor)
-            for name, value in state.items()
-            if name not in _NOT_RESTORED and value is not self._attributes.get(name)
-            for tensor in _tensors_in(value)
-        ]
+        return [(name, tensor) for name, _, now in self.assigned() for tensor in _tensors_in(now)]
 
     def assigned_values(self) -> list[tuple[Place, Any]]:
         """Return place and value of the plain attributes, and of items of containers, that are others than before.
@@ -192,23 +191,17 @@ class ModuleState(LayerState):
                 yield Place(name, f"{text} = {', '.join(map(_described, items[:LARGE]))}")
 
     def _changed(self) -> Iterator[tuple[Place, Any]]:
-        attributes = self._attributes
-        for name, value in self._module.__dict__.items():
-            if name not in _NOT_RESTORED and value is not attributes.get(name, NO_VALUE):
-                yield Place(name, name), value
+        yield from ((Place(name, name), now) for name, _, now in self.assigned() if now is not NO_VALUE)
         for name, container, items in self._items:
             if not has_items(container, items):
                 yield from _changed_items(name, container, items)
 
     def assigned_numbers(self) -> list[str]:
         """Return the names of plain attributes with a number before, and now one of another kind, such as a size."""
-        state = self._module.__dict__
         return [
             name
-            for name, before in self._attributes.items()
-            if type(before) in (int, float)
-            and isinstance(now := state.get(name), (int, float))
-            and type(now) not in PLAIN_TYPES
+            for name, before, now in self.assigned()
+            if type(before) in (int, float) and isinstance(now, (int, float)) and type(now) not in PLAIN_TYPES
         ]
 
     def plain_values_put(self) -> Iterator[tuple[str, Any]]:
@@ -217,10 +210,9 @@ class ModuleState(LayerState):
         A number, a text, None, or a tuple of such. Equal numbers that were computed anew are others, too.
         """
         for name, container, items in self._items:
-            if not has_items(container, items):
-                now, then = _by_key(container), _by_key(items)
-                if any(_is_plain(item) and item is not then.get(key, NO_VALUE) for key, item in now.items()):
-                    yield name, container
+            changed = () if has_items(container, items) else differences(_by_key(items), _by_key(container))
+            if any(_is_plain(item) for _, _, item in changed):
+                yield name, container
 
     def had(self, name: str) -> bool:
         """Say whether there was a plain attribute of that name."""
@@ -228,11 +220,12 @@ class ModuleState(LayerState):
 
     def replaced_items(self) -> list[tuple[str, torch.Tensor]]:
         """Return the tensors that replaced an item of a container, with the attribute that leads there."""
-        found: list[tuple[str, torch.Tensor]] = []
-        for name, container, items in self._items:
-            pairs = _paired(items, container)
-            found += [(name, now) for before, now in pairs if now is not before and isinstance(now, torch.Tensor)]
-        return found
+        return [
+            (name, now)
+            for name, container, items in self._items
+            for _, _, now in _replaced(items, container)
+            if isinstance(now, torch.Tensor)
+        ]
 
     def difference(self) -> str | None:
         """Return the name of an attribute or buffer that is not what it was; None where there is none."""
@@ -286,8 +279,7 @@ def replaced_part(module: nn.Module, before: Parts) -> str | None:
         held = state[name]
         if len(held) != len(parts) or (parts and not all(map(is_, held.values(), parts))):
             known = dict(zip(names, parts, strict=True))
-            changed = (each for each in {**held, **known} if held.get(each, NO_VALUE) is not known.get(each, NO_VALUE))
-            return next(changed, None)  # None where another order is all
+            return next((each for each, _, _ in differences(held, known)), None)  # None where another order is all
     return None
 
 
@@ -332,11 +324,16 @@ def _changed_items(name: str, container: Any, before: Any) -> Iterator[tuple[Pla
     if isinstance(container, (set, frozenset)):
         yield Place(name, name), container
         return
-    now, then = _by_key(container), _by_key(before)
-    for key in {**then, **now}:
-        item = now.get(key)
-        if key not in then or key not in now or item is not then[key]:
-            yield Place(name, f"{name}[{key!r}]" if type(key) in PLAIN_TYPES else name), item
+    for key, _, now in differences(_by_key(before), _by_key(container)):
+        text = f"{name}[{key!r}]" if type(key) in PLAIN_TYPES else name
+        yield Place(name, text), None if now is NO_VALUE else now
+
+
+def _replaced(before: Any, container: Any) -> Iterator[tuple[Any, Any, Any]]:
+    """Yield key, value before and value now of the items of a container in whose place there is another one."""
+    for key, then, now in differences(_by_key(before), _by_key(container)):
+        if then is not NO_VALUE and now is not NO_VALUE:
+            yield key, then, now
 
 
 def _by_key(container: Any) -> dict[Any, Any]:
@@ -364,13 +361,9 @@ def _described(value: Any) -> str:
 
 
 def _is_changed(before: object, now: object) -> bool:
+    """Say whether a plain value has another one in its place, or none."""
+    now = None if now is NO_VALUE else now
     return type(before) in PLAIN_TYPES and type(now) in PLAIN_TYPES and now != before
-
-
-def _paired(before: Any, now: Any) -> list[tuple[Any, Any]]:
-    if isinstance(before, dict):
-        return [(value, now.get(key, value)) for key, value in cast(dict[Any, Any], before).items()]
-    return list(zip(before, now, strict=False)) if isinstance(before, list) else []
 
 
 def _is_generator(value: object) -> bool:

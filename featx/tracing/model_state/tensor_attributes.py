@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from featx.rebuilding import NO_VALUE
+from featx.tracing.objects.containers import differences
 
 
 class TensorAttributes:
@@ -19,20 +20,19 @@ class TensorAttributes:
 
     def changed(self) -> tuple[torch.Tensor, str] | None:
         """Return a tensor with the name of an attribute that it has now, and did not have, or had another value of."""
-        return next(((tensor, name) for tensor in self._all for name in self._changed_of(tensor)), None)
+        return next(((tensor, name) for tensor in self._all for name, _ in self._changed_of(tensor)), None)
 
     def restore(self) -> None:
         """Put all of them back. May be called twice."""
         for tensor in self._all:
             attributes: Any = tensor.__dict__
-            for name in self._changed_of(tensor):
-                attributes.pop(name, None)
-                before = self._before.get(id(tensor), {})
-                if name in before:
-                    attributes[name] = before[name]
+            for name, before in self._changed_of(tensor):
+                if before is NO_VALUE:
+                    del attributes[name]
+                else:
+                    attributes[name] = before
 
-    def _changed_of(self, tensor: torch.Tensor) -> list[str]:
-        now, before = tensor.__dict__, self._before.get(id(tensor), {})
-        if not now and not before:
-            return []
-        return [name for name in {*now, *before} if now.get(name, NO_VALUE) is not before.get(name, NO_VALUE)]
+    def _changed_of(self, tensor: torch.Tensor) -> list[tuple[str, Any]]:
+        """Return name and former value of what is another attribute now."""
+        changed = differences(self._before.get(id(tensor), {}), tensor.__dict__)
+        return [(name, before) for name, before, _ in changed]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from operator import is_
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, cast
@@ -100,6 +100,14 @@ def has_items(container: Any, items: Any) -> bool:
     if isinstance(items, dict):
         return all(container.get(key) is value for key, value in cast(dict[Any, Any], items).items())
     return container == items
+
+
+def differences(before: Mapping[Any, Any], now: Mapping[Any, Any]) -> Iterator[tuple[Any, Any, Any]]:
+    """Yield key, value before and value now where these are two objects; `NO_VALUE` where there is none. O(items)."""
+    for key in {**before, **now}:
+        then, value = before.get(key, NO_VALUE), now.get(key, NO_VALUE)
+        if value is not then:
+            yield key, then, value
 
 
 def refill(container: Any, items: Any) -> None:
