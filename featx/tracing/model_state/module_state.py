@@ -122,10 +122,6 @@ class ModuleState(LayerState):
         """Return the buffer of that name as it was."""
         return self._buffers.get(name)
 
-    def attribute(self, name: str) -> Any:
-        """Return the plain attribute of that name as it was, or None."""
-        return self._attributes.get(name)
-
     def changed_values(self) -> list[tuple[str, Any]]:
         """Return the attributes that had a number, a string or None before and have another one now.
 
