@@ -25,7 +25,7 @@ from featx.tracing.model_state.module_state import plain_attributes
 from featx.tracing.objects.python_state import PythonState
 from featx.tracing.replica.replica import Replica
 from featx.tracing.source.frames import describe, is_library_code
-from featx.tracing.source_uses.syntax_queries import asks_for_kind_of_variable, compares_objects
+from featx.tracing.source_uses.code_queries import asks_for_kind_of_variable, compares_objects
 from featx.tracing.symbolic.tracer import Tracer
 
 # What code may ask for that is not an input of the graph.

@@ -20,7 +20,7 @@ from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.side_effects.state_checks import StateChecks
 from featx.tracing.signals import NeedsPlainValueChecks, ThreadInterference, UnsupportedSideEffect
 from featx.tracing.source.reachable import functions_reached
-from featx.tracing.source_uses.syntax_queries import asks_for_key
+from featx.tracing.source_uses.code_queries import asks_for_key
 from featx.tracing.source_writes.state_writes import StateWrite, missed_state_writes
 
 

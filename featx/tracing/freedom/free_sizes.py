@@ -37,7 +37,7 @@ from featx.tracing.freedom.variation import Variation, measures_of
 from featx.tracing.guards.guards import check_decision, check_rank, check_size
 from featx.tracing.objects.structure import Path, leaves_of, text_of
 from featx.tracing.side_effects.left import Left
-from featx.tracing.source_uses.device_use import asks_for_kind_of_device
+from featx.tracing.source_uses.code_queries import asks_for_kind_of_device
 
 # An input: its name, where it is (a placeholder and the way to it from there), and the tensor.
 _Input = tuple[str, tuple[Node, Path], torch.Tensor]

@@ -16,7 +16,7 @@ from featx.tracing.recording.recorder import Recorder
 from featx.tracing.recording.results import ContentsSnapshot, Results
 from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.signals import NeedsRealValues, NeedsSharedInputs
-from featx.tracing.source_uses.syntax_queries import compares_objects
+from featx.tracing.source_uses.code_queries import compares_objects
 
 
 class RunInputs:

@@ -11,7 +11,7 @@ from torch import nn
 from featx.errors import FeatxError
 from featx.tracing.signals import Untraceable
 from featx.tracing.source.location import names_in, texts_in
-from featx.tracing.source_uses.syntax_queries import asks_for_kind_of_variable
+from featx.tracing.source_uses.code_queries import asks_for_kind_of_variable
 
 _OF_TORCH = frozenset(nn.Parameter.__mro__) | {nn.Buffer, nn.parameter.UninitializedBuffer}
 _ADVICE = (

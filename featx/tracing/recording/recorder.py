@@ -49,7 +49,8 @@ from featx.tracing.signals import (
 )
 from featx.tracing.source.frames import Line, describe, user_frame
 from featx.tracing.source.location import source_of
-from featx.tracing.source_uses.syntax_queries import compares_objects, is_in_try
+from featx.tracing.source_uses.code_queries import compares_objects
+from featx.tracing.source_uses.syntax_queries import is_in_try
 from featx.tracing.stand_ins.stand_ins import StandIns
 
 # Nodes that may be recorded before it is clear that the module that they are in is kept whole.

@@ -109,8 +109,13 @@ def parent_of(node: ast.AST, frame: FrameType) -> ast.AST | None:
 
 def definition_of(function: FunctionType) -> Function | None:
     """Return the syntax of a function, or None where no source says so."""
-    source = source_of(function.__code__, function.__globals__)
-    return None if source is None else source.function_of(function.__code__)
+    return definition_in(function.__code__, function.__globals__)
+
+
+def definition_in(code: CodeType, namespace: Mapping[str, Any] | None = None) -> Function | None:
+    """Return the syntax of the function that has this code, or None where no source says so; see `source_of`."""
+    source = source_of(code, namespace)
+    return None if source is None else source.function_of(code)
 
 
 def loads_of_local(target: ast.expr, frame: FrameType) -> list[tuple[ast.AST, ast.AST]] | None:

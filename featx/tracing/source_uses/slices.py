@@ -7,7 +7,7 @@ import functools
 from types import CodeType
 
 from featx.tracing.source.frames import is_library_code
-from featx.tracing.source.location import source_of
+from featx.tracing.source.location import definition_in
 
 _MAKERS = ("slice", "islice")
 
@@ -20,8 +20,7 @@ def has_computed_slices(code: CodeType) -> bool:
     """
     if is_library_code(code):
         return False
-    source = source_of(code)
-    definition = None if source is None else source.function_of(code)
+    definition = definition_in(code)
     if definition is None:
         return True
     nodes = list(ast.walk(definition))

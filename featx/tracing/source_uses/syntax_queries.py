@@ -8,20 +8,14 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterator
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
 
-from featx.ir.form import FORM_ATTRIBUTES
 from featx.tracing.source.calls import name_called
 from featx.tracing.source.frames import is_library_code
-from featx.tracing.source.location import Position, Source, codes_in, loads_of_local, node_at, parent_of, source_of
-from featx.tracing.source_uses.lookups import looked_up
-
-# Classes of values that are no tensors. (`filter` and `input` are also names of tensors in models.)
-_CLASSES = frozenset("bool int float complex str tuple list dict set".split())
+from featx.tracing.source.location import loads_of_local, node_at, parent_of, source_of
 
 # What answers `isinstance(x, nn.Parameter)`, in Python and for its caller.
 _PARAMETER_CHECK = type(torch.nn.Parameter).__instancecheck__.__code__
@@ -229,84 +223,6 @@ def asks_for_attribute(frame: FrameType) -> bool:
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
         return False
     return node.func.id == "hasattr" or (node.func.id == "getattr" and len(node.args) == 3)
-
-
-@functools.lru_cache(maxsize=4096)
-def asks_for_kind_of_variable(code: CodeType) -> bool:
-    """Say whether `code`, or code inside it, asks for the kind of a local variable, in a way that no proxy notices.
-
-    `type(x)`, `callable(x)` and `hasattr(x, "keys")` of a local variable, and patterns of `match` that stand for
-    sequences and mappings.
-    Without source: no.
-    """
-    source = source_of(code)
-    return source is not None and any(
-        _asks_for_kind(node, each) for each in codes_in(code) for node in _nodes_of([each], source)
-    )
-
-
-def _asks_for_kind(node: ast.AST | None, code: CodeType) -> bool:
-    if isinstance(node, (ast.MatchSequence, ast.MatchMapping)):
-        return True
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or not node.args:
-        return False
-    asked, *others = node.args
-    is_local = isinstance(asked, ast.Name) and asked.id in code.co_varnames and asked.id not in ("self", "cls")
-    if node.func.id == "hasattr":  # which a proxy has
-        return is_local and len(others) == 1 and isinstance(others[0], ast.Constant) and others[0].value == "keys"
-    return is_local and not others and node.func.id in ("type", "callable")
-
-
-@functools.lru_cache(maxsize=4096)
-def compares_objects(code: CodeType) -> bool:
-    """Say whether `code`, or code inside it, has an `a is b` of two variables anywhere, or asks for an `id`.
-
-    Without source: yes.
-    """
-    codes = list(codes_in(code))
-    source = source_of(code)
-    if source is None:
-        return True
-    return any(_compares_objects(node) for node in _nodes_of(codes, source))
-
-
-@functools.lru_cache(maxsize=4096)
-def asks_for_key(code: CodeType, keys: frozenset[Any]) -> bool:
-    """Say whether `code` asks whether a dict has one of these keys: `key in d`, `d.get(key)`. Without source: yes."""
-    codes = list(codes_in(code))
-    source = source_of(code)
-    return source is None or any(_asks_for(node, keys) for node in _nodes_of(codes, source))
-
-
-def _asks_for(node: ast.AST | None, keys: frozenset[Any]) -> bool:
-    found = None if isinstance(node, ast.Subscript) else looked_up(node)
-    return found is not None and isinstance(found[1], ast.Constant) and found[1].value in keys
-
-
-def _nodes_of(codes: list[CodeType], source: Source) -> Iterator[ast.AST | None]:
-    places = {Position(*place) for each in codes for place in each.co_positions()}
-    return map(source.node_at, places)
-
-
-def _compares_objects(node: ast.AST | None) -> bool:
-    if isinstance(node, ast.Name):
-        return node.id == "id"
-    if not isinstance(node, ast.Compare):
-        return False
-    sides = zip([node.left, *node.comparators[:-1]], node.ops, node.comparators, strict=True)
-    return any(
-        isinstance(operator, (ast.Is, ast.IsNot)) and not _is_no_tensor(left) and not _is_no_tensor(right)
-        for left, operator, right in sides
-    )
-
-
-def _is_no_tensor(node: ast.expr) -> bool:
-    """Say whether an expression is a constant, a class such as `int` or `type(x)`, or a dtype: `x.dtype`."""
-    if isinstance(node, ast.Call):
-        return isinstance(node.func, ast.Name) and node.func.id == "type"
-    if isinstance(node, ast.Attribute):
-        return node.attr in FORM_ATTRIBUTES or node.attr == "__class__"
-    return isinstance(node, ast.Constant) or (isinstance(node, ast.Name) and node.id in _CLASSES)
 
 
 def is_in_try(frame: FrameType) -> bool:
