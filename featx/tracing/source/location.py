@@ -15,12 +15,14 @@ from operator import or_
 from types import CodeType, FrameType, FunctionType
 from typing import Any, NamedTuple
 
-from featx.tracing.source.parsing import parse
-
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 # What `from __future__ import ...` at the head of a file changes in how the rest of it is compiled.
 _FUTURE = reduce(or_, [getattr(__future__, name).compiler_flag for name in __future__.all_feature_names])
+
+
+# Python 3.11 raises SystemError where two threads parse at the same time.
+_ATTEMPTS = 5
 
 
 class Position(NamedTuple):
@@ -78,6 +80,18 @@ class Source:
             places = [place for place in map(Position._make, code.co_positions()) if None not in place]
             found = [each for each in found if any(_spans(each, place) for place in places)]
         return found[-1] if found else None
+
+
+def parse(text: str) -> ast.Module | None:
+    """Return the syntax tree of a text; None if it is no Python, or too deep. Other threads may parse too."""
+    for _ in range(_ATTEMPTS):
+        try:
+            return ast.parse(text)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return None
+        except SystemError:
+            continue
+    return None
 
 
 def source_of(code: CodeType, namespace: Mapping[str, Any] | None = None) -> Source | None:

@@ -12,7 +12,7 @@ import linecache
 from collections.abc import Iterator
 from typing import Any
 
-from featx.tracing.source.parsing import parse
+from featx.tracing.source.location import parse
 
 CONVERSIONS = ("int", "float", "len")
 
