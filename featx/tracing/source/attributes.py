@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import math
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from itertools import chain
 from types import FunctionType
@@ -41,7 +42,9 @@ def is_read(kind: type, attribute: str) -> bool:
 
     Without source: whether its code has the name at all.
     """
-    return any(attribute in names_in(each.__code__) and _reads(each, attribute) for each in _functions_of(kind))
+    return any(
+        attribute in names_in(each.__code__) and _says(_read_in, each, attribute) for each in _functions_of(kind)
+    )
 
 
 def is_tested_for(kind: type, attribute: str) -> bool:
@@ -49,7 +52,8 @@ def is_tested_for(kind: type, attribute: str) -> bool:
 
     Without source: whether its code has that string at all.
     """
-    return any(attribute in each.__code__.co_consts and _tests(each, attribute) for each in _functions_of(kind))
+    functions = (each for each in _functions_of(kind) if attribute in each.__code__.co_consts)
+    return any(_says(_tested_in, each, attribute) for each in functions)
 
 
 @lru_cache(maxsize=4096)
@@ -65,8 +69,8 @@ def assigned_by(forward: FunctionType, kind: type) -> frozenset[str] | None:
         if definition is None:
             return None
         for node in ast.walk(definition):
-            found |= _changed_by(node) | _changed_by_callee(node, function)
-    return frozenset(found)
+            found |= {_attribute_in(part) for part in changed_parts(node)} | _changed_by_callee(node, function)
+    return frozenset(found - {""})
 
 
 @lru_cache(maxsize=4096)
@@ -78,8 +82,7 @@ def constants_of_init(kind: type) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
         init = vars(base).get("__init__")
-        definition = None if is_torch_layer(base) or not inspect.isfunction(init) else definition_of(init)
-        for node in () if definition is None else ast.walk(definition):
+        for node in () if is_torch_layer(base) or not inspect.isfunction(init) else _nodes_in(init):
             value = _constant_in(getattr(node, "value", None))
             for name in _assigned_in(node):
                 found[name] = value if found.get(name, value) is value else _NO_CONSTANT
@@ -97,10 +100,6 @@ def _assigned_in(node: ast.AST) -> list[str]:
     """Return the attributes of `self`, or of another name, that a statement assigns."""
     targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
     return [each.attr for each in targets if isinstance(each, ast.Attribute) and isinstance(each.value, ast.Name)]
-
-
-def _changed_by(node: ast.AST) -> set[str]:
-    return {_attribute_in(part) for part in changed_parts(node)} - {""}
 
 
 def changed_parts(node: ast.AST) -> list[ast.expr]:
@@ -136,8 +135,7 @@ def names_changed_in(function: FunctionType, kind: type | None) -> frozenset[str
     """
     found: set[str] = set()
     for reached, _ in functions_reached(function, kind):
-        definition = definition_of(reached)
-        for node in ast.walk(definition) if definition else ():
+        for node in _nodes_in(reached):
             found |= {names_along(part)[-1] for part in changed_parts(node)}
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "setattr":
                 found |= {
@@ -151,8 +149,7 @@ def names_read_in(forward: FunctionType, kind: type) -> frozenset[str]:
     """Return the attributes and names that a call of forward may read, but for those that it only changes."""
     found: set[str] = set()
     for function, _ in functions_reached(forward, kind):
-        definition = definition_of(function)
-        nodes = list(ast.walk(definition)) if definition else []
+        nodes = list(_nodes_in(function))
         changed = {id(part) for node in nodes for part in changed_parts(node)}
         own = {*function.__code__.co_varnames, *function.__code__.co_cellvars}
         read = [node for node in nodes if id(node) not in changed]
@@ -177,11 +174,8 @@ def _changed_by_callee(node: ast.AST, caller: FunctionType) -> set[str]:
 @lru_cache(maxsize=4096)
 def _changed_parameters(function: FunctionType) -> frozenset[int | str | None]:
     """Return the names and places of the parameters that a function changes by subscripts, attributes or methods."""
-    definition = definition_of(function)
     names = function.__code__.co_varnames[: function.__code__.co_argcount]
-    changed = (
-        {names_along(part)[0] for node in ast.walk(definition) for part in changed_parts(node)} if definition else ()
-    )
+    changed = {names_along(part)[0] for node in _nodes_in(function) for part in changed_parts(node)}
     return frozenset(each for place, name in enumerate(names) if name in changed for each in (place, name))
 
 
@@ -193,7 +187,7 @@ def is_read_once(kind: type, attribute: str) -> bool:
     own = [value for base in kind.__mro__ if not is_torch_layer(base) for value in vars(base).values()]
     methods = [value for value in own if inspect.isfunction(value)]
     reading = [each for each in methods if attribute in (*names_in(each.__code__), *each.__code__.co_consts)]
-    reading = [each for each in reading if attribute in each.__code__.co_consts or _reads(each, attribute)]
+    reading = [each for each in reading if attribute in each.__code__.co_consts or _says(_read_in, each, attribute)]
     definition = definition_of(reading[0]) if reading == [getattr(kind, "forward", None)] else None
     return definition is not None and _count_reads(definition.body, attribute) == 1
 
@@ -219,9 +213,16 @@ def _functions_of(kind: type) -> list[FunctionType]:
     return [value for value in values if inspect.isfunction(value)]
 
 
-def _tests(function: FunctionType, attribute: str) -> bool:
+def _nodes_in(function: FunctionType) -> Iterator[ast.AST]:
+    """Yield the syntax of a function, or nothing without source."""
     definition = definition_of(function)
-    return definition is None or attribute in _tested_in(definition)
+    return iter(()) if definition is None else ast.walk(definition)
+
+
+def _says(names_in_source: Callable[[Function], frozenset[Any]], function: FunctionType, attribute: str) -> bool:
+    """Say whether an attribute is among the names that are found in the source of a function. Without source: yes."""
+    definition = definition_of(function)
+    return definition is None or attribute in names_in_source(definition)
 
 
 @lru_cache(maxsize=4096)
@@ -236,11 +237,6 @@ def _tested_in(definition: Function) -> frozenset[Any]:
             is_of_dict = getattr(node.value, "attr", "") == "__dict__" or isinstance(node.value, ast.Call)
             found += [node.slice] if is_of_dict else []
     return frozenset(each.value for each in found if isinstance(each, ast.Constant))
-
-
-def _reads(function: FunctionType, attribute: str) -> bool:
-    definition = definition_of(function)
-    return definition is None or attribute in _read_in(definition)
 
 
 @lru_cache(maxsize=4096)
