@@ -148,10 +148,11 @@ class UncopiedIterator:
 
 
 def _list(copies: ObjectCopies, value: list[Any]) -> list[Any]:
-    copies.look_at_large(value, value)
-    duplicate: list[Any] = copies.note(value, [])
-    duplicate.extend(value if _holds_atoms(value) else map(copies.of, list(value)))
-    return duplicate
+    items = list(list.__iter__(value))  # whatever a class overrides
+    copies.look_at_large(items, items)
+    duplicate: list[Any] = copies.note(value, type(value).__new__(type(value)))
+    list.extend(duplicate, items if _holds_atoms(items) else map(copies.of, items))
+    return copies.fill_attributes(value, duplicate)
 
 
 def _tuple(copies: ObjectCopies, value: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -166,26 +167,20 @@ def _tuple(copies: ObjectCopies, value: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _dict(copies: ObjectCopies, value: dict[Any, Any]) -> dict[Any, Any]:
-    copies.look_at_large(value, value.values())
-    duplicate: dict[Any, Any] = copies.note(value, {})
-    _fill(copies, value, duplicate)
+    kind, is_ordered = type(value), isinstance(value, collections.OrderedDict)
+    # Whatever a class overrides, in the order that it has after `move_to_end` too.
+    items = dict(list(collections.OrderedDict.items(value) if is_ordered else dict.items(value)))
+    copies.look_at_large(items, items.values())
+    duplicate: Any = copies.note(value, kind.__new__(kind))
+    if isinstance(value, collections.defaultdict):
+        duplicate.default_factory = copies.of(cast(Any, value).default_factory)
+    copies.fill_attributes(value, duplicate)
+    if not (_holds_atoms(items) and _holds_atoms(items.values())):
+        items = {copies.of(key): copies.of(item) for key, item in items.items()}
+    set_item = collections.OrderedDict.__setitem__ if is_ordered else dict.__setitem__
+    for key, item in items.items():
+        set_item(duplicate, key, item)
     return duplicate
-
-
-def _fill(copies: ObjectCopies, value: dict[Any, Any], duplicate: dict[Any, Any]) -> None:
-    plain = dict(value) if type(value) is dict else dict(_items_of(value))
-    if not (_holds_atoms(plain) and _holds_atoms(plain.values())):
-        plain = {copies.of(key): copies.of(item) for key, item in plain.items()}
-    if type(duplicate) is collections.OrderedDict:
-        duplicate.update(plain)
-    else:
-        dict.update(duplicate, plain)
-
-
-def _items_of(value: dict[Any, Any]) -> list[tuple[Any, Any]]:
-    """Return the items of a dict, whatever its class overrides, in the order that it has after `move_to_end` too."""
-    is_ordered = isinstance(value, collections.OrderedDict)
-    return list(collections.OrderedDict.items(value) if is_ordered else dict.items(value))
 
 
 def _set(copies: ObjectCopies, value: Any) -> Any:
@@ -277,27 +272,6 @@ _MAKERS: dict[type, Callable[[ObjectCopies, Any], Any]] = {
 }  # fmt: skip
 
 
-def _list_of_class(copies: ObjectCopies, value: list[Any]) -> list[Any]:
-    duplicate: list[Any] = copies.note(value, type(value).__new__(type(value)))
-    list.extend(duplicate, map(copies.of, list.__iter__(value)))
-    return copies.fill_attributes(value, duplicate)
-
-
-def _dict_of_class(copies: ObjectCopies, value: dict[Any, Any]) -> dict[Any, Any]:
-    kind = type(value)
-    duplicate: Any = copies.note(value, kind.__new__(kind))
-    if isinstance(value, collections.defaultdict):
-        duplicate.default_factory = copies.of(cast(Any, value).default_factory)
-    copies.fill_attributes(value, duplicate)
-    if isinstance(value, collections.OrderedDict) and kind is not collections.OrderedDict:
-        items = {copies.of(key): copies.of(item) for key, item in _items_of(value)}
-        for key, item in items.items():
-            collections.OrderedDict.__setitem__(duplicate, key, item)
-        return duplicate
-    _fill(copies, value, duplicate)
-    return duplicate
-
-
 def _namespace(copies: ObjectCopies, value: Any) -> Any:
     copies.have_hidden_state = True
     kind: Any = type(value)
@@ -309,7 +283,7 @@ def _namespace(copies: ObjectCopies, value: Any) -> Any:
 
 # Subclasses, in the order in which they are asked for.
 _BASES: tuple[tuple[type, Callable[[ObjectCopies, Any], Any]], ...] = (
-    (dict, _dict_of_class), (list, _list_of_class), (tuple, _tuple), (set, _set), (frozenset, _set),
+    (dict, _dict), (list, _list), (tuple, _tuple), (set, _set), (frozenset, _set),
     (collections.deque, _deque), (functools.partial, _partial), (threading.local, _namespace),
     (types.SimpleNamespace, _namespace),
 )  # fmt: skip
