@@ -64,19 +64,13 @@ class Caches:
         """Look after the containers in the result of a cached function too, which is the same at each call."""
         self.holders += [Holder(each) for each in containers_in((value,)) if not isinstance(each, set)]
 
-    def changed_plain_values(self) -> Iterator[Any]:
-        """Yield the keys and names of the plain values that the code has changed."""
-        return (key for holder in self.holders for key in holder.changed_plain_values())
-
     def changed_plain_value(self) -> str | None:
         """Say which plain value the code has changed, by its key or name; None where there is none."""
-        return next(map(repr, self.changed_plain_values()), None)
+        return next((repr(key) for _, key in self.places_of_changed()), None)
 
     def places_of_changed(self) -> Iterator[tuple[Holder, Any]]:
         """Yield where the plain values are that the code has changed: what holds them, and their keys or names."""
-        for holder in self.holders:
-            for key in holder.changed_plain_values():
-                yield holder, key
+        return ((holder, key) for holder in self.holders for key in holder.changed_plain_values())
 
     def accept_plain_values(self) -> None:
         """Take plain values as they are now for unchanged: a call that is one node has changed them, and will again."""

@@ -284,11 +284,8 @@ class StandIns:
             return any(id(value) in self._owned for value in (*args[1:5], *kwargs.values()))
         if facts_of(name).writes_first or "out" in kwargs:
             targets = targets_of_write(args, kwargs)
-            return any(id(target) in self._owned or self._stands_for_owned(target) for target in targets)
+            return any(id(target) in self._owned or id(target) in self._twins_of_owned for target in targets)
         return False
-
-    def _stands_for_owned(self, value: object) -> bool:
-        return id(value) in self._twins_of_owned
 
     def _has_form_only(self, values: tuple[Any, ...]) -> bool:
         owned, outdated = self._owned, self._outdated
