@@ -25,6 +25,7 @@ from featx.ir.graph import Graph
 from featx.rebuilding import contents_of_cell
 from featx.tracing.objects.module_tree import forward_of
 from featx.tracing.source.attributes import assigned_by
+from featx.tracing.source.location import codes_in
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, slice, range)
@@ -132,7 +133,7 @@ class _Fingerprint:
         held = (function.__defaults__, function.__kwdefaults__, cells, used)
         # Two lambdas in one line have one source.
         code = _text_of_code(function.__code__) if function.__name__ == "<lambda>" else ""
-        constants = [each for inner in _codes_in(function.__code__) for each in inner.co_consts if type(each) in _PLAIN]
+        constants = [each for inner in codes_in(function.__code__) for each in inner.co_consts if type(each) in _PLAIN]
         return [function.__qualname__, _source(function), code, repr(constants), *map(self.of, held)]
 
     def _of_members(self, kind: type[Any]) -> Iterable[str]:
@@ -186,7 +187,7 @@ class _Fingerprint:
 
 def _named_by(function: types.FunctionType) -> Iterable[tuple[str, Any]]:
     """Yield the globals that a function names, and those that it may name in Python modules which are not installed."""
-    names = {name for code in _codes_in(function.__code__) for name in code.co_names}
+    names = {name for code in codes_in(function.__code__) for name in code.co_names}
     for name in names & function.__globals__.keys():
         value = function.__globals__[name]
         if not isinstance(value, types.ModuleType):
@@ -247,13 +248,6 @@ def _wrapped_by(function: types.FunctionType) -> list[Any]:
     return [each for each in held if isinstance(each, (types.FunctionType, types.MethodType, functools.partial))]
 
 
-def _codes_in(code: types.CodeType) -> Iterable[types.CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _codes_in(constant)
-
-
 def _is_installed(value: Any) -> bool:
     try:
         file = inspect.getfile(value)
@@ -278,6 +272,6 @@ def _text_of_code(code: types.CodeType) -> str:
     """Return what tells code apart that has no source of its own."""
     parts = [
         (each.co_code, each.co_names, each.co_varnames, each.co_freevars, without_addresses(repr(each.co_consts)))
-        for each in _codes_in(code)
+        for each in codes_in(code)
     ]
     return repr(parts)

@@ -9,12 +9,12 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from enum import Enum
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from featx.rebuilding import NO_VALUE, contents_of_cell
-from featx.tracing.objects.containers import LARGE, containers_in, copy_of, differences
+from featx.tracing.objects.containers import LARGE, containers_in, differences, items_by_key
 from featx.tracing.objects.replaced_globals import original_of
 
 # The types of plain values, with which code counts or switches between what it does.
@@ -52,10 +52,7 @@ class Holder:
 
     def now(self) -> dict[Any, Any]:
         """Return what it holds, by key or place."""
-        value = self.value
-        if isinstance(value, list):
-            return dict(enumerate(cast(list[Any], value)))
-        return dict(vars(value)) if isinstance(value, type) else copy_of(value)
+        return dict(vars(self.value)) if isinstance(self.value, type) else items_by_key(self.value)
 
     def is_untouched(self) -> bool:
         """Say whether it holds what it held."""

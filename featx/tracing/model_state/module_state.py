@@ -24,6 +24,7 @@ from featx.tracing.objects.containers import (
     copy_of,
     differences,
     has_items,
+    items_by_key,
     refill,
 )
 from featx.tracing.objects.plain_objects import PLAIN_TYPES
@@ -206,7 +207,7 @@ class ModuleState(LayerState):
         A number, a text, None, or a tuple of such. Equal numbers that were computed anew are others, too.
         """
         for name, container, items in self._items:
-            changed = () if has_items(container, items) else differences(_by_key(items), _by_key(container))
+            changed = () if has_items(container, items) else differences(items_by_key(items), items_by_key(container))
             if any(_is_plain(item) for _, _, item in changed):
                 yield name, container
 
@@ -300,7 +301,7 @@ def is_alias(value: Any, tensor: torch.Tensor) -> bool:
 
 def holds_plain_values(container: Any) -> bool:
     """Say whether a number, a text, None, or a tuple of such is in a list, dict or set."""
-    return any(map(_is_plain, _by_key(container).values()))
+    return any(map(_is_plain, items_by_key(container).values()))
 
 
 def _tensors_in(value: Any) -> list[torch.Tensor]:
@@ -320,22 +321,16 @@ def _changed_items(name: str, container: Any, before: Any) -> Iterator[tuple[Pla
     if isinstance(container, (set, frozenset)):
         yield Place(name, name), container
         return
-    for key, _, now in differences(_by_key(before), _by_key(container)):
+    for key, _, now in differences(items_by_key(before), items_by_key(container)):
         text = f"{name}[{key!r}]" if type(key) in PLAIN_TYPES else name
         yield Place(name, text), None if now is NO_VALUE else now
 
 
 def _replaced(before: Any, container: Any) -> Iterator[tuple[Any, Any, Any]]:
     """Yield key, value before and value now of the items of a container in whose place there is another one."""
-    for key, then, now in differences(_by_key(before), _by_key(container)):
+    for key, then, now in differences(items_by_key(before), items_by_key(container)):
         if then is not NO_VALUE and now is not NO_VALUE:
             yield key, then, now
-
-
-def _by_key(container: Any) -> dict[Any, Any]:
-    if isinstance(container, (set, frozenset)):
-        return {item: item for item in cast(set[Any], container)}
-    return dict(enumerate(cast(list[Any], container))) if isinstance(container, list) else copy_of(container)
 
 
 def _is_other(now: Any, before: Any) -> bool:

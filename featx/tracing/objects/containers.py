@@ -91,6 +91,13 @@ def copy_of(container: Any) -> Any:
     return list(cast(list[Any], container)) if isinstance(container, list) else set(container)
 
 
+def items_by_key(container: Any) -> dict[Any, Any]:
+    """Return what a list, dict or set holds, by place or key; an item of a set is its own key."""
+    if isinstance(container, (set, frozenset)):
+        return {item: item for item in cast(set[Any], container)}
+    return dict(enumerate(cast(list[Any], container))) if isinstance(container, list) else copy_of(container)
+
+
 def has_items(container: Any, items: Any) -> bool:
     """Say whether a list, dict or set holds these very items, which `copy_of` gave."""
     if len(container) != len(items):

@@ -45,9 +45,9 @@ def dicts_looked_up(frame: FrameType) -> list[dict[Any, Any]]:
 
     An empty list where it does something else, and without source.
     """
-    node = node_at(frame)
-    found = None if node is None else _dict_of_lookup(node, frame)
-    return [] if found is None else [found]
+    found = looked_up(node_at(frame))
+    held = None if found is None else _dict_at(found[0], frame)
+    return [] if held is None else [held]
 
 
 def dicts_looked_up_by_text(frame: FrameType) -> list[dict[Any, Any]]:
@@ -83,12 +83,6 @@ def calls_cached_method(frame: FrameType) -> bool:
     if not isinstance(owner, nn.Module) or type(owner).__hash__ is not nn.Module.__hash__:
         return False
     return isinstance(inspect.getattr_static(owner, node.func.attr, None), functools._lru_cache_wrapper)
-
-
-def _dict_of_lookup(node: ast.AST, frame: FrameType) -> dict[Any, Any] | None:
-    """Return the dict that the code of `node` looks something up in, or None where it does something else."""
-    found = looked_up(node)
-    return None if found is None else _dict_at(found[0], frame)
 
 
 def _dict_of_key(node: ast.AST, parent: ast.AST, frame: FrameType) -> dict[Any, Any] | None:
