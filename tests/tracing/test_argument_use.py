@@ -1,4 +1,4 @@
-"""writing_lines: the lines of code that write an argument in place. Comments in the code below say which they are."""
+"""argument_use: the lines of code that write an argument in place. Comments in the code below say which they are."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from featx.tracing.source_writes.argument_use import may_return_argument, writing_lines
+from featx.tracing.source_writes.argument_use import argument_use
 
 TABLE: dict[str, Any] = {}
 
@@ -118,7 +118,7 @@ def partly_optional(x: torch.Tensor, pieces: list, inplace: bool = False) -> tor
 
 
 def test_option_in_one_line_excuses_no_other() -> None:
-    found = writing_lines(partly_optional)
+    found = argument_use(partly_optional)
     assert {line for _, line in found.sometimes} == marked(partly_optional, word="sometimes")
 
 
@@ -132,7 +132,7 @@ def marked(*pieces: Any, word: str) -> set[int]:
 
 @pytest.mark.parametrize("pieces", [(Plain,), (Fresh,), (Helping, above)])
 def test_lines_are_those_that_the_comments_name(pieces: tuple[Any, ...]) -> None:
-    found = writing_lines(pieces[0].forward, pieces[0])
+    found = argument_use(pieces[0].forward, pieces[0])
     always, sometimes = ({line for _, line in lines} for lines in (found.always, found.sometimes))
     assert always == marked(*pieces, word="always")
     assert sometimes == marked(*pieces, word="sometimes")
@@ -140,7 +140,7 @@ def test_lines_are_those_that_the_comments_name(pieces: tuple[Any, ...]) -> None
 
 @pytest.mark.parametrize("function", [optional, len, torch.relu, functional.relu, nn.Linear.forward])
 def test_options_and_code_of_torch_count_as_no_condition(function: Any) -> None:
-    found = writing_lines(function)
+    found = argument_use(function)
     assert not found.always | found.sometimes
 
 
@@ -182,9 +182,9 @@ def above_that_returns(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("function", RETURNING)
 def test_function_that_may_return_an_argument_is_found(function: Any) -> None:
-    assert may_return_argument(function)
+    assert argument_use(function).is_returned
 
 
 @pytest.mark.parametrize("function", [returns_fresh, above, len, lambda x: x.relu(), lambda x: torch.relu(x)])
 def test_function_that_returns_what_is_new_is_told_apart(function: Any) -> None:
-    assert not may_return_argument(function)
+    assert not argument_use(function).is_returned

@@ -33,64 +33,54 @@ _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
 
 
 @dataclass(frozen=True)
-class WritingLines:
-    """The lines at which a function, and what it calls, may write an argument.
+class ArgumentUse:
+    """The lines at which a function, and what it calls, may write an argument, and whether it may return one.
 
     Args:
         always: those that the function comes to in any case.
         sometimes: the others. Line 0 stands for code without source, which may write anywhere.
+        is_returned: whether it, or something that it calls, may return an argument of its own, or a part of one.
     """
 
     always: frozenset[Line] = frozenset()
     sometimes: frozenset[Line] = frozenset()
+    is_returned: bool = False
+
+    @property
+    def lines(self) -> frozenset[Line]:
+        """All lines that may write an argument."""
+        return self.always | self.sometimes
 
 
-def writing_lines(function: Callable[..., Any], kind: type | None = None) -> WritingLines:
-    """Return the lines at which `function` may write an argument in place, and those of what it calls.
+def argument_use(function: Callable[..., Any], kind: type | None = None) -> ArgumentUse:
+    """Return what `function`, and what it calls, may do with an argument. Without source: anything.
 
     Followed is what `functions_reached` gives. O(code that can be reached); a second time O(1).
     """
     plain = function_behind(getattr(function, "__func__", function))
-    return WritingLines() if plain is None else _cached(_read_lines, plain)(plain, kind)
+    if plain is None:
+        return ArgumentUse()
+    # Not cached for a function made inside another one, whose variables may hold a model.
+    return (_read.__wrapped__ if "<locals>" in plain.__qualname__ else _read)(plain, kind)
 
 
 @lru_cache(maxsize=4096)
-def _read_lines(function: FunctionType, kind: type | None) -> WritingLines:
+def _read(function: FunctionType, kind: type | None) -> ArgumentUse:
     always: set[Line] = set()
     sometimes: set[Line] = set()
+    is_returned = False
     for callee, is_first in functions_reached(function, kind):
         name = callee.__code__.co_filename
         definition = definition_of(callee)
         if definition is None:
             sometimes.add((name, 0))
+            is_returned = True
             continue
         reader = _Reader(callee, definition, kind)
         for line, is_certain in reader.writes:
             (always if is_certain and is_first else sometimes).add((name, line))
-    return WritingLines(frozenset(always), frozenset(sometimes - always))
-
-
-def may_return_argument(function: Callable[..., Any], kind: type | None = None) -> bool:
-    """Say whether `function`, or something that it calls, may return an argument of its own, or a part of one.
-
-    Without source: yes. O(code that can be reached); a second time O(1).
-    """
-    plain = function_behind(getattr(function, "__func__", function))
-    return plain is not None and _cached(_read_returns, plain)(plain, kind)
-
-
-@lru_cache(maxsize=4096)
-def _read_returns(function: FunctionType, kind: type | None) -> bool:
-    for callee, _ in functions_reached(function, kind):
-        definition = definition_of(callee)
-        if definition is None or _Reader(callee, definition, kind).returns_argument:
-            return True
-    return False
-
-
-def _cached(reading: Any, function: FunctionType) -> Any:
-    """Return `reading`, without its cache for a function made inside another one, whose variables may hold a model."""
-    return reading.__wrapped__ if "<locals>" in function.__qualname__ else reading
+        is_returned = is_returned or reader.returns_argument
+    return ArgumentUse(frozenset(always), frozenset(sometimes - always), is_returned)
 
 
 def _is_plain(annotation: object) -> bool:

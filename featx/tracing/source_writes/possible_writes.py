@@ -14,7 +14,7 @@ from torch import nn
 from featx.ir.torch_layers import is_torch_layer
 from featx.tracing.objects.module_tree import forward_of, modules_of
 from featx.tracing.source.frames import Line
-from featx.tracing.source_writes.argument_use import may_return_argument, writing_lines
+from featx.tracing.source_writes.argument_use import argument_use
 
 
 def module_may_write_more(module: nn.Module, ran: Collection[nn.Module], written_at: Collection[Line | None]) -> bool:
@@ -34,14 +34,14 @@ def function_may_write_more(function: Callable[..., Any], written_at: Collection
     """Say whether a function may write in place at a line that did not do so in its measured call."""
     if isinstance(function, torch.jit.ScriptFunction):
         return _has_conditional_writes(function)
-    return any(line not in written_at for line in writing_lines(function).sometimes)
+    return any(line not in written_at for line in argument_use(function).sometimes)
 
 
 def can_return_input(called: Any) -> bool:
     """Say whether a function, or a module or one inside it, may return an input of its own. O(modules inside)."""
     if isinstance(called, nn.Module):
         return any(_forward_can_return_input(inner) for inner in modules_of(called))
-    return isinstance(called, torch.jit.ScriptFunction) or may_return_argument(called)
+    return isinstance(called, torch.jit.ScriptFunction) or argument_use(called).is_returned
 
 
 def _may_write_more(module: nn.Module, has_run: bool, written_at: Collection[Line | None]) -> bool:
@@ -52,23 +52,22 @@ def _may_write_more(module: nn.Module, has_run: bool, written_at: Collection[Lin
         return not has_run and bool(module.__dict__.get("inplace"))
     if isinstance(module, torch.jit.ScriptModule):
         return _has_conditional_writes(module)
-    lines = writing_lines(forward_of(module), type(module))
-    missed = lines.sometimes if has_run else lines.sometimes | lines.always
+    use = argument_use(forward_of(module), type(module))
+    missed = use.sometimes if has_run else use.lines
     return any(line not in written_at for line in missed)
 
 
 def _hook_may_write(hook: Callable[..., Any]) -> bool:
     while isinstance(hook, functools.partial):
         hook = hook.func
-    lines = writing_lines(hook if inspect.isroutine(hook) else type(hook).__call__)
-    return bool(lines.always or lines.sometimes)
+    return bool(argument_use(hook if inspect.isroutine(hook) else type(hook).__call__).lines)
 
 
 def _forward_can_return_input(module: nn.Module) -> bool:
     kind = type(module)
     if isinstance(module, torch.jit.ScriptModule):
         return True
-    return not is_torch_layer(kind) and may_return_argument(forward_of(module), kind)
+    return not is_torch_layer(kind) and argument_use(forward_of(module), kind).is_returned
 
 
 def _has_conditional_writes(scripted: Any) -> bool:

@@ -25,7 +25,7 @@ from featx.tracing.source.frames import Line
 from featx.tracing.source.location import Function, definition_of
 from featx.tracing.source.parameters import Parameters
 from featx.tracing.source.reachable import function_behind, functions_reached
-from featx.tracing.source_writes.argument_use import WritingLines, writing_lines
+from featx.tracing.source_writes.argument_use import argument_use
 
 # The attributes between a module and what it reads of itself: `self.proj.weight` is ("proj", "weight"), and
 # `self.proj.parameters()` is ("proj", "parameters", "()").
@@ -86,8 +86,7 @@ def _lines_of_submodule(module: nn.Module, called: _Chain) -> frozenset[Line]:
         return frozenset()
     if isinstance(inner, torch.jit.ScriptModule):
         return frozenset({("", 0)})  # anywhere
-    lines = writing_lines(type(inner).forward, type(inner))
-    return lines.always | lines.sometimes
+    return argument_use(type(inner).forward, type(inner)).lines
 
 
 def _resolved(module: nn.Module, path: str, chains: Iterable[_Chain]) -> Iterator[str]:
@@ -183,9 +182,8 @@ class _Method:
         if name_called(call) == "setattr" and len(call.args) == 3:
             return [ast.Call(ast.Name("getattr"), call.args[:2], [])], lines
         called = called_in(call, self._function)
-        inside = writing_lines(called) if is_own_function(called) else WritingLines()
-        inside_lines = inside.always | inside.sometimes
-        return (values_given(call), inside_lines) if inside_lines else (written_by_call(call, self._function), lines)
+        lines_inside = argument_use(called).lines if is_own_function(called) else frozenset[Line]()
+        return (values_given(call), lines_inside) if lines_inside else (written_by_call(call, self._function), lines)
 
     def chains_in(self, nodes: Iterable[ast.AST]) -> set[_Chain]:
         """Return the chains that expressions contain, and those that are in variables which they name."""
