@@ -65,27 +65,20 @@ def bind_inputs(
     concrete = _by_name(concrete_args, parameters, function)
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
-    takes_rest = False
+    rest: list[Any] = []
     for parameter in parameters:
         if parameter.kind is parameter.VAR_POSITIONAL or parameter.kind is parameter.VAR_KEYWORD:
-            takes_rest = True
             stars = "*" if parameter.kind is parameter.VAR_POSITIONAL else "**"
-            args.append(tracer.create_proxy("placeholder", stars + parameter.name, (), {}))
+            rest.append(tracer.create_proxy("placeholder", stars + parameter.name, (), {}))
             continue
         value = _Input(tracer, parameter).value(concrete)
         if parameter.kind is parameter.KEYWORD_ONLY:
             kwargs[parameter.name] = value
         else:
             args.append(value)
-    if takes_rest:
-        rest = args[-len(_rest(parameters)) :]
-        args = [*args[: len(args) - len(rest)], *kwargs.values(), *rest]
-        return _with_plain_rest(function), args, {}
+    if rest:
+        return _with_plain_rest(function), [*args, *kwargs.values(), *rest], {}
     return function, args, kwargs
-
-
-def _rest(parameters: list[inspect.Parameter]) -> list[inspect.Parameter]:
-    return [item for item in parameters if item.kind in (item.VAR_POSITIONAL, item.VAR_KEYWORD)]
 
 
 def _by_name(

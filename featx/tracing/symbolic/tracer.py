@@ -341,7 +341,7 @@ class Tracer(TracerBase):
         if proxy is None:
             factory = None
             if self.param_shapes_constant and isinstance(attr_val, nn.Parameter):
-                factory = partial(_parameter_proxy, self, path, attr_val)
+                factory = partial(ParameterProxy, self, name=path, param=attr_val)
             proxy = self.create_proxy("get_attr", path, (), {}, proxy_factory_fn=factory)
             parameter_proxy_cache[path] = proxy
         return proxy
@@ -419,10 +419,6 @@ class Tracer(TracerBase):
     def on_constant_call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer a torch call that has no traced value among its arguments."""
         return self._tensors.call(function, args, kwargs)
-
-
-def _parameter_proxy(tracer: Tracer, path: str, parameter: nn.Parameter, node: Node) -> Proxy:
-    return ParameterProxy(tracer, node, path, parameter)
 
 
 def is_tracing() -> bool:
