@@ -167,9 +167,10 @@ def _tuple(copies: ObjectCopies, value: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _dict(copies: ObjectCopies, value: dict[Any, Any]) -> dict[Any, Any]:
-    kind, is_ordered = type(value), isinstance(value, collections.OrderedDict)
+    kind: Any = type(value)
+    base = collections.OrderedDict if isinstance(value, collections.OrderedDict) else dict
     # Whatever a class overrides, in the order that it has after `move_to_end` too.
-    items = dict(list(collections.OrderedDict.items(value) if is_ordered else dict.items(value)))
+    items = dict(list(cast(Any, base).items(value)))
     copies.look_at_large(items, items.values())
     duplicate: Any = copies.note(value, kind.__new__(kind))
     if isinstance(value, collections.defaultdict):
@@ -177,9 +178,8 @@ def _dict(copies: ObjectCopies, value: dict[Any, Any]) -> dict[Any, Any]:
     copies.fill_attributes(value, duplicate)
     if not (_holds_atoms(items) and _holds_atoms(items.values())):
         items = {copies.of(key): copies.of(item) for key, item in items.items()}
-    set_item = collections.OrderedDict.__setitem__ if is_ordered else dict.__setitem__
     for key, item in items.items():
-        set_item(duplicate, key, item)
+        base.__setitem__(duplicate, key, item)
     return duplicate
 
 
