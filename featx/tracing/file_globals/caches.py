@@ -21,6 +21,7 @@ from featx.libraries import is_logging
 from featx.rebuilding import contents_of_cell
 from featx.tracing.file_globals.holders import ContextValue, Holder, Variable
 from featx.tracing.file_globals.pass_through import ClosureVariable, Place
+from featx.tracing.file_globals.wrapping import each_once, globals_named
 from featx.tracing.guards.scalars import TracedNumber
 from featx.tracing.nodes.proxy import Proxy
 from featx.tracing.objects.containers import containers_in
@@ -237,17 +238,11 @@ def _is_of_library(function: FunctionType) -> bool:
     return package in ("torch", "featx") or package in sys.stdlib_module_names
 
 
-def _own_code(namespaces: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the namespaces, and those of Python modules and functions that they name, without torch's and Python's."""
-    seen: set[int] = set()
-    for namespace in namespaces:
-        named = [value for value in namespace.copy().values() if isinstance(value, (ModuleType, FunctionType))]
-        found = [value.__dict__ if isinstance(value, ModuleType) else value.__globals__ for value in named]
-        for candidate in (namespace, *(each for each in found if not _is_of_python(each))):
-            is_package = "__path__" in candidate
-            if id(candidate) not in seen and not is_package and not _name_of(candidate).startswith("torch."):
-                seen.add(id(candidate))
-                yield candidate
+def _own_code(namespaces: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the namespaces, and those of functions and Python modules that they name, without torch's and Python's."""
+    named = [*globals_named(namespaces, FunctionType), *globals_named(namespaces, ModuleType)]
+    found = each_once([*namespaces, *(each for each in named if not _is_of_python(each))])
+    return [each for each in found if "__path__" not in each and not _name_of(each).startswith("torch.")]
 
 
 def _is_of_python(namespace: dict[str, Any]) -> bool:

@@ -12,7 +12,7 @@ import inspect
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from itertools import filterfalse
+from itertools import chain, filterfalse
 from types import BuiltinMethodType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar, cast
 
@@ -70,7 +70,7 @@ def find_names_to_replace(
     `follows_marked`, those that their Python module has marked are none of them. O(size of those).
     """
     seen = list(seen_globals)
-    of_functions, of_modules = _globals_named(seen, FunctionType), _globals_named(seen, ModuleType)
+    of_functions, of_modules = globals_named(seen, FunctionType), globals_named(seen, ModuleType)
     given = [module.__dict__ for module in modules]
     public = (value for each in given for name, value in each.copy().items() if _is_public_function(name, value))
     wanted = {id(original_of(function)) for function in (*functions, *public)}
@@ -85,7 +85,7 @@ def find_names_to_replace(
     def is_not_followed(value: Any) -> bool:
         return _is_opaque_to_proxies(value) or (is_recording and isinstance(value, _CACHED))
 
-    code_of_models = _each_once([*seen, *filterfalse(_is_of_library, of_functions)])
+    code_of_models = each_once([*seen, *filterfalse(_is_of_library, of_functions)])
     places += _names_of(is_one_node, [*seen, *given])
     places += _names_of(is_not_followed, code_of_models)
     # The code of a Python module may run as `library.function(x)`.
@@ -165,14 +165,15 @@ def _random_functions(seen_globals: Iterable[dict[str, Any]]) -> Iterator[tuple[
                 yield from ((owner, function) for function in owner if is_random(owner[function]))
 
 
-def _globals_named(seen_globals: Iterable[dict[str, Any]], kind: type) -> list[dict[str, Any]]:
+def globals_named(seen_globals: Iterable[dict[str, Any]], kind: type) -> list[dict[str, Any]]:
     """Return the globals of the functions, or of the Python modules, that the given globals name."""
-    values = {value for namespace in seen_globals for value in namespace.copy().values() if type(value) is kind}
-    found = [value.__globals__ if kind is FunctionType else value.__dict__ for value in values]
-    return _each_once(found)
+    values: Iterable[Any] = chain.from_iterable(each.copy().values() for each in seen_globals)
+    found = (value for value in values if isinstance(value, kind))
+    return each_once(value.__globals__ if kind is FunctionType else value.__dict__ for value in found)
 
 
-def _each_once(namespaces: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def each_once(namespaces: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return namespaces in their order, without those that came before."""
     return list({id(each): each for each in namespaces}.values())
 
 

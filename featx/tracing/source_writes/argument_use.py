@@ -250,7 +250,6 @@ class _Reader:
             self._assign(each.target, self._is_part(each.iter))
 
     def _read_call(self, call: ast.Call) -> None:
-        # `relu(x, inplace=inplace)`: an option of the module, and no condition.
         is_inplace = any(sets_inplace(each) and not _names_option(each.value) for each in call.keywords)
         written = [*written_by_call(call, self._function), *(call.args if is_inplace else ())]
         if any(map(self._is_part, written)):
