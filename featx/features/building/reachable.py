@@ -15,7 +15,7 @@ from torch import nn
 from featx.ir.torch_layers import is_torch_layer
 from featx.shared_attributes import share
 from featx.tracing.objects.module_tree import walk_modules
-from featx.tracing.objects.references import is_atom, referred_to
+from featx.tracing.objects.references import referred_to
 
 # What nn.Module keeps in each module, apart from hooks.
 _REGISTERED = frozenset({"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "training"})
@@ -41,7 +41,7 @@ def share_reachable_modules(extractor: nn.Module, model: nn.Module) -> None:
 def _held_by(module: nn.Module) -> Iterator[Any]:
     for name, value in module.__dict__.items():
         is_empty = isinstance(value, (dict, list, tuple, set)) and not value
-        if name not in _REGISTERED and not is_empty and not is_atom(value):
+        if name not in _REGISTERED and not is_empty:
             yield value
 
 

@@ -17,11 +17,6 @@ _ATOMS = frozenset(
 _NOT_FOLLOWED = (type, ModuleType, torch.Tensor, CodeType)
 
 
-def is_atom(value: object) -> bool:
-    """Say whether a value leads to no other object that matters: a number, a text, a tensor, a class."""
-    return type(value) in _ATOMS or isinstance(value, type)
-
-
 def referred_to(values: Collection[Any], candidates: Collection[nn.Module]) -> set[nn.Module]:
     """Return those of `candidates` to which some values lead: modules by their attributes and by those inside them.
 

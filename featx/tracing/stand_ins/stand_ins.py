@@ -19,6 +19,7 @@ from torch import nn
 from featx.ir.memory import memory_of
 from featx.ir.operator_facts import draws_now, facts_of, first_argument, targets_of_write
 from featx.tracing.guards.scalars import TracedNumber, plain_numbers
+from featx.tracing.objects.module_tree import registered_tensors
 from featx.tracing.signals import NeedsRealValues
 from featx.tracing.stand_ins.dynamic_shapes import DynamicShapes
 from featx.tracing.stand_ins.known_results import KnownResults, key_of_call
@@ -69,10 +70,7 @@ class StandIns:
     def cast(self, root: nn.Module, dtype: torch.dtype) -> None:
         """Let stand-ins for floating-point parameters and buffers of `root` be as after `root.to(dtype)`."""
         self._cast = dtype
-        for module in root.modules():
-            for tensor in (*module._parameters.values(), *module._buffers.values()):
-                if tensor is not None and tensor.is_floating_point():
-                    self._cast_ids.add(id(tensor))
+        self._cast_ids = {id(tensor) for _, tensor in registered_tensors(root) if tensor.is_floating_point()}
 
     @property
     def is_cast(self) -> bool:
