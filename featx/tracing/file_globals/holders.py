@@ -56,12 +56,16 @@ class Holder:
 
     def is_untouched(self) -> bool:
         """Say whether it holds what it held."""
+        return self.holds(self._before)
+
+    def holds(self, items: dict[Any, Any]) -> bool:
+        """Say whether it holds these very items, which `now` gave."""
         now = vars(self.value) if isinstance(self.value, type) else self.value
-        if len(now) != len(self._before):
+        if len(now) != len(items):
             return False
         # A list, as another thread may add to it meanwhile.
         values = list(now if isinstance(now, list) else dict.values(now) if isinstance(now, dict) else now.values())
-        return len(values) == len(self._before) and all(map(operator.is_, values, self._before.values()))
+        return len(values) == len(items) and all(map(operator.is_, values, items.values()))
 
     def outer_values(self, now: Mapping[Any, Any]) -> dict[Any, Any]:
         """Return the values among what this holds `now` that code may set and put back, by key; none of a large one.
@@ -183,9 +187,9 @@ class Variable(Holder):
         """Return the value of the variable; nothing where it held a definition."""
         return {} if type(self._before[self._name]) in _DEFINITIONS else dict(now)
 
-    def is_untouched(self) -> bool:
-        """Say whether it holds what it held."""
-        return contents_of_cell(self._cell) is self._before[self._name]
+    def holds(self, items: dict[Any, Any]) -> bool:
+        """Say whether it holds this very value, which `now` gave."""
+        return contents_of_cell(self._cell) is items[self._name]
 
     def _put(self, key: Any, item: Any) -> None:
         if item is NO_VALUE:
@@ -215,9 +219,9 @@ class ContextValue(Holder):
         """Return nothing: `OuterValues` compares the variables of a context by itself."""
         return {}
 
-    def is_untouched(self) -> bool:
-        """Say whether it holds what it held."""
-        return self._current() is self._before[self.value.name]
+    def holds(self, items: dict[Any, Any]) -> bool:
+        """Say whether it holds this very value, which `now` gave."""
+        return self._current() is items[self.value.name]
 
     def _put(self, key: Any, item: Any) -> None:
         if item is not NO_VALUE:

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextvars import ContextVar, copy_context
 from operator import is_
 from typing import Any
@@ -96,11 +96,10 @@ class OuterValues:
     def _changes_since(self, earlier: _Snapshot) -> Iterator[tuple[_Place, Any]]:
         """Yield the place and the value of what is another one now than in an earlier snapshot."""
         for holder, before in zip(self._holders, earlier, strict=True):
-            now = holder.now()
-            if _are_same_objects(now.values(), before.values()):  # mostly
+            if holder.holds(before):  # mostly
                 continue
             values_before = holder.outer_values(before)
-            for key, value in holder.outer_values(now).items():
+            for key, value in holder.outer_values(holder.now()).items():
                 if _is_other(value, values_before[key]):
                     yield (id(holder.value), key), value
 
@@ -119,12 +118,8 @@ def _name_of(place: _Place) -> str:
 
 def _is_other(value: Any, before: Any) -> bool:
     if type(value) is tuple and type(before) is tuple:
-        return not _are_same_objects(value, before)
+        return len(value) != len(before) or not all(map(is_, value, before))
     return value is not before and not (type(value) in _COMPARED and type(value) is type(before) and value == before)
-
-
-def _are_same_objects(values: Collection[Any], others: Collection[Any]) -> bool:
-    return len(values) == len(others) and all(map(is_, values, others))
 
 
 def _variables() -> dict[ContextVar[Any], Any]:

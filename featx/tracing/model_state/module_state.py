@@ -64,19 +64,19 @@ class LayerState:
 
     def difference(self) -> str | None:
         """Return the name of an attribute that is not what it was; None where there is none."""
-        state, attributes = self._module.__dict__, self._attributes
-        values = map(state.get, attributes, repeat(NO_VALUE))
-        if len(state) == self._count and all(map(is_, values, attributes.values())):
-            return None
         for name, before, now in self.assigned():
             if _is_other(now, before):
                 return name
-        self._count = len(state)  # with what the trace lays over it
+        self._count = len(self._module.__dict__)  # with what the trace lays over it
         return None
 
     def assigned(self) -> Iterator[tuple[str, Any, Any]]:
         """Yield name, value before and value now of the plain attributes that hold another object: `differences`."""
-        for name, before, now in differences(self._attributes, self._module.__dict__):
+        state, attributes = self._module.__dict__, self._attributes
+        values = map(state.get, attributes, repeat(NO_VALUE))
+        if len(state) == self._count and all(map(is_, values, attributes.values())):  # mostly
+            return
+        for name, before, now in differences(attributes, state):
             if name not in _NOT_RESTORED:
                 yield name, before, now
 
@@ -328,6 +328,8 @@ def _changed_items(name: str, container: Any, before: Any) -> Iterator[tuple[Pla
 
 def _replaced(before: Any, container: Any) -> Iterator[tuple[Any, Any, Any]]:
     """Yield key, value before and value now of the items of a container in whose place there is another one."""
+    if has_items(container, before):
+        return
     for key, then, now in differences(items_by_key(before), items_by_key(container)):
         if then is not NO_VALUE and now is not NO_VALUE:
             yield key, then, now
