@@ -44,7 +44,8 @@ _COPIES_IF_NEEDED = _CONVERSIONS | frozenset(
 )
 _MAY_RETURN_INPUT = frozenset(
     "dropout alpha_dropout feature_dropout feature_alpha_dropout meshgrid atleast_1d atleast_2d atleast_3d "
-    "cartesian_prod chain_matmul multi_dot unsafe_chunk unsafe_split unsafe_split_with_sizes dequantize resize".split()
+    "as_tensor asarray cartesian_prod chain_matmul multi_dot unsafe_chunk unsafe_split unsafe_split_with_sizes "
+    "dequantize resize".split()
 )
 _RETURNS_SEQUENCE = frozenset(
     "chunk split split_with_sizes tensor_split unbind hsplit vsplit dsplit meshgrid unsafe_chunk unsafe_split "

@@ -307,6 +307,55 @@ def test_result_of_a_dropout_layer_that_is_compared_with_its_input_is_refused() 
             featx.create_feature_extractor(model, ["output"], example_inputs=torch.rand(2, 4))
 
 
+CONVERSIONS: list[Callable[[torch.Tensor], torch.Tensor]] = [
+    lambda x: x.contiguous(),
+    lambda x: x.float(),
+    lambda x: x.to(torch.float32),
+    lambda x: x.type_as(torch.zeros(1)),
+    lambda x: torch.as_tensor(x, dtype=torch.float32),
+]
+
+
+class ComparesConverted(nn.Module):
+    def __init__(self, convert: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.convert = convert
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        converted = self.convert(x)
+        return x + 1 if converted is x else converted * 2
+
+
+class TakesOneOfTwo(ComparesConverted):
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        converted = self.convert(x) + 1
+        return converted if converted is not mask else x
+
+
+def to_be_copied(convert: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """Return an input of which the conversion makes a copy."""
+    x = torch.rand(3, 4, dtype=torch.float64).t()
+    return x if convert(x) is not x else x.float()
+
+
+@pytest.mark.parametrize("convert", CONVERSIONS)
+def test_copy_that_is_compared_with_what_it_was_made_of_is_refused(
+    convert: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    with pytest.raises(TraceError, match="may use `is` to test whether a call returned its input"):
+        featx.trace(ComparesConverted(convert), to_be_copied(convert))
+
+
+@pytest.mark.parametrize("convert", CONVERSIONS)
+def test_copy_that_is_compared_with_something_else_is_followed(
+    convert: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    model, example = TakesOneOfTwo(convert), to_be_copied(convert)
+    traced = featx.trace(model, example)
+    for x in (example, torch.rand(5, 2, dtype=example.dtype)):
+        assert torch.equal(traced(x), model(x))
+
+
 class Box:
     def __init__(self, x: torch.Tensor, y: torch.Tensor) -> None:
         self.x, self.y = x, y

@@ -153,3 +153,63 @@ def test_second_call_of_a_model_that_runs_for_real_needs_no_values(runs: Callabl
 def test_state_of_a_model_that_runs_for_real_is_found() -> None:
     with pytest.raises(featx.TraceError):
         featx.trace(ReadsCalls(Counts()).eval(), torch.randn(ROWS, WIDTH))
+
+
+def lengths_by_method(mask: torch.Tensor) -> int:
+    return mask.nonzero().size(0)
+
+
+def lengths_of_parts(mask: torch.Tensor) -> int:
+    return torch.where(mask > 0)[0].numel()
+
+
+def lengths_by_mask(mask: torch.Tensor) -> int:
+    return (2 * mask[mask > 0]).shape[0]
+
+
+def lengths_repeated(mask: torch.Tensor) -> int:
+    return torch.arange(len(mask)).repeat_interleave(mask.long()).numel()
+
+
+class DecidesByBuffer(nn.Module):
+    """Takes another layer where a buffer has other values: of how many there are, code asks a length."""
+
+    def __init__(self, length: Callable[[torch.Tensor], int], rows: int) -> None:
+        super().__init__()
+        self.length = length
+        self.layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+        self.register_buffer("mask", torch.zeros(rows))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers[0 if self.length(self.get_buffer("mask")) > 2 else 1](x)
+
+
+@pytest.mark.parametrize("rows", [4, 5000])
+@pytest.mark.parametrize("length", [lengths_by_method, lengths_of_parts, lengths_by_mask, lengths_repeated])
+def test_length_that_follows_from_values_of_a_buffer_is_a_decision(
+    length: Callable[[torch.Tensor], int], rows: int
+) -> None:
+    model, x = DecidesByBuffer(length, rows).eval(), torch.rand(2, 4)
+    extractor = featx.create_feature_extractor(model, ["output"], example_inputs=x)
+    adaptive = featx.create_feature_extractor(model, ["output"], example_inputs=x, adaptive=True)
+    assert torch.equal(extractor(x)["output"], model(x))
+    model.get_buffer("mask").fill_(1)
+    with pytest.raises(featx.SpecializationError):
+        extractor(x)
+    assert torch.equal(adaptive(x)["output"], model(x))
+    with pytest.raises(featx.TraceError):
+        featx.symbolic_trace(model)
+
+
+class UsesItemsOfBuffer(DecidesByBuffer):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = self.get_buffer("mask")
+        return self.layers[0](x) + mask[mask > 0].sum()
+
+
+@pytest.mark.parametrize("tracer", ["example", "symbolic"])
+def test_items_of_a_buffer_may_become_more_where_no_code_asks_how_many(tracer: str) -> None:
+    model, x = UsesItemsOfBuffer(lengths_by_mask, 4).eval(), torch.rand(2, 4)
+    graph = featx.trace(model, x) if tracer == "example" else featx.symbolic_trace(model)
+    model.get_buffer("mask").copy_(torch.tensor([1, 0, 3, 1]))
+    assert torch.equal(graph(x), model(x))

@@ -309,8 +309,12 @@ class TorchCalls:
         arguments, keywords = recorder.create_args(args), recorder.create_kwargs(kwargs)
         name = function.__name__
         result = self._execute_in_order(function, args, kwargs)
-        if args and result is args[0] and isinstance(result, torch.Tensor) and not facts_of(name).writes_first:
-            result = self.make_alias(result, frame)
+        first = first_argument(args, kwargs)
+        if isinstance(result, torch.Tensor) and isinstance(first, torch.Tensor) and not facts_of(name).writes_first:
+            if result is first:
+                result = self.make_alias(result, frame)
+            elif facts_of(name).may_return_input:
+                recorder.note_alias(result, first, frame)  # the call may return another input
         op, target, arguments, stem = _as_written(function, arguments, keywords, frame)
         node = recorder.add_node(op, target, arguments, keywords, stem, frame)
         result = self._results.follow(result, node, frame)

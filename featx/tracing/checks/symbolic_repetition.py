@@ -7,7 +7,7 @@ for what only that call knows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
 from types import CodeType, FrameType
 from typing import Any
@@ -39,13 +39,13 @@ class SymbolicRepetition:
     Args:
         tracer: the tracer, whose name for the model the errors have.
         replica: the copy of the model that runs.
-        namespaces: the globals of the model's Python files.
+        caches: what the model's Python files hold.
     """
 
-    def __init__(self, tracer: Tracer, replica: Replica, namespaces: Iterable[dict[str, Any]]) -> None:
+    def __init__(self, tracer: Tracer, replica: Replica, caches: Caches) -> None:
         self._tracer = tracer
         self._replica = replica
-        self._caches = Caches(namespaces, {type(module) for module in replica.paths})
+        self._caches = caches
         # The code that has run, and the first thing in it that is refused.
         self._seen: set[CodeType] = set()
         self._refused: TraceError | None = None
@@ -83,10 +83,6 @@ class SymbolicRepetition:
     def _only_fills_caches(self, graph: Graph, again: Graph) -> bool:
         root = self._replica.root
         return differ_only_by_caches(graph, again, {}, root) and not keeps_drawn_numbers(graph, again, {}, root)
-
-    def end(self) -> None:
-        """Put back what the calls have changed in the model's Python files."""
-        self._caches.restore(lambda tensor: False)
 
     def _states(self) -> Mapping[str, Any]:
         state = PythonState()

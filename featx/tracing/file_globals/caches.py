@@ -61,6 +61,11 @@ class Caches:
         containers = (container for container in containers_in(found.values) if not isinstance(container, set))
         self.holders += map(Holder, containers)
 
+    @property
+    def containers(self) -> frozenset[int]:
+        """The ids of the lists, dicts and attributes of objects that it looks after."""
+        return frozenset(id(holder.value) for holder in self.holders)
+
     def watch(self, value: Any) -> None:
         """Look after the containers in the result of a cached function too, which is the same at each call."""
         self.holders += [Holder(each) for each in containers_in((value,)) if not isinstance(each, set)]

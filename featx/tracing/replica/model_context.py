@@ -167,8 +167,7 @@ class ModelContext:
         """Return a new replica of the model in a mode, and its tensors; see `Replica`. O(modules)."""
         if copies_tensors == "buffers" and self._tensors.share_memory_with_parameters:
             copies_tensors = "all"
-        replica = replica_of(self.root, training, copies_tensors, namespaces=self.caches.namespaces)
-        replica.size_caches.outside = self.caches.holders
+        replica = replica_of(self.root, training, copies_tensors, self.caches)
         replica.put_back(self.caches_before or {})
         return replica, self._tensors if replica.has_tensors_of_model else ModelTensors(replica.paths)
 

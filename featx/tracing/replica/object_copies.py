@@ -46,9 +46,20 @@ _LARGEST = 100_000
 
 
 class ObjectCopies:
-    """Copies objects; `known` holds copies by the id of the original, with the original, which must stay alive."""
+    """Copies objects; `known` holds copies by the id of the original, with the original, which must stay alive.
 
-    def __init__(self, copy_tensor: Callable[[torch.Tensor], torch.Tensor], copy_module: Callable[[Any], Any]) -> None:
+    Args:
+        copy_tensor: copies a tensor, or returns it.
+        copy_module: copies a module.
+        shared: the ids of the lists, dicts and attributes of objects that are not copied.
+    """
+
+    def __init__(
+        self,
+        copy_tensor: Callable[[torch.Tensor], torch.Tensor],
+        copy_module: Callable[[Any], Any],
+        shared: Collection[int] = (),
+    ) -> None:
         self.known: dict[int, tuple[Any, Any]] = {}
         # Whether there are objects in which code can keep a state that no attribute, list, dict or set shows.
         self.have_hidden_state = False
@@ -56,6 +67,7 @@ class ObjectCopies:
         self._depth = 0
         self._copy_tensor = copy_tensor
         self._copy_module = copy_module
+        self._shared = shared
 
     def of(self, value: Any) -> Any:
         """Return the copy of `value`, or `value` itself where it is shared. O(size of what it holds)."""
@@ -65,6 +77,8 @@ class ObjectCopies:
         known = self.known.get(id(value))
         if known is not None:
             return known[1]
+        if self._shared and (id(value) in self._shared or id(getattr(value, "__dict__", None)) in self._shared):
+            return value
         if isinstance(value, torch.Tensor):
             return self._copy_tensor(value)
         if isinstance(value, torch.nn.Module) and kind not in weakref.ProxyTypes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections import OrderedDict
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from types import MethodType
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import nn
 
 from featx.errors import TraceError
 from featx.ir.memory import memory_of
+from featx.tracing.file_globals.caches import Caches
 from featx.tracing.objects.module_tree import walk_modules
 from featx.tracing.replica.hook_globals import HookGlobals
 from featx.tracing.replica.object_copies import ObjectCopies
@@ -59,7 +60,8 @@ class Replica:
         training: the mode that the replica is put into, by its own `train`; None keeps the modes of the model.
         copies_tensors: "none" shares all tensors; "buffers" copies what is no parameter; "all" copies parameters too;
             "forms" has tensors without values, on the meta device, in place of all.
-        namespaces: the ids of the globals that the code of the model uses. Hooks of other files get copies of theirs.
+        caches: what the globals of the model's files hold. What the model holds too is not copied, so that code finds
+            in one what it has put into the other. Hooks of other files get copies of their globals.
 
     Attributes:
         root: the copy of `model`.
@@ -76,11 +78,10 @@ class Replica:
         model: nn.Module,
         training: bool | None = None,
         copies_tensors: str = "none",
-        *,
-        namespaces: Collection[int] = (),
+        caches: Caches | None = None,
     ) -> None:
-        self._copies = ObjectCopies(self._tensor, self._new)
-        self._hook_globals = HookGlobals(self._copies, namespaces)
+        self._copies = ObjectCopies(self._tensor, self._new, () if caches is None else caches.containers)
+        self._hook_globals = HookGlobals(self._copies, () if caches is None else caches.namespaces)
         self._copies_buffers, self._copies_parameters = copies_tensors != "none", copies_tensors in ("all", "forms")
         self._has_values = copies_tensors != "forms"
         self._original_tensors: dict[int, torch.Tensor] = {}
@@ -91,7 +92,7 @@ class Replica:
         self._twins: list[tuple[nn.Module, nn.Module]] = []
         self.paths: dict[nn.Module, str] = {}
         self.originals: dict[nn.Module, nn.Module] = {}
-        self.size_caches = SizeCaches(self.paths)
+        self.size_caches = SizeCaches(self.paths, () if caches is None else caches.holders)
         with torch._C.DisableTorchFunction():
             modules = list(walk_modules(model))
             for _, module in modules:
@@ -275,14 +276,13 @@ def replica_of(
     model: nn.Module,
     training: bool | None = None,
     copies_tensors: str = "none",
-    *,
-    namespaces: Collection[int] = (),
+    caches: Caches | None = None,
 ) -> Replica:
     """Return a replica in a mode; where its own `train` writes tensors, a replica that has copies of all of them."""
     try:
-        return Replica(model, training, copies_tensors, namespaces=namespaces)
+        return Replica(model, training, copies_tensors, caches)
     except WritesSharedTensor:
-        return Replica(model, training, "all", namespaces=namespaces)
+        return Replica(model, training, "all", caches)
 
 
 def view_in_mode(model: nn.Module, training: bool) -> nn.Module:

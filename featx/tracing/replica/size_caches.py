@@ -23,14 +23,12 @@ class SizeCaches:
 
     Args:
         modules: the modules of the replica.
-
-    Attributes:
         outside: what holds other values that the code of the model keeps between calls.
     """
 
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
+    def __init__(self, modules: Iterable[nn.Module], outside: Iterable[Holder]) -> None:
         self._modules = modules
-        self.outside: Iterable[Holder] = ()
+        self._outside = outside
         # By id; holding them keeps an id from being used again.
         self._known: dict[int, dict[Any, Any]] = {}
         # The texts of sizes that were a part of keys of each of them.
@@ -55,7 +53,7 @@ class SizeCaches:
         of_modules = [value for module in self._modules for value in vars(module).values()]
         of_functions = (held for value in of_modules if type(value) is FunctionType for held in _held_by(value))
         found = containers_in((*of_modules, *of_functions), DEPTH_IN_MODULES, _LARGEST)
-        return any(each is candidate for each in chain(found, (holder.value for holder in self.outside)))
+        return any(each is candidate for each in chain(found, (holder.value for holder in self._outside)))
 
     def note_text(self, dicts: Iterable[dict[Any, Any]], text: str) -> None:
         """Take note that a size, which is written so, is a part of a text that these caches are looked up by."""

@@ -26,7 +26,10 @@ from featx.ir.operator_facts import facts_of, targets_of_write
 from featx.tracing.nodes.grad_modes import GradModes
 from featx.tracing.nodes.proxy import refusal
 from featx.tracing.objects.module_tree import walk_modules
+from featx.tracing.replica.hooks import STORED_BY_HOOK, ModelHooks
+from featx.tracing.replica.interception import has_hooks
 from featx.tracing.replica.model_context import ModelTensors
+from featx.tracing.stand_ins.kernels import Kernels
 from featx.tree import tensors_in
 
 if TYPE_CHECKING:
@@ -34,11 +37,19 @@ if TYPE_CHECKING:
 
 
 class RealTensors:
-    """The real tensors of one trace of `root`."""
+    """The real tensors of one trace of `root`.
 
-    def __init__(self, tracer: Tracer, root: nn.Module) -> None:
+    Args:
+        tracer: makes the nodes.
+        root: the module whose code runs.
+        original: the model, of which `root` may be a replica.
+    """
+
+    def __init__(self, tracer: Tracer, root: nn.Module, original: nn.Module | None = None) -> None:
         self._tracer = tracer
         self._root = root
+        hooked = [path for module, path in _paths_of(root).items() if has_hooks(module)]
+        self._hooks = ModelHooks(hooked, root, root if original is None else original)
         # Results of recorded calls by identity: the tensor (kept alive, or its id would be reused), its node, and
         # whether it comes from the model's own tensors.
         self._made: dict[int, tuple[torch.Tensor, Node, bool]] = {}
@@ -60,13 +71,14 @@ class RealTensors:
     @functools.cached_property
     def _paths(self) -> dict[int, str]:
         # Made at the first question: a model of leaf modules alone never asks.
-        return ModelTensors({module: path for path, module in walk_modules(self._root)}).paths
+        return ModelTensors(_paths_of(self._root)).paths
 
     def argument(self, tensor: torch.Tensor) -> Argument:
         """Return what stands for `tensor` in the graph: a read of the model, the node that made it, or itself.
 
         Raises:
-            ControlFlowError: it is a parameter that is not registered in the model.
+            ModulePathError: it is a parameter that is not registered in the model.
+            TraceError: a hook of the model may have stored it.
         """
         path = self._paths.get(id(tensor))
         if path is not None:
@@ -85,12 +97,15 @@ class RealTensors:
                 what,
                 "assign it to the model, or keep the module that has it in an nn.ModuleList",
             )
+        if self._hooks.keep(tensor):
+            raise refusal(self._tracer, TraceError, STORED_BY_HOOK, "let forward compute it")
         return tensor
 
     def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer a torch call without traced arguments: record it, and run it where that changes nothing outside.
 
-        Random draws do not run, so that no draw is fixed; neither do writes that involve the model's tensors.
+        Random draws do not run, so that no draw is fixed; neither do writes that involve the model's tensors. Results
+        whose shape depends on values of these are proxies.
 
         Raises:
             ControlFlowError: the model asks for the values of its own tensors, on which a graph cannot depend.
@@ -120,7 +135,11 @@ class RealTensors:
         self._foreign.update(
             memory_of(tensor) for tensor in tensors if id(tensor) not in self._paths and id(tensor) not in self._made
         )
-        result = function(*args, **kwargs)
+        dynamic: list[bool] = []
+        with Kernels(lambda *kernel: None, lambda *write: None, lambda: dynamic.append(True)):
+            result = function(*args, **kwargs)
+        if dynamic and is_own:  # `self.mask.nonzero()` may have another length when the graph runs
+            return self._tracer.create_proxy("call_function", function, args, kwargs, name.strip("_"))
         if any(memory_of(tensor) in self._stale for tensor in tensors):
             self._stale.update(memory_of(leaf) for leaf in tensors_in(result))
         self._remember(function, args, kwargs, result, is_own)
@@ -205,6 +224,10 @@ class RealTensors:
             node = self._tracer.create_node("call_function", function, arguments, keywords)
         self._recorded.append(node)
         return node
+
+
+def _paths_of(root: nn.Module) -> dict[nn.Module, str]:
+    return {module: path for path, module in walk_modules(root)}
 
 
 def _targets(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:

@@ -23,6 +23,7 @@ from featx.tracing.environment.autocast_state import autocast_nesting
 from featx.tracing.environment.compiler import not_compiled
 from featx.tracing.environment.recursion import nesting_depth_of, raised_recursion_limit
 from featx.tracing.environment.thread_modes import ThreadModes
+from featx.tracing.file_globals.caches import Caches
 from featx.tracing.file_globals.pass_through import PassThroughs
 from featx.tracing.file_globals.wrapping import find_names_to_replace, globals_of
 from featx.tracing.model_state.module_state import ModuleState
@@ -31,6 +32,7 @@ from featx.tracing.nodes.naming import QualifiedNames
 from featx.tracing.nodes.proxy import ParameterProxy, Proxy, failure, find_proxy, refusal
 from featx.tracing.nodes.scope import Scope, name_of_traced
 from featx.tracing.nodes.tracer_base import TracerBase
+from featx.tracing.objects.module_tree import walk_modules
 from featx.tracing.replica.interception import has_backward_hooks, intercept
 from featx.tracing.replica.mode_reads import ModeReads, has_set_mode, mode_of, record_mode_reads
 from featx.tracing.replica.model_context import refuse_ambiguous
@@ -47,9 +49,6 @@ class CallComparison(Protocol):
 
     def check(self, graph: Graph, call_again: Callable[[], Graph]) -> None:
         """Raise where a second call does something else than the first one, which has recorded `graph`."""
-
-    def end(self) -> None:
-        """Put back what the calls have changed outside of the replica."""
 
 
 class Tracer(TracerBase):
@@ -74,7 +73,7 @@ class Tracer(TracerBase):
     reads: ModeReads | None = None
     # Makes what compares a second call of forward with the first one. torch.fx compares nothing; extractors must not
     # repeat what only holds for one call.
-    new_comparison: Callable[[Tracer, Replica, list[dict[str, Any]]], CallComparison] | None = None
+    new_comparison: Callable[[Tracer, Replica, Caches], CallComparison] | None = None
 
     def __init__(
         self,
@@ -131,7 +130,10 @@ class Tracer(TracerBase):
             raise TraceError(f"cannot trace a {type(root).__name__}; give an nn.Module or a function")
         self.root = root if is_module else nn.Module()
         self.root_module_name = name_of_traced(root)
-        self._replica = replica = replica_of(self.root, self.training)
+        kinds = {type(module) for _, module in walk_modules(self.root)}
+        namespaces = globals_of(getattr(root, self.traced_func_name) if is_module else root, kinds)
+        caches = Caches(namespaces, kinds)
+        self._replica = replica = replica_of(self.root, self.training, caches=caches)
         refuse_ambiguous(replica.paths)
         function = getattr(replica.root, self.traced_func_name) if is_module else root
         self._twins = {module: twin for twin, module in replica.originals.items()}
@@ -143,9 +145,8 @@ class Tracer(TracerBase):
         if self.reads is not None:
             record_mode_reads(replica.paths, self.reads)
         intercept(replica.paths, self._on_call, self._on_read, watched=watched)
-        namespaces = globals_of(function, map(type, replica.paths))
         places = find_names_to_replace(namespaces, self._autowrap_modules, self._autowrap_functions, is_recording=False)
-        comparison = None if self.new_comparison is None else self.new_comparison(self, replica, namespaces)
+        comparison = None if self.new_comparison is None else self.new_comparison(self, replica, caches)
 
         def call() -> Graph:
             return self._call(replica, function, concrete_args, PassThroughs(places))
@@ -159,8 +160,7 @@ class Tracer(TracerBase):
                 comparison.check(graph, call)
                 self.graph, self.node_name_to_scope = graph, places_of_nodes
         finally:
-            if comparison is not None:
-                comparison.end()
+            caches.restore(self._tensors.was_made)
         self.submodule_paths, self._twins, self._replica = {}, {}, None
         return graph
 
@@ -170,7 +170,7 @@ class Tracer(TracerBase):
         self.scope = Scope("", None)
         self.node_name_to_scope = {}
         self._parameter_proxies = {}
-        self._tensors = RealTensors(self, replica.root)
+        self._tensors = RealTensors(self, replica.root, self.root)
         self._names = QualifiedNames()
         self._states = {}
         self.refused = None

@@ -1,0 +1,157 @@
+"""What a model holds and a global of its file holds too: code puts values into one, and finds them in the other."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import featx
+
+STORE: dict[str, Any] = {}
+SLOTS: list[Any] = [None]
+STATE = types.SimpleNamespace(kept=None)
+
+
+class OfClass:
+    store: dict[str, Any] = {}
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.second = nn.Linear(4, 4)
+
+
+class InDict(Two):
+    def __init__(self) -> None:
+        super().__init__()
+        self.store = STORE
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        STORE["x"] = self.first(x)
+        return self.second(self.store["x"])
+
+
+class OutOfDict(InDict):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.store["x"] = self.first(x)
+        return self.second(STORE["x"])
+
+
+class InList(Two):
+    def __init__(self) -> None:
+        super().__init__()
+        self.slots = SLOTS
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        SLOTS[0] = self.first(x)
+        return self.second(self.slots[0])
+
+
+class InObject(Two):
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = STATE
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        STATE.kept = self.first(x)
+        return self.second(self.state.kept)
+
+
+class InClass(Two):
+    def __init__(self) -> None:
+        super().__init__()
+        self.store = OfClass.store
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        OfClass.store["x"] = self.first(x)
+        return self.second(self.store["x"])
+
+
+def put(value: Any, store: dict[str, Any] = STORE) -> None:
+    store["x"] = value
+
+
+class ByDefault(InDict):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        put(self.first(x))
+        return self.second(self.store["x"])
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x).relu() + x
+
+
+def storing(name: str) -> Callable[..., None]:
+    def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+        STORE[name] = output
+
+    return hook
+
+
+class ByHooks(nn.Module):
+    """As in MiDaS and DPT: hooks fill a global dict, which the model has as an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(Block(), Block(), Block())
+        for name, block in zip("ab", self.blocks, strict=False):
+            block.register_forward_hook(storing(name))
+        self.activations = STORE
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        last = self.blocks(x)
+        return self.head(self.activations["a"] + self.activations["b"].relu() + 0 * last)
+
+
+@pytest.mark.parametrize("tracer", ["example", "symbolic"])
+@pytest.mark.parametrize("has_run", [False, True])
+@pytest.mark.parametrize("kind", [InDict, OutOfDict, InList, InObject, InClass, ByDefault, ByHooks])
+def test_value_that_goes_through_both_is_followed(kind: type[nn.Module], has_run: bool, tracer: Any) -> None:
+    for store in (STORE, OfClass.store):
+        store.clear()
+    SLOTS[0] = STATE.kept = None
+    model = kind().eval()
+    if has_run:
+        model(torch.rand(3, 4))
+    before = (dict(STORE), list(SLOTS), STATE.kept, dict(OfClass.store))
+    example = {"example_inputs": torch.rand(2, 4)} if tracer == "example" else {}
+    extractor = featx.create_feature_extractor(model, ["output"], tracer=tracer, **example)
+    after = (dict(STORE), list(SLOTS), STATE.kept, dict(OfClass.store))
+    assert all(now is then for now, then in zip(values_in(after), values_in(before), strict=True))
+    for x in (torch.rand(2, 4), torch.rand(5, 4)):
+        assert torch.equal(extractor(x)["output"], model(x))
+
+
+def values_in(held: tuple[Any, ...]) -> list[Any]:
+    dicts, items, value, of_class = held[0], held[1], held[2], held[3]
+    return [*dicts.values(), *items, value, *of_class.values()]
+
+
+class ByHooksOfLayers(ByHooks):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+        for name, block in zip("ab", self.blocks, strict=False):
+            block.register_forward_hook(storing(name))
+
+
+@pytest.mark.parametrize("tracer", ["example", "symbolic"])
+def test_what_hooks_of_layers_have_stored_is_refused(tracer: Any) -> None:
+    model = ByHooksOfLayers().eval()
+    model(torch.rand(2, 4))
+    example = {"example_inputs": torch.rand(2, 4)} if tracer == "example" else {}
+    with pytest.raises(featx.TraceError, match="what a forward hook stores"):
+        featx.create_feature_extractor(model, ["output"], tracer=tracer, **example)
