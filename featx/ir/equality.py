@@ -113,6 +113,8 @@ def is_same(one: Any, other: Any, besides: Collection[type] = ()) -> bool:
     if isinstance(one, (float, complex)):
         return repr(one) == repr(other)
     answer = one == other
+    if getattr(answer, "shape", None) == () and not isinstance(answer, torch.Tensor):  # of two scalars of numpy
+        return bool(answer)
     return answer if isinstance(answer, bool) else False  # an array has an answer for each item
 
 

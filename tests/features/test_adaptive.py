@@ -278,3 +278,23 @@ def test_inputs_of_eval_mode_need_no_targets() -> None:
     with pytest.raises(featx.TraceError, match="train mode needs targets"):
         extractor(x)
     assert torch.equal(extractor(x, targets)["cross_entropy"], model(x, targets)["loss"])
+
+
+class NamesALayerAsItsInput(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.x = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, both: bool = True) -> Tensor:
+        y = self.first(x)
+        return self.x(y) if both else y
+
+
+def test_name_of_a_layer_that_does_not_run_is_not_that_of_an_input() -> None:
+    model, x = NamesALayerAsItsInput(), torch.rand(2, 4)
+    extractor = featx.create_feature_extractor(model, ["x"], example_inputs=x, adaptive=True)
+    assert torch.equal(extractor(x)["x"], model(x))
+    with pytest.raises(featx.SpecializationError, match="was computed for an earlier input"):
+        extractor(x, both=False)
+    with pytest.raises(featx.NodeNameError, match="a module that does not run"):
+        featx.create_feature_extractor(model, ["x"], example_inputs=(x, False))
