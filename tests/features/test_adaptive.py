@@ -285,7 +285,7 @@ class NamesALayerAsItsInput(nn.Module):
         super().__init__()
         self.first, self.x = nn.Linear(4, 4), nn.Linear(4, 4)
 
-    def forward(self, x: Tensor, both: bool = True) -> Tensor:
+    def forward(self, x: torch.Tensor, both: bool = True) -> torch.Tensor:
         y = self.first(x)
         return self.x(y) if both else y
 

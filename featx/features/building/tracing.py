@@ -347,7 +347,9 @@ class ModelTracing:
         nodes = select(graph, asked, owner)
         for name, key in asked.items():
             if name in self._modules and key in nodes and nodes[key].op == "placeholder":
-                raise NodeNameError(f"'{name}' of {owner} is a module that does not run, and the name of an input", name)
+                raise NodeNameError(
+                    f"'{name}' of {owner} is a module that does not run, and the name of an input", name
+                )
         if probabilities.names:
             nodes = probabilities.make(graph, nodes, request)
         return TracedModel(graph, request, nodes, found[0] if found else None, self._read_somewhere(left))

@@ -115,7 +115,7 @@ def _repeats(request: TraceRequest, trace: ExampleTrace) -> bool | None:
         trace.forget_record()
         return None
     with request.tracer.log.run(trace.name, "a second call, against the record of the first", is_real=False):
-        may_change = trace.model_context.caches.iterators or trace.checks.cache_message
+        may_change = trace.model_context.caches.objects() or trace.checks.cache_message
         states = trace.python_states() if may_change else None
         repeats = trace.repeats(request.args, request.kwargs)
     trace.forget_record()

@@ -393,7 +393,7 @@ class ExampleTrace:
 
     def python_states(self) -> dict[str, Any]:
         """Describe the Python objects that opened code may change, by the path of the module; see `StateChecks`."""
-        return self.checks.python_states(self.model_context.caches.iterators)
+        return self.checks.python_states(self.model_context.caches.objects())
 
     def repeats(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, returned: bool = True, inputs: bool = True

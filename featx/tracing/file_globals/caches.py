@@ -20,11 +20,12 @@ import torch
 from featx.libraries import is_logging
 from featx.rebuilding import contents_of_cell
 from featx.tracing.file_globals.holders import ContextValue, Holder, Variable
+from featx.tracing.file_globals.object_states import is_counter, states_of_objects
 from featx.tracing.file_globals.pass_through import ClosureVariable, Place
 from featx.tracing.file_globals.wrapping import each_once, globals_named
 from featx.tracing.guards.scalars import TracedNumber
 from featx.tracing.nodes.proxy import Proxy
-from featx.tracing.objects.containers import containers_in
+from featx.tracing.objects.containers import DEPTH_IN_MODULES, containers_in
 from featx.tracing.objects.plain_objects import has_defaults
 from featx.tracing.objects.replaced_globals import original_of
 from featx.tree import tensors_in
@@ -38,10 +39,10 @@ _METHODS = (MethodType, staticmethod, classmethod)
 class Caches:
     """The caches that `namespaces` (globals of Python modules) and `kinds` (classes) name.
 
-    `restore` puts them back: a cached function that was called with something new is emptied, and dicts, lists and
-    plain objects hold again what they held where a plain value (a number or text) changed, or where a tensor of the
-    trace came in. A second call that is compared with the first one finds there what that has left (`put_left`). Sets
-    and deques are left alone: which thread has changed them cannot be told. O(names).
+    `restore` puts them back: a cached function that was called with something new is emptied, and containers and plain
+    objects hold again what they held where a plain value (a number or text) changed, or where a tensor of the trace
+    came in. Arrays, counters and generators of random numbers are set back. A second call that is compared with the
+    first one finds there what that has left (`put_left`). O(names).
     """
 
     def __init__(self, namespaces: Iterable[dict[str, Any]], kinds: Iterable[type]) -> None:
@@ -56,19 +57,23 @@ class Caches:
         self._left: list[tuple[Holder, dict[Any, Any]]] = []
         self._left_tensors: set[int] = set()
         # Their place in a global, a class, a default or a closure is no part of a replica.
-        self.iterators = [value for value in found.values if isinstance(value, Iterator)]
+        self._iterators = [value for value in found.values if isinstance(value, Iterator) and not is_counter(value)]
         self.holders += [ContextValue(value) for value in found.values if isinstance(value, ContextVar)]
-        containers = (container for container in containers_in(found.values) if not isinstance(container, set))
-        self.holders += map(Holder, containers)
+        self.holders += map(Holder, containers_in(found.values, DEPTH_IN_MODULES))
+        self._states = states_of_objects(self.holders)
 
     @property
     def containers(self) -> frozenset[int]:
         """The ids of the lists, dicts and attributes of objects that it looks after."""
         return frozenset(id(holder.value) for holder in self.holders)
 
+    def objects(self) -> list[Any]:
+        """Return the iterators, which runs may have advanced, and the states in which runs have left other objects."""
+        return [*self._iterators, *(state.left for state in self._states if state.has_changed)]
+
     def watch(self, value: Any) -> None:
         """Look after the containers in the result of a cached function too, which is the same at each call."""
-        self.holders += [Holder(each) for each in containers_in((value,)) if not isinstance(each, set)]
+        self.holders += map(Holder, containers_in((value,)))
 
     def changed_plain_value(self) -> str | None:
         """Say which plain value the code has changed, by its key or name; None where there is none."""
@@ -95,6 +100,8 @@ class Caches:
         Args:
             is_of_trace: says whether a tensor is one that the trace has made.
         """
+        for state in self._states:
+            state.restore()
         for key, (function, misses) in self._functions.items():
             if function.cache_info().misses != misses:
                 function.cache_clear()
@@ -113,6 +120,8 @@ class Caches:
         """Put back what calls have left, for the next call on their replica; `restore` removes it again."""
         for holder, left in self._left:
             holder.put(left)
+        for state in self._states:
+            state.put_left()
 
     def names_left(self, is_computed: Callable[[torch.Tensor], bool]) -> list[str]:
         """Return the keys and names under which calls have left traced numbers, or tensors that are computed so."""
@@ -126,6 +135,8 @@ class Caches:
     def forget_left(self) -> None:
         """Forget what calls have left: a call on another replica follows."""
         self._left, self._left_tensors = [], set()
+        for state in self._states:
+            state.forget_left()
 
 
 class _Names:

@@ -6,6 +6,7 @@ import builtins
 import functools
 import operator
 import os
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from enum import Enum
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
@@ -19,6 +20,9 @@ from featx.tracing.objects.replaced_globals import original_of
 
 # The types of plain values, with which code counts or switches between what it does.
 _NUMBERS_AND_TEXTS = (bool, int, float, complex, str, bytes)
+# What holds items one after the other, and what holds items alone.
+_IN_ORDER = (list, deque)
+_PLAIN = (list, deque, set)
 # What code defines once.
 _DEFINITIONS = frozenset(
     {
@@ -38,10 +42,10 @@ class Together(Enum):
 
 
 class Holder:
-    """A dict, a list or a class, and what was in it.
+    """A dict, a set, a list, a deque or a class, and what was in it.
 
     Attributes:
-        value: that dict, list or class.
+        value: that container or class.
     """
 
     def __init__(self, value: Any) -> None:
@@ -54,6 +58,10 @@ class Holder:
         """Return what it holds, by key or place."""
         return dict(vars(self.value)) if isinstance(self.value, type) else items_by_key(self.value)
 
+    def items_of(self, kinds: Collection[type]) -> list[tuple[Any, Any]]:
+        """Return what it held of some classes, with keys or places."""
+        return [(key, item) for key, item in self._before.items() if type(item) in kinds]
+
     def is_untouched(self) -> bool:
         """Say whether it holds what it held."""
         return self.holds(self._before)
@@ -64,7 +72,7 @@ class Holder:
         if len(now) != len(items):
             return False
         # A list, as another thread may add to it meanwhile.
-        values = list(now if isinstance(now, list) else dict.values(now) if isinstance(now, dict) else now.values())
+        values = list(now if isinstance(now, _PLAIN) else dict.values(now) if isinstance(now, dict) else now.values())
         return len(values) == len(items) and all(map(operator.is_, values, items.values()))
 
     def outer_values(self, now: Mapping[Any, Any]) -> dict[Any, Any]:
@@ -78,7 +86,7 @@ class Holder:
         if len(self._before) > LARGE and not is_namespace:
             return {}
         plain = tuple(item for item in now.values() if isinstance(item, _NUMBERS_AND_TEXTS))  # also those of a trace
-        if isinstance(self.value, list):
+        if isinstance(self.value, _PLAIN):
             return {Together.ITEMS: tuple(now.values()), Together.PLAIN_ITEMS: plain}
         found: dict[Any, Any] = {}
         definitions: list[Any] = []
@@ -133,9 +141,11 @@ class Holder:
             if item is not before and (isinstance(before, torch.Tensor) or holds_of_trace(item))
         }
         keys = {*left, *self._changed_since(self._before)}
-        if isinstance(self.value, list):
+        if isinstance(self.value, _IN_ORDER):
             if keys:
-                self.value[:] = self._items_without(keys, now)
+                items = self._items_without(keys, now)
+                self.value.clear()
+                self.value.extend(items)
             return left
         for key in keys:
             if key in self._before:
@@ -154,20 +164,29 @@ class Holder:
     def put(self, items: dict[Any, Any]) -> None:
         """Put items there; what stood behind the end of a list comes to its end."""
         for key, item in items.items():
-            if isinstance(self.value, list) and key >= len(self._before):
+            if isinstance(self.value, _IN_ORDER) and key >= len(self._before):
                 self.value.append(item)
             else:
                 self._put(key, item)
 
+    def replace(self, key: Any, item: Any) -> None:
+        """Put an item there, and take it for what was there before."""
+        self._put(key, item)
+        self._before[key] = item
+
     def _put(self, key: Any, item: Any) -> None:
         if isinstance(self.value, type):
             setattr(self.value, key, item)
+        elif isinstance(self.value, set):
+            self.value.add(item)
         else:
             self.value[key] = item
 
     def _drop(self, key: Any) -> None:
         if isinstance(self.value, type):
             delattr(self.value, key)
+        elif isinstance(self.value, set):
+            self.value.discard(key)
         else:
             del self.value[key]
 

@@ -1,10 +1,11 @@
-"""Find the lists, dicts, sets and plain objects in which a model may keep something from one call to the next."""
+"""Find lists, deques, dicts, sets and plain objects in which a model may keep something from one call to the next."""
 
 from __future__ import annotations
 
+import queue
 import sys
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from operator import is_
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType, SimpleNamespace
@@ -17,7 +18,8 @@ from torch import nn
 from featx.rebuilding import NO_VALUE, slots_of
 from featx.tracing.objects.plain_objects import is_plain_object
 
-_CONTAINERS = (list, dict, set)
+_CONTAINERS = (list, deque, dict, set)
+_IN_ORDER = (list, deque)
 _LEAVES = frozenset({bool, int, float, complex, str, bytes, type(None), torch.Tensor, nn.Parameter, FunctionType})
 # What has attributes and is no place for a cache, or is looked after elsewhere.
 _OTHERS = (nn.Module, torch.Tensor, type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
@@ -56,7 +58,7 @@ class SlotAttributes(MutableMapping[str, Any]):
 
 
 def containers_in(values: Iterable[Any], depth: int = _DEPTH, largest: int = LARGE) -> Iterator[Any]:
-    """Yield the lists, dicts and sets among `values` and, `depth` levels deep, inside them, each once.
+    """Yield the lists, deques, dicts and sets among `values` and, `depth` levels deep, inside them, each once.
 
     Those of more than `largest` items are not looked into.
     The attributes of an object that is neither a module nor one of torch's count as a dict; those of `threading.local`
@@ -81,28 +83,28 @@ def containers_in(values: Iterable[Any], depth: int = _DEPTH, largest: int = LAR
 
 
 def copy_of(container: Any) -> Any:
-    """Return a plain copy of a list, dict or set; methods that its class overrides are not called."""
+    """Return a plain copy of a list, deque, dict or set; methods that its class overrides are not called."""
     if isinstance(container, dict):
         held = cast(dict[Any, Any], container)
         # `dict.copy` of an OrderedDict calls its `__getitem__`.
         return held.copy() if type(held) is dict else dict(dict.items(held))
     if type(container) is SlotAttributes:
         return dict(container)
-    return list(cast(list[Any], container)) if isinstance(container, list) else set(container)
+    return list(cast(list[Any], container)) if isinstance(container, _IN_ORDER) else set(container)
 
 
 def items_by_key(container: Any) -> dict[Any, Any]:
-    """Return what a list, dict or set holds, by place or key; an item of a set is its own key."""
+    """Return what a list, deque, dict or set holds, by place or key; an item of a set is its own key."""
     if isinstance(container, (set, frozenset)):
-        return {item: item for item in cast(set[Any], container)}
-    return dict(enumerate(cast(list[Any], container))) if isinstance(container, list) else copy_of(container)
+        return {item: item for item in list(cast(set[Any], container))}  # at once: another thread may change it
+    return dict(enumerate(list(container))) if isinstance(container, _IN_ORDER) else copy_of(container)
 
 
 def has_items(container: Any, items: Any) -> bool:
-    """Say whether a list, dict or set holds these very items, which `copy_of` gave."""
+    """Say whether a list, deque, dict or set holds these very items, which `copy_of` gave."""
     if len(container) != len(items):
         return False
-    if isinstance(container, list):
+    if isinstance(container, _IN_ORDER):
         return all(map(is_, cast(list[Any], container), items))
     if isinstance(items, dict):
         return all(container.get(key) is value for key, value in cast(dict[Any, Any], items).items())
@@ -118,11 +120,11 @@ def differences(before: Mapping[Any, Any], now: Mapping[Any, Any]) -> Iterator[t
 
 
 def refill(container: Any, items: Any) -> None:
-    """Let a list, dict or set hold these items again, which `copy_of` gave."""
+    """Let a list, deque, dict or set hold these items again, which `copy_of` gave."""
     if has_items(container, items):
         return
     container.clear()
-    if isinstance(container, list):
+    if isinstance(container, _IN_ORDER):
         cast(list[Any], container).extend(items)
     elif isinstance(container, dict):  # whose class may refuse to be updated, as outputs of transformers do
         (OrderedDict if isinstance(container, OrderedDict) else dict).update(cast(Any, container), items)
@@ -144,6 +146,8 @@ def _container(value: Any) -> Any:
         return value.__dict__
     if isinstance(value, (WeakKeyDictionary, WeakValueDictionary)):
         return cast(Any, value).data
+    if isinstance(value, queue.Queue):
+        return cast(Any, value).queue
     if isinstance(value, _OTHERS) or (kind is not SimpleNamespace and kind.__module__.partition(".")[0] in _LIBRARIES):
         return None
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -179,13 +179,13 @@ class StateChecks:
                 ran_whole.add(path)
         return ran_whole
 
-    def python_states(self, iterators: Iterable[Iterator[Any]]) -> dict[str, Any]:
+    def python_states(self, objects: Iterable[Any]) -> dict[str, Any]:
         """Describe the Python objects that opened modules hold, by path; those of a file are described with the root.
 
         What a module that is kept whole holds is left out: its own call will change that when the graph runs.
 
         Args:
-            iterators: those of the model's files.
+            objects: iterators of the model's files, and states of other objects in these.
         """
         state, ran_whole = PythonState(), self._paths_that_ran_whole()
         for module, path in self.paths.items():
@@ -194,7 +194,7 @@ class StateChecks:
         described = {
             path: state.of(plain_attributes(module)) for module, path in self.paths.items() if path not in ran_whole
         }
-        described[""] = (described.get(""), *map(state.of, iterators))
+        described[""] = (described.get(""), *map(state.of, objects))
         return described
 
     def _check_mode(self, module: nn.Module, path: str) -> None:

@@ -1,0 +1,129 @@
+"""States of objects in a model's Python files that are no containers: arrays, files in memory, generators, counters."""
+
+from __future__ import annotations
+
+import array
+import ast
+import io
+import itertools
+import pickle
+import random
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from featx.tracing.file_globals.holders import Holder
+
+# Larger ones are tables that are read, and copying them for each run would take longer than it.
+_LARGEST_ARRAY = 1_000_000
+_CHARACTERS_OF_COUNT = frozenset("count(,) 0123456789.-e")
+
+
+class ObjectState:
+    """The state of an object, which runs may change.
+
+    Args:
+        get: returns the state, in a form that compares.
+        put: gives the object a state that `get` has returned.
+
+    Attributes:
+        left: the state that runs have left.
+    """
+
+    def __init__(self, get: Callable[[], Any], put: Callable[[Any], None]) -> None:
+        self._get, self._put = get, put
+        self._before = self.left = get()
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether runs have left another state."""
+        return self.left != self._before
+
+    def restore(self) -> None:
+        """Give the object the state that it had; remember the one that runs have left."""
+        now = self._get()
+        if now != self._before:
+            self.left = now
+            self._put(self._before)
+
+    def put_left(self) -> None:
+        """Give it the state that runs have left, for a further run on the same replica."""
+        if self.has_changed:
+            self._put(self.left)
+
+    def forget_left(self) -> None:
+        """Forget what runs have left: one on another replica follows."""
+        self.left = self._before
+
+
+def states_of_objects(holders: Iterable[Holder]) -> list[ObjectState]:
+    """Return the states of the objects in globals, classes and containers. O(items)."""
+    kinds = dict(_KINDS)
+    numpy = sys.modules.get("numpy")  # which need not be installed
+    if numpy is not None:
+        kinds |= {numpy.ndarray: _of_array, numpy.random.Generator: _of_numpy_generator}
+    places = ((holder, key, value) for holder in holders for key, value in holder.items_of(kinds))
+    found = (kinds[type(value)](holder, key, value) for holder, key, value in places)
+    return [state for state in found if state is not None]
+
+
+def is_counter(value: object) -> bool:
+    """Say whether a value is an `itertools.count` of plain numbers."""
+    return type(value) is itertools.count and _CHARACTERS_OF_COUNT.issuperset(repr(value))
+
+
+def _of_count(holder: Holder, key: Any, count: Any) -> ObjectState | None:
+    # It cannot be set, so another one takes its place: `count(3)` is how Python writes one.
+    def put(text: str) -> None:
+        holder.replace(key, itertools.count(*ast.literal_eval(f"({text[6:-1]},)")))
+
+    return ObjectState(lambda: repr(holder.now()[key]), put) if is_counter(count) else None
+
+
+def _of_sequence(holder: Holder, key: Any, value: Any) -> ObjectState:
+    def put(items: Any) -> None:
+        value[:] = items
+
+    return ObjectState(lambda: value[:], put)
+
+
+def _of_file(holder: Holder, key: Any, file: Any) -> ObjectState | None:
+    def put(state: tuple[Any, int]) -> None:
+        contents, position = state
+        file.seek(0)
+        file.truncate()
+        file.write(contents)
+        file.seek(position)
+
+    return None if file.closed else ObjectState(lambda: (file.getvalue(), file.tell()), put)
+
+
+def _of_random(holder: Holder, key: Any, generator: Any) -> ObjectState:
+    return ObjectState(generator.getstate, generator.setstate)
+
+
+def _of_numpy_generator(holder: Holder, key: Any, generator: Any) -> ObjectState:
+    bits = generator.bit_generator
+
+    def put(state: bytes) -> None:
+        bits.state = pickle.loads(state)
+
+    return ObjectState(lambda: pickle.dumps(bits.state), put)
+
+
+def _of_array(holder: Holder, key: Any, value: Any) -> ObjectState | None:
+    def put(numbers: bytes) -> None:
+        value.data.cast("B")[:] = numbers
+
+    is_plain = value.dtype.kind in "biufc" and value.flags.c_contiguous and value.flags.writeable
+    return ObjectState(value.tobytes, put) if is_plain and 0 < value.nbytes <= _LARGEST_ARRAY else None
+
+
+_KINDS: dict[type, Callable[[Holder, Any, Any], ObjectState | None]] = {
+    itertools.count: _of_count,
+    bytearray: _of_sequence,
+    array.array: _of_sequence,
+    io.BytesIO: _of_file,
+    io.StringIO: _of_file,
+    random.Random: _of_random,
+}
