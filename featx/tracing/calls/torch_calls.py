@@ -313,8 +313,8 @@ class TorchCalls:
         if isinstance(result, torch.Tensor) and isinstance(first, torch.Tensor) and not facts_of(name).writes_first:
             if result is first:
                 result = self.make_alias(result, frame)
-            elif facts_of(name).may_return_input:
-                recorder.note_alias(result, first, frame)  # the call may return another input
+            elif facts_of(name).may_return_input and recorder.call_record is not None:
+                recorder.call_record.returned_inputs[id(result)] = first  # as the call may do with another input
         op, target, arguments, stem = _as_written(function, arguments, keywords, frame)
         node = recorder.add_node(op, target, arguments, keywords, stem, frame)
         result = self._results.follow(result, node, frame)

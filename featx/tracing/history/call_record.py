@@ -29,8 +29,8 @@ class Record:
         # Whether it ended in the middle, because all that was wanted was there.
         self.stopped_early = False
         self.result: Any = None
-        # Tensors that are one object where calls return their inputs: by the id of what forward got from such a call,
-        # what it gave.
+        # Tensors that are one object where calls return their inputs, as they do or may do for other inputs: by the id
+        # of what forward got from such a call, what it gave.
         self.returned_inputs: dict[int, torch.Tensor] = {}
         # Those that are one where a caller gives one tensor as two inputs of the same form, by the id of the second.
         self.equal_inputs: dict[int, torch.Tensor] = {}
