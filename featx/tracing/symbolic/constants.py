@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -48,8 +49,7 @@ class RealTensors:
     def __init__(self, tracer: Tracer, root: nn.Module, original: nn.Module | None = None) -> None:
         self._tracer = tracer
         self._root = root
-        hooked = [path for module, path in _paths_of(root).items() if has_hooks(module)]
-        self._hooks = ModelHooks(hooked, root, root if original is None else original)
+        self._original = root if original is None else original
         # Results of recorded calls by identity: the tensor (kept alive, or its id would be reused), its node, and
         # whether it comes from the model's own tensors.
         self._made: dict[int, tuple[torch.Tensor, Node, bool]] = {}
@@ -72,6 +72,11 @@ class RealTensors:
     def _paths(self) -> dict[int, str]:
         # Made at the first question: a model of leaf modules alone never asks.
         return ModelTensors(_paths_of(self._root)).paths
+
+    @functools.cached_property
+    def _hooks(self) -> ModelHooks:
+        hooked = [path for module, path in _paths_of(self._root).items() if has_hooks(module)]
+        return ModelHooks(hooked, self._root, self._original)
 
     def argument(self, tensor: torch.Tensor) -> Argument:
         """Return what stands for `tensor` in the graph: a read of the model, the node that made it, or itself.
@@ -136,9 +141,10 @@ class RealTensors:
             memory_of(tensor) for tensor in tensors if id(tensor) not in self._paths and id(tensor) not in self._made
         )
         dynamic: list[bool] = []
-        with Kernels(lambda *kernel: None, lambda *write: None, lambda: dynamic.append(True)):
+        kernels = Kernels(lambda *kernel: None, lambda *write: None, lambda: dynamic.append(True))
+        with kernels if is_own else nullcontext():
             result = function(*args, **kwargs)
-        if dynamic and is_own:  # `self.mask.nonzero()` may have another length when the graph runs
+        if dynamic:  # `self.mask.nonzero()` may have another length when the graph runs
             return self._tracer.create_proxy("call_function", function, args, kwargs, name.strip("_"))
         if any(memory_of(tensor) in self._stale for tensor in tensors):
             self._stale.update(memory_of(leaf) for leaf in tensors_in(result))
