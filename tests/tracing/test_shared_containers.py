@@ -17,6 +17,16 @@ SLOTS: list[Any] = [None]
 STATE = types.SimpleNamespace(kept=None)
 
 
+class Slotted:
+    __slots__ = ("kept",)
+
+    def __init__(self) -> None:
+        self.kept: Any = None
+
+
+SLOTTED = Slotted()
+
+
 class OfClass:
     store: dict[str, Any] = {}
 
@@ -61,6 +71,16 @@ class InObject(Two):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         STATE.kept = self.first(x)
+        return self.second(self.state.kept)
+
+
+class InObjectWithSlots(Two):
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = SLOTTED
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        SLOTTED.kept = self.first(x)
         return self.second(self.state.kept)
 
 
@@ -116,20 +136,23 @@ class ByHooks(nn.Module):
         return self.head(self.activations["a"] + self.activations["b"].relu() + 0 * last)
 
 
+KINDS = [InDict, OutOfDict, InList, InObject, InObjectWithSlots, InClass, ByDefault, ByHooks]
+
+
 @pytest.mark.parametrize("tracer", ["example", "symbolic"])
 @pytest.mark.parametrize("has_run", [False, True])
-@pytest.mark.parametrize("kind", [InDict, OutOfDict, InList, InObject, InClass, ByDefault, ByHooks])
+@pytest.mark.parametrize("kind", KINDS)
 def test_value_that_goes_through_both_is_followed(kind: type[nn.Module], has_run: bool, tracer: Any) -> None:
     for store in (STORE, OfClass.store):
         store.clear()
-    SLOTS[0] = STATE.kept = None
+    SLOTS[0] = STATE.kept = SLOTTED.kept = None
     model = kind().eval()
     if has_run:
         model(torch.rand(3, 4))
-    before = (dict(STORE), list(SLOTS), STATE.kept, dict(OfClass.store))
+    before = (dict(STORE), [*SLOTS, SLOTTED.kept], STATE.kept, dict(OfClass.store))
     example = {"example_inputs": torch.rand(2, 4)} if tracer == "example" else {}
     extractor = featx.create_feature_extractor(model, ["output"], tracer=tracer, **example)
-    after = (dict(STORE), list(SLOTS), STATE.kept, dict(OfClass.store))
+    after = (dict(STORE), [*SLOTS, SLOTTED.kept], STATE.kept, dict(OfClass.store))
     assert all(now is then for now, then in zip(values_in(after), values_in(before), strict=True))
     for x in (torch.rand(2, 4), torch.rand(5, 4)):
         assert torch.equal(extractor(x)["output"], model(x))

@@ -25,7 +25,7 @@ from featx.tracing.file_globals.pass_through import ClosureVariable, Place
 from featx.tracing.file_globals.wrapping import each_once, globals_named
 from featx.tracing.guards.scalars import TracedNumber
 from featx.tracing.nodes.proxy import Proxy
-from featx.tracing.objects.containers import DEPTH_IN_MODULES, containers_in
+from featx.tracing.objects.containers import DEPTH_IN_MODULES, SlotAttributes, containers_in
 from featx.tracing.objects.plain_objects import has_defaults
 from featx.tracing.objects.replaced_globals import original_of
 from featx.tree import tensors_in
@@ -64,8 +64,9 @@ class Caches:
 
     @property
     def containers(self) -> frozenset[int]:
-        """The ids of the lists, dicts and attributes of objects that it looks after."""
-        return frozenset(id(holder.value) for holder in self.holders)
+        """The ids of the containers and attributes of objects that it looks after; of an object with slots, its own."""
+        values = (holder.value for holder in self.holders)
+        return frozenset(id(each.owner if type(each) is SlotAttributes else each) for each in values)
 
     def objects(self) -> list[Any]:
         """Return the iterators, which runs may have advanced, and the states in which runs have left other objects."""

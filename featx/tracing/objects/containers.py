@@ -32,26 +32,26 @@ LARGE = 32
 
 
 class SlotAttributes(MutableMapping[str, Any]):
-    """The attributes of an object whose class has slots and no `__dict__`, as a dict of them."""
+    """The attributes of an object, `owner`, whose class has slots and no `__dict__`, as a dict of them."""
 
     def __init__(self, owner: Any) -> None:
-        self._owner = owner
+        self.owner = owner
         self._slots = {slot.__name__: slot for slot in slots_of(type(owner))}
 
     def __getitem__(self, name: str) -> Any:
-        value = getattr(self._owner, name, NO_VALUE)
+        value = getattr(self.owner, name, NO_VALUE)
         if value is NO_VALUE:
             raise KeyError(name)
         return value
 
     def __setitem__(self, name: str, value: Any) -> None:
-        self._slots[name].__set__(self._owner, value)
+        self._slots[name].__set__(self.owner, value)
 
     def __delitem__(self, name: str) -> None:
-        self._slots[name].__delete__(self._owner)
+        self._slots[name].__delete__(self.owner)
 
     def __iter__(self) -> Iterator[str]:
-        return (name for name in self._slots if hasattr(self._owner, name))
+        return (name for name in self._slots if hasattr(self.owner, name))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
