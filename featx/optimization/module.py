@@ -74,7 +74,7 @@ class OptimizedExtractor(nn.Module):
                 return self.extractor(*args, **kwargs)
         with torch.no_grad(), _threads(self.recipe.threads):
             are_batches = self.ranks in (None, ranks_of((args, kwargs)))
-            parts = _parts(args, kwargs, self.recipe.rows if are_batches else None)
+            parts = divided(args, kwargs, self.recipe.rows if are_batches else None)
             found = [self._part(*part) for part in parts]
             joined = found[0] if len(found) == 1 else _joined(found, parts)
             result = self._part(args, kwargs) if joined is None else joined
@@ -195,7 +195,7 @@ def _threads(number: int | None) -> Generator[None]:
         torch.set_num_threads(before)
 
 
-def _parts(
+def divided(
     args: tuple[Any, ...], kwargs: dict[str, Any], rows: int | None
 ) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
     """Divide inputs into parts of so many samples; those whose tensors have not all one length are one part."""

@@ -16,20 +16,23 @@ from featx.optimization.build import Builder, Extractor
 from featx.optimization.hardware import device_of, digest_of, hardware_of, tensors_of
 from featx.optimization.inputs import LONGER, validation_inputs
 from featx.optimization.measure import relative_errors, time_in_turn, time_once
-from featx.optimization.module import OptimizedExtractor, dtypes_of, named
+from featx.optimization.module import OptimizedExtractor, divided, dtypes_of, named
 from featx.optimization.onednn import is_available
 from featx.optimization.plan import Plan, Trial
 from featx.optimization.progress import Progress
 from featx.optimization.recipe import EXACT_REWRITES, RECORDED, REWRITES, Recipe
 from featx.passes.profile import waiter_for
-from featx.tree import tree_leaves
+from featx.tree import tensors_in
 
 # Seconds for which one candidate is timed, and those of the end, together.
 _SECONDS, _LAST_SECONDS = 1.5, 5.0
+# Where a call takes longer, candidates are timed on fewer rows than the example has, but for the end.
+_SECONDS_OF_CALL = 0.3
 # What is timed again at the end: so many, and not slower than the best by more than that.
 _FINALISTS, _NEAR = 3, 1.1
 # What takes so much longer in each of a few calls is not timed further: one call alone may have been interrupted.
 _HOPELESS, _CALLS = 2.5, 4
+_TOO_SLOW = "not timed: a call takes"
 # What gains less than that is noise.
 _GAIN = 0.98
 # Before anything was compiled, how long that may take, on a GPU too; and how far behind what is compiled may be.
@@ -67,7 +70,9 @@ class Search:
         self._add_accepted(validation_inputs(example))
         self._inputs.update(checks)
         self._expected.update({name: self._exact_given(f"checks['{name}']", each) for name, each in checks.items()})
-        self._check_repeats()
+        seconds = self._check_repeats()
+        self._one_row = self._first_rows(1)
+        self._some_rows = self._first_rows(int((self._rows or 1) * _SECONDS_OF_CALL / seconds))
         self.dtypes = dtypes_of(self._expected["the example"])
         self._builder = Builder(extractor, example, self.dtypes)
         self._trials: list[Trial] = []
@@ -83,6 +88,24 @@ class Search:
             except Exception:  # of featx, or of the model
                 continue
             self._inputs[name], self._expected[name] = each, expected
+
+    @property
+    def _rows(self) -> int | None:
+        """The number of samples in the example; None where its tensors have not all one length."""
+        sizes = {len(leaf) if leaf.dim() else 0 for leaf in tensors_in((self._example.args, self._example.kwargs))}
+        return sizes.pop() if len(sizes) == 1 else None
+
+    def _first_rows(self, rows: int) -> Example:
+        """Return so many rows of the example, at least one; the whole of it where the extractor takes no fewer."""
+        if rows >= (self._rows or 1):
+            return self._example
+        args, kwargs = divided(self._example.args, self._example.kwargs, max(rows, 1))[0]
+        few = replace(self._example, args=args, kwargs=kwargs)
+        try:
+            self._exact(few)
+        except Exception:  # of featx, or of the model
+            return self._example
+        return few
 
     def run(self) -> tuple[OptimizedExtractor, Plan]:
         """Try what may help and return the fastest module, with the plan."""
@@ -117,7 +140,9 @@ class Search:
         for dtype in (None, "bfloat16", "float16"):
             for channels_last in (True, False) if has_maps else (False,):
                 if dtype is not None:
-                    self._try(replace(start, dtype=dtype, channels_last=channels_last))
+                    trial = self._try(replace(start, dtype=dtype, channels_last=channels_last))
+                    if trial is not None and trial.problem.startswith(_TOO_SLOW):
+                        break  # the other layout takes longer still
                 elif channels_last:
                     self._try(replace(self._fastest.recipe, channels_last=True))
         if self._int8:
@@ -166,10 +191,7 @@ class Search:
         if self._is_on_cpu:
             for number in sorted({1, threads // 2} - {0, threads}, reverse=True):
                 self._try(replace(recipe, threads=number))
-        leaves = tree_leaves((self._example.args, self._example.kwargs))
-        sizes = {len(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()}
-        if len(sizes) == 1:
-            size = sizes.pop()
+        if size := self._rows:
             for rows in sorted({size // 2, size // 4} - {0, size}, reverse=True):
                 self._try(replace(self._fastest.recipe, rows=rows))
 
@@ -204,12 +226,15 @@ class Search:
         return trial
 
     def _measured(self, recipe: Recipe, module: OptimizedExtractor) -> Trial:
+        if recipe.compile is None:
+            # A CPU without instructions for a dtype takes many times as long, which one row shows.
+            inputs = self._example if recipe.dtype is None else self._one_row
+            if (once := self._fastest_of_some(module, inputs)) > _HOPELESS:
+                return Trial(recipe, problem=f"{_TOO_SLOW} {once:.1f} times as long")
         start = time.perf_counter()
         first = self._call(module, self._example)
         if recipe.compile not in (None, RECORDED):  # which takes a moment
             self._seconds_to_compile = time.perf_counter() - start
-        elif recipe.compile is None and (once := self._fastest_of_some(module)) > _HOPELESS:
-            return Trial(recipe, problem=f"not timed: a call takes {once:.1f} times as long")
         errors = relative_errors(self._expected["the example"], first)
         for name, inputs in self._inputs.items():
             # Code is not compiled for another size, which takes seconds, to measure how it rounds.
@@ -219,12 +244,15 @@ class Search:
         limit = self._tolerance if recipe.compile is not None else _MAY_FIT_COMPILED * self._tolerance
         if max(errors.values(), default=0.0) > limit:
             return Trial(recipe, None, errors, "not timed: its error is above the tolerance")
-        times = time_in_turn([self._caller(self._extractor), self._caller(module)], _SECONDS, self._wait)
+        # Some rows tell formats apart as all do, but compiled code is made for one size.
+        inputs = self._some_rows if recipe.compile is None and recipe.rows is None else self._example
+        times = time_in_turn([self._caller(each, inputs) for each in (self._extractor, module)], _SECONDS, self._wait)
         return Trial(recipe, times[1] / times[0], errors)
 
-    def _fastest_of_some(self, module: nn.Module) -> float:
+    def _fastest_of_some(self, module: nn.Module, inputs: Example) -> float:
         """Return the time of the fastest of a few calls by that of the exact extractor; of one if that is promising."""
-        exact, other = self._caller(self._extractor), self._caller(module)
+        exact, other = self._caller(self._extractor, inputs), self._caller(module, inputs)
+        other()  # the first call sets things up
         ratios: list[float] = []
         while len(ratios) < _CALLS and time.perf_counter() < self._end:
             ratios.append(time_once(other, self._wait) / time_once(exact, self._wait))
@@ -236,7 +264,8 @@ class Search:
         """Time the fastest once more, all in turn, and return the one that is."""
         self._progress.show("the fastest once more", self._ratio)
         near = [pair for pair in self._best if (pair[0].ratio or 0.0) <= _NEAR * self._ratio]
-        callers = [self._caller(module) for module in (self._extractor, *[module for _, module in near])]
+        modules = (self._extractor, *[module for _, module in near])
+        callers = [self._caller(module, self._example) for module in modules]
         times = time_in_turn(callers, _LAST_SECONDS, self._wait)
         ranked = sorted(zip(times[1:], near, strict=True), key=lambda item: item[0])
         last = {trial.recipe: took / times[0] for took, (trial, _) in ranked}
@@ -252,8 +281,8 @@ class Search:
         self._progress.close()
         return module or self._builder.build(chosen.recipe), plan
 
-    def _caller(self, module: nn.Module) -> Callable[[], Any]:
-        return lambda: self._call(module, self._example)
+    def _caller(self, module: nn.Module, inputs: Example) -> Callable[[], Any]:
+        return lambda: self._call(module, inputs)
 
     def _exact(self, inputs: Example) -> dict[str, Any]:
         return self._call(self._extractor, inputs)
@@ -270,11 +299,16 @@ class Search:
         with torch.no_grad():
             return named(module(*inputs.args, **inputs.kwargs))
 
-    def _check_repeats(self) -> None:
-        errors = relative_errors(self._expected["the example"], self._exact(self._example))
+    def _check_repeats(self) -> float:
+        """Return the seconds of a call; raise where it gives another value than the first one."""
+        start = time.perf_counter()
+        again = self._exact(self._example)
+        seconds = time.perf_counter() - start
+        errors = relative_errors(self._expected["the example"], again)
         differs = [key for key, error in errors.items() if error > 0]
         if differs:
             raise OptimizationError(
                 f"a second call of the extractor gives another '{differs[0]}' for the same input, so errors cannot be "
                 "measured; switch off what it draws or keeps"
             )
+        return seconds

@@ -19,6 +19,7 @@ from featx.features.dual import DualGraphModule
 from featx.optimization import hardware, measure, search
 from featx.optimization.inputs import LONGER, validation_inputs
 from featx.optimization.measure import relative_errors
+from featx.optimization.module import OptimizedExtractor
 from featx.optimization.recipe import Recipe
 
 
@@ -100,6 +101,36 @@ def test_what_is_slow_in_each_call_is_not_timed(
     assert plan is not None
     assert plan.chosen.recipe == Recipe()
     assert "not timed: a call takes 90.0 times as long" in str(plan)
+
+
+def test_a_dtype_that_is_slow_on_one_row_is_computed_on_no_more(
+    extractor: DualGraphModule, images: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU without instructions for it, a call in bfloat16 takes some 30 times as long."""
+    times_by(monkeypatch, 0.5)
+    called: list[tuple[str | None, int]] = []
+    forward = OptimizedExtractor.forward
+
+    def noted(module: OptimizedExtractor, x: torch.Tensor) -> Any:
+        called.append((module.recipe.dtype, len(x)))
+        return forward(module, x)
+
+    def time_once(function: Callable[[], Any], wait: Any) -> float:
+        before = len(called)
+        function()
+        return 30.0 if called[before:] and called[-1][0] == "bfloat16" else 1.0
+
+    monkeypatch.setattr(OptimizedExtractor, "forward", noted)
+    monkeypatch.setattr(search, "time_once", time_once)
+    plan = featx.optimize(extractor, images, tolerance=0.1, progress=False).plan
+    assert plan is not None
+    assert len(images) > 1
+    assert {rows for dtype, rows in called if dtype == "bfloat16"} == {1}
+    assert {rows for dtype, rows in called if dtype == "float16"} >= {1, len(images)}
+    # Its other layout is not tried.
+    assert [trial.problem for trial in plan.trials if trial.recipe.dtype == "bfloat16"] == [
+        "not timed: a call takes 30.0 times as long"
+    ]
 
 
 def test_the_table_has_the_last_times(
