@@ -112,6 +112,10 @@ class NeedsSharedInputs(Restart):
     """The example has one tensor as two inputs, and the model may notice that the run had two different ones."""
 
 
+class NeedsHooks(Restart):
+    """Forward reads what a forward hook stores, of a module that is kept whole, and so does not run its hooks."""
+
+
 class WritesSharedTensor(Restart):
     """A tensor that the replica shares with the model is about to be written."""
 

@@ -1,7 +1,8 @@
-"""Models whose forward reads what their own hooks store: refused, as the value would be that of an earlier call."""
+"""Models whose forward reads what their own hooks store: it is that of this call, and not of an earlier one."""
 
 from __future__ import annotations
 
+import inspect
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
@@ -81,8 +82,9 @@ def test_what_hooks_store_is_no_constant(store: Callable[[Any], Callable[[], Ten
         model(torch.zeros(2, 4))
     if store is on_the_parent and not has_run:
         model.out = torch.zeros(2, 4)
-    with pytest.raises(featx.TraceError, match="forward hook"):
-        featx.create_feature_extractor(model, ["read"], example_inputs=torch.rand(2, 4))
+    extractor = featx.create_feature_extractor(model, ["read", "output"], example_inputs=torch.rand(2, 4))
+    for x in (torch.rand(2, 4), torch.rand(5, 4)):
+        assert torch.equal(extractor(x)["output"], model(x))
 
 
 def test_constant_of_a_model_with_hooks_elsewhere_is_fine() -> None:
@@ -139,7 +141,7 @@ def test_an_ordered_dict_keeps_the_order_that_it_was_given_later() -> None:
     assert torch.equal(featx.trace(Ordered(), x)(x), Ordered()(x))
 
 
-def test_what_hooks_collect_in_a_list_of_a_closure_is_refused() -> None:
+def test_what_hooks_collect_in_a_list_of_a_closure_is_followed() -> None:
     kept: list[torch.Tensor] = []
     layers = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     for layer in layers:
@@ -155,5 +157,88 @@ def test_what_hooks_collect_in_a_list_of_a_closure_is_refused() -> None:
             self.layers(x)
             return torch.stack(kept)
 
-    with pytest.raises(featx.TraceError, match="forward reads what a forward hook stores"):
-        featx.create_feature_extractor(Stacks().eval(), ["output"], example_inputs=torch.rand(2, 4))
+    model = Stacks().eval()
+    extractor = featx.create_feature_extractor(model, ["layers.0", "output"], example_inputs=torch.rand(2, 4))
+    for x in (torch.rand(2, 4), torch.rand(5, 4)):
+        assert torch.equal(extractor(x)["output"], model(x))
+
+
+class PerceptualFeatures(nn.Module):
+    """What hooks of layers store is returned by a method, as in perceptual losses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU())
+        self.features: dict[int, torch.Tensor] = {}
+        for place in (0, 2):
+            self.net[place].register_forward_hook(partial(self.store, place))
+
+    def store(self, place: int, module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
+        self.features[place] = output
+
+    def stored(self) -> list[torch.Tensor]:
+        return [self.features[place] for place in sorted(self.features)]
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        self.features.clear()
+        self.net(x)
+        return self.stored()
+
+
+class PerceptualLoss(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.extract = PerceptualFeatures()
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        pairs = zip(self.extract(x), self.extract(y), strict=True)
+        return torch.stack([(one - other).abs().mean() for one, other in pairs]).sum()
+
+
+@pytest.mark.parametrize("has_source", [True, False])
+@pytest.mark.parametrize("name", ["output", "extract.net.2"])
+def test_what_hooks_inside_of_a_module_store_is_in_what_it_returns(name: str, has_source: bool) -> None:
+    """Without source it is not known what the hooks change, and they run all the same."""
+    kinds: dict[str, Any] = {**globals()}
+    if not has_source:
+        exec("\n".join(inspect.getsource(kind) for kind in (PerceptualFeatures, PerceptualLoss)), kinds)
+    model = kinds["PerceptualLoss"]().eval()
+    example = (torch.rand(2, 3, 8, 8), torch.rand(2, 3, 8, 8))
+    extractor = featx.create_feature_extractor(model, list({name, "output"}), example_inputs=example)
+    for pair in (example, (torch.rand(1, 3, 9, 9), torch.rand(1, 3, 9, 9))):
+        assert model(*pair) > 0
+        assert torch.equal(extractor(*pair)["output"], model(*pair))
+
+
+def test_attribute_of_a_layer_that_a_hook_sets_is_followed() -> None:
+    class Reads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+            self.first.register_forward_hook(lambda layer, inputs, output: setattr(layer, "rows", output.shape[0]))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.second(self.first(x)) * getattr(self.first, "rows")  # noqa: B009
+
+    model = Reads().eval()
+    extractor = featx.create_feature_extractor(model, ["output"], example_inputs=torch.rand(2, 4))
+    for x in (torch.rand(2, 4), torch.rand(5, 4)):
+        assert torch.equal(extractor(x)["output"], model(x))
+
+
+def test_calls_that_a_hook_counts_are_a_state() -> None:
+    class Reads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+            self.layer.calls = 0  # type: ignore[assignment]
+            self.layer.register_forward_hook(count)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x) * getattr(self.layer, "calls")  # noqa: B009
+
+    def count(layer: Any, inputs: Any, output: Any) -> None:
+        layer.calls += 1
+
+    with pytest.raises(featx.TraceError, match="changes the attribute 'calls'"):
+        featx.create_feature_extractor(Reads().eval(), ["output"], example_inputs=torch.rand(2, 4))

@@ -93,10 +93,9 @@ def test_what_hooks_leave_is_that_of_this_call_or_refused(
     assert torch.equal(extractor(x)[names[-1]], model(x))
 
 
-def test_module_whose_hooks_leave_something_is_kept_whole() -> None:
+def test_module_in_which_hooks_count_is_looked_into() -> None:
     model = nn.Sequential(nn.Linear(4, 4), CountsRecords(), nn.ReLU()).eval()
     graph_module = featx.trace(model, torch.rand(2, 4))
-    assert graph_module.graph.find_nodes(op="call_module", target="1")
     x = torch.rand(3, 4)
     assert torch.equal(graph_module(x), model(x))
 

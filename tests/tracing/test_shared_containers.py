@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import queue
+import random
 import types
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -171,10 +174,70 @@ class ByHooksOfLayers(ByHooks):
             block.register_forward_hook(storing(name))
 
 
-@pytest.mark.parametrize("tracer", ["example", "symbolic"])
-def test_what_hooks_of_layers_have_stored_is_refused(tracer: Any) -> None:
+def test_what_hooks_of_layers_store_is_that_of_this_call() -> None:
     model = ByHooksOfLayers().eval()
     model(torch.rand(2, 4))
-    example = {"example_inputs": torch.rand(2, 4)} if tracer == "example" else {}
+    extractor = featx.create_feature_extractor(model, ["output"], example_inputs=torch.rand(2, 4))
+    for x in (torch.rand(2, 4), torch.rand(5, 4)):
+        assert torch.equal(extractor(x)["output"], model(x))
+
+
+def test_symbolic_traces_refuse_what_hooks_of_layers_have_stored() -> None:
+    model = ByHooksOfLayers().eval()
+    model(torch.rand(2, 4))
     with pytest.raises(featx.TraceError, match="what a forward hook stores"):
-        featx.create_feature_extractor(model, ["output"], tracer=tracer, **example)
+        featx.create_feature_extractor(model, ["output"], tracer="symbolic")
+
+
+ARRAY = np.zeros(2)
+RANDOM = random.Random(0)
+BYTES = bytearray(2)
+ITEMS: queue.Queue[Any] = queue.Queue()
+
+
+class Holds(Two):
+    def __init__(self) -> None:
+        super().__init__()
+        self.array, self.random, self.bytes, self.items = ARRAY, RANDOM, BYTES, ITEMS
+
+
+class InArray(Holds):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        ARRAY[0] = 3.0
+        return self.first(x) * float(self.array[0])
+
+
+class InBytes(Holds):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        BYTES[0] = 3
+        return self.first(x) * self.bytes[0]
+
+
+class InGenerator(Holds):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        RANDOM.seed(5)
+        return self.first(x) * self.random.random()
+
+
+class InQueue(Holds):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        ITEMS.put(self.first(x))
+        return self.second(self.items.get(block=False))
+
+
+@pytest.mark.parametrize("has_run", [False, True])
+@pytest.mark.parametrize("kind", [InArray, InBytes, InGenerator, InQueue])
+def test_object_that_a_model_and_its_file_hold_is_one_in_a_trace(kind: type[nn.Module], has_run: bool) -> None:
+    ARRAY[:], BYTES[:] = 0, bytes(2)
+    model = kind().eval()
+    if has_run:
+        model(torch.rand(2, 4))
+    before = ARRAY.tolist(), bytes(BYTES), RANDOM.getstate(), ITEMS.qsize()
+    try:
+        extractor = featx.create_feature_extractor(model, ["output"], example_inputs=torch.rand(2, 4))
+    except featx.TraceError:
+        extractor = model
+    assert (ARRAY.tolist(), bytes(BYTES), RANDOM.getstate(), ITEMS.qsize()) == before
+    for x in (torch.rand(2, 4), torch.rand(5, 4)):
+        found = extractor(x)
+        assert torch.equal(found if extractor is model else found["output"], model(x))

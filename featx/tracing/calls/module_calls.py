@@ -28,9 +28,8 @@ from featx.tracing.model_state.left_attributes import LeftAttributes
 from featx.tracing.model_state.module_state import parts_of, replaced_part
 from featx.tracing.nodes.module_output import add_apart, mark_output
 from featx.tracing.nodes.scope import Scope, asked_for_by
-from featx.tracing.objects.module_tree import forward_of, modules_of
+from featx.tracing.objects.module_tree import forward_of, has_forward_hooks, modules_of
 from featx.tracing.recording.recorder import Recorder
-from featx.tracing.replica.hooks import STORED_BY_HOOK
 from featx.tracing.replica.interception import has_backward_hooks, has_own_call
 from featx.tracing.replica.mode_reads import mode_of
 from featx.tracing.replica.replica import Replica
@@ -62,6 +61,7 @@ class Opening:
         asked_for: the paths of modules whose outputs are marked.
         own_output: those whose output gets a node of its own: an edit replaces it, not the same tensor elsewhere.
         whole: why modules are one node that `is_leaf` would look into, by path.
+        opens_hooked: whether those that have forward hooks, or contain such, are looked into.
     """
 
     is_leaf: LeafPolicy
@@ -69,6 +69,7 @@ class Opening:
     asked_for: frozenset[str]
     own_output: frozenset[str]
     whole: Mapping[str, str]
+    opens_hooked: bool
 
     def must_open(self, path: str) -> bool:
         """Say whether a module may not be kept whole instead: the root, and those in which something is asked for."""
@@ -133,6 +134,9 @@ class ModuleCalls:
             return forward(*args, **kwargs)
         if recorder.whole.is_inside:
             self._note_call_inside(module)
+            if recorder.hooks.are_run and has_forward_hooks(module):
+                recorder.whole.ran.add(module)
+                return forward(*args, **kwargs)
             result = self._result_of(module, args, kwargs)
             for collect in collecting_hooks(module):
                 collect(module, args, result)
@@ -177,13 +181,15 @@ class ModuleCalls:
         """Raise where an error of forward may come from a forward hook that did not run."""
         may_miss = isinstance(error, (LookupError, AttributeError, RuntimeError)) and not isinstance(error, FeatxError)
         if may_miss and any(map(self._measured.has_hooks, self._checks.opaque_paths)):
-            raise Untraceable(f"{STORED_BY_HOOK} or something else is missing ({error!r}),") from error
+            self._recorder.hooks.refuse_stored(f"or something else is missing ({error!r}),")
 
     def _is_one_node(self, module: nn.Module, path: str, is_leaf: bool) -> bool:
         if isinstance(module, torch.jit.ScriptModule):
             return True
         if has_own_call(type(module)):
             return False  # what it does ahead of forward is recorded by now, and must not run twice
+        if self._opening.opens_hooked and any(map(has_forward_hooks, modules_of(module))):
+            return False
         opened = self._opening.opened
         return is_leaf if opened is None else path not in opened
 
@@ -244,8 +250,8 @@ class ModuleCalls:
             return self._marked(result, path, caller)
         except Untraceable as error:
             recorder.raised.raise_behind(error)
-            if not self._may_stay_opaque(module):
-                raise
+            if not self._may_stay_opaque(module) or (recorder.hooks.are_run and self._is_leaf(module, path)):
+                raise  # a layer is looked into for what its hooks store alone
             if changed is not None or changed_outside is not None:  # a graph that calls it does not change that
                 what = f"{changed_outside} for" if changed is None else f"the attribute '{changed}' of or inside"
                 raise ModifiedFromOutside(

@@ -9,12 +9,12 @@ import torch.overrides
 from torch import nn
 from torch.utils._device import DeviceContext
 
+from featx.ir.torch_layers import is_torch_layer
 from featx.libraries import is_collecting_hook
 from featx.tracing.calls.measured_calls import MeasuredCalls
 from featx.tracing.guards.forms import attributes_given_to
-from featx.tracing.objects.module_tree import modules_of
+from featx.tracing.objects.module_tree import has_forward_hooks, modules_of
 from featx.tracing.recording.recorder import Recorder
-from featx.tracing.replica.interception import has_hooks
 from featx.tracing.replica.mode_reads import mode_of
 from featx.tracing.replica.replica import Replica
 from featx.tracing.side_effects.state_checks import StateChecks
@@ -55,6 +55,7 @@ class OneNodeChecks:
         self._check_modes(path, is_own=is_own)
         if is_own:
             self._check_attributes(values, path)
+            self._check_hooks(module, path)
 
     def _check_as_built(self, module: nn.Module, path: str) -> None:
         """Raise where forward has changed what the module is: the graph would call it as it is in the model."""
@@ -65,7 +66,7 @@ class OneNodeChecks:
             replaced = self._checks.states.replaced_part(inner)
             if replaced is not None:
                 raise RunsOnOtherParameters(f"'{path}' runs with another '{replaced}' than its own")
-            if has_hooks(inner) and not self._has_hooks_of_model(inner):
+            if has_forward_hooks(inner) and not self._has_hooks_of_model(inner):
                 raise Untraceable(f"forward registers a hook on '{path}' or inside it, which would not run in a trace,")
             for value in inner._parameters.values():
                 if value is not None and id(value) not in self._recorder.owned and id(value) not in constants:
@@ -94,6 +95,14 @@ class OneNodeChecks:
             raise ModifiedFromOutside(
                 f"forward enters a TorchFunctionMode ({kind}) around '{path}', which is kept whole,"
             )
+
+    def _check_hooks(self, module: nn.Module, path: str) -> None:
+        """Raise where code inside may read what hooks inside store, and these do not run."""
+        hooks = self._recorder.hooks
+        if not hooks.are_run:
+            for inner in modules_of(module):
+                if not is_torch_layer(type(inner)):
+                    hooks.check_read(inner, [path])
 
     def _check_attributes(self, values: Any, path: str) -> None:
         """Raise where forward has given a tensor an attribute that a module which is kept whole may read."""

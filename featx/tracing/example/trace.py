@@ -107,6 +107,7 @@ class ExampleTrace:
         recorder = self.recorder = Recorder(
             model_context, self.replica, self.tensors.paths, is_real=self.is_real, keep_source=tracer.keep_source
         )
+        recorder.hooks.are_run = opening.opens_hooked
         results = self._results = Results(recorder)
         before = conditions.before
         earlier_foreign = None if before is None else before._foreign

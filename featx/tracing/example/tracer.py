@@ -36,6 +36,7 @@ from featx.tracing.signals import (
     KEEP_WHOLE_ADVICE,
     Diverged,
     InternalTraceError,
+    NeedsHooks,
     NeedsRealValues,
     PossibleThreadInterference,
     Restart,
@@ -101,6 +102,8 @@ class ExampleTracer:
         self.reads: ModeReads | None = None
         # Why modules are kept whole that would be looked into, by path, as earlier traces have found out.
         self.whole: dict[str, str] = {}
+        # Whether modules with forward hooks are looked into, because forward reads what the hooks store.
+        self.opens_hooked = False
         # Whether replicas outlive their runs; see `keeping_replicas`.
         self.keeps_replicas = False
         # Whether each call is observed, for those that set torch's generator or hand work to another thread, since
@@ -122,13 +125,13 @@ class ExampleTracer:
     @property
     def is_as_made(self) -> bool:
         """Whether no trace has found that later ones need another setup."""
-        found = self.whole or self.read_first or self.uses_profile_hook or self.observes_autocast
+        found = self.whole or self.opens_hooked or self.read_first or self.uses_profile_hook or self.observes_autocast
         return not found and self.forgets_caches
 
     def _opening(self, before: ExampleTrace | None) -> Opening:
         # What an earlier call on the replica has kept whole stays so, or it would be compared with what is inside it.
         whole = self.whole if before is None else {**self.whole, **before.opaque_reasons}
-        return Opening(self.is_leaf, self.opened, self.asked_for, self._own_output, whole)
+        return Opening(self.is_leaf, self.opened, self.asked_for, self._own_output, whole, self.opens_hooked)
 
     def trace(
         self,
@@ -174,6 +177,9 @@ class ExampleTracer:
                         raise  # a bug, and no word of the model
                     errors.append(error)
         if not is_without_values and self.runs_untraced(root, args, kwargs):
+            if context.hooked and not self.opens_hooked:
+                self.opens_hooked = True
+                return self.trace(root, args, kwargs, find_requested)
             what = f"forward raises {errors[-1]!r} in a trace alone: it may read what a forward hook stores,"
             raise _error(context.traced, what, "") from errors[-1]
         raise errors[-1]
@@ -313,6 +319,7 @@ class ExampleTracer:
             except Restart as error:
                 if before is not None:  # a call that has been broken off cannot come again on the same replica
                     raise Diverged from error
+                self.opens_hooked = self.opens_hooked or isinstance(error, NeedsHooks)
                 setup.change(error, context)
                 if trace.is_large:
                     context.follow_all_conversions()

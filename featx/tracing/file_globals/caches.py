@@ -64,9 +64,10 @@ class Caches:
 
     @property
     def containers(self) -> frozenset[int]:
-        """The ids of the containers and attributes of objects that it looks after; of an object with slots, its own."""
+        """The ids of the containers, arrays and the like that it looks after; of an object its attributes, or slots."""
         values = (holder.value for holder in self.holders)
-        return frozenset(id(each.owner if type(each) is SlotAttributes else each) for each in values)
+        containers = {id(each.owner if type(each) is SlotAttributes else each) for each in values}
+        return frozenset(containers.union(id(state.value) for state in self._states if state.value is not None))
 
     def objects(self) -> list[Any]:
         """Return the iterators, which runs may have advanced, and the states in which runs have left other objects."""

@@ -23,15 +23,17 @@ class ObjectState:
     """The state of an object, which runs may change.
 
     Args:
+        value: the object; None where another one takes its place.
         get: returns the state, in a form that compares.
         put: gives the object a state that `get` has returned.
 
     Attributes:
+        value: the object, or None.
         left: the state that runs have left.
     """
 
-    def __init__(self, get: Callable[[], Any], put: Callable[[Any], None]) -> None:
-        self._get, self._put = get, put
+    def __init__(self, value: Any, get: Callable[[], Any], put: Callable[[Any], None]) -> None:
+        self.value, self._get, self._put = value, get, put
         self._before = self.left = get()
 
     @property
@@ -77,14 +79,14 @@ def _of_count(holder: Holder, key: Any, count: Any) -> ObjectState | None:
     def put(text: str) -> None:
         holder.replace(key, itertools.count(*ast.literal_eval(f"({text[6:-1]},)")))
 
-    return ObjectState(lambda: repr(holder.now()[key]), put) if is_counter(count) else None
+    return ObjectState(None, lambda: repr(holder.now()[key]), put) if is_counter(count) else None
 
 
 def _of_sequence(holder: Holder, key: Any, value: Any) -> ObjectState:
     def put(items: Any) -> None:
         value[:] = items
 
-    return ObjectState(lambda: value[:], put)
+    return ObjectState(value, lambda: value[:], put)
 
 
 def _of_file(holder: Holder, key: Any, file: Any) -> ObjectState | None:
@@ -95,11 +97,11 @@ def _of_file(holder: Holder, key: Any, file: Any) -> ObjectState | None:
         file.write(contents)
         file.seek(position)
 
-    return None if file.closed else ObjectState(lambda: (file.getvalue(), file.tell()), put)
+    return None if file.closed else ObjectState(file, lambda: (file.getvalue(), file.tell()), put)
 
 
 def _of_random(holder: Holder, key: Any, generator: Any) -> ObjectState:
-    return ObjectState(generator.getstate, generator.setstate)
+    return ObjectState(generator, generator.getstate, generator.setstate)
 
 
 def _of_numpy_generator(holder: Holder, key: Any, generator: Any) -> ObjectState:
@@ -108,7 +110,7 @@ def _of_numpy_generator(holder: Holder, key: Any, generator: Any) -> ObjectState
     def put(state: bytes) -> None:
         bits.state = pickle.loads(state)
 
-    return ObjectState(lambda: pickle.dumps(bits.state), put)
+    return ObjectState(generator, lambda: pickle.dumps(bits.state), put)
 
 
 def _of_array(holder: Holder, key: Any, value: Any) -> ObjectState | None:
@@ -116,7 +118,7 @@ def _of_array(holder: Holder, key: Any, value: Any) -> ObjectState | None:
         value.data.cast("B")[:] = numbers
 
     is_plain = value.dtype.kind in "biufc" and value.flags.c_contiguous and value.flags.writeable
-    return ObjectState(value.tobytes, put) if is_plain and 0 < value.nbytes <= _LARGEST_ARRAY else None
+    return ObjectState(value, value.tobytes, put) if is_plain and 0 < value.nbytes <= _LARGEST_ARRAY else None
 
 
 _KINDS: dict[type, Callable[[Holder, Any, Any], ObjectState | None]] = {

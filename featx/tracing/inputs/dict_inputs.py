@@ -10,14 +10,14 @@ from typing import Any
 from torch import nn
 
 from featx.tracing.inputs.model_call import as_given
-from featx.tracing.replica.interception import has_hooks
+from featx.tracing.objects.module_tree import has_forward_hooks
 from featx.tracing.source_uses.key_use import keys_read
 from featx.tree import items_at
 
 
 def keys_read_by(traced: nn.Module | Callable[..., Any], parameter: str) -> tuple[str, ...] | None:
     """Return the keys that a model or function reads of a dict that it is given as `parameter`; None if unknown."""
-    if isinstance(traced, nn.Module) and has_hooks(traced):
+    if isinstance(traced, nn.Module) and has_forward_hooks(traced):
         return None
     function = traced.forward if isinstance(traced, nn.Module) else traced
     function = function.__func__ if isinstance(function, MethodType) else function

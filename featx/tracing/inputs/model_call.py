@@ -11,7 +11,7 @@ from torch import nn
 
 from featx.tracing.environment.raised_errors import RaisedErrors
 from featx.tracing.environment.recursion import raised_recursion_limit
-from featx.tracing.replica.interception import has_hooks
+from featx.tracing.objects.module_tree import has_forward_hooks
 from featx.tracing.replica.model_context import ModelContext
 
 
@@ -46,7 +46,7 @@ def call_model(context: ModelContext, root: nn.Module, raised: RaisedErrors, arg
         Untraceable: the model has caught the error of a call.
     """
     call: Callable[..., Any]
-    if has_hooks(root):
+    if has_forward_hooks(root):
         call = functools.partial(type(root)._call_impl, root)
     else:
         call = root.forward if isinstance(context.traced, nn.Module) else context.traced

@@ -17,7 +17,7 @@ from featx.tracing.model_state.module_state import (
     put_back_parts,
     replaced_part,
 )
-from featx.tracing.objects.module_tree import modules_of
+from featx.tracing.objects.module_tree import has_forward_hooks, modules_of
 
 # A container, and where it is: modules, and the names of their attributes.
 _Shared = tuple[Any, list[tuple[nn.Module, str]]]
@@ -196,4 +196,6 @@ class AttributeChanges:
 
 
 def _state_of(module: nn.Module) -> LayerState:
-    return LayerState(module) if is_torch_layer(type(module)) else ModuleState(module)
+    # A hook may set attributes of the layer.
+    is_layer = is_torch_layer(type(module)) and not has_forward_hooks(module)
+    return LayerState(module) if is_layer else ModuleState(module)

@@ -81,3 +81,8 @@ def tensors_at(root: nn.Module, paths: Iterable[str]) -> set[int]:
         elif isinstance(value, torch.Tensor):
             found.add(id(value))
     return found
+
+
+def has_forward_hooks(module: nn.Module) -> bool:
+    """Say whether a call of a module runs hooks of its own around `forward`."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)

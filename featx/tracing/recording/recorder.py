@@ -35,7 +35,7 @@ from featx.tracing.recording.guard_nodes import GuardNodes
 from featx.tracing.recording.numbers import Numbers
 from featx.tracing.recording.returned_objects import ReturnedObjects
 from featx.tracing.recording.unowned_tensors import constant_of
-from featx.tracing.replica.hooks import STORED_BY_HOOK, ModelHooks
+from featx.tracing.replica.hooks import ModelHooks
 from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.replica.replica import Replica
 from featx.tracing.signals import (
@@ -446,7 +446,7 @@ class Recorder(TracerBase):
         if origin is not None:
             return self.node_of(origin)
         if self.hooks.keep(tensor):
-            raise Untraceable(STORED_BY_HOOK)
+            self.hooks.refuse_stored()
         self.earlier.refuse(tensor)
         path = self.owned.get(id(tensor))
         if path is None:

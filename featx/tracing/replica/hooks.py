@@ -1,7 +1,8 @@
 """Find what hooks of a model may have stored in an earlier call.
 
 Hooks of modules that are kept whole do not run in a trace. A tensor that such a hook stores, and that forward then
-reads, would be that of the last call, and a constant of the graph.
+reads, would be that of the last call, and a constant of the graph. So the trace starts again, and looks into the
+modules that have hooks.
 """
 
 from __future__ import annotations
@@ -9,14 +10,15 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Collection, Iterable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
 
 from featx.rebuilding import NO_VALUE, contents_of_cell
 from featx.tracing.objects.containers import containers_in
-from featx.tracing.source.attributes import names_changed_in
+from featx.tracing.signals import NeedsHooks, Untraceable
+from featx.tracing.source.attributes import names_changed_in, names_read_in
 
 STORED_BY_HOOK = (
     "forward reads what a forward hook stores, and hooks of modules that are kept whole do not run during a trace,"
@@ -29,18 +31,34 @@ class ModelHooks:
     Args:
         paths: the paths of the modules that have hooks.
         roots: the model and its replica.
+
+    Attributes:
+        are_run: whether modules that have hooks are looked into, so that the hooks run.
     """
 
     def __init__(self, paths: Collection[str], *roots: nn.Module) -> None:
         self._paths = paths
         self._roots = roots
+        self.are_run = False
+
+    def refuse_stored(self, what: str = "") -> NoReturn:
+        """Raise where forward reads what a hook of a module that is kept whole stores; `what` says more."""
+        if not self.are_run:
+            raise NeedsHooks
+        raise Untraceable(f"{STORED_BY_HOOK} {what}".rstrip())
 
     def keep(self, tensor: torch.Tensor) -> bool:
         """Say whether a hook may have stored a tensor, which no module has registered."""
         return bool(self._paths) and id(tensor) in self._kept
 
-    def names_changed(self, paths: Iterable[str]) -> frozenset[str]:
-        """Return the names of what the hooks of modules may change, of those at `paths` or inside of these."""
+    def check_read(self, module: nn.Module, paths: Iterable[str]) -> None:
+        """Raise where forward of a module may read what hooks change, of modules at `paths` or inside of these."""
+        changed = self._names_changed(paths) if self._paths else frozenset[str]()
+        read = changed & names_read_in(inspect.unwrap(type(module).forward), type(module)) if changed else ()
+        if read:
+            self.refuse_stored(f"perhaps in '{min(read)}',")
+
+    def _names_changed(self, paths: Iterable[str]) -> frozenset[str]:
         inside = [path for path in self._paths if any(f"{path}.".startswith(f"{each}.") for each in paths)]
         modules = map(self._roots[-1].get_submodule, inside)
         return frozenset(name for module in modules for hook in _hooks_of(module) for name in _names_changed_by(hook))

@@ -82,8 +82,3 @@ def has_own_call(kind: type[nn.Module]) -> bool:
 def has_backward_hooks(module: nn.Module) -> bool:
     """Say whether a module has hooks for the gradients of its inputs or outputs."""
     return bool(module._backward_hooks or module._backward_pre_hooks)
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """Say whether a call of a module runs hooks of its own around `forward`."""
-    return bool(module._forward_hooks or module._forward_pre_hooks)

@@ -22,8 +22,8 @@ from featx.tracing.file_globals.outer_values import OuterValues
 from featx.tracing.file_globals.pass_through import PassThroughs
 from featx.tracing.file_globals.wrapping import find_names_to_replace, globals_of
 from featx.tracing.nodes.scope import name_of_traced
-from featx.tracing.objects.module_tree import tensors_of, walk_modules
-from featx.tracing.replica.interception import has_hooks, has_own_call
+from featx.tracing.objects.module_tree import has_forward_hooks, tensors_of, walk_modules
+from featx.tracing.replica.interception import has_own_call
 from featx.tracing.replica.replica import Replica, replica_of
 from featx.tracing.signals import UnsupportedSideEffect
 from featx.tracing.source_uses.conversions import converts_by_calls_alone
@@ -71,7 +71,7 @@ class ModelContext:
         refuse_uninitialized(self.root)
         refuse_ambiguous(paths)
         self.levels = nesting_depth_of(paths.values())
-        self.hooked = [path for module, path in paths.items() if has_hooks(module)]
+        self.hooked = [path for module, path in paths.items() if has_forward_hooks(module)]
         self._tensors = ModelTensors(paths)
         self.device = _device_of(self._tensors.all, example)
         self.kinds = {type(module) for module in paths if type(module).__module__[:9] != "torch.nn."}

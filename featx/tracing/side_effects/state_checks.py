@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -15,12 +14,10 @@ from featx.tracing.model_state.module_state import Place, plain_attributes
 from featx.tracing.objects.python_state import PythonState
 from featx.tracing.objects.references import referred_to
 from featx.tracing.recording.recorder import Recorder
-from featx.tracing.replica.hooks import STORED_BY_HOOK
 from featx.tracing.replica.mode_reads import mode_of
 from featx.tracing.side_effects.forward_side_effects import computed_attributes, unsupported_side_effect
 from featx.tracing.side_effects.left import Left
-from featx.tracing.signals import ModifiedFromOutside, ReadOrderUnknown, UnsupportedSideEffect, Untraceable
-from featx.tracing.source.attributes import names_read_in
+from featx.tracing.signals import ModifiedFromOutside, ReadOrderUnknown, UnsupportedSideEffect
 
 # The path of a module, and the name of an attribute of it.
 Attribute = tuple[str, str]
@@ -130,10 +127,7 @@ class StateChecks:
         if state is None:
             self._check_layer(module, path)
             return
-        changed = self._recorder.hooks.names_changed(self.opaque_paths)
-        read = changed & names_read_in(inspect.unwrap(type(module).forward), type(module)) if changed else ()
-        if read:
-            raise Untraceable(f"{STORED_BY_HOOK} perhaps in '{min(read)}',")
+        self._recorder.hooks.check_read(module, self.opaque_paths)
         if state.difference() is not None:
             self._changed.add(module)
             self._note_left(path, computed_attributes(self._recorder, state))

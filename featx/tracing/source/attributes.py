@@ -8,13 +8,13 @@ import math
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from itertools import chain
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any, cast
 
 from featx.ir.torch_layers import is_torch_layer
 from featx.tracing.objects.replaced_globals import global_of
 from featx.tracing.source.calls import name_called
-from featx.tracing.source.location import Function, definition_of, names_in
+from featx.tracing.source.location import Function, definition_of, names_in, texts_in
 from featx.tracing.source.reachable import functions_reached
 
 # What Python may run several times in one call of the function around it.
@@ -131,10 +131,13 @@ def _attribute_in(part: ast.expr) -> str:
 def names_changed_in(function: FunctionType, kind: type | None) -> frozenset[str]:
     """Return the attributes and the names, of what is not its own, that a call of a function may assign or change.
 
-    Of `self.block.cond = y` that is cond, of `self.kept[0].append(y)` kept, of `FOUND["x"] = y` FOUND.
+    Of `self.block.cond = y` that is cond, of `self.kept[0].append(y)` kept, of `FOUND["x"] = y` FOUND. Without source:
+    all names and texts in its code.
     """
     found: set[str] = set()
     for reached, _ in functions_reached(function, kind):
+        if definition_of(reached) is None:
+            found |= _names_and_texts(reached.__code__)
         for node in _nodes_in(reached):
             found |= {names_along(part)[-1] for part in changed_parts(node)}
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "setattr":
@@ -146,16 +149,28 @@ def names_changed_in(function: FunctionType, kind: type | None) -> frozenset[str
 
 @lru_cache(maxsize=4096)
 def names_read_in(forward: FunctionType, kind: type) -> frozenset[str]:
-    """Return the attributes and names that a call of forward may read, but for those that it only changes."""
+    """Return the attributes and names that a call of forward may read, but for those that it only changes.
+
+    Without source: all names and texts in its code.
+    """
     found: set[str] = set()
     for function, _ in functions_reached(forward, kind):
-        nodes = list(_nodes_in(function))
+        definition = definition_of(function)
+        if definition is None:
+            found |= _names_and_texts(function.__code__)
+            continue
+        nodes = list(ast.walk(definition))
         changed = {id(part) for node in nodes for part in changed_parts(node)}
         own = {*function.__code__.co_varnames, *function.__code__.co_cellvars}
         read = [node for node in nodes if id(node) not in changed]
         found |= {node.attr for node in read if isinstance(node, ast.Attribute)}
         found |= {node.id for node in read if isinstance(node, ast.Name) and node.id not in own}
+        found |= _tested_in(definition)
     return frozenset(found)
+
+
+def _names_and_texts(code: CodeType) -> frozenset[str]:
+    return names_in(code) | texts_in(code) | frozenset(code.co_freevars)
 
 
 def _changed_by_callee(node: ast.AST, caller: FunctionType) -> set[str]:

@@ -26,9 +26,8 @@ from featx.ir.node import Node
 from featx.ir.operator_facts import facts_of, targets_of_write
 from featx.tracing.nodes.grad_modes import GradModes
 from featx.tracing.nodes.proxy import refusal
-from featx.tracing.objects.module_tree import walk_modules
+from featx.tracing.objects.module_tree import has_forward_hooks, walk_modules
 from featx.tracing.replica.hooks import STORED_BY_HOOK, ModelHooks
-from featx.tracing.replica.interception import has_hooks
 from featx.tracing.replica.model_context import ModelTensors
 from featx.tracing.stand_ins.kernels import Kernels
 from featx.tree import tensors_in
@@ -75,7 +74,7 @@ class RealTensors:
 
     @functools.cached_property
     def _hooks(self) -> ModelHooks:
-        hooked = [path for module, path in _paths_of(self._root).items() if has_hooks(module)]
+        hooked = [path for module, path in _paths_of(self._root).items() if has_forward_hooks(module)]
         return ModelHooks(hooked, self._root, self._original)
 
     def argument(self, tensor: torch.Tensor) -> Argument:
